@@ -1,0 +1,203 @@
+r"""Divergences: per token, how far the new policy is from the old one, in nats.
+
+Estimators take the log-ratio $x = \log w$, $w = \pi_\theta(y)/\pi_{old}(y)$, of a token sampled
+from the old policy. Each is $f(w)$ of a generator $f$; its mean over $y\sim\pi_{old}$ is the
+divergence that the first line of its docstring names. Every formula of the project that turns
+log-probabilities into a divergence stands in this file and nowhere else.
+"""
+
+import torch
+from torch import Tensor
+
+from .masked import safe_exp, safe_expm1
+
+#: Gap in nats beyond which `categorical_kl` adds the terms of the lesser token one by one.
+_FAR = 20.0
+#: Largest log-ratio whose square is finite in float32.
+_SQUARABLE = 40.0
+
+
+def k1(log_ratio: Tensor) -> Tensor:
+    r"""k1 (Schulman, 2020): $-\log w$, estimates KL(old || new) without bias; signed.
+
+    Example:
+      >>> k1(torch.tensor([0.5]))
+      tensor([-0.5000])
+    """
+    return -log_ratio
+
+
+def k2(log_ratio: Tensor) -> Tensor:
+    r"""k2 (Schulman, 2020): $\tfrac12 \log^2 w \ge 0$, either KL up to third order.
+
+    Example:
+      >>> k2(torch.tensor([0.5]))
+      tensor([0.1250])
+    """
+    return 0.5 * log_ratio.square()
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    r"""k3 (Schulman, 2020): $w - 1 - \log w \ge 0$, estimates KL(old || new) without bias.
+
+    Computed as expm1(x) - x: the naive form is wrong by 5 % at x = 1e-3 in float32.
+
+    Example:
+      >>> round(k3(torch.tensor(2.0, dtype=torch.float64).log()).item(), 12)
+      0.30685281944
+    """
+    return safe_expm1(log_ratio) - log_ratio
+
+
+def is_k3(log_ratio: Tensor) -> Tensor:
+    r"""Importance-weighted k3: $w\,(1/w - 1 + \log w) = 1 - w + w\log w \ge 0$.
+
+    Estimates KL(new || old) without bias from samples of the old policy. Computed as w k3(-x).
+
+    Example:
+      >>> round(is_k3(torch.tensor(2.0, dtype=torch.float64).log()).item(), 12)
+      0.38629436112
+    """
+    return safe_exp(log_ratio) * k3(-log_ratio)
+
+
+def k3_product(log_ratio: Tensor) -> Tensor:
+    r"""k3 times the ratio: $w\,(w - 1 - \log w) \ge 0$; its mean is chi2 - KL(new || old).
+
+    Not monotone on (0, 1): it rises to 0.1619 at w = 0.2032 and falls to 0 again at w = 0.
+
+    Example:
+      >>> round(k3_product(torch.tensor(2.0, dtype=torch.float64).log()).item(), 12)
+      0.61370563888
+    """
+    return safe_exp(log_ratio) * k3(log_ratio)
+
+
+def k3_inverted(log_ratio: Tensor) -> Tensor:
+    r"""k3 of the inverse ratio: $1/w - 1 + \log w \ge 0$; KL(new || old) under samples of new.
+
+    Example:
+      >>> round(k3_inverted(torch.tensor(2.0, dtype=torch.float64).log()).item(), 12)
+      0.19314718056
+    """
+    return k3(-log_ratio)
+
+
+def tv(log_ratio: Tensor) -> Tensor:
+    r"""Total variation: $\tfrac12 |w - 1|$.
+
+    Example:
+      >>> round(tv(torch.tensor(1.5, dtype=torch.float64).log()).item(), 12)
+      0.25
+    """
+    return 0.5 * safe_expm1(log_ratio).abs()
+
+
+def chi2(log_ratio: Tensor) -> Tensor:
+    r"""Pearson chi-squared(new || old): $(w - 1)^2$.
+
+    Example:
+      >>> round(chi2(torch.tensor(1.5, dtype=torch.float64).log()).item(), 12)
+      0.25
+    """
+    return safe_expm1(log_ratio.clamp(max=_SQUARABLE)).square()
+
+
+def hellinger(log_ratio: Tensor) -> Tensor:
+    r"""Squared Hellinger distance, $(\sqrt w - 1)^2$, in the scale that bounds it by 2.
+
+    Example:
+      >>> round(hellinger(torch.tensor(2.25, dtype=torch.float64).log()).item(), 12)
+      0.25
+    """
+    return safe_expm1(0.5 * log_ratio).square()
+
+
+def log1mexp(logp: Tensor) -> Tensor:
+    r"""$\log(1 - e^{\ell})$ for $\ell \le 0$ without cancellation at either end.
+
+    Example:
+      >>> round(log1mexp(torch.tensor(-1e-12, dtype=torch.float64)).item(), 6)
+      -27.631021
+    """
+    near_one = logp > -0.6931471805599453
+    # Double where: the branch not taken must see a harmless argument, or its gradient is NaN.
+    high = torch.log(-torch.expm1(torch.where(near_one, logp, -1.0)))
+    low = torch.log1p(-torch.exp(torch.where(near_one, -1.0, logp)))
+    return torch.where(near_one, high, low)
+
+
+def binary_kl_old_new(logp_old: Tensor, logp: Tensor) -> Tensor:
+    r"""KL(old || new) of "this token or any other": $p\log\frac pq + (1-p)\log\frac{1-p}{1-q}$.
+
+    Args:
+      logp_old: $\log p$ of the sampled token under the old policy, nats.
+      logp: $\log q$ under the new policy, nats.
+
+    Example:
+      >>> old, new = torch.tensor([0.5, 0.4], dtype=torch.float64).log()
+      >>> round(binary_kl_old_new(old, new).item(), 12)
+      0.02041099726
+    """
+    return _bernoulli_kl(logp_old, logp)
+
+
+def binary_kl_new_old(logp_old: Tensor, logp: Tensor) -> Tensor:
+    r"""KL(new || old) of "this token or any other": $q\log\frac qp + (1-q)\log\frac{1-q}{1-p}$.
+
+    Example:
+      >>> old, new = torch.tensor([0.5, 0.4], dtype=torch.float64).log()
+      >>> round(binary_kl_new_old(old, new).item(), 12)
+      0.020135513551
+    """
+    return _bernoulli_kl(logp, logp_old)
+
+
+def _bernoulli_kl(log_a: Tensor, log_b: Tensor) -> Tensor:
+    rest_a = log1mexp(_below_one(log_a))
+    rest_b = log1mexp(_below_one(log_b))
+    return log_a.exp() * (log_a - log_b) + rest_a.exp() * (rest_a - rest_b)
+
+
+def binary_tv(logp_old: Tensor, logp: Tensor) -> Tensor:
+    r"""Total variation of "this token or any other": $|q - p|$.
+
+    Example:
+      >>> old, new = torch.tensor([0.5, 0.4], dtype=torch.float64).log()
+      >>> round(binary_tv(old, new).item(), 12)
+      0.1
+    """
+    return (logp.exp() - logp_old.exp()).abs()
+
+
+def categorical_kl(logp_a: Tensor, logp_b: Tensor) -> Tensor:
+    r"""Exact KL(a || b) of two distributions: $\sum_v a_v\,(e^{-d_v} - 1 + d_v)$.
+
+    $d_v = \log a_v - \log b_v$. Equal to $\sum_v a_v d_v$, but every term is non-negative, so
+    nothing cancels: three more digits in float32 at a vocabulary of 150 thousand.
+
+    Args:
+      logp_a: normalised log-probabilities, nats. Shape [..., vocabulary].
+      logp_b: the same of the other distribution.
+
+    Returns:
+      Nats. Shape [...].
+
+    Example:
+      >>> a = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log()
+      >>> b = torch.tensor([0.4, 0.35, 0.1, 0.15], dtype=torch.float64).log()
+      >>> round(categorical_kl(a, b).item(), 13)
+      0.0712157234917
+    """
+    gap = logp_a - logp_b
+    a, b = logp_a.exp(), logp_b.exp()
+    # Far below b nothing cancels in b - a + a d, and e^{-d} would overflow; at a = 0 only b is left
+    # (also where both are 0 and the gap is NaN).
+    far = torch.where(logp_a.isneginf(), b, b - a + a * gap)
+    near = a * k3(-gap)
+    return torch.where((gap > -_FAR) & ~logp_a.isneginf(), near, far).sum(dim=-1)
+
+
+def _below_one(logp: Tensor) -> Tensor:
+    """Keep 1 - p above the smallest step of the dtype: p = 1 exactly has no odds."""
+    return logp.clamp(max=-torch.finfo(logp.dtype).eps)

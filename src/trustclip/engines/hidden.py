@@ -1,0 +1,71 @@
+"""Last hidden states of a Hugging Face causal language model, without a second forward pass."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Settings by which some architectures change logits after the head; exact KL would need each.
+_LOGIT_CHANGES = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "output_multiplier",
+    "lm_head_multiplier",
+    "logits_scaling",
+)
+
+
+def _language_model(model: nn.Module) -> Any:
+    """The causal language model inside an adapter wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def head(model: nn.Module) -> nn.Linear:
+    """Output head of the model: its weight is [vocabulary, hidden]."""
+    return _language_model(model).get_output_embeddings()
+
+
+@contextlib.contextmanager
+def captured(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the backbone's last hidden states of every forward pass inside the block."""
+    states: list[Tensor] = []
+    handle = _language_model(model).base_model.register_forward_hook(
+        lambda module, args, output: states.append(output.last_hidden_state.detach())
+    )
+    try:
+        yield states
+    finally:
+        handle.remove()
+
+
+def of_completions(states: list[Tensor], length: int) -> Tensor:
+    """Hidden states that predict the last ``length`` tokens. Shape [batch, length, hidden].
+
+    The state at a position predicts the token after it, so the completion's start one earlier.
+    """
+    return torch.cat([chunk[:, -length - 1 : -1] for chunk in states])
+
+
+def trained_head(model: nn.Module) -> Tensor | None:
+    """Copy of the head's weight if training will change it, None if it is frozen."""
+    weight = head(model).weight
+    return weight.detach().clone() if weight.requires_grad else None
+
+
+def check_head(model: nn.Module) -> None:
+    """Raise a ValueError where exact KL from hidden states would be wrong for this model."""
+    config = _language_model(model).config.get_text_config()
+    for name in _LOGIT_CHANGES:
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ValueError(
+                f"exact KL is not available for this architecture: it changes its logits by "
+                f"{name}={getattr(config, name)!r}. Choose a method on the ratio, e.g. 'atr'."
+            )
+    weight = head(model).weight
+    if weight.dim() != 2 or weight.numel() == 0:
+        raise ValueError(
+            "exact KL needs the whole output head on every rank, and here it is sharded "
+            "(DeepSpeed ZeRO-3). Use ZeRO-2, or a method on the ratio, e.g. 'atr'."
+        )

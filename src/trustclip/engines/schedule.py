@@ -1,0 +1,50 @@
+"""When does a constraint act? Arithmetic of the update schedule, without any engine."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    r"""How many optimizer updates one generation of samples serves.
+
+    A generation is cut into ``steps_per_generation`` micro-batches, passed over
+    ``num_iterations`` times; every ``gradient_accumulation_steps`` micro-batches make an update.
+    The first update after a generation sees the policy that sampled: its ratio is 1 on every
+    token, and there no constraint on the ratio can act.
+
+    Args:
+      steps_per_generation: micro-batches per generation.
+      num_iterations: passes over a generation.
+      gradient_accumulation_steps: micro-batches per update.
+
+    Example:
+      >>> Schedule(4, 1, 4).inert, Schedule(4, 2, 4).inert, Schedule(8, 1, 4).updates_per_generation
+      (True, False, 2.0)
+    """
+
+    steps_per_generation: int
+    num_iterations: int
+    gradient_accumulation_steps: int
+
+    @property
+    def updates_per_generation(self) -> float:
+        """Optimizer updates per generation of samples."""
+        micro_batches = self.steps_per_generation * self.num_iterations
+        return micro_batches / self.gradient_accumulation_steps
+
+    @property
+    def inert(self) -> bool:
+        """True where every micro-batch of every generation is trained on at ratio 1."""
+        micro_batches = self.steps_per_generation * self.num_iterations
+        return self.gradient_accumulation_steps % micro_batches == 0
+
+    def explain_inert(self, method: str) -> str:
+        """Why the schedule makes a constraint inert, in numbers, and the settings that cure it."""
+        s, n, g = self.steps_per_generation, self.num_iterations, self.gradient_accumulation_steps
+        return (
+            f"the constraint {method!r} would be inert: steps_per_generation x num_iterations / "
+            f"gradient_accumulation_steps = {s} x {n} / {g} = {self.updates_per_generation:g} "
+            "optimizer update per generation, so every token is trained on at ratio 1, where no "
+            f"constraint acts. Set num_iterations to 2 or more, or steps_per_generation to "
+            f"{2 * max(s, g)} or more (or accept it with allow_inert=True)."
+        )

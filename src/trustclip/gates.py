@@ -1,0 +1,147 @@
+r"""Gates: what an unsatisfied constraint does to the token's gradient.
+
+Every gate is written in the mask form. A kept token carries the objective $wA$, a gated one a
+detached value, so the gradient of the objective in $\log\pi_\theta$ is $wA$ or 0. The other
+form, ``torch.min(w A, clipped A)``, halves the gradient wherever its two branches are equal, which
+includes every on-policy token.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .batch import Surrogate, TokenBatch
+from .levels import Level, log_ratio_at
+from .masked import safe_exp, zero_masked
+
+Side = Literal["outward", "strict"]
+
+
+def moves_outward(log_ratio: Tensor, advantages: Tensor) -> Tensor:
+    """True where a step up the objective moves the ratio further from 1. Shape [batch, time].
+
+    That is where $(w-1)A > 0$: the tokens whose gradient the ``min`` of PPO can cut.
+    """
+    return log_ratio * advantages.sign() > 0
+
+
+def keep(satisfied: Tensor, log_ratio: Tensor, advantages: Tensor, side: Side) -> Tensor:
+    """Which tokens keep their gradient (the paper's operator, in both of its readings).
+
+    Args:
+      satisfied: True where the constraint holds. Shape [batch, time].
+      log_ratio: log-ratio the constraint was measured on, nats. Shape [batch, time].
+      advantages: advantage of the token. Shape [batch, time].
+      side: ``"outward"`` cuts an unsatisfied token only where its gradient would move the ratio
+        further from 1 (the paper's main text and PPO, through their ``min``); ``"strict"`` cuts
+        every unsatisfied token (the paper's appendix, without the ``min``).
+
+    Returns:
+      bool. Shape [batch, time].
+
+    Example:
+      >>> x, a = torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, -1.0]])
+      >>> unsatisfied = torch.zeros(1, 2, dtype=torch.bool)
+      >>> keep(unsatisfied, x, a, "outward"), keep(unsatisfied, x, a, "strict")
+      (tensor([[False,  True]]), tensor([[False, False]]))
+    """
+    if side == "strict":
+        return satisfied
+    return satisfied | ~moves_outward(log_ratio, advantages)
+
+
+def zero(
+    batch: TokenBatch, kept: Tensor, log_ratio: Tensor | None = None, fill: Tensor | float = 1.0
+) -> Surrogate:
+    r"""Hard gate: $wA$ with its gradient where ``kept``, ``fill`` $\cdot A$ without one elsewhere.
+
+    Args:
+      batch: the tokens.
+      kept: True where the gradient passes. Shape [batch, time].
+      log_ratio: log-ratio whose exponential weighs the token; that of the token when None.
+      fill: value the ratio takes in a gated token: 1 (the general operator, $w_{old}$) or a
+        bound (the clip). Changes the loss value, never the gradient.
+
+    Returns:
+      The surrogate; ``kept`` is False where masked.
+
+    Example:
+      >>> batch = TokenBatch(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.5]]).log(),
+      ...                    torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
+      >>> zero(batch, kept=torch.tensor([[True, False]]), fill=1.2).objective
+      tensor([[2.0000, 1.2000]])
+    """
+    x = batch.log_ratio if log_ratio is None else log_ratio
+    kept = kept & batch.mask
+    # Double where: a gated ratio never enters the exponential, so it cannot make a NaN.
+    ratio = torch.where(kept, safe_exp(zero_masked(x, kept)), fill)
+    return Surrogate(zero_masked(ratio * batch.advantages, batch.mask), kept)
+
+
+def interval(
+    batch: TokenBatch,
+    log_bounds: tuple[Tensor | float, Tensor | float],
+    side: Side = "outward",
+    level: Level = "token",
+    dropped: Tensor | None = None,
+) -> Surrogate:
+    r"""Hard gate of a ratio interval: $l \le w \le u$, both bounds inside.
+
+    Args:
+      batch: the tokens.
+      log_bounds: $(\log l, \log u)$: floats, or tensors [batch, time]. The log-ratio is compared,
+        not the ratio: exact, without overflow.
+      side: see `keep`.
+      level: where the ratio is measured and taken from; see `trustclip.levels`.
+      dropped: True where a second constraint cuts the token, whatever its ratio.
+
+    Returns:
+      The surrogate. In a gated token the ratio takes the value of the nearest bound.
+
+    Example:
+      >>> batch = TokenBatch(torch.tensor([[0.5, 0.3]]).log(), torch.tensor([[0.25, 0.25]]).log(),
+      ...                    torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
+      >>> interval(batch, (-0.25, 0.25)).kept
+      tensor([[False,  True]])
+    """
+    x = log_ratio_at(level, batch.log_ratio, batch.mask)
+    low, high = (torch.as_tensor(b, dtype=x.dtype, device=x.device) for b in log_bounds)
+    kept = keep((low <= x) & (x <= high), x, batch.advantages, side)
+    if dropped is not None:
+        kept = kept & ~dropped
+    nearest = torch.minimum(torch.maximum(x.detach(), low), high)
+    return zero(batch, kept, log_ratio=x, fill=safe_exp(nearest))
+
+
+def rollback(batch: TokenBatch, kept: Tensor, slope: float) -> Surrogate:
+    r"""Rollback gate (Truly PPO, Wang et al., 2020): a gated token is pulled back towards ratio 1.
+
+    Objective $wA$ where kept, $-\alpha w A$ plus a constant elsewhere.
+
+    Args:
+      batch: the tokens.
+      kept: True where the constraint lets the gradient pass. Shape [batch, time].
+      slope: $\alpha \ge 0$, strength of the pull; 0 is the hard gate.
+
+    Returns:
+      The surrogate; ``kept`` is False where the token is rolled back.
+    """
+    ratio = safe_exp(batch.log_ratio)
+    # The constant (1 + alpha) w, detached, makes the two branches meet in value.
+    back = -slope * ratio + (1 + slope) * ratio.detach()
+    objective = torch.where(kept, ratio, back) * batch.advantages
+    return Surrogate(zero_masked(objective, batch.mask), kept & batch.mask)
+
+
+def weight(batch: TokenBatch, value: Tensor) -> Surrogate:
+    """Soft gate: every token is kept, its objective is ``value`` times the advantage.
+
+    Args:
+      batch: the tokens.
+      value: function of the ratio with gradient, in place of the ratio itself. Shape [batch, time].
+
+    Returns:
+      The surrogate; ``kept`` is the mask.
+    """
+    return Surrogate(zero_masked(value * batch.advantages, batch.mask), batch.mask)

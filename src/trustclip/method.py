@@ -1,0 +1,255 @@
+"""Methods: a named choice of divergence, threshold, gate and level, with its paper's defaults."""
+
+import importlib
+import math
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from .batch import Surrogate, TokenBatch
+from .names import unknown
+
+LogBounds = tuple[Tensor | float, Tensor | float]
+Reduce = Callable[[Tensor], Tensor]
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not a bool")
+    return value
+
+
+_NUMBER = BeforeValidator(_no_bool)
+Positive = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, _NUMBER, Field(ge=0, allow_inf_nan=False)]
+Number = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
+UpToOne = Annotated[float, _NUMBER, Field(gt=0, le=1)]
+AboveOne = Annotated[float, _NUMBER, Field(gt=1, allow_inf_nan=False)]
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def definition(cls: type[_T]) -> type[_T]:
+    """Class decorator of a method: a frozen, keyword-only dataclass that checks its values."""
+    decorate = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+    return decorate(cls)  # type: ignore[return-value]
+
+
+class Method(ABC):
+    """What every method is: hyper-parameters as fields, and `surrogate`.
+
+    A subclass is one file in ``trustclip/methods/``, or anywhere under the name
+    ``"package.module:Class"``; decorated with `definition`; final. Only `surrogate` is owed; the
+    rest has an answer already.
+    """
+
+    #: What `statistics` is measured over: the generation batch at the old policy, every
+    #: micro-batch at the current one, or (None) nothing.
+    statistics_over: ClassVar[Literal["generation", "micro_batch"] | None] = None
+
+    #: Whether the gradient can differ from plain REINFORCE while the ratio is still 1.
+    acts_on_policy: ClassVar[bool] = False
+
+    #: Whether the gate can close (a soft one only weighs).
+    cuts: ClassVar[bool] = True
+
+    @abstractmethod
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        """Objective to maximise and which tokens keep their gradient; see `Surrogate`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the method: its file's for one of ours, ``"module:Class"`` for another."""
+        module = type(self).__module__
+        stem = module.removeprefix("trustclip.methods.")
+        return stem if stem != module else f"{module}:{type(self).__qualname__}"
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Optional fields of `TokenBatch` that the method cannot do without."""
+        return ()
+
+    @property
+    def needs_kl_gradient(self) -> bool:
+        """True where the gradient of the full KL, not only of the sampled token, takes part."""
+        return False
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        """Bounds of the log-ratio inside which the gate never closes.
+
+        Args:
+          p_old: old probability of each token, for bounds that depend on it.
+
+        Raises:
+          ValueError: the method's constraint is no ratio interval, or ``p_old`` is missing.
+        """
+        raise ValueError(f"the constraint of {self.name!r} is no ratio interval.")
+
+    def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
+        """Numbers over many tokens that `surrogate` reads from ``batch.statistics``.
+
+        Args:
+          batch: tokens of this rank; see `statistics_over`.
+          reduce: sums a tensor over ranks.
+        """
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"name": ..., **hyper-parameters}``: `method` of it is an equal method.
+
+        Example:
+          >>> method("atr", delta=0.05).to_dict()
+          {'name': 'atr', 'delta': 0.05, 'side': 'outward', 'level': 'token'}
+        """
+        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+
+@cache
+def methods() -> dict[str, type[Method]]:
+    """Every method of the library by name, found by walking ``trustclip/methods/``.
+
+    Example:
+      >>> "atr" in methods()
+      True
+    """
+    package = importlib.import_module("trustclip.methods")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__))
+    return {name: _defined_in(f"trustclip.methods.{name}") for name in names}
+
+
+def _defined_in(module_name: str) -> type[Method]:
+    module = importlib.import_module(module_name)
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module_name
+    ]
+    if len(found) != 1:
+        raise ImportError(f"{module_name} must define exactly one Method, found {len(found)}.")
+    return found[0]
+
+
+def method_class(name: str) -> type[Method]:
+    """Class of the method called ``name``, or of ``"package.module:Class"``.
+
+    Raises:
+      ValueError: nothing of that name; the message has the nearest right one.
+
+    Example:
+      >>> method_class("atr").__name__
+      'ATR'
+    """
+    if ":" in name:
+        return _imported(name)
+    if name not in methods():
+        raise ValueError(unknown("method", name, methods()))
+    return methods()[name]
+
+
+def _imported(path: str) -> type[Method]:
+    module_name, _, class_name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"cannot load method {path!r}: {error}.") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ValueError(f"{path!r} is no subclass of trustclip.Method.")
+    return found
+
+
+def method(name: str, **hyperparameters: Any) -> Method:
+    """The method called ``name``, with its paper's defaults where nothing else is said.
+
+    Args:
+      name: one of `methods`, or ``"package.module:Class"``.
+      **hyperparameters: fields of the method's class.
+
+    Raises:
+      ValueError: unknown name, unknown hyper-parameter, or a value out of range.
+
+    Example:
+      >>> method("atr", delta=0.05)
+      ATR(delta=0.05, side='outward', level='token')
+    """
+    cls = method_class(name)
+    allowed = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for key in hyperparameters:
+        if key not in allowed:
+            raise ValueError(unknown(f"hyper-parameter of {name}", key, allowed))
+    try:
+        return cls(**hyperparameters)
+    except ValidationError as error:
+        raise ValueError(f"{name}: {_explain(error)}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(
+        f"`{'.'.join(map(str, item['loc']))}` {item['msg']}, got {item['input']!r}"
+        if item["loc"]
+        else item["msg"]
+        for item in error.errors()
+    )
+
+
+def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
+    """A method from itself, its name, or ``{"name": ..., **hyper-parameters}``.
+
+    Example:
+      >>> as_method({"name": "clip", "epsilon": 0.1}) == method("clip", epsilon=0.1)
+      True
+    """
+    if isinstance(spec, Method):
+        return spec
+    if isinstance(spec, str):
+        return method(spec)
+    if "name" not in spec:
+        raise ValueError(f"a method needs a `name`, got {dict(spec)!r}.")
+    return method(**spec)
+
+
+def interval(
+    spec: "Method | str", p_old: Tensor | None = None, **hyperparameters: Any
+) -> tuple[Tensor | float, Tensor | float]:
+    """Ratio interval inside which the gate of a method never closes, in float64.
+
+    Args:
+      spec: a method, or the name of one.
+      p_old: old probability of each token, for methods whose bounds depend on it. Any shape.
+      **hyperparameters: for a name.
+
+    Returns:
+      (low, high): floats, or tensors of the shape of ``p_old``.
+
+    Raises:
+      ValueError: the constraint is no ratio interval, or ``p_old`` is missing.
+
+    Example:
+      >>> low, high = interval("atr", delta=0.07)
+      >>> round(low, 12), round(high, 12)
+      (0.67097173825, 1.422216736276)
+    """
+    chosen = spec if isinstance(spec, Method) else method(spec, **hyperparameters)
+    return tuple(_exp(b) for b in chosen.log_interval(p_old))  # type: ignore[return-value]
+
+
+def _exp(bound: Tensor | float) -> Tensor | float:
+    return bound.exp() if isinstance(bound, Tensor) else math.exp(bound)
+
+
+def need_p_old(p_old: Tensor | None, name: str) -> Tensor:
+    """``p_old`` checked: in (0, 1] and given.
+
+    Raises:
+      ValueError: it is missing or out of range.
+    """
+    if p_old is None:
+        raise ValueError(f"the interval of {name!r} depends on the token: give `p_old`.")
+    return p_old

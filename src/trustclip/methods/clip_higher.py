@@ -1,0 +1,46 @@
+"""DAPO's asymmetric clip."""
+
+from torch import Tensor
+
+from .. import gates, intervals
+from ..batch import Surrogate, TokenBatch
+from ..levels import Level
+from ..method import LogBounds, Method, Positive, UpToOne, definition
+
+
+@definition
+class ClipHigher(Method):
+    r"""Clip-Higher: the ratio may rise further than it may fall (DAPO).
+
+    .. math:: 1 - \epsilon_{low} \le w_t \le 1 + \epsilon_{high}
+
+    Args:
+      low: :math:`\epsilon_{low}`, offset below ratio 1, at most 1.
+      high: :math:`\epsilon_{high}`, offset above ratio 1.
+      side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
+      level: ``"token"``, ``"prefix"`` or ``"sequence"``: where the ratio is measured.
+
+    Example:
+      With the bounds of ``atr`` at 0.07 it has the gradient of ``atr`` at 0.07:
+
+      >>> import trustclip as tc
+      >>> low, high = tc.interval("atr", delta=0.07)
+      >>> twin = tc.method("clip_higher", low=1 - low, high=high - 1)
+      >>> round(twin.low, 6), round(twin.high, 6)
+      (0.329028, 0.422217)
+
+    References:
+      Yu et al., `DAPO: an open-source LLM reinforcement learning system at scale
+      <https://arxiv.org/abs/2503.14476>`_, 2025
+    """
+
+    low: UpToOne = 0.2
+    high: Positive = 0.28
+    side: gates.Side = "outward"
+    level: Level = "token"
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        return intervals.log_offsets(self.low, self.high)
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        return gates.interval(batch, self.log_interval(), self.side, self.level)

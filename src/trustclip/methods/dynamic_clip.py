@@ -1,0 +1,60 @@
+"""DCPO's dynamic clip: bounds that widen for tokens the old policy found unlikely."""
+
+import math
+
+from torch import Tensor
+
+from .. import gates, intervals
+from ..batch import Surrogate, TokenBatch
+from ..method import AboveOne, LogBounds, Method, Positive, definition, need_p_old
+
+
+@definition
+class DynamicClip(Method):
+    r"""Dynamic clip: ratio bounds that depend on the old probability of the token (DCPO).
+
+    .. math::
+        |(w_t - 1)\, w_t|\, p_t \le \epsilon \;\Rightarrow\;
+        \tfrac12 + \tfrac12\sqrt{\max(1 - 4\epsilon_{low}/p_t, 0)} \le w_t \le
+        \min\big(c, \tfrac12 + \tfrac12\sqrt{1 + 4\epsilon_{high}/p_t}\big),
+        \qquad p_t = \pi_{old}(y_t)
+
+    The lower bound is 1/2 for every :math:`p \le 4\epsilon_{low}`. The divergence allows a second
+    range near ratio 0, which the method leaves out.
+
+    Args:
+      epsilon_low: threshold below ratio 1. 0.16 in the paper; its scripts run 0.2.
+      epsilon_high: threshold above ratio 1. 0.20 in the paper; its scripts run 0.28.
+      ceiling: :math:`c`, largest upper bound.
+      dual_ceiling: ratio past which a token of negative advantage is cut, as in ``dual_clip``;
+        None leaves it out. The released code has 10, the paper does not mention it.
+      side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> low, high = tc.interval("dynamic_clip", p_old=torch.tensor([0.01, 0.9]))
+      >>> low, high
+      (tensor([0.5000, 0.7687]), tensor([5.0000, 1.1872]))
+
+    References:
+      Yang et al., `DCPO: dynamic clipping policy optimization
+      <https://arxiv.org/abs/2509.02333>`_, 2025
+    """
+
+    epsilon_low: Positive = 0.16
+    epsilon_high: Positive = 0.20
+    ceiling: AboveOne = 10.0
+    dual_ceiling: AboveOne | None = None
+    side: gates.Side = "outward"
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        low, high = intervals.dynamic_clip(
+            need_p_old(p_old, self.name), self.epsilon_low, self.epsilon_high, self.ceiling
+        )
+        return low.log(), high.log()
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        over = None
+        if self.dual_ceiling is not None:
+            over = (batch.advantages < 0) & (batch.log_ratio > math.log(self.dual_ceiling))
+        return gates.interval(batch, self.log_interval(batch.p_old), self.side, dropped=over)

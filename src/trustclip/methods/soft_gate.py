@@ -1,0 +1,49 @@
+"""SAPO's soft gate: a sigmoid of the ratio in place of a cut."""
+
+import torch
+
+from .. import gates
+from ..batch import Surrogate, TokenBatch
+from ..masked import safe_expm1
+from ..method import Method, Positive, definition
+
+
+@definition
+class SoftGate(Method):
+    r"""Soft gate: the objective saturates in the ratio instead of stopping (SAPO).
+
+    .. math::
+        J_t = \frac{4}{\tau}\,\sigma\big(\tau (w_t - 1)\big) A_t, \qquad
+        \frac{\partial J_t}{\partial \log\pi_\theta} = w_t\,\mathrm{sech}^2
+        \big(\tfrac\tau2 (w_t - 1)\big) A_t
+
+    with :math:`\tau` chosen by the sign of the advantage. Every token is kept. The weight never
+    exceeds the ratio, is 1 on-policy, and does not ask on which side of 1 the ratio is: looser
+    than a clip where a clip cuts, tighter where a clip lets the step back pass. In the paper the
+    loss is aggregated by ``sequence_mean``; here that stays the caller's choice.
+
+    Args:
+      temperature_positive: :math:`\tau` where A > 0.
+      temperature_negative: :math:`\tau` where A <= 0.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> batch = tc.TokenBatch(torch.tensor([[2.0]]).log() - 3, torch.full((1, 1), -3.0),
+      ...                       torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool))
+      >>> round(tc.coefficient(tc.method("soft_gate"), batch).item(), 4)
+      1.5729
+
+    References:
+      Gao et al., `Soft adaptive policy optimization <https://arxiv.org/abs/2511.20347>`_, 2025
+    """
+
+    cuts = False
+
+    temperature_positive: Positive = 1.0
+    temperature_negative: Positive = 1.05
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        tau = torch.where(
+            batch.advantages > 0, self.temperature_positive, self.temperature_negative
+        )
+        return gates.weight(batch, 4 / tau * torch.sigmoid(tau * safe_expm1(batch.log_ratio)))

@@ -1,0 +1,51 @@
+"""TRGPPO: clip bounds that a KL trust region gives each token by its probability."""
+
+from torch import Tensor
+
+from .. import gates, intervals
+from ..batch import Surrogate, TokenBatch
+from ..method import LogBounds, Method, Positive, UpToOne, definition, need_p_old
+
+
+@definition
+class TRGPPO(Method):
+    r"""TRGPPO: the ratio interval that a KL threshold allows a token of probability p.
+
+    .. math::
+        -p_t\log w + (1-p_t)\log\frac{1-p_t}{1-p_t w} \le \delta
+        \;\Rightarrow\; [l_\delta(p_t), u_\delta(p_t)], \qquad
+        \min(l_\delta, 1-\epsilon) \le w_t \le \max(u_\delta, 1+\epsilon)
+
+    the range of the ratio over all distributions within KL(old || new) of :math:`\delta`, joined
+    with PPO's interval. No closed form; solved by a monotone Newton iteration in logit space.
+    Without the union it is BandPO's KL band and the threshold of DPPO's binary KL; for small p it
+    is k3 with budget :math:`\delta / p`.
+
+    Args:
+      delta: :math:`\delta`, nats. 0.05 suits a vocabulary (BandPO); the released code ran Atari
+        with 0.001, and with :math:`\epsilon` = 0.1.
+      epsilon: half width of PPO's interval; the bounds are never tighter than it.
+      side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> low, high = tc.interval("trgppo", p_old=torch.tensor([0.01, 0.5, 0.99]))
+      >>> high
+      tensor([7.8098, 1.3085, 1.2000])
+
+    References:
+      Wang et al., `Trust region-guided proximal policy optimization
+      <https://arxiv.org/abs/1901.10314>`_, 2019
+    """
+
+    delta: Positive = 0.05
+    epsilon: UpToOne = 0.2
+    side: gates.Side = "outward"
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        low, high = intervals.log_bernoulli_kl(need_p_old(p_old, self.name).log(), self.delta)
+        ppo_low, ppo_high = intervals.log_offsets(self.epsilon, self.epsilon)
+        return low.clamp(max=ppo_low), high.clamp(min=ppo_high)
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        return gates.interval(batch, self.log_interval(batch.p_old), self.side)

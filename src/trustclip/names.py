@@ -1,0 +1,22 @@
+"""What an error says about a name nobody knows: what was given, what is allowed, the nearest."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def unknown(kind: str, given: object, allowed: Iterable[str]) -> str:
+    """Sentence for an unknown name, with the nearest right one when there is one.
+
+    Args:
+      kind: what the name should have been, e.g. ``"method"``.
+      given: what was given.
+      allowed: every right name.
+
+    Example:
+      >>> unknown("method", "art", ["atr", "clip"])
+      "unknown method 'art'; did you mean 'atr'? Allowed: atr, clip."
+    """
+    names = sorted(allowed)
+    near = get_close_matches(str(given), names, n=1, cutoff=0.5)
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    return f"unknown {kind} {given!r};{hint} Allowed: {', '.join(names)}."

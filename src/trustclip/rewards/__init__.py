@@ -1,0 +1,30 @@
+"""Verified rewards: what a completion's final answer is worth.
+
+`Verifier` scores completions, `extract_answer` shows what it read in them, and the reward functions
+put both into the signatures of TRL and verl.
+"""
+
+from trustclip.rewards.extraction import Style, extract_answer
+from trustclip.rewards.functions import (
+    AnswerReward,
+    SoftOverlong,
+    answer_graded,
+    compute_score,
+    format_approximate,
+    format_exact,
+    number_graded,
+)
+from trustclip.rewards.verifier import Verifier
+
+__all__ = [
+    "AnswerReward",
+    "SoftOverlong",
+    "Style",
+    "Verifier",
+    "answer_graded",
+    "compute_score",
+    "extract_answer",
+    "format_approximate",
+    "format_exact",
+    "number_graded",
+]

@@ -71,7 +71,8 @@ class TokenBatch:
             raise ValueError(f"`logp` must be [batch, time], got shape {tuple(self.logp.shape)}.")
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is None or item.name == "statistics":
+            optional = item.default is None
+            if item.name == "statistics" or (optional and value is None):
                 continue
             _check_tensor(item.name, value)
             if value.shape != self.logp.shape:
@@ -107,21 +108,24 @@ class TokenBatch:
     def require(self, *names: str) -> None:
         """Raise a ValueError that names the first missing field and who can supply it."""
         for name in names:
-            if getattr(self, name) is None:
-                raise ValueError(
-                    f"this method needs `{name}` in the batch; it comes from {SUPPLIERS[name]}."
-                )
+            self.given(name)
+
+    def given(self, name: str) -> Tensor:
+        """An optional field that must be there.
+
+        Raises:
+          ValueError: it is missing; the message names it and who can supply it.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(
+                f"this method needs `{name}` in the batch; it comes from {SUPPLIERS[name]}."
+            )
+        return value
 
     def with_logp(self, logp: Tensor) -> "TokenBatch":
         """The same batch with another ``logp``."""
         return replace(self, logp=logp)
-
-
-def present(value: Tensor | None) -> Tensor:
-    """A required optional field, for the type checker: `TokenBatch.require` has seen to it."""
-    if value is None:
-        raise ValueError("a field that this method requires is missing from the batch.")
-    return value
 
 
 def _check_tensor(name: str, value: object) -> None:

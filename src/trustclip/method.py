@@ -147,6 +147,8 @@ def method_class(name: str) -> type[Method]:
       >>> method_class("atr").__name__
       'ATR'
     """
+    if not isinstance(name, str):
+        raise ValueError(f"a method's name must be text, got {name!r}.")
     if ":" in name:
         return _imported(name)
     if name not in methods():
@@ -241,15 +243,17 @@ def interval(
 
 
 def _exp(bound: Tensor | float) -> Tensor | float:
-    return bound.exp() if isinstance(bound, Tensor) else math.exp(bound)
+    return bound.double().exp() if isinstance(bound, Tensor) else math.exp(bound)
 
 
 def need_p_old(p_old: Tensor | None, name: str) -> Tensor:
-    """``p_old`` checked: in (0, 1] and given.
+    """``p_old`` checked, in float64: given, and in (0, 1].
 
     Raises:
       ValueError: it is missing or out of range.
     """
     if p_old is None:
         raise ValueError(f"the interval of {name!r} depends on the token: give `p_old`.")
-    return p_old
+    if not ((p_old > 0) & (p_old <= 1)).all():
+        raise ValueError(f"`p_old` must be probabilities in (0, 1], got {p_old}.")
+    return p_old.double()

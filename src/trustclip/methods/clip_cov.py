@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import gates, intervals
-from ..batch import Surrogate, TokenBatch, present
+from ..batch import Surrogate, TokenBatch
 from ..masked import masked_sum
 from ..method import LogBounds, Method, Number, Positive, Reduce, UpToOne, definition
 from ..sampling import uniform
@@ -106,7 +106,7 @@ class ClipCov(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         statistics = batch.statistics or self.statistics(batch)
         probability = self.share / statistics["candidate_share"].clamp(min=self.share)
-        chosen = uniform(present(batch.keys), self.seed) < probability
+        chosen = uniform(batch.given("keys"), self.seed) < probability
         dropped = self._candidates(batch, statistics) & chosen
         return gates.interval(batch, self.log_interval(), dropped=dropped)
 

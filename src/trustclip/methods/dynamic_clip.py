@@ -33,8 +33,8 @@ class DynamicClip(Method):
     Example:
       >>> import torch, trustclip as tc
       >>> low, high = tc.interval("dynamic_clip", p_old=torch.tensor([0.01, 0.9]))
-      >>> low, high
-      (tensor([0.5000, 0.7687]), tensor([5.0000, 1.1872]))
+      >>> [round(bound, 4) for bound in (*low.tolist(), *high.tolist())]
+      [0.5, 0.7687, 5.0, 1.1872]
 
     References:
       Yang et al., `DCPO: dynamic clipping policy optimization
@@ -48,13 +48,14 @@ class DynamicClip(Method):
     side: gates.Side = "outward"
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
-        low, high = intervals.dynamic_clip(
-            need_p_old(p_old, self.name), self.epsilon_low, self.epsilon_high, self.ceiling
-        )
+        return self._log_bounds(need_p_old(p_old, self.name))
+
+    def _log_bounds(self, p_old: Tensor) -> LogBounds:
+        low, high = intervals.dynamic_clip(p_old, self.epsilon_low, self.epsilon_high, self.ceiling)
         return low.log(), high.log()
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         over = None
         if self.dual_ceiling is not None:
             over = (batch.advantages < 0) & (batch.log_ratio > math.log(self.dual_ceiling))
-        return gates.interval(batch, self.log_interval(batch.p_old), self.side, dropped=over)
+        return gates.interval(batch, self._log_bounds(batch.p_old), self.side, dropped=over)

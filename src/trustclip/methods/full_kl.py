@@ -3,7 +3,7 @@
 from typing import Literal
 
 from .. import gates
-from ..batch import Surrogate, TokenBatch, present
+from ..batch import Surrogate, TokenBatch
 from ..method import Method, Positive, definition
 
 
@@ -51,6 +51,6 @@ class FullKL(Method):
         return (f"kl_{self.order}",)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        kl = present(batch.kl_old_new if self.order == "old_new" else batch.kl_new_old)
+        kl = batch.given(f"kl_{self.order}")
         kept = gates.keep(kl <= self.delta, batch.log_ratio, batch.advantages, self.side)
         return gates.zero(batch, kept)

@@ -43,7 +43,8 @@ class SoftGate(Method):
     temperature_negative: Positive = 1.05
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        tau = torch.where(
-            batch.advantages > 0, self.temperature_positive, self.temperature_negative
+        positive, negative = batch.advantages.new_tensor(
+            [self.temperature_positive, self.temperature_negative]
         )
+        tau = torch.where(batch.advantages > 0, positive, negative)
         return gates.weight(batch, 4 / tau * torch.sigmoid(tau * safe_expm1(batch.log_ratio)))

@@ -3,8 +3,8 @@
 from typing import Literal
 
 from .. import gates, intervals
-from ..batch import Surrogate, TokenBatch, present
-from ..masked import zero_masked
+from ..batch import Surrogate, TokenBatch
+from ..masked import safe_exp, zero_masked
 from ..method import Method, NonNegative, Positive, UpToOne, definition
 
 Variant = Literal["tr_ppo", "ppo_rb", "trppo_rb", "truly"]
@@ -71,7 +71,7 @@ class TrulyPPO(Method):
             low, high = intervals.log_offsets(self.epsilon, self.epsilon)
             kept = gates.keep((low <= x) & (x <= high), x, batch.advantages, "outward")
             return gates.rollback(batch, kept, slope)
-        kl = present(batch.kl_old_new)
+        kl = batch.given("kl_old_new")
         delta = DELTA[self.variant] if self.delta is None else self.delta
         kept = gates.keep(kl.detach() <= delta, x, batch.advantages, "outward")
         if self.variant == "tr_ppo":
@@ -80,6 +80,6 @@ class TrulyPPO(Method):
             return gates.rollback(batch, kept, slope)
         triggered = batch.mask & ~kept
         scale = zero_masked(kl.new_full(kl.shape, self.slope_likelihood - 1), triggered) + 1
-        inside = gates.weight(batch, scale * x.exp())
+        inside = gates.weight(batch, scale * safe_exp(x))
         pull = zero_masked(slope * kl, triggered)
         return Surrogate(inside.objective - pull, kept & batch.mask)

@@ -1,0 +1,217 @@
+"""Settings of the recipes: what a user may say, checked before anything heavy is imported.
+
+One frozen dataclass per command. The command line (tyro) and files (pydantic) fill the same
+classes, so a value is allowed in both or in neither. Option names that TRL has are TRL's.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Style = Literal["solution", "boxed", "answer", "plain"]
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+
+#: In place of a model's path: the tiny Qwen3 of the demo, made and primed on the spot.
+TINY = "tiny"
+#: In place of a dataset: generated chain arithmetic, without end.
+ARITHMETIC = "arithmetic"
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def settings(cls: type[_T]) -> type[_T]:
+    """Class decorator of settings: frozen, keyword-only, every value checked, no unknown name."""
+    decorate = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+    return decorate(cls)  # type: ignore[return-value]
+
+
+@settings
+class SFTSettings:
+    """Supervised fine-tuning on worked solutions: teaches the answer format before RL."""
+
+    model: str
+    """Folder or hub id of the model, or "tiny"."""
+    dataset: str
+    """Problems with solutions: .jsonl, .parquet or .csv file, hub id, or "arithmetic"."""
+    output_dir: Path
+    """Run directory; the trained model goes to its folder "final"."""
+    prompt_style: Style = "solution"
+    """How a problem is put to the model."""
+    limit: Count | None = None
+    """Use only the first this many problems."""
+    max_bad_rows: Whole = 100
+    """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
+    learning_rate: Positive = 2e-4
+    """Peak learning rate of AdamW."""
+    num_train_epochs: Positive = 2.0
+    """Passes over the data, unless max-steps says otherwise."""
+    max_steps: int = -1
+    """Optimizer updates; -1 for as many as the epochs make."""
+    per_device_train_batch_size: Count = 8
+    """Sequences per micro-batch and device."""
+    gradient_accumulation_steps: Count = 1
+    """Micro-batches per update."""
+    max_length: Count = 2048
+    """Longest prompt plus solution, tokens; the rest is cut."""
+    lr_scheduler_type: Schedule = "linear"
+    """Course of the learning rate."""
+    warmup_steps: NonNegative = 5
+    """Updates until the peak learning rate (a fraction below 1 counts as a share of all)."""
+    weight_decay: NonNegative = 1e-3
+    """Weight decay of AdamW."""
+    lora_r: Whole = 0
+    """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
+    lora_alpha: Count = 64
+    """Scale of the adapters."""
+    logging_steps: Count = 1
+    """Updates between lines of metrics.jsonl."""
+    save_steps: Whole = 0
+    """Updates between checkpoints; 0 for none."""
+    seed: int = 3407
+    """Seed of everything random."""
+
+
+@settings
+class RLSettings:
+    """Reinforcement learning with verified rewards under a policy-divergence constraint.
+
+    Defaults are those of the ATR-GRPO paper (its Table 4) where it states them.
+    """
+
+    model: str
+    """Folder or hub id of the model, or "tiny"."""
+    dataset: str
+    """Problems with answers: .jsonl, .parquet or .csv file, hub id, or "arithmetic"."""
+    output_dir: Path
+    """Run directory; the trained model goes to its folder "final"."""
+    method: str = "atr"
+    """The constraint: see `trustclip methods`, or "package.module:Class"."""
+    method_args: dict[str, Any] = Field(default_factory=dict)
+    """Its hyper-parameters; on the command line as --method.NAME VALUE."""
+    prompt_style: Style = "solution"
+    """How a problem is put to the model."""
+    limit: Count | None = None
+    """Use only the first this many problems."""
+    max_bad_rows: Whole = 100
+    """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
+    max_prompt_length: Count | None = None
+    """Leave out problems whose prompt is longer, tokens."""
+    max_completion_length: Count = 1846
+    """Longest completion, tokens."""
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    """Answers per problem: the group that advantages are relative to."""
+    per_device_train_batch_size: Count = 8
+    """Completions per micro-batch and device."""
+    gradient_accumulation_steps: Count = 4
+    """Micro-batches per update."""
+    steps_per_generation: Count | None = None
+    """Micro-batches per generation of samples; as many as an update has when unset."""
+    num_iterations: Count = 2
+    """Passes over each generation. At 1 with the default above the ratio is always 1: inert."""
+    allow_inert: bool = False
+    """Train although no constraint can act."""
+    max_steps: Count = 1000
+    """Optimizer updates."""
+    learning_rate: Positive = 5e-6
+    """Peak learning rate of AdamW."""
+    lr_scheduler_type: Schedule = "linear"
+    """Course of the learning rate."""
+    warmup_steps: NonNegative = 0.1
+    """Updates until the peak learning rate (a fraction below 1 counts as a share of all)."""
+    weight_decay: NonNegative = 1e-3
+    """Weight decay of AdamW."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo"] = "dr_grpo"
+    """Aggregation of the loss, under TRL's name for it."""
+    scale_rewards: Literal["none", "group", "batch"] = "none"
+    """Divide advantages by a standard deviation: of the group, of the batch, or not (Dr. GRPO)."""
+    beta: NonNegative = 0.0
+    """Weight of the KL divergence to the starting policy."""
+    temperature: Positive = 1.0
+    """Sampling temperature."""
+    top_p: Fraction = 1.0
+    """Nucleus sampling; below 1 the samples are not those of the policy in the ratio."""
+    mask_truncated_completions: bool = False
+    """Leave completions that reached the length limit out of the loss."""
+    lora_r: Whole = 32
+    """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
+    lora_alpha: Count = 64
+    """Scale of the adapters."""
+    use_vllm: bool = False
+    """Generate with vLLM."""
+    gradient_checkpointing: bool = False
+    """Trade compute for memory in the backward pass."""
+    logging_steps: Count = 1
+    """Updates between lines of metrics.jsonl."""
+    save_steps: Whole = 0
+    """Updates between checkpoints; 0 for none."""
+    seed: int = 0
+    """Seed of everything random."""
+
+
+@settings
+class EvalSettings:
+    """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
+
+    model: str
+    """Folder or hub id of the model, or "tiny"."""
+    tasks: str
+    """Comma list of problem sets: names (amc23, aime24, ...), .jsonl files, or "arithmetic"."""
+    output_dir: Path
+    """Run directory: samples.jsonl holds every completion, summary.json the scores."""
+    data_dir: Path | None = None
+    """Folder with NAME*.jsonl files, looked into before the hub."""
+    prompt_style: Style = "solution"
+    """How a problem is put to the model."""
+    k: Count = 8
+    """Samples per problem."""
+    temperature: NonNegative = 0.3
+    """Sampling temperature; 0 for the likeliest token."""
+    top_p: Fraction = 0.95
+    """Nucleus sampling."""
+    max_tokens: Count = 32768
+    """Longest completion, tokens; never more than the model's context leaves."""
+    batch_size: Count = 64
+    """Completions generated at once."""
+    limit: Count | None = None
+    """Use only the first this many problems of each task."""
+    max_bad_rows: Whole = 100
+    """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
+    seed: int = 0
+    """Seed of the sampling; the same seed, problems and batch size give the same samples."""
+
+
+@settings
+class DemoSettings:
+    """A small policy learns under a constraint, from nothing, on a laptop CPU, in minutes."""
+
+    method: str = "atr"
+    """The constraint: see `trustclip methods`, or "package.module:Class"."""
+    method_args: dict[str, Any] = Field(default_factory=dict)
+    """Its hyper-parameters; on the command line as --method.NAME VALUE."""
+    seed: int = 0
+    """Seed of everything random."""
+    output_dir: Path | None = None
+    """Run directory; runs/demo-METHOD-seedSEED when unset."""
+    generations: Count = 20
+    """Generations of samples to learn from."""
+    operations: Count = 4
+    """Difficulty: operations per problem."""
+    test_problems: Count = 128
+    """Held-out problems evaluated before and after."""
+
+
+def tiny_sft(default: SFTSettings) -> SFTSettings:
+    """A fast configuration for tests and first tries: the tiny model on generated problems."""
+    return replace(
+        default, model=TINY, dataset=ARITHMETIC, prompt_style="plain", limit=512, max_steps=40,
+        per_device_train_batch_size=32, learning_rate=3e-3, max_length=128, save_steps=0,
+    )  # fmt: skip

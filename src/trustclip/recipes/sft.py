@@ -1,0 +1,107 @@
+"""Supervised fine-tuning on worked solutions, by TRL's `SFTTrainer`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from trustclip.recipes.models import check_model, load_model, lora_config, save_model
+from trustclip.recipes.problems import training_problems
+from trustclip.recipes.progress import Stage
+from trustclip.recipes.records import RunDirectory
+from trustclip.recipes.settings import SFTSettings
+from trustclip.tasks.problem import Problem
+from trustclip.tasks.prompts import completion, messages
+
+
+def sft(settings: SFTSettings, console: Console) -> RunDirectory:
+    """Run `trustclip sft`: load, train, save to ``final/``.
+
+    Raises:
+      ValueError: a model, data set or run directory that cannot be used.
+    """
+    check_model(settings.model)
+    run = RunDirectory(settings.output_dir, "sft", settings)
+    problems = training_problems(settings, run, solutions=True)
+    model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
+    metrics = fine_tune(model, tokenizer, problems, settings, run, console)
+    run.summarize({"command": "sft", "problems": len(problems), **metrics})
+    console.print(f"model in {run.final}", highlight=False)
+    return run
+
+
+def fine_tune(
+    model: Any,
+    tokenizer: Any,
+    problems: Sequence[Problem],
+    settings: SFTSettings,
+    run: RunDirectory,
+    console: Console,
+) -> dict[str, float]:
+    """Train ``model`` in place on the problems' solutions and save it; returns the last metrics."""
+    from datasets import Dataset
+
+    from trustclip.engines.trl import SFTTrainer
+    from trustclip.recipes.callbacks import Recorder, silence
+
+    rows = [
+        {
+            "prompt": messages(problem.problem, settings.prompt_style),
+            "completion": [
+                {"role": "assistant", "content": completion(problem, settings.prompt_style)}
+            ],
+        }
+        for problem in problems
+    ]
+    trainer = SFTTrainer(
+        model=model,
+        args=_arguments(settings, run),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=lora_config(settings.lora_r, settings.lora_alpha),
+    )
+    silence(trainer)
+    with Stage(console, "sft", _steps(settings, len(rows))) as stage:
+        trainer.add_callback(Recorder(run, stage, "sft"))
+        trainer.train()
+    save_model(trainer.model, tokenizer, run.final)
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    return {name: lines[-1][name] for name in ("loss", "mean_token_accuracy") if lines}
+
+
+def _arguments(settings: SFTSettings, run: RunDirectory) -> Any:
+    import torch
+
+    from trustclip.engines.trl import SFTConfig
+
+    cuda = torch.cuda.is_available()
+    return SFTConfig(
+        output_dir=str(run.path / "checkpoints"),
+        learning_rate=settings.learning_rate,
+        num_train_epochs=settings.num_train_epochs,
+        max_steps=settings.max_steps,
+        per_device_train_batch_size=settings.per_device_train_batch_size,
+        gradient_accumulation_steps=settings.gradient_accumulation_steps,
+        max_length=settings.max_length,
+        lr_scheduler_type=settings.lr_scheduler_type,
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        logging_steps=settings.logging_steps,
+        save_strategy="steps" if settings.save_steps else "no",
+        save_steps=settings.save_steps or 500,
+        seed=settings.seed,
+        report_to="none",
+        disable_tqdm=True,
+        dataset_num_proc=None,
+        bf16=cuda,
+        use_cpu=not cuda,
+        gradient_checkpointing=False,
+    )
+
+
+def _steps(settings: SFTSettings, rows: int) -> int:
+    """Optimizer updates of the run, for the progress bar."""
+    if settings.max_steps > 0:
+        return settings.max_steps
+    batch = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
+    return max(1, round(settings.num_train_epochs * -(-rows // batch)))

@@ -1,0 +1,129 @@
+r"""What can be said about two answers without algebra: integers, exactly, and refusals.
+
+`compare` decides in microseconds and in Python integers; where it returns None the question needs
+a computer-algebra system, which `trustclip.rewards.pool` keeps in a process that can be killed.
+"""
+
+import re
+
+_MINUS = str.maketrans({c: "-" for c in "−–－"} | {c: " " for c in "\u00a0\u2009\u202f~"})
+_THOUSANDS = r"(?:,| ?\{, ?\}|\\[,!: ]|,\\!| )[ ]?"
+_NUMBER = rf"[0-9]{{1,3}}(?:{_THOUSANDS}[0-9]{{3}})+|[0-9]+"
+_PLAIN = re.compile(r"-?[0-9]{1,64}")
+_VARIABLE = r"[A-Za-z](?:_(?:\w|\{\w{1,8}\}))?"
+_DEGREE = r"\^\s?\\circ|\^\s?\{\s?\\circ\s?\}|°|\\degree"
+_UNIT = r"(?:\\,)?\s?\\(?:text|mathrm|mbox)\s?\{[A-Za-z .]*\}|\s[A-Za-z]{2,}(?:\s[A-Za-z]{2,}){0,2}"
+_INTEGER = re.compile(
+    rf"(?:{_VARIABLE}\s?=\s?)?(?:\\?\$\s?)?(?P<sign>[+-]?)\s?(?:\\?\$\s?)?(?P<digits>{_NUMBER})(?:\.0*)?"
+    rf"\s?(?:{_DEGREE}|(?P<unit>{_UNIT}))?(?:\s?=\s?{_VARIABLE})?"
+)
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s?\{([^{}]*)\}")
+_COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]{1,16}\}|\\[A-Za-z]+")
+_RELATION = re.compile(r"=|\\approx|\\equiv|≈|\\to\b|\\Rightarrow|\\implies")
+# Words that change the number they stand beside, or that name a second candidate.
+_UNSAFE_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        or and not no nor neither either both wrong incorrect false except plus minus divided point
+        between to from least most more less than over under greater fewer up mod modulo base pi
+        half halves third thirds quarter quarters fourths fifths sixths sevenths eighths ninths
+        tenths hundredths thousandths squared cubed factorial score dozen ten tens hundred hundreds
+        thousand thousands million millions billion billions bn trillion lakh crore k M B
+        """,
+    )
+)
+_ALGEBRA_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "sqrt frac log ln exp sin cos tan abs min max gcd lcm ceil floor cm mm km kg ft in",
+    )
+)
+# The last alternative is a number in another base.
+_AMBIGUOUS = re.compile(
+    r"\\(?:pm|mp|neg|lnot|not|neq?|vee|lor|dots|ldots|cdots|sim)(?![A-Za-z])|±|…|\.\.\."
+    r"|[0-9]\s*_(?!\s*\{?\s*10(?![0-9]))"
+)
+_EXPLOSIVE = re.compile(
+    r"\\(?:sum|prod|coprod|i{1,4}nt|oint|lim|bigcup|bigcap)(?![A-Za-z])"
+    r"|[0-9]{5,}\s*!|[)\]}!]\s*!"
+    r"|\\[dt]?binom(?!\s*\{[^{}^!]{1,4}\}\s*\{[^{}^!]{1,4}\})"
+    r"|(?:\^|\*\*)[\s{(]*[-+]?[0-9]{5,}"
+    r"|(?:\^|\*\*)[\s{(]+[^{}()]*(?:\^|\*\*|!)"
+    r"|(?:\^|\*\*)\s*\w+\s*(?:\^|\*\*)"
+)
+
+
+def parse_integer(text: str) -> int | None:
+    r"""The integer that `text` denotes, or None if it denotes none or needs algebra to tell.
+
+    Read as integers: thousands separators (``1,234``, ``1{,}234``, ``1\,234``, ``1 234``: groups of
+    three only), U+2212 and dashes as minus, leading zeros, a trailing dot or ``.0``, a degree sign,
+    a currency sign, enclosing brackets, ``n = 34`` and a unit in words.
+
+    Example:
+      >>> parse_integer(r"1{,}234.0"), parse_integer("−034."), parse_integer(r"34^\circ")
+      (1234, -34, 34)
+      >>> parse_integer("12,34"), parse_integer("3 4"), parse_integer("34 million")
+      (None, None, None)
+    """
+    if _PLAIN.fullmatch(text):
+        return int(text)
+    text = " ".join(text.translate(_MINUS).split())
+    while text and _BRACKETS.get(text[0]) == text[-1]:
+        text = text[1:-1].strip()
+    match = _INTEGER.fullmatch(text)
+    if match is None or _words(match["unit"] or "") & _UNSAFE_WORDS:
+        return None
+    return int(match["sign"] + re.sub(r"[^0-9]", "", match["digits"]))
+
+
+def compare(gold: str, answer: str) -> bool | None:
+    r"""Whether `answer` equals `gold`, or None if only algebra can tell.
+
+    Equal texts and equal integers are equal. Different integers are not, nor is anything that
+    states several candidates, changes its number by a word ("34 million") or would have to be
+    expanded to be judged (towers of powers, large factorials and binomials, sums, integrals) when
+    the gold is not of that kind.
+
+    Example:
+      >>> compare("1000", r"1\,000"), compare("34", "34 or 35"), compare("34", r"\frac{68}{2}")
+      (True, False, None)
+      >>> compare("2", "9^{9^{9^{9}}}")
+      False
+    """
+    if gold.strip() == answer.strip():
+        return True
+    integer = parse_integer(gold)
+    if integer is not None:
+        value = parse_integer(answer)
+        if value is not None:
+            return value == integer
+        if _no_integer(answer):
+            return False
+    return False if _EXPLOSIVE.search(answer) and not _EXPLOSIVE.search(gold) else None
+
+
+def _words(text: str) -> set[str]:
+    words = re.findall(r"[A-Za-z]+", _COMMAND.sub(" ", text))
+    return {word if len(word) == 1 else word.lower() for word in words}
+
+
+def _no_integer(answer: str) -> bool:
+    """True if a text that is no plain integer cannot be an expression for exactly one either."""
+    if not re.search(r"[0-9]|\\[A-Za-z]", answer):
+        return True
+    if re.fullmatch(r"[0-9\s.,;:+-]*[0-9\s.,;:]", answer) and not re.search(
+        r"[0-9]\s*[+-]", answer
+    ):
+        return True
+    if _AMBIGUOUS.search(answer) or _words(answer) & _UNSAFE_WORDS:
+        return True
+    quoted, formula = "".join(_TEXT.findall(answer)), _TEXT.sub("", answer)
+    if re.search("[0-9]", quoted) and re.search("[0-9]", formula):
+        return True
+    if {word for word in _words(formula) if len(word) > 1} - _ALGEBRA_WORDS:
+        return True
+    values = {parse_integer(side) for side in _RELATION.split(answer)} - {None}
+    return len(values) > 1

@@ -1,0 +1,178 @@
+"""The verifier: completions and golds in, 0.0 or 1.0 out, whatever the completion contains."""
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from trustclip.rewards.equivalence import compare
+from trustclip.rewards.extraction import Style, check_style, clean, extract_answer
+from trustclip.rewards.pool import WorkerPool
+
+_OPTIONS = {"float_rounding", "numeric_precision", "strict", "allow_set_relation_comp"}
+_KINDS = ("latex", "expr")
+_MAX_TEXT = 20_000
+
+
+class Verifier:
+    r"""Binary verification of final answers that no completion can stall or crash.
+
+    An answer is cut out of the completion (`extract_answer`), compared in Python integers where
+    that settles it, and otherwise by math-verify in a process of its own, which is killed and
+    replaced when it needs more than `timeout` seconds or `memory_limit` bytes. No process is
+    started before an answer needs one. Threads may share a verifier; it needs neither signals nor
+    a ``__main__`` guard.
+
+    Args:
+      workers: number of processes for algebra, at least 1.
+      timeout: wall-clock seconds that one answer may take, positive.
+      memory_limit: address space of one process in bytes, at least 1 GiB.
+      recycle_after: answers after which a process is replaced by a fresh one, at least 1.
+
+    Attributes:
+      counts: how answers were judged so far: ``direct`` (without algebra), ``algebra`` (by
+        math-verify); ``no_answer`` (nothing extracted), ``timeout``, ``crash`` (the process died),
+        ``error`` (math-verify raised) and ``unreadable_gold`` scored 0.
+
+    Raises:
+      ValueError: an argument out of range.
+
+    Example:
+      >>> with Verifier(workers=2, timeout=2.0) as v:
+      ...     v.score(["34", "34", "34"], [r"\boxed{34.0}", "Answer: 35", "no idea"])
+      [1.0, 0.0, 0.0]
+      >>> v.counts["direct"], v.counts["no_answer"]
+      (2, 1)
+
+    References:
+      Math-Verify, https://github.com/huggingface/Math-Verify
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        timeout: float = 2.0,
+        memory_limit: int = 2 << 30,
+        recycle_after: int = 5_000,
+    ) -> None:
+        for name, value, least in (
+            ("workers", workers, 1),
+            ("memory_limit", memory_limit, 1 << 30),
+            ("recycle_after", recycle_after, 1),
+        ):
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: an integer of at least {least} is needed")
+        if not 0 < timeout < float("inf"):
+            raise ValueError(f"timeout={timeout!r}: a positive number of seconds is needed")
+        self.counts: Counter[str] = Counter()
+        self._timeout = float(timeout)
+        self._pool = WorkerPool(workers, memory_limit, recycle_after)
+        self._lock = threading.Lock()
+
+    def score(
+        self, golds: Sequence[Any], responses: Sequence[str], style: Style = "any"
+    ) -> list[float]:
+        """Score each response against its gold.
+
+        Args:
+          golds: the right answers, as text or numbers.
+          responses: completions without their prompts; anything that is no string scores 0.
+          style: where the answer stands; see `extract_answer`.
+
+        Returns:
+          One score per response, 1.0 if its answer equals the gold and 0.0 otherwise.
+
+        Raises:
+          ValueError: unequal lengths, or an unknown style.
+          ImportError: an answer needs math-verify and it is not installed.
+        """
+        check_style(style)
+        if len(golds) != len(responses):
+            raise ValueError(
+                f"{len(golds)} golds for {len(responses)} responses: one each is needed"
+            )
+        pairs = []
+        for gold, response in zip(golds, responses, strict=True):
+            answer = extract_answer(response, style) if isinstance(response, str) else None
+            pairs.append((_bare_gold(str(gold).strip()), answer))
+        return [float(right) for right in self._judge(pairs, ("latex",), {})]
+
+    def equivalent(
+        self,
+        gold: str,
+        answer: str,
+        *,
+        kinds: tuple[str, ...] = _KINDS,
+        **options: Any,
+    ) -> bool:
+        r"""Whether a short answer, already cut out of its completion, equals the gold.
+
+        Args:
+          gold: the right answer. Not symmetric with `answer`: gold ``34`` accepts ``x=34``.
+          answer: bare, or with its own delimiters (``$...$``, ``\boxed{...}``).
+          kinds: which notations math-verify may read, of ``"latex"`` and ``"expr"``.
+          **options: of ``math_verify.verify``: float_rounding, numeric_precision, strict,
+            allow_set_relation_comp.
+
+        Raises:
+          ValueError: unknown kind or option.
+
+        Example:
+          >>> Verifier().equivalent("1000", r"1{,}000")
+          True
+        """
+        if unknown := (set(options) - _OPTIONS) | (set(kinds) - set(_KINDS)):
+            raise ValueError(
+                f"unknown {sorted(unknown)}: kinds are {_KINDS}, options are {sorted(_OPTIONS)}"
+            )
+        return self._judge([(gold, answer)], kinds, options)[0]
+
+    def close(self) -> None:
+        """Kill the worker processes. The verifier cannot be used for algebra afterwards."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _judge(
+        self,
+        pairs: Sequence[tuple[str, str | None]],
+        kinds: tuple[str, ...],
+        options: dict[str, Any],
+    ) -> list[bool]:
+        counts: Counter[str] = Counter()
+        verdicts: dict[tuple[str, str | None], bool] = {}
+        undecided: dict[tuple[str, str], int] = {}
+        for gold, answer in pairs:
+            verdict = False if answer is None else compare(gold, answer)
+            if answer is not None and verdict is None:
+                undecided[gold, answer] = undecided.get((gold, answer), 0) + 1
+            else:
+                counts["no_answer" if answer is None else "direct"] += 1
+                verdicts[gold, answer] = bool(verdict)
+        shared = {"kinds": kinds, "options": options, "timeout": self._timeout}
+        tasks = [
+            {"gold": gold[:_MAX_TEXT], "answer": answer[:_MAX_TEXT], **shared}
+            for gold, answer in undecided
+        ]
+        for (pair, times), reply in zip(undecided.items(), self._pool.ask(tasks), strict=True):
+            counts["algebra" if reply in ("right", "wrong") else reply] += times
+            verdicts[pair] = reply == "right"
+        with self._lock:
+            self.counts.update(counts)
+        return [verdicts[pair] for pair in pairs]
+
+
+@functools.lru_cache(maxsize=4096)
+def _bare_gold(gold: str) -> str:
+    return clean(gold) or gold

@@ -1,0 +1,234 @@
+"""Scores of sampled answers: Mean@K, the unbiased Pass@k, and their curves over k."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Correct = ArrayLike | Sequence[Any]
+"""0/1 by [problems, samples] or [seeds, problems, samples]; rows may differ in length."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many of the sampled answers to each problem are right.
+
+    Args:
+      right: right answers, int [seeds, problems], 0 <= right <= total.
+      total: sampled answers, int [seeds, problems], >= 1.
+
+    Raises:
+      ValueError: if the shapes differ or a count is out of range.
+    """
+
+    right: Ints
+    total: Ints
+
+    def __post_init__(self) -> None:
+        if self.right.ndim != 2 or self.right.shape != self.total.shape or not self.right.size:
+            raise ValueError(
+                "right and total must share one non-empty shape [seeds, problems]; "
+                f"got {self.right.shape} and {self.total.shape}"
+            )
+        if (self.right < 0).any() or (self.right > self.total).any() or (self.total < 1).any():
+            raise ValueError("counts must satisfy 0 <= right <= total and total >= 1")
+
+
+def tally(correct: Correct | Tally) -> Tally:
+    """Count right and sampled answers.
+
+    Args:
+      correct: 0/1 (or bool) by [problems, samples] or [seeds, problems, samples]; nested lists
+        may hold a different number of samples for each problem. A `Tally` is returned as it is.
+
+    Returns:
+      `Tally` of int arrays [seeds, problems]; one seed if `correct` has no seed axis.
+
+    Raises:
+      ValueError: if a value is not 0 or 1, a problem has no sample, or seeds differ in problems.
+
+    Example:
+      >>> tally([[1, 0, 1], [0, 0]]).right
+      array([[2, 0]])
+    """
+    if isinstance(correct, Tally):
+        return correct
+    padded = samples(correct)
+    return Tally(np.nansum(padded, axis=-1).astype(int), (~np.isnan(padded)).sum(axis=-1))
+
+
+def samples(correct: Correct) -> Floats:
+    """0/1 samples as one float array [seeds, problems, samples], padded at the end with nan."""
+    try:
+        array = np.asarray(correct, dtype=float)
+    except ValueError:
+        return _padded(correct)
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        raise ValueError(
+            "correct must be a non-empty [problems, samples] or [seeds, problems, samples]; "
+            f"got shape {array.shape}"
+        )
+    _require_binary(array, "correct")
+    return array if array.ndim == 3 else array[None]
+
+
+def _padded(correct: Any) -> Floats:
+    seeds = correct if np.ndim(correct[0][0]) else [correct]
+    if len({len(problems) for problems in seeds}) > 1:
+        raise ValueError(
+            f"every seed needs the same problems; got {[len(problems) for problems in seeds]}"
+        )
+    rows = [[np.asarray(row, dtype=float) for row in problems] for problems in seeds]
+    for problems in rows:
+        for index, row in enumerate(problems):
+            if row.ndim != 1 or not row.size:
+                raise ValueError(f"problem {index} needs at least one sample in a flat list")
+            _require_binary(row, f"problem {index}")
+    longest = max(row.size for problems in rows for row in problems)
+    padded = np.full((len(rows), len(rows[0]), longest), np.nan)
+    for s, problems in enumerate(rows):
+        for i, row in enumerate(problems):
+            padded[s, i, : row.size] = row
+    return padded
+
+
+def _require_binary(array: Floats, name: str) -> None:
+    odd = array[(array != 0) & (array != 1)]
+    if odd.size:
+        raise ValueError(f"{name} must hold only 0 and 1 (or bool); got {odd[0]:g}")
+
+
+def problem_scores(counts: Tally, k: int | None = None) -> Floats:
+    """Score of each problem, float [seeds, problems]: Mean@K, or Pass@k if `k` is given."""
+    if k is None:
+        return counts.right / counts.total
+    return _pass_scores(counts, k)[..., -1]
+
+
+def _pass_scores(counts: Tally, k: int) -> Floats:
+    fewest = int(counts.total.min())
+    if not 1 <= k <= fewest:
+        raise ValueError(
+            f"k must be in 1..{fewest}, the smallest number of samples of a problem; got {k}"
+        )
+    drawn = np.arange(k)
+    wrong, total = (counts.total - counts.right)[..., None], counts.total[..., None]
+    missed = np.cumprod(np.maximum(wrong - drawn, 0) / (total - drawn), axis=-1)
+    return np.asarray(1 - missed, dtype=np.float64)
+
+
+def strata_groups(strata: Sequence[str] | None, problems: int) -> list[Ints]:
+    """Indices of the problems of each stratum, in order of first appearance."""
+    if strata is None:
+        return [np.arange(problems)]
+    if len(strata) != problems:
+        raise ValueError(
+            f"strata must name one benchmark for each of the {problems} problems; got {len(strata)}"
+        )
+    members: dict[str, list[int]] = {}
+    for index, name in enumerate(strata):
+        members.setdefault(name, []).append(index)
+    return [np.array(indices) for indices in members.values()]
+
+
+def macro_weights(groups: Sequence[Ints]) -> Floats:
+    """Weight of each problem in the macro-average: 1 / (strata * problems in its stratum)."""
+    weights = np.empty(sum(group.size for group in groups))
+    for group in groups:
+        weights[group] = 1 / (len(groups) * group.size)
+    return weights
+
+
+def macro_average(scores: Floats, groups: Sequence[Ints]) -> Floats:
+    """Mean over strata of the mean over seeds and problems of [seeds, problems, ...]."""
+    return np.mean([scores[:, group].mean(axis=(0, 1)) for group in groups], axis=0)
+
+
+def _averaged(scores: Floats, strata: Sequence[str] | None) -> Floats:
+    return macro_average(scores, strata_groups(strata, scores.shape[1]))
+
+
+def mean_at_k(correct: Correct | Tally, strata: Sequence[str] | None = None) -> float:
+    """Mean@K: the average correctness of K sampled answers, the unbiased estimate of Pass@1.
+
+    Args:
+      correct: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
+      strata: benchmark of each problem; if given, the score is the plain mean of the benchmarks'
+        scores (macro-average).
+
+    Returns:
+      The score in [0, 1].
+
+    Example:
+      >>> mean_at_k([[1, 0], [0, 0]])
+      0.25
+    """
+    return float(_averaged(problem_scores(tally(correct)), strata))
+
+
+def pass_at_k(correct: Correct | Tally, k: int, strata: Sequence[str] | None = None) -> float:
+    """Pass@k: the probability that one of k sampled answers is right (Chen et al., 2021).
+
+    With n samples of a problem, c of them right, the unbiased estimate is
+    1 - C(n-c, k) / C(n, k) = 1 - prod_{j<k} (n-c-j) / (n-j), averaged over problems.
+
+    Args:
+      correct: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
+      k: number of tries, 1 <= k <= the smallest number of samples of a problem.
+      strata: benchmark of each problem, for a macro-average.
+
+    Returns:
+      The score in [0, 1].
+
+    Raises:
+      ValueError: if `k` is out of range.
+
+    Example:
+      >>> pass_at_k([[1, 0, 0, 0], [0, 0, 0, 0]], k=2)
+      0.25
+
+    References:
+      Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374.
+    """
+    return float(_averaged(problem_scores(tally(correct), k), strata))
+
+
+def pass_curve(correct: Correct | Tally, strata: Sequence[str] | None = None) -> Floats:
+    """Unbiased Pass@k for every k up to the smallest number of samples of a problem.
+
+    Args:
+      correct: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
+      strata: benchmark of each problem, for a macro-average.
+
+    Returns:
+      Float array [k]; entry 0 is Pass@1. It never falls.
+
+    Example:
+      >>> pass_curve([[1, 0, 0, 0], [0, 0, 0, 0]])
+      array([0.125, 0.25 , 0.375, 0.5  ])
+    """
+    counts = tally(correct)
+    return _averaged(_pass_scores(counts, int(counts.total.min())), strata)
+
+
+def mean_curve(correct: Correct, strata: Sequence[str] | None = None) -> Floats:
+    """Mean@K of the first K samples, for every K up to the smallest number of samples.
+
+    Args:
+      correct: 0/1 by [problems, samples] or [seeds, problems, samples], in the order drawn.
+      strata: benchmark of each problem, for a macro-average.
+
+    Returns:
+      Float array [K]; its last entry uses the most samples and is the best estimate of them all.
+
+    Example:
+      >>> mean_curve([[1, 0, 0, 0], [0, 0, 0, 1]])
+      array([0.5       , 0.25      , 0.16666667, 0.25      ])
+    """
+    array = samples(correct)
+    array = array[..., : int((~np.isnan(array)).sum(axis=-1).min())]
+    return _averaged(np.cumsum(array, axis=-1) / np.arange(1, array.shape[-1] + 1), strata)

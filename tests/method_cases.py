@@ -1,0 +1,88 @@
+"""Every method in every variant, and batches that suit it: shared by the tests of all methods."""
+
+import dataclasses
+import typing
+
+import oracle
+import pytest
+import torch
+from torch import Tensor
+
+import trustclip as tc
+
+#: Variants that a walk over the choices of a field does not reach.
+MORE = [
+    ("dynamic_clip", {"dual_ceiling": 10.0}),
+    ("clip_cov", {"low": 0.2, "high": 0.28, "share": 0.2, "cov_low": 0.05}),
+    ("truly_ppo", {"variant": "ppo_rb", "slope": 0.1}),
+]
+FLOATS = ("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old", "logp_rollout")
+
+
+def variants(name: str, cls: type) -> list[tc.Method]:
+    """The method's defaults, and every other choice of each field that is a choice."""
+    choices = {
+        field: typing.get_args(hint)
+        for field, hint in typing.get_type_hints(cls).items()
+        if typing.get_origin(hint) is typing.Literal
+    }
+    given = [{}, *({field: c} for field, options in choices.items() for c in options)]
+    given += [more for owner, more in MORE if owner == name]
+    return list(dict.fromkeys(tc.method(name, **parameters) for parameters in given))
+
+
+def label(method: tc.Method) -> str:
+    own = method.to_dict()
+    plain = tc.method(own["name"]).to_dict()
+    return "-".join([own["name"], *(f"{k}={v}" for k, v in own.items() if plain[k] != v)])
+
+
+ALL = [m for name, cls in tc.methods().items() for m in variants(name, cls)]
+every_method = pytest.mark.parametrize("method", ALL, ids=label)
+every_name = pytest.mark.parametrize("name", tc.methods())
+known_to_oracle = pytest.mark.parametrize(
+    "method", [m for m in ALL if m.name in oracle.KNOWN], ids=label
+)
+
+
+def batch_for(
+    method: tc.Method, logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor
+) -> tc.TokenBatch:
+    """A batch with exactly the optional fields that the method says it requires."""
+    x = torch.where(mask, (logp - logp_old).detach(), 0.0)
+    rows, columns = logp.shape
+    optional = {
+        "entropy": 1.0 + 0.5 * torch.sin(torch.arange(x.numel()).view_as(x)).to(x),
+        "kl_old_new": 0.4 * x**2,
+        "kl_new_old": 0.6 * x**2,
+        "logp_rollout": logp_old.detach() + 0.01,
+        "groups": (torch.arange(rows)[:, None] // 2).expand(rows, columns),
+        "keys": torch.arange(x.numel()).view_as(x),
+    }
+    needed: dict[str, typing.Any] = {name: optional[name] for name in method.requires}
+    return tc.TokenBatch(logp, logp_old, advantages, mask, **needed)
+
+
+def random_batch(method: tc.Method, dtype: torch.dtype = torch.float64) -> tc.TokenBatch:
+    """Eight sequences of up to eleven tokens: holes, padding, an empty one, a zero advantage."""
+    torch.manual_seed(7)
+    logp_old = -torch.rand(8, 11, dtype=torch.float64).exponential_()
+    logp = logp_old + 0.35 * torch.randn(8, 11, dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0, -2.0, 1.0], dtype=torch.float64)
+    lengths = torch.tensor([11, 11, 7, 9, 11, 4, 1, 0])
+    mask = torch.arange(11) < lengths[:, None]
+    mask[0, 3] = mask[3, 0] = False
+    grid = advantages[:, None].expand(8, 11)
+    return batch_for(method, logp.to(dtype), logp_old.to(dtype), grid.to(dtype), mask)
+
+
+def changed(batch: tc.TokenBatch, change: typing.Callable[[Tensor], Tensor]) -> tc.TokenBatch:
+    """The batch with ``change`` made to every tensor it holds."""
+    held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+    after: dict[str, typing.Any] = {name: change(value) for name, value in tensors.items()}
+    return tc.TokenBatch(**after)
+
+
+def astuple(batch: tc.TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return batch.logp, batch.logp_old, batch.advantages, batch.mask

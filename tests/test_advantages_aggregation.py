@@ -1,0 +1,246 @@
+"""Advantages, aggregation, the scalar loss, and what a batch refuses."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trustclip as tc
+from trustclip import advantages, aggregation
+
+DOUBLE = torch.float64
+VALUES = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, -6.0, 99.0, 99.0], [5.0, 99.0, 99.0, 99.0]])
+MASK = VALUES != 99.0
+
+
+# Advantages ------------------------------------------------------------------------------------
+
+
+@given(
+    groups=st.lists(
+        st.lists(st.sampled_from([0.0, 1.0, 0.1, -2.0, 3.5]), min_size=4, max_size=4), min_size=1
+    )
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_advantages_by_hand(groups: list[list[float]]) -> None:
+    rewards = torch.tensor(groups, dtype=DOUBLE).flatten()
+    mean, standardized, left_out = [], [], []
+    for group in groups:
+        for i, reward in enumerate(group):
+            others = group[:i] + group[i + 1 :]
+            centred = reward - statistics.fmean(group)
+            mean.append(centred)
+            standardized.append(centred / (statistics.stdev(group) + 1e-4))
+            left_out.append(reward - statistics.fmean(others))
+    for function, want in (
+        (advantages.group_mean, mean),
+        (advantages.group_standardized, standardized),
+        (advantages.leave_one_out, left_out),
+    ):
+        got = function(rewards, 4)
+        assert got.shape == rewards.shape
+        assert got.tolist() == pytest.approx(want, rel=1e-9, abs=1e-9), function.__name__
+
+
+def test_advantages_of_equal_rewards_are_zero() -> None:
+    rewards = torch.full((8,), 0.1)
+    for function in (
+        advantages.group_mean,
+        advantages.group_standardized,
+        advantages.leave_one_out,
+    ):
+        assert function(rewards, 4).abs().max() < 1e-3
+        assert function(torch.ones(8), 4).tolist() == [0.0] * 8
+
+
+def test_a_shift_of_the_rewards_does_not_matter_and_a_scale_only_to_the_mean() -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], dtype=DOUBLE)
+    for function in (
+        advantages.group_mean,
+        advantages.group_standardized,
+        advantages.leave_one_out,
+    ):
+        torch.testing.assert_close(function(rewards + 7, 4), function(rewards, 4))
+    torch.testing.assert_close(
+        advantages.group_mean(3 * rewards, 4), 3 * advantages.group_mean(rewards, 4)
+    )
+    exact = advantages.group_standardized(3 * rewards, 4, eps=0.0)
+    torch.testing.assert_close(exact, advantages.group_standardized(rewards, 4, eps=0.0))
+
+
+def test_rewards_of_any_number_type() -> None:
+    want = [0.75, -0.25, -0.25, -0.25]
+    for rewards in (torch.tensor([1, 0, 0, 0]), torch.tensor([True, False, False, False])):
+        assert advantages.group_mean(rewards, 4).tolist() == want
+
+
+@pytest.mark.parametrize(("count", "size"), [(6, 4), (4, 1), (4, 0)])
+def test_rewards_that_do_not_make_groups(count: int, size: int) -> None:
+    with pytest.raises(ValueError, match="group"):
+        advantages.group_mean(torch.ones(count), size)
+    with pytest.raises(ValueError, match="group"):
+        advantages.leave_one_out(torch.ones(count), size)
+
+
+# Aggregation -----------------------------------------------------------------------------------
+
+
+def test_aggregation_by_hand() -> None:
+    assert aggregation.token_mean(VALUES, MASK).item() == pytest.approx((10 + 4 + 5) / 7)
+    assert aggregation.sequence_mean(VALUES, MASK).item() == pytest.approx((2.5 + 2 + 5) / 3)
+    assert aggregation.dr_grpo(VALUES, MASK, 8).item() == pytest.approx(19 / (3 * 8))
+    assert aggregation.dapo(VALUES, MASK, 20).item() == pytest.approx(19 / 20)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    values=st.lists(st.floats(-10, 10), min_size=36, max_size=36),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_aggregation_against_loops(lengths: list[int], values: list[float]) -> None:
+    x = torch.tensor(values, dtype=DOUBLE).view(6, 6)[: len(lengths)]
+    mask = torch.arange(6) < torch.tensor(lengths)[:, None]
+    rows = [x[i, :n].tolist() for i, n in enumerate(lengths)]
+    total = math.fsum(v for row in rows for v in row)
+    for got, want in (
+        (aggregation.token_mean(x, mask), total / sum(lengths)),
+        (aggregation.sequence_mean(x, mask), statistics.fmean(map(statistics.fmean, rows))),
+        (aggregation.dr_grpo(x, mask, 6), total / (6 * len(lengths))),
+        (aggregation.dapo(x, mask, 50), total / 50),
+    ):
+        assert got.item() == pytest.approx(want, rel=1e-12, abs=1e-12)
+
+
+def test_the_gradient_of_an_aggregation_is_the_weight_of_the_token() -> None:
+    weights = {
+        "token_mean": [[1 / 7] * 4, [1 / 7] * 2, [1 / 7]],
+        "sequence_mean": [[1 / 12] * 4, [1 / 6] * 2, [1 / 3]],
+        "dr_grpo": [[1 / 24] * 4, [1 / 24] * 2, [1 / 24]],
+        "dapo": [[1 / 20] * 4, [1 / 20] * 2, [1 / 20]],
+    }
+    extra = {"dr_grpo": 8, "dapo": 20}
+    for name, want in weights.items():
+        leaf = VALUES.clone().requires_grad_()
+        arguments = [extra[name]] if name in extra else []
+        getattr(aggregation, name)(leaf, MASK, *arguments).backward()
+        assert leaf.grad is not None
+        for i, row in enumerate(want):
+            assert leaf.grad[i].tolist() == pytest.approx(row + [0.0] * (4 - len(row)))
+
+
+def test_nothing_unmasked_aggregates_to_zero() -> None:
+    nothing = torch.zeros_like(MASK)
+    assert aggregation.token_mean(VALUES, nothing).item() == 0.0
+    assert aggregation.sequence_mean(VALUES, nothing).item() == 0.0
+    assert aggregation.dr_grpo(VALUES, nothing, 8).item() == 0.0
+
+
+def test_micro_batches_of_dapo_add_up_to_the_token_mean() -> None:
+    parts = [aggregation.dapo(VALUES[i : i + 1], MASK[i : i + 1], 7).item() for i in range(3)]
+    assert sum(parts) == pytest.approx(aggregation.token_mean(VALUES, MASK).item())
+
+
+# The loss --------------------------------------------------------------------------------------
+
+
+def small_batch(**changes: object) -> tc.TokenBatch:
+    logp_old = torch.full((3, 4), -1.0, dtype=DOUBLE)
+    x = torch.tensor([[0.1, -0.2, 0.5, -0.6], [0.0, 0.3, 0.0, 0.0], [0.7, 0.0, 0.0, 0.0]])
+    signs = torch.tensor([[1.0], [-1.0], [1.0]], dtype=DOUBLE).expand(3, 4)
+    given = {"logp": logp_old + x, "logp_old": logp_old, "advantages": signs, "mask": MASK}
+    return tc.TokenBatch(**{**given, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("token_mean", {}),
+        ("sequence_mean", {}),
+        ("dr_grpo", {"max_length": 8}),
+        ("dapo", {"total_tokens": 20}),
+    ],
+)
+def test_the_loss_aggregates_minus_the_objective(name: str, extra: dict[str, int]) -> None:
+    batch, method = small_batch(), tc.method("atr")
+    objective = method.surrogate(batch).objective
+    loss = tc.policy_loss(method, batch, aggregation=name, **extra)
+    want = -getattr(aggregation, name)(objective, batch.mask, *extra.values())
+    assert loss.value.item() == pytest.approx(want.item(), rel=1e-14)
+    assert torch.equal(loss.per_token, -objective)
+    for total, count in loss.metrics.values():
+        assert total.shape == count.shape == ()
+        assert not total.requires_grad
+
+
+def test_dapo_counts_the_tokens_of_the_batch_when_not_told() -> None:
+    batch, method = small_batch(), tc.method("clip")
+    assert torch.equal(
+        tc.policy_loss(method, batch, "dapo").value, tc.policy_loss(method, batch).value
+    )
+
+
+def test_unknown_aggregation() -> None:
+    with pytest.raises(ValueError, match="'dr_grpo'"):
+        tc.policy_loss(tc.method("atr"), small_batch(), aggregation="drgrpo", max_length=8)
+
+
+@pytest.mark.parametrize("length", [None, 0, -4])
+def test_dr_grpo_without_its_length(length: int | None) -> None:
+    with pytest.raises(ValueError, match="max_length"):
+        tc.policy_loss(tc.method("atr"), small_batch(), aggregation="dr_grpo", max_length=length)
+
+
+def test_nothing_unmasked_is_a_zero_loss_with_a_zero_gradient() -> None:
+    leaf = torch.full((3, 4), math.nan, requires_grad=True)
+    batch = small_batch(logp=leaf, mask=torch.zeros_like(MASK))
+    for name in ("token_mean", "sequence_mean", "dapo"):
+        leaf.grad = None
+        loss = tc.policy_loss(tc.method("atr"), batch, aggregation=name)
+        loss.value.backward(retain_graph=True)
+        assert loss.value.item() == 0.0
+        assert leaf.grad is not None
+        assert not leaf.grad.any()
+
+
+# The batch -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("logp", torch.zeros(3)),
+        ("logp", torch.zeros(3, 4, dtype=torch.int64)),
+        ("logp", [[0.0] * 4] * 3),
+        ("logp", None),
+        ("logp_old", torch.zeros(3, 5)),
+        ("logp_old", None),
+        ("advantages", torch.zeros(3)),
+        ("advantages", torch.zeros(3, 1)),
+        ("advantages", torch.zeros(3, 4, dtype=torch.int64)),
+        ("advantages", None),
+        ("mask", None),
+        ("mask", torch.ones(3, 4)),
+        ("mask", torch.ones(3, 4, dtype=torch.int64)),
+        ("mask", torch.ones(4, 3, dtype=torch.bool)),
+        ("entropy", torch.zeros(3, 5)),
+        ("kl_old_new", torch.zeros(4, 3)),
+        ("kl_new_old", torch.zeros(3, 4, dtype=torch.int64)),
+        ("keys", torch.zeros(3, 4)),
+        ("keys", torch.zeros(3, dtype=torch.int64)),
+        ("groups", torch.zeros(3, 4)),
+    ],
+)
+def test_a_batch_refuses_what_does_not_fit(field: str, wrong: object) -> None:
+    with pytest.raises(ValueError, match=f"`{field}`"):
+        small_batch(**{field: wrong})
+
+
+def test_the_ratio_of_a_batch() -> None:
+    batch = small_batch(logp=torch.where(MASK, -1.0, math.nan).to(DOUBLE))
+    assert not batch.log_ratio.any()
+    assert batch.p_old[MASK].tolist() == pytest.approx([math.exp(-1)] * 7)
+    with pytest.raises(AttributeError):
+        batch.logp = batch.logp_old  # type: ignore[misc]

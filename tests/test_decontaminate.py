@@ -1,0 +1,202 @@
+"""Contamination: what counts as the same problem, what does not, and the command."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trustclip.tasks.decontaminate import DecontaminateConfig, decontaminate, run, tokenize
+from trustclip.tasks.problem import Problem
+from trustclip.tasks.sources import load_problems
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+ORCHARD = (
+    "An orchard has $14$ rows of apple trees. Every row holds $23$ trees, and each tree gives "
+    "$57$ kilograms in autumn. "
+)
+FIGURE = "[asy] " + "draw((0,0)--(9,9)); label(A, (3,4), NW); " * 5 + "[/asy]"
+
+
+def problems(*texts: str, answer: str = "1", prefix: str = "p") -> list[Problem]:
+    return [Problem(f"{prefix}{k}", text, answer) for k, text in enumerate(texts)]
+
+
+def found(train: str, test: str) -> bool:
+    return bool(decontaminate(problems(train), problems(test)).contaminated)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        ORCHARD + "How many kilograms is that?",
+        ORCHARD.upper() + "HOW MANY KILOGRAMS IS THAT?",
+        ORCHARD.replace("$", "") + "Find the number of kilograms.",
+        ORCHARD.replace("$14$", r"\(14\)").replace(" has ", "\n has\t") + "What is the total mass?",
+        "Consider this. " + ORCHARD + "How many kilograms is that? " + FIGURE,
+    ],
+)
+def test_reworded_question_is_the_same_problem(train):
+    assert found(train, ORCHARD + "How many kilograms is that?")
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        "A train leaves at $14$ past noon with $23$ coaches of $57$ seats. How many seats?",
+        ORCHARD.replace("14", "15").replace("23", "24").replace("57", "58") + "How many kilograms?",
+        "How many kilograms is that?",
+        "",
+    ],
+)
+def test_other_problem_is_not(train):
+    assert not found(train, ORCHARD + "How many kilograms is that?")
+
+
+def test_boilerplate_does_not_make_strangers_alike():
+    tail = (
+        " The final answer can be written in the form m/n, where m and n are relatively prime "
+        "positive integers. What is the value of m plus n? Provide the answer as one integer."
+    )
+    trees = ("ash", "birch", "elm", "fir", "oak", "pine", "yew")
+    train = problems(*(f"{a} meets {b}." + tail for a in trees for b in trees if a != b))
+    test = problems("quince follows lime." + tail, "oak meets pine." + tail, prefix="t")
+    assert decontaminate(train, test).contaminated == ["t1"]
+
+
+def test_boilerplate_does_not_make_twins_differ():
+    tail = "What is the yield? Since the answer has the form k + m, give the value of k + m."
+    text = ORCHARD + "How many kilograms is that?"
+    strangers = [f"Field {k} is sown with {k} kinds of wheat. {tail}" for k in range(30)]
+    test = problems(text, prefix="t")
+    assert decontaminate(problems(ORCHARD + tail), test).contaminated == []
+    assert decontaminate(problems(ORCHARD + tail, *strangers), test).contaminated == ["t0"]
+
+
+def test_copies_of_a_problem_are_no_boilerplate():
+    text = ORCHARD + "How many kilograms is that?"
+    report = decontaminate(problems(*[text] * 200), problems(text, prefix="t"))
+    assert len(report.train_ids) == 200
+    assert report.clean == []
+
+
+def test_report_holds_each_pair_and_whether_the_answers_agree(tmp_path):
+    text = ORCHARD + "How many kilograms is that?"
+    train = [Problem("a", text, "18 354"), Problem("b", text + " Halve it.", "9177")]
+    test = [Problem("y", "What is 1+2?", "3"), Problem("x", text, "18354")]
+    report = decontaminate(train, test)
+    assert (report.contaminated, report.clean, report.same_answer) == (["x"], ["y"], ["x"])
+    assert {(p.train_id, p.same_answer) for p in report.pairs} == {("a", True), ("b", False)}
+    assert {p.train_id: p.similarity for p in report.pairs}["a"] == 1.0
+    report.write(tmp_path / "deep" / "c.json")
+    written = json.loads((tmp_path / "deep" / "c.json").read_text())
+    assert list(written) == ["contaminated", "pairs", "clean"]
+    assert written["pairs"][0] == {
+        "test_id": "x",
+        "train_id": "a",
+        "similarity": 1.0,
+        "numbers": 1.0,
+        "same_answer": True,
+    }
+
+
+def test_similarity_is_the_dice_coefficient_of_the_matching_tokens():
+    train, test = problems("a b c d e f g h"), problems("a b c d e f x y z w")
+    (pair,) = decontaminate(train, test, threshold=0.6).pairs
+    assert pair.similarity == round(2 * 6 / (8 + 10), 3)
+    assert decontaminate(train, test, threshold=0.67).pairs == []
+    numbers = problems("a b c d e f 1 1 2"), problems("a b c d e f 1 2 3 4")
+    (pair,) = decontaminate(*numbers, number_threshold=0.5).pairs
+    assert pair.numbers == round(2 * 2 / (3 + 4), 3)
+    assert decontaminate(*numbers, number_threshold=0.58).pairs == []
+
+
+def test_chinese_is_compared_character_by_character():
+    text = "已知等差数列的前十项和为一百五十，公差为三，求首项。"
+    assert found(text, text.replace("求首项", "试求其首项"))
+    assert not found("设函数在区间上单调递增，求参数的取值范围。", text)
+
+
+def test_tokens_leave_layout_out():
+    assert tokenize(r"\left\{\dfrac{1}{2}\right\}") == tokenize(r"\{ \frac12 \}") != ()
+    assert tokenize("x_{10} = $3.5$") == ("x", "10", "3", "5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ngram": 1}, "ngram is 1"),
+        ({"threshold": 0}, "threshold is 0"),
+        ({"threshold": 1.1}, "threshold is 1.1"),
+        ({"number_threshold": -0.1}, "number_threshold is -0.1"),
+    ],
+)
+def test_arguments_out_of_range(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        decontaminate([], [], **arguments)
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        DecontaminateConfig(train="a", test="b", out=tmp_path / "c.json", **arguments)
+
+
+def command(tmp_path: Path, **options: Any) -> DecontaminateConfig:
+    text = ORCHARD + "How many kilograms is that?"
+    rows = {
+        "train": [
+            {"id": "a", "problem": text, "answer": "18354", "solution": "14*23*57"},
+            {"id": "b", "problem": "求 1+2", "answer": "3", "solution": "count"},
+            {"id": "c", "problem": "no answer"},
+        ],
+        "test": [{"id": "x", "problem": text, "answer": "18354.0"}, {"problem": "q", "answer": 1}],
+    }
+    for name, lines in rows.items():
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        options[name] = str(file)
+    options.setdefault("out", tmp_path / "c.json")
+    return DecontaminateConfig(**options)
+
+
+def test_command_writes_report_clean_set_and_quarantine(tmp_path, capsys):
+    out, clean = tmp_path / "out" / "c.json", tmp_path / "out" / "clean.jsonl"
+    assert run(command(tmp_path, out=out, write_clean=clean)) == 0
+    assert capsys.readouterr().out == (
+        "1 of 2 test problems stand among 2 training problems, 1 with the same answer: "
+        f"{out}\n1 training problems match no test problem: {clean}\n"
+    )
+    assert json.loads(out.read_text())["contaminated"] == ["x"]
+    assert load_problems(str(clean)) == [Problem("b", "求 1+2", "3", "count")]
+    (bad,) = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
+    assert json.loads(bad)["line"] == 3
+
+
+def test_command_refuses_to_write_over_a_source(tmp_path):
+    train = tmp_path / "train.jsonl"
+    for options, message in [
+        ({"write_clean": train}, "is a source"),
+        ({"write_clean": tmp_path / "c.json"}, "are both"),
+        ({"out": tmp_path}, "is a folder"),
+        ({"max_bad_rows": 0}, "1 bad rows, at most 0 allowed"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run(command(tmp_path, **options))
+    assert len(train.read_text().splitlines()) == 3
+    assert not (tmp_path / "c.json").exists()
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared problem sets")
+@pytest.mark.slow
+def test_real_amc_and_aime_against_dapo():
+    # All pairs of AMC were read: 54 are the same problem, 45 of them ask for the same answer.
+    # An earlier count by another method had 53 and 44.
+    train = load_problems(str(SHARED / "dapo_math_17k.jsonl"))
+    start = time.process_time()
+    amc = decontaminate(train, load_problems(str(SHARED / "amc23_83.jsonl")))
+    assert time.process_time() - start < 20
+    assert (len(amc.contaminated), len(amc.same_answer), len(amc.clean)) == (54, 45, 29)
+    assert min(pair.similarity for pair in amc.pairs) >= 0.75
+    for name in ("aime24", "aime25"):
+        assert decontaminate(train, load_problems(str(SHARED / f"{name}.jsonl"))).pairs == []
+    kept = [problem for problem in train if problem.id not in amc.train_ids]
+    assert decontaminate(kept, load_problems(str(SHARED / "amc23_83.jsonl"))).pairs == []

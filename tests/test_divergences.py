@@ -1,0 +1,167 @@
+"""Divergences: values, signs near zero, expectations and symmetric facts."""
+
+import math
+
+import oracle
+import pytest
+import reference_values as known
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trustclip import divergences as d
+
+DOUBLE = torch.float64
+
+
+def of(function, x: float) -> float:
+    return function(torch.tensor(x, dtype=DOUBLE)).item()
+
+
+@pytest.mark.parametrize("row", known.POINTWISE, ids=lambda row: f"w={row[0]}")
+def test_known_values(row: tuple[float, ...]) -> None:
+    w, *want = row
+    functions = (d.k2, d.k3, d.is_k3, d.k3_product, d.k3_inverted)
+    for function, value in zip(functions, want, strict=True):
+        assert of(function, math.log(w)) == pytest.approx(value, rel=1e-10), function.__name__
+
+
+@pytest.mark.parametrize("w", [0.05, 0.671, 0.99, 1.0, 1.01, 1.422, 10.0])
+def test_values_written_out(w: float) -> None:
+    x = math.log(w)
+    assert of(d.k1, x) == -x
+    assert of(d.tv, x) == pytest.approx(abs(w - 1) / 2, rel=1e-12, abs=1e-15)
+    assert of(d.chi2, x) == pytest.approx((w - 1) ** 2, rel=1e-12, abs=1e-15)
+    assert of(d.hellinger, x) == pytest.approx((math.sqrt(w) - 1) ** 2, rel=1e-9, abs=1e-15)
+
+
+@given(x=st.floats(-20, 20))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_values_against_the_oracle(x: float) -> None:
+    for function, reference in (
+        (d.k2, oracle.k2),
+        (d.k3, oracle.k3),
+        (d.is_k3, oracle.is_k3),
+        (d.k3_product, oracle.k3_product),
+    ):
+        assert of(function, x) == pytest.approx(reference(x), rel=1e-12, abs=1e-15)
+
+
+@given(x=st.floats(-20, 20))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_inverting_the_ratio_inverts_the_estimator(x: float) -> None:
+    assert of(d.k3_inverted, x) == pytest.approx(of(d.k3, -x), rel=1e-12, abs=1e-15)
+    assert of(d.k2, x) == of(d.k2, -x)
+    # w (1/w - 1 + log w) = 1 - w + w log w, and E_old[w f(1/w)] = E_new[f(old / new)].
+    assert of(d.is_k3, x) == pytest.approx(math.exp(x) * of(d.k3_inverted, x), rel=1e-9, abs=1e-14)
+    assert of(d.k3_product, x) == pytest.approx(math.exp(x) * of(d.k3, x), rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e-3, 1e-2, 0.3])
+def test_never_negative_in_single_precision(scale: float) -> None:
+    torch.manual_seed(0)
+    x = scale * torch.randn(100_000)
+    for function in (d.k2, d.k3, d.k3_product, d.k3_inverted, d.tv, d.chi2, d.hellinger):
+        assert (function(x) >= 0).all(), function.__name__
+    naive = x.exp() - 1 - x
+    assert scale > 0.1 or (naive < 0).any(), "the test would pass with a cancelling formula too"
+
+
+@pytest.mark.parametrize("x", [1e-2, -1e-2, 1e-3, -1e-3])
+def test_k3_near_zero_in_single_precision(x: float) -> None:
+    single = torch.tensor(x)
+    exact = oracle.k3(single.item())
+    assert d.k3(single).item() == pytest.approx(exact, rel=2e-4)
+
+
+@pytest.mark.parametrize("x", [-1000.0, -80.0, 80.0])
+def test_finite_for_any_log_ratio(x: float) -> None:
+    for function in (d.k1, d.k2, d.k3, d.is_k3, d.tv, d.hellinger):
+        leaf = torch.tensor(x, requires_grad=True)
+        value = function(leaf)
+        value.backward()
+        assert value.isfinite(), function.__name__
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite(), function.__name__
+
+
+def test_expectations_under_the_old_policy() -> None:
+    old = torch.tensor(known.PI_OLD, dtype=DOUBLE)
+    x = torch.tensor(known.PI_NEW, dtype=DOUBLE).log() - old.log()
+
+    def expected(function) -> float:
+        return (old * function(x)).sum().item()
+
+    want = known.EXPECTATIONS
+    for function, value in (
+        (d.k1, want["kl_old_new"]),
+        (d.k3, want["kl_old_new"]),
+        (d.is_k3, want["kl_new_old"]),
+        (d.k3_product, want["chi2_minus_kl"]),
+        (d.k3_inverted, want["k3_inverted"]),
+        (d.k2, want["k2"]),
+        (d.tv, want["tv"]),
+        (d.chi2, want["chi2"]),
+    ):
+        assert expected(function) == pytest.approx(value, rel=1e-12), function.__name__
+
+
+def test_exact_kl_over_the_vocabulary() -> None:
+    old = torch.tensor(known.PI_OLD, dtype=DOUBLE).log()
+    new = torch.tensor(known.PI_NEW, dtype=DOUBLE).log()
+    both = torch.stack([old, new])[:, None, :]
+    got = d.categorical_kl(both, both.flip(0))
+    assert got.shape == (2, 1)
+    want = [known.EXPECTATIONS["kl_old_new"], known.EXPECTATIONS["kl_new_old"]]
+    assert got[:, 0].tolist() == pytest.approx(want, rel=1e-12)
+    assert d.categorical_kl(old, old).item() == 0.0
+
+
+def test_exact_kl_with_a_token_that_cannot_be_sampled() -> None:
+    old = torch.tensor([math.log(0.5), math.log(0.5), -math.inf], dtype=DOUBLE)
+    new = torch.tensor([0.25, 0.5, 0.25], dtype=DOUBLE).log()
+    assert d.categorical_kl(old, new).item() == pytest.approx(0.5 * math.log(2), rel=1e-12)
+
+
+def test_binary_kl_per_token() -> None:
+    old, new = (torch.tensor(p, dtype=DOUBLE) for p in (known.PI_OLD, known.PI_NEW))
+    got = d.binary_kl_old_new(old.log(), new.log())
+    assert got.tolist() == pytest.approx(known.BINARY_KL_OLD_NEW, rel=1e-10)
+    want = [oracle.bernoulli_kl(q, p) for p, q in zip(known.PI_OLD, known.PI_NEW, strict=True)]
+    assert d.binary_kl_new_old(old.log(), new.log()).tolist() == pytest.approx(want, rel=1e-10)
+    assert d.binary_tv(old.log(), new.log()).tolist() == pytest.approx(
+        (old - new).abs().tolist(), rel=1e-10
+    )
+
+
+@given(p=st.floats(0.01, 0.99), q=st.floats(0.01, 0.99))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_binary_divergences(p: float, q: float) -> None:
+    old, new = torch.tensor([math.log(p), math.log(q)], dtype=DOUBLE)
+    kl = d.binary_kl_old_new(old, new).item()
+    assert kl == pytest.approx(oracle.bernoulli_kl(p, q), rel=1e-8, abs=1e-13)
+    # Swapping the policies swaps the direction; the complement event has the same divergence.
+    assert d.binary_kl_new_old(new, old).item() == pytest.approx(kl, rel=1e-12, abs=1e-15)
+    complement = torch.tensor([math.log1p(-p), math.log1p(-q)], dtype=DOUBLE)
+    assert d.binary_kl_old_new(*complement).item() == pytest.approx(kl, rel=1e-8, abs=1e-13)
+    assert d.binary_tv(old, new).item() == pytest.approx(abs(p - q), rel=1e-9, abs=1e-15)
+    assert kl >= 2 * (p - q) ** 2 - 1e-12  # Pinsker
+
+
+@pytest.mark.parametrize("logp", [-1e-7, -1e-3, -20.0, -80.0, 0.0])
+def test_binary_kl_is_zero_on_policy_and_finite(logp: float) -> None:
+    for dtype in (torch.float32, DOUBLE):
+        old = torch.tensor(logp, dtype=dtype)
+        new = old.clone().requires_grad_()
+        for function in (d.binary_kl_old_new, d.binary_kl_new_old, d.binary_tv):
+            value = function(old, new)
+            value.backward()
+            assert value.item() == pytest.approx(0.0, abs=1e-6)
+            assert new.grad is not None
+            assert new.grad.isfinite()
+
+
+def test_small_probability_limit_of_binary_kl_is_p_times_k3() -> None:
+    p, x = 1e-9, 0.3
+    old = torch.tensor(math.log(p), dtype=DOUBLE)
+    assert d.binary_kl_old_new(old, old + x).item() == pytest.approx(p * oracle.k3(x), rel=1e-6)

@@ -1,0 +1,324 @@
+"""What every method owes, whoever wrote it: value, gradient and numerics."""
+
+import dataclasses
+import itertools
+import math
+import typing
+
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from method_cases import (
+    FLOATS,
+    astuple,
+    batch_for,
+    changed,
+    every_method,
+    known_to_oracle,
+    random_batch,
+)
+from torch import Tensor
+
+import trustclip as tc
+
+
+def gradient(method: tc.Method, batch: tc.TokenBatch, aggregation: str = "token_mean") -> Tensor:
+    """Gradient of the loss with respect to the log-probabilities as they were handed in."""
+    leaf = batch.logp.detach().clone().requires_grad_()
+    loss = tc.policy_loss(method, dataclasses.replace(batch, logp=leaf), aggregation)
+    loss.value.backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+# Value and gradient ----------------------------------------------------------------------------
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_on_policy_the_gradient_is_the_advantage(method: tc.Method, dtype: torch.dtype) -> None:
+    batch = random_batch(method, dtype)
+    batch = batch_for(method, batch.logp_old.clone(), *astuple(batch)[1:])
+    got = tc.coefficient(method, batch)
+    want = torch.where(batch.mask, batch.advantages, 0.0)
+    if method.name == "clip_cov":
+        want = torch.where(method.surrogate(batch).kept, want, 0.0)
+    if getattr(method, "level", "token") == "prefix":  # a token also moves the ratios after it
+        got, want = got.sum(dim=1), want.sum(dim=1)
+    torch.testing.assert_close(got, want, rtol=8 * torch.finfo(dtype).eps, atol=0)
+
+
+@every_method
+@pytest.mark.parametrize("rubbish", [math.inf, -math.inf, math.nan, 100.0, -100.0])
+def test_masked_tokens_never_matter(method: tc.Method, rubbish: float) -> None:
+    clean = random_batch(method)
+    raw = {f.name: getattr(clean, f.name) for f in dataclasses.fields(clean)}
+    for name in FLOATS:
+        if raw[name] is not None:
+            raw[name] = torch.where(clean.mask, raw[name], rubbish)
+    dirty = tc.TokenBatch(**raw)
+    want, got = method.surrogate(clean), method.surrogate(dirty)
+    assert torch.equal(got.objective, want.objective)
+    assert torch.equal(got.kept, want.kept)
+    assert not got.kept[~clean.mask].any()
+    assert not got.objective[~clean.mask].any()
+    assert torch.equal(tc.coefficient(method, dirty), tc.coefficient(method, clean))
+    for aggregation in ("token_mean", "sequence_mean", "dapo"):
+        leaf = raw["logp"].clone().requires_grad_()
+        loss = tc.policy_loss(method, tc.TokenBatch(**{**raw, "logp": leaf}), aggregation)
+        loss.value.backward()
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad, gradient(method, clean, aggregation))
+        assert not leaf.grad[~clean.mask].any()
+        reference = tc.policy_loss(method, clean, aggregation)
+        assert torch.equal(loss.value, reference.value)
+        assert_same_metrics(loss.metrics, reference.metrics)
+
+
+def assert_same_metrics(got: typing.Any, want: typing.Any, atol: float = 0.0) -> None:
+    assert got.keys() == want.keys()
+    for name in want:
+        for mine, theirs in zip(got[name], want[name], strict=True):
+            torch.testing.assert_close(
+                mine, theirs, rtol=atol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+            )
+
+
+def assert_agrees_with_oracle(
+    method: tc.Method, batch: tc.TokenBatch, tolerance: float = 1e-10
+) -> None:
+    """Tokens of a [tokens, 1] batch, one sequence each: every level is the token's own."""
+    params, surrogate = method.to_dict(), method.surrogate(batch)
+    columns = (batch.log_ratio, batch.advantages, batch.logp_old, batch.kl_old_new,
+               batch.kl_new_old)  # fmt: skip
+    values = [[None] * len(batch.logp) if c is None else c[:, 0].tolist() for c in columns]
+    got = tc.coefficient(method, batch)[:, 0].tolist()
+    for x, a, logp_old, *kls, kept, g in zip(
+        *values, surrogate.kept[:, 0].tolist(), got, strict=True
+    ):
+        sure = oracle.kept(method.name, params, x, a, logp_old, *kls)
+        near = [oracle.kept(method.name, params, x + e, a, logp_old, *kls) for e in (-1e-9, 1e-9)]
+        if near != [sure, sure]:
+            continue
+        assert kept == sure, (x, a, logp_old, kls)
+        want = oracle.coefficient(method.name, params, x, a, logp_old, *kls) * a
+        assert g == pytest.approx(want, rel=tolerance, abs=tolerance), (x, a, logp_old, kls)
+
+
+def column(values: typing.Iterable[float]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.float64)[:, None]
+
+
+def of_the_token(method: tc.Method) -> tc.Method:
+    """Clip-Cov with a window no covariance falls in: what is left is its clip."""
+    if method.name != "clip_cov":
+        return method
+    return tc.method(**{**method.to_dict(), "cov_low": 1e8, "cov_high": 1e9})
+
+
+@known_to_oracle
+def test_agrees_with_the_oracle_on_a_grid(method: tc.Method) -> None:
+    steps = [s / 8 for s in range(-40, 41)] + [0.01, -0.01, 0.06, -0.06, 0.34, 0.36, -0.39, -0.41]
+    olds = [math.log(p) for p in (1e-9, 1e-3, 0.01, 0.3, 0.64, 0.9, 0.999)]
+    tokens = list(itertools.product(steps, olds, (-1.7, -1.0, 0.0, 0.5, 1.0)))
+    x, old, a = (column(values) for values in zip(*tokens, strict=True))
+    method = of_the_token(method)
+    batch = batch_for(method, old + x, old, a, torch.ones_like(x, dtype=torch.bool))
+    assert_agrees_with_oracle(method, batch)
+
+
+TOKEN = st.tuples(
+    st.floats(-8, 8) | st.floats(-0.6, 0.6),
+    st.floats(-30, -1e-3),
+    st.floats(-5, 5),
+    st.floats(0, 0.2),
+    st.floats(0, 0.2),
+)
+
+
+@known_to_oracle
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(tokens=st.lists(TOKEN, min_size=1, max_size=30))
+def test_agrees_with_the_oracle_on_random_tokens(
+    method: tc.Method, tokens: list[tuple[float, ...]]
+) -> None:
+    x, old, a, kl_old_new, kl_new_old = (column(values) for values in zip(*tokens, strict=True))
+    method = of_the_token(method)
+    batch = batch_for(method, old + x, old, a, torch.ones_like(x, dtype=torch.bool))
+    kls = {"kl_old_new": kl_old_new, "kl_new_old": kl_new_old}
+    batch = dataclasses.replace(batch, **{k: v for k, v in kls.items() if k in method.requires})
+    assert_agrees_with_oracle(method, batch)
+
+
+@every_method
+def test_bounds_belong_to_the_interval(method: tc.Method) -> None:
+    try:
+        low, high = method.log_interval()
+    except ValueError:
+        pytest.skip("the constraint is no interval of the ratio alone")
+    if not isinstance(low, float) or not isinstance(high, float):
+        pytest.skip("the bounds depend on the token")
+    method = of_the_token(method)
+    for bound, away, a in ((low, -math.inf, -1.0), (high, math.inf, 1.0)):
+        if math.isinf(bound):
+            continue
+        x = column([bound, math.nextafter(bound, away)])
+        ones = torch.ones_like(x)
+        batch = batch_for(method, x, 0 * ones, a * ones, ones.bool())
+        assert method.surrogate(batch).kept[:, 0].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("name", ["clip", "clip_higher", "dual_clip"])
+def test_a_ratio_on_the_bound_is_kept(name: str) -> None:
+    method = tc.method(name)
+    low, high = {"clip": (0.8, 1.2), "clip_higher": (0.8, 1.28), "dual_clip": (0.8, 1.2)}[name]
+    x = column([math.log(low), math.log(high)])
+    batch = tc.TokenBatch(x, 0 * x, column([-1.0, 1.0]), torch.ones_like(x, dtype=torch.bool))
+    assert method.surrogate(batch).kept.all()
+
+
+@every_method
+def test_the_order_of_sequences_does_not_matter(method: tc.Method) -> None:
+    batch = random_batch(method)
+    order = torch.tensor([3, 0, 7, 5, 1, 6, 2, 4])
+    shuffled = changed(batch, lambda tensor: tensor[order])
+    want, got = method.surrogate(batch), method.surrogate(shuffled)
+    assert torch.equal(got.kept, want.kept[order])
+    torch.testing.assert_close(got.objective, want.objective[order], rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        tc.coefficient(method, shuffled),
+        tc.coefficient(method, batch)[order],
+        rtol=1e-13,
+        atol=1e-13,
+    )
+
+
+@every_method
+def test_padding_does_not_matter(method: tc.Method) -> None:
+    batch = random_batch(method)
+
+    def pad(tensor: Tensor) -> Tensor:
+        rubbish = torch.full((8, 3), math.nan) if tensor.is_floating_point() else torch.zeros(8, 3)
+        return torch.cat([tensor, rubbish.to(tensor.dtype)], dim=1)
+
+    padded = changed(batch, pad)
+    want, got = method.surrogate(batch), method.surrogate(padded)
+    assert torch.equal(got.kept, pad(want.kept))
+    torch.testing.assert_close(got.objective[:, :11], want.objective, rtol=1e-13, atol=1e-13)
+    assert not got.objective[:, 11:].any()
+    torch.testing.assert_close(
+        tc.coefficient(method, padded)[:, :11],
+        tc.coefficient(method, batch),
+        rtol=1e-13,
+        atol=1e-13,
+    )
+
+
+@every_method
+def test_metrics_of_micro_batches_add_up(method: tc.Method) -> None:
+    batch = random_batch(method)
+    if method.statistics_over is not None:
+        batch = dataclasses.replace(batch, statistics=method.statistics(batch))
+    whole = tc.policy_loss(method, batch).metrics
+    halves = [tc.policy_loss(method, rows(batch, part)).metrics for part in ((0, 3), (3, 8))]
+    added = {
+        name: tuple(a + b for a, b in zip(halves[0][name], halves[1][name], strict=True))
+        for name in halves[0]
+    }
+    if "max" in " ".join(whole):  # a maximum is no sum
+        whole = {k: v for k, v in whole.items() if "max" not in k}
+        added = {k: v for k, v in added.items() if "max" not in k}
+    assert_same_metrics(added, whole, atol=1e-12)
+
+
+def rows(batch: tc.TokenBatch, part: tuple[int, int]) -> tc.TokenBatch:
+    sliced = changed(batch, lambda tensor: tensor[slice(*part)])
+    return dataclasses.replace(sliced, statistics=batch.statistics)
+
+
+@every_method
+def test_the_loss_is_minus_the_aggregated_objective(method: tc.Method) -> None:
+    batch = random_batch(method)
+    objective = method.surrogate(batch).objective
+    loss = tc.policy_loss(method, batch)
+    assert torch.equal(loss.per_token, -objective)
+    assert loss.value.item() == pytest.approx(-objective.sum().item() / batch.mask.sum().item())
+    torch.testing.assert_close(
+        gradient(method, batch) * batch.mask.sum(), -tc.coefficient(method, batch)
+    )
+
+
+@known_to_oracle
+def test_autograd_agrees_with_finite_differences(method: tc.Method) -> None:
+    batch = random_batch(method)
+    # What a gated token holds is detached: its value is not what its gradient is of.
+    active = method.surrogate(batch).kept
+    kinks = torch.zeros_like(active)
+    for step in (-1e-5, 1e-5):
+        moved = dataclasses.replace(batch, logp=batch.logp + step)
+        kinks |= method.surrogate(moved).kept != method.surrogate(batch).kept
+    assert not kinks.any(), "the batch was drawn with a token on a kink"
+
+    def objective(logp: Tensor) -> Tensor:
+        return method.surrogate(dataclasses.replace(batch, logp=logp)).objective[active]
+
+    leaf = batch.logp.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(objective, leaf, eps=1e-6, atol=1e-7, fast_mode=True)
+
+
+# Numerics --------------------------------------------------------------------------------------
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_extreme_ratios_stay_finite(method: tc.Method, dtype: torch.dtype) -> None:
+    tokens = itertools.product((0.0, -80.0, -200.0), (0.0, -80.0, -200.0), (1.0, -1.0, 0.0))
+    columns = [column(values).to(dtype) for values in zip(*tokens, strict=True)]
+    logp, logp_old, advantages = columns
+    batch = batch_for(method, logp, logp_old, advantages, torch.ones_like(logp, dtype=torch.bool))
+    assert all_finite(method.surrogate(batch).objective)
+    assert all_finite(tc.coefficient(method, batch))
+    leaf = logp.clone().requires_grad_()
+    tc.policy_loss(method, dataclasses.replace(batch, logp=leaf)).value.backward()
+    assert leaf.grad is not None
+    assert all_finite(leaf.grad)
+
+
+def all_finite(values: Tensor) -> bool:
+    return bool(values.isfinite().all())
+
+
+@known_to_oracle
+def test_tokens_the_old_policy_hardly_ever_samples(method: tc.Method) -> None:
+    """A probability too small for single precision; the gate must go by its logarithm."""
+    tokens = itertools.product((-0.5, -0.1, -0.01, 0.01, 0.1, 0.5, 3.0, 30.0), (1.0, -1.0, 0.0))
+    x, a = (column(values).float() for values in zip(*tokens, strict=True))
+    old = torch.full_like(x, -200.0)
+    method = of_the_token(method)
+    batch = batch_for(method, old + x, old, a, torch.ones_like(x, dtype=torch.bool))
+    assert_agrees_with_oracle(method, batch, tolerance=1e-5)
+    assert all_finite(method.surrogate(batch).objective)
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("given", "computed"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+    ],
+    ids=str,
+)
+def test_precision(method: tc.Method, given: torch.dtype, computed: torch.dtype) -> None:
+    batch = random_batch(method)
+    optional = {k: getattr(batch, k) for k in method.requires}
+    cast = {k: v.to(given) if v.is_floating_point() else v for k, v in optional.items()}
+    logp, logp_old, advantages, mask = astuple(batch)
+    batch = tc.TokenBatch(logp.to(given), logp_old.to(given), advantages.to(given), mask, **cast)
+    assert method.surrogate(batch).objective.dtype == computed
+    assert tc.coefficient(method, batch).dtype == computed
+    assert tc.policy_loss(method, batch).value.dtype == computed

@@ -1,0 +1,177 @@
+"""The audit of the paper's tables: its arithmetic by brute force, its findings by hand."""
+
+import re
+import time
+from io import StringIO
+from itertools import product
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats as scipy_stats
+
+from trustclip.report.paper import (
+    ATR_REPEATED,
+    Audit,
+    _table,
+    audit,
+    fit_difficulty,
+    render,
+    sampling_variance,
+)
+from trustclip.report.paper_cells import count_of, run_counts, single_run_faults, spreads_of
+
+
+@pytest.fixture(scope="module")
+def found() -> Audit:
+    return audit()
+
+
+@pytest.mark.parametrize(
+    ("printed", "answers", "count"),
+    [(28.61, 664, 190), (6.67, 240, 16), (48.19, 83, 40), (13.33, 30, 4), (40.18, 664, None)],
+)
+def test_counts_behind_printed_percentages(printed, answers, count):
+    assert count_of(printed, answers) == count
+
+
+def test_every_count_is_recovered_from_what_it_prints():
+    for answers in (30, 83, 240, 664):
+        for count in range(answers + 1):
+            assert count_of(round(100 * count / answers, 2), answers) == count
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_run_counts_are_all_and_only_those_that_print_so(ddof):
+    runs = [(a, b, c) for a, b, c in product(range(31), repeat=3) if a <= b <= c]
+    for mine in [(8, 8, 8), (6, 7, 9), (0, 15, 30)]:
+        shares = 100 * np.array(mine) / 30
+        mean, std = round(shares.mean(), 2), round(shares.std(ddof=ddof), 2)
+        expected = [
+            run
+            for run in runs
+            if abs(100 * np.mean(run) / 30 - mean) <= 0.00501
+            and abs(100 * np.std(run, ddof=ddof) / 30 - std) <= 0.00501
+        ]
+        assert list(mine) in run_counts(mean, std, 30, ddof).tolist()
+        assert [tuple(run) for run in run_counts(mean, std, 30, ddof).tolist()] == expected
+
+
+def test_table_2_is_consistent(found):
+    assert (found.rows, found.faults) == (16, [])
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("amc23_mean8_final", "41.75", "amc23 final .* no whole number"),
+        ("avg_mean8_final", "20.25", r"average mean8 is off by \+0.04"),
+        ("aime24_pass8_final", "3.33", "24 right answers cannot solve 1 problems"),
+        ("aime24_mean8_best", "9.58", "aime24 mean8: best 9.58 is below final 10.0"),
+        ("avg_pass8_best", "45.00", "best average pass8 is above"),
+    ],
+)
+def test_faults_are_found(column, value, message):
+    row = next(row for row in _table("paper_table2.csv") if row["method"] == "Clip")
+    assert not single_run_faults(row)
+    faults = "\n".join(single_run_faults({**row, column: value}))
+    assert faults.startswith("Qwen3-1.7B Clip: ")
+    assert re.search(message, faults)
+
+
+def test_the_one_impossible_cell_and_its_repair(found):
+    (cell,) = found.impossible
+    assert (cell.method, cell.benchmark, cell.metric) == ("Clip (ε = 0.329)", "amc23", "mean8")
+    assert (cell.mean, cell.std, cell.repair) == (40.18, 1.6, 40.16)
+    assert {int(run.sum()) for run in cell.runs} == {800}
+
+
+def test_stds_are_population_stds(found):
+    fit = found.conventions
+    assert (fit.population, fit.sample, fit.both, fit.neither) == (64, 0, 7, 1)
+
+
+def test_a_sample_std_would_be_recognised():
+    row = {"method": "x"}
+    counts = {"amc23": (1, 2, 4), "aime24": (26, 32, 36), "aime25": (29, 33, 39)}
+    for benchmark, runs in counts.items():
+        shares = 100 * np.array(runs) / (664 if benchmark == "amc23" else 240)
+        row[f"{benchmark}_mean8_mean"] = f"{shares.mean():.2f}"
+        row[f"{benchmark}_mean8_std"] = f"{shares.std(ddof=1):.2f}"
+    cells = spreads_of(row, "mean8")
+    assert [(len(cell.population), len(cell.sample)) for cell in cells] == [(0, 1)] * 3
+
+
+def test_one_average_is_reproduced_by_no_pairing_of_its_runs(found):
+    (cell,) = (cell for cell in found.averages if not any(cell.fits))
+    assert (cell.method, cell.metric, cell.mean, cell.std) == (ATR_REPEATED, "mean8", 23.42, 1.04)
+    assert round(cell.population, 2) == 1.03
+
+
+def test_reruns(found):
+    assert list(found.reruns.values()) == [(3, 6), (3, 6), (6, 6)]
+
+
+def test_claims_are_welchs_tests_with_the_corrected_std(found):
+    assert len(found.claims) == 22
+    claim = next(c for c in found.claims if c.baseline == "Clip (ε = 0.2)" and c.metric == "mean8")
+    correction = np.sqrt(3 / 2)
+    theirs = scipy_stats.ttest_ind_from_stats(
+        23.42, 1.04 * correction, 3, 19.75, 0.10 * correction, 3, equal_var=False
+    )
+    assert claim.difference.p == pytest.approx(theirs.pvalue)
+    assert claim.difference.value == pytest.approx(3.67)
+
+
+def test_no_claim_survives_holm(found):
+    smallest = {
+        metric: min(c.p_holm for c in found.claims if c.metric == metric)
+        for metric in ("mean8", "pass8")
+    }
+    assert smallest == pytest.approx({"mean8": 0.071, "pass8": 0.370}, abs=5e-4)
+    assert not any(claim.survives for claim in found.claims)
+    assert all(claim.difference.value > 0 for claim in found.claims)
+
+
+def test_gaps_of_table_2_are_within_sampling_noise(found):
+    gaps = {(g.model, g.metric): (g.baseline, round(g.value, 2)) for g in found.gaps}
+    assert gaps == {
+        ("Qwen3-1.7B", "mean8"): ("Dual Clip", 1.15),
+        ("Qwen3-1.7B", "pass8"): ("Soft Gate", 2.62),
+        ("Qwen3-8B", "mean8"): ("Dynamic Clipping", 1.09),
+        ("Qwen3-8B", "pass8"): ("Dynamic Clipping", -0.31),
+    }
+    assert not any(gap.resolved for gap in found.gaps)
+
+
+@pytest.mark.parametrize("metric", ["mean8", "pass8"])
+def test_sampling_variance_by_simulation(metric):
+    rng = np.random.default_rng(0)
+    row = next(row for row in _table("paper_table2.csv") if "ATR" in row["method"])
+    variance = 0.0
+    for benchmark, problems in {"amc23": 83, "aime24": 30, "aime25": 30}.items():
+        a, b = fit_difficulty(
+            *(float(row[f"{benchmark}_{m}_final"]) / 100 for m in ("mean8", "pass8"))
+        )
+        chances = rng.beta(a, b, 20_000)
+        right = rng.binomial(8, chances, (50, 20_000))
+        score = right / 8 if metric == "mean8" else right > 0
+        variance += 1e4 * score.var(axis=0, ddof=1).mean() / problems / 9
+    assert sampling_variance(row, metric) == pytest.approx(variance, rel=0.03)
+
+
+def test_render_says_what_was_found_and_is_quick(found):
+    out = StringIO()
+    began = time.process_time()
+    render(audit(), Console(file=out, width=120))
+    assert time.process_time() - began < 2
+    text = " ".join(out.getvalue().split())
+    for words in (
+        "16 rows, no inconsistent cells",
+        "impossible: Clip (ε = 0.329), amc23 Mean@8 40.18 ± 1.60",
+        "40.16 would fit",
+        "64 fit only the population std (divisor 3), 0 only the sample std, 7 both, 1 neither",
+        "11 of 11 baselines; 6 gaps have p <= 0.05 alone, after Holm none",
+        "exceed sampling noise: none",
+    ):
+        assert words in text

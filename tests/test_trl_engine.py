@@ -1,0 +1,358 @@
+"""The TRL engine against plain TRL: same gradients where TRL has the method, refusals elsewhere."""
+
+import math
+import warnings
+
+import pytest
+import torch
+import trl_runs
+from trl import GRPOConfig, GRPOTrainer
+from trl_runs import COMMON, constrained, fresh_model, plain, share_of_even_digits
+
+import trustclip as tc
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+
+LOW, HIGH = tc.interval("atr", delta=0.07)
+TWINS = [
+    ("clip", {"epsilon": 0.1}, {"epsilon": 0.1}),
+    ("clip_higher", {"low": 0.1, "high": 0.15}, {"epsilon": 0.1, "epsilon_high": 0.15}),
+    (
+        "dual_clip",
+        {"low": 0.1, "high": 0.1, "ceiling": 1.15},
+        {"epsilon": 0.1, "delta": 1.15},
+    ),
+    ("atr", {"delta": 0.07}, {"epsilon": 1 - LOW, "epsilon_high": HIGH - 1}),
+]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(("method", "args", "theirs"), TWINS, ids=[t[0] for t in TWINS])
+def test_same_training_as_plain_trl(tmp_path, method, args, theirs, lora):
+    lr = {"learning_rate": 1e-2 if lora else 3e-3}
+    a = plain(tmp_path / "a", lora=lora, **theirs, **lr)
+    b = constrained(tmp_path / "b", method, args, lora=lora, **lr)
+    assert len(a.grad_norms) == 6
+    assert b.grad_norms == pytest.approx(a.grad_norms, rel=1e-5)
+    torch.testing.assert_close(b.parameters, a.parameters, rtol=0, atol=1e-5)
+    gated = b.column("clip_ratio/region_mean")
+    assert max(gated) > 0.05, "the gate must act, or the test compares nothing"
+    if method != "dual_clip":  # TRL does not count tokens that its `delta` stops
+        for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max"):
+            assert b.column(f"clip_ratio/{name}") == pytest.approx(
+                a.column(f"clip_ratio/{name}"), abs=1e-6
+            )
+
+
+# -- one loss, with everything TRL can put around it -----------------------------------------------
+
+
+def build(tmp_path, config_class, trainer_class, **settings):
+    from datasets import Dataset
+
+    model, tokenizer = fresh_model()
+    return trainer_class(
+        model=model,
+        reward_funcs=share_of_even_digits,
+        args=config_class(output_dir=str(tmp_path), **{**COMMON, **settings}),
+        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
+        processing_class=tokenizer,
+    )
+
+
+def one_batch(trainer, seed=0):
+    """Inputs of `_compute_loss` with ratios on both sides of every bound, tools, padding."""
+    g = torch.Generator().manual_seed(seed)
+    rows, columns = 6, 9
+    inputs = {
+        "prompt_ids": torch.randint(0, 200, (rows, 4), generator=g),
+        "prompt_mask": torch.ones(rows, 4, dtype=torch.long),
+        "completion_ids": torch.randint(0, 200, (rows, columns), generator=g),
+        "completion_mask": (
+            torch.arange(columns) < torch.tensor([[9], [7], [9], [1], [5], [9]])
+        ).long(),
+        "tool_mask": (torch.rand(rows, columns, generator=g) > 0.2).long(),
+        "advantages": torch.tensor([1.0, -0.5, 0.25, -1.0, 0.0, 0.7]),
+        "num_items_in_batch": torch.tensor(30.0),
+        "importance_sampling_ratio": 0.5 + torch.rand(rows, columns, generator=g),
+        "sample_index": torch.arange(rows),
+    }
+    inputs["tool_mask"][:, 0] = 1
+    with torch.no_grad():
+        logps, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(
+            trainer,
+            trainer.model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            columns,
+        )
+    noise = torch.randn(rows, columns, generator=g)
+    inputs["old_per_token_logps"] = logps - 0.3 * noise
+    inputs["ref_per_token_logps"] = logps - 0.2 * noise.flip(0)
+    inputs["sampling_per_token_logps"] = logps - 0.4 * noise.flip(1)
+    return inputs
+
+
+def gradient_of(trainer, inputs):
+    trainer.model.zero_grad()
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer._compute_loss(trainer.model, dict(inputs))
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"])
+@pytest.mark.parametrize(
+    "around",
+    [
+        {},
+        {"beta": 0.3},
+        {"beta": 0.3, "use_bias_correction_kl": False},
+        {"entropy_coef": 0.02},
+        {"top_entropy_quantile": 0.5},
+        {"off_policy_mask_threshold": 0.05},
+        {"vllm": True},
+    ],
+    ids=["alone", "kl", "kl-uncorrected", "entropy", "top-entropy", "off-policy-mask", "vllm"],
+)
+def test_keeps_what_trl_does_around_the_gate(tmp_path, loss_type, around):
+    around = dict(around)
+    # A reference model and vLLM would have to be loaded; only what they feed the loss matters.
+    beta, vllm = around.pop("beta", 0.0), around.pop("vllm", False)
+    a = build(tmp_path, GRPOConfig, GRPOTrainer, epsilon=0.2, **around | {"loss_type": loss_type})
+    b = build(
+        tmp_path,
+        ConstrainedGRPOConfig,
+        ConstrainedGRPOTrainer,
+        method="clip",
+        **around | {"loss_type": loss_type},
+    )
+    for trainer in (a, b):
+        trainer.beta, trainer.use_vllm = beta, vllm
+    inputs = one_batch(a)
+    want, got = gradient_of(a, inputs), gradient_of(b, inputs)
+    assert want.norm() > 1e-4
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6 * want.norm().item())
+
+
+def test_gradient_is_that_of_our_own_loss(tmp_path):
+    """Dr. GRPO in TRL and `policy_loss` agree for methods TRL does not have."""
+    for name in ("soft_gate", "trgppo", "dynamic_clip", "kl2", "is_kl3"):
+        trainer = build(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, method=name)
+        inputs = one_batch(trainer)
+        got = gradient_of(trainer, inputs)
+        trainer.model.zero_grad()
+        logps, _, _ = GRPOTrainer._get_per_token_logps_and_entropies(
+            trainer,
+            trainer.model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].shape[1],
+        )
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        batch = tc.TokenBatch(
+            logps,
+            inputs["old_per_token_logps"],
+            inputs["advantages"][:, None].expand_as(logps),
+            mask,
+        )
+        loss = tc.policy_loss(tc.method(name), batch, "dr_grpo", trainer.max_completion_length)
+        loss.value.backward()
+        want = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6 * want.norm().item())
+
+
+def test_a_masked_runaway_token_cannot_spoil_the_gradient(tmp_path):
+    trainer = build(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, method="atr")
+    inputs = one_batch(trainer)
+    clean = gradient_of(trainer, inputs)
+    inputs["old_per_token_logps"][1, 8] = -math.inf  # beyond the end of its completion
+    inputs["old_per_token_logps"][3, 5] = math.nan
+    assert torch.equal(gradient_of(trainer, inputs), clean)
+    inputs["old_per_token_logps"][0, 0] = -500.0
+    assert gradient_of(trainer, inputs).isfinite().all()
+
+
+# -- every method ----------------------------------------------------------------------------------
+
+
+#: Thresholds narrow enough for three updates on an almost uniform policy to cross them.
+NARROW = {
+    "clip_cov": {"share": 0.1, "cov_low": 0.0},
+    "full_kl": {"delta": 1e-3},
+    "trgppo": {"delta": 1e-5, "epsilon": 0.05},
+    "truly_ppo": {"variant": "trppo_rb", "delta": 1e-3},
+}
+
+
+@pytest.mark.parametrize("name", [n for n in tc.methods()])
+def test_every_method_trains(tmp_path, name):
+    run = constrained(tmp_path, name, NARROW.get(name), max_steps=3, num_iterations=3)
+    assert len(run.grad_norms) == 3
+    assert all(math.isfinite(g) for g in run.grad_norms)
+    assert run.history[1]["trustclip/off_policy"] > 0.5
+    if tc.method(name).cuts:
+        assert max(run.column("trustclip/gated")) > 0
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("order", ["old_new", "new_old"])
+def test_exact_kl_is_exact(tmp_path, lora, order, monkeypatch):
+    """KL from cached hidden states equals that of two dense softmaxes of the two policies."""
+    seen = []
+    kept = ConstrainedGRPOTrainer._constrain
+
+    def spy(self, inputs, logps, entropy, states):
+        kept(self, inputs, logps, entropy, states)
+        batch, _ = inputs["gate"]
+        seen.append((dict(inputs), getattr(batch, f"kl_{order}").clone(), batch.mask))
+
+    monkeypatch.setattr(ConstrainedGRPOTrainer, "_constrain", spy)
+    captured = []
+    generate = ConstrainedGRPOTrainer._generate_and_score_completions
+
+    def snapshot(self, inputs):
+        output = generate(self, inputs)
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        with torch.no_grad():
+            logits = self.model(input_ids=ids, attention_mask=mask).logits
+        captured.append({"old": logits, "index": output["sample_index"].clone()})
+        return output
+
+    monkeypatch.setattr(ConstrainedGRPOTrainer, "_generate_and_score_completions", snapshot)
+    run = constrained(
+        tmp_path,
+        "full_kl",
+        {"order": order, "delta": 1e-3},
+        lora=lora,
+        max_steps=2,
+        num_iterations=2,
+        temperature=0.7,
+        learning_rate=1e-2,
+    )
+    inputs, kl, mask = seen[1]  # second pass over the first generation, after one update
+    assert run.history[1]["trustclip/gated"] > 0
+    assert kl[mask].max() > 1e-3
+    # What the second pass saw, computed densely: the policy after exactly one update.
+    again = constrained(
+        tmp_path / "one",
+        "full_kl",
+        {"order": order, "delta": 1e-3},
+        lora=lora,
+        max_steps=1,
+        num_iterations=2,
+        temperature=0.7,
+        learning_rate=1e-2,
+    )
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    with torch.no_grad():
+        new = again.trainer.model(input_ids=ids, attention_mask=attention).logits
+    order_of = torch.argsort(captured[0]["index"])
+    old = captured[0]["old"][order_of][inputs["sample_index"]]
+    length = mask.shape[1]
+    new, old = ((z[:, -length - 1 : -1].double() / 0.7).log_softmax(-1) for z in (new, old))
+    p, q = (old, new) if order == "old_new" else (new, old)
+    dense = (p.exp() * (p - q)).sum(-1)
+    torch.testing.assert_close(kl[mask].double(), dense[mask], rtol=1e-3, atol=2e-6)
+
+
+def test_clip_cov_choice_does_not_depend_on_micro_batches(tmp_path):
+    args = {"share": 0.2, "cov_low": 0.0, "cov_high": 50.0}
+    whole = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
+    split = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "steps_per_generation": 4,
+    }
+    a = constrained(tmp_path / "a", "clip_cov", args, max_steps=4, num_iterations=2, **whole)
+    b = constrained(tmp_path / "b", "clip_cov", args, max_steps=4, num_iterations=2, **split)
+    assert b.grad_norms == pytest.approx(a.grad_norms, rel=1e-4)
+    assert b.column("trustclip/gated") == pytest.approx(a.column("trustclip/gated"), abs=1e-9)
+    assert sum(a.column("trustclip/gated")) / 4 == pytest.approx(0.2, abs=0.06)
+
+
+def test_metrics_add_up_over_micro_batches(tmp_path):
+    split = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "steps_per_generation": 4,
+    }
+    a = constrained(tmp_path / "a", "clip", {"epsilon": 0.02}, max_steps=4, num_iterations=2)
+    b = constrained(
+        tmp_path / "b", "clip", {"epsilon": 0.02}, max_steps=4, num_iterations=2, **split
+    )
+    names = [n for n in a.history[1] if n.startswith("trustclip/")]
+    assert "trustclip/k3" in names and "trustclip/gated/positive_above" in names
+    for name in names:
+        assert b.column(name) == pytest.approx(a.column(name), rel=1e-4, abs=1e-6), name
+
+
+# -- inert schedules -------------------------------------------------------------------------------
+
+
+def config(tmp_path, **settings):
+    return ConstrainedGRPOConfig(output_dir=str(tmp_path), **{**COMMON, **settings})
+
+
+def test_an_inert_schedule_is_refused_with_the_arithmetic_and_two_cures(tmp_path):
+    with pytest.raises(ValueError, match="inert") as error:
+        config(tmp_path, num_iterations=1, gradient_accumulation_steps=4)
+    for part in ("4 x 1 / 4 = 1", "num_iterations to 2", "steps_per_generation to 8"):
+        assert part in str(error.value)
+    config(tmp_path, num_iterations=1, gradient_accumulation_steps=4, steps_per_generation=8)
+    config(tmp_path, num_iterations=2, gradient_accumulation_steps=4)
+    config(tmp_path, num_iterations=1, allow_inert=True)
+    config(tmp_path, num_iterations=1, method="clip_cov")  # drops tokens at ratio 1 too
+
+
+def test_allowed_inert_training_is_plain_policy_gradient(tmp_path):
+    settings = {"num_iterations": 1, "max_steps": 3}
+    a = plain(tmp_path / "a", **settings)
+    b = constrained(tmp_path / "b", "atr", allow_inert=True, **settings)
+    assert b.grad_norms == pytest.approx(a.grad_norms, rel=1e-6)
+    assert b.column("trustclip/off_policy") == [0.0] * 3
+
+
+def test_a_gate_that_never_closes_is_reported_once(tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        constrained(tmp_path, "atr", {"delta": 5.0}, inert_patience=3, learning_rate=1e-6)
+    assert [str(w.message) for w in caught if "inert" in str(w.message)] != []
+    assert len([w for w in caught if "inert" in str(w.message)]) == 1
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "art"}, ["'art'", "did you mean 'atr'"]),
+        ({"method_args": {"delat": 0.1}}, ["'delat'", "did you mean 'delta'"]),
+        ({"method_args": {"delta": -1.0}}, ["delta", "greater than 0", "-1.0"]),
+        ({"loss_type": "sapo"}, ["loss_type", "sapo", "dr_grpo"]),
+        ({"epsilon": 0.3}, ["epsilon=0.3", "no effect", "'clip'"]),
+        ({"epsilon_high": 0.3}, ["epsilon_high=0.3", "'clip_higher'"]),
+        ({"delta": 4.0}, ["delta=4.0", "'dual_clip'"]),
+        ({"importance_sampling_level": "sequence"}, ["importance_sampling_level", "level"]),
+        ({"method": "truly_ppo", "method_args": {"variant": "truly"}}, ["gradient of the full KL"]),
+        ({"inert_patience": 0}, ["inert_patience"]),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(tmp_path, settings, words):
+    with pytest.raises(ValueError) as error:
+        config(tmp_path, **settings)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_plain_config_is_refused(tmp_path):
+    model, tokenizer = fresh_model()
+    with pytest.raises(ValueError, match="ConstrainedGRPOConfig"):
+        ConstrainedGRPOTrainer(
+            model=model,
+            reward_funcs=share_of_even_digits,
+            args=GRPOConfig(output_dir=str(tmp_path), **COMMON),
+            processing_class=tokenizer,
+        )

@@ -1,0 +1,324 @@
+"""Known values of the gradient coefficient, the gate and the loss, method by method."""
+
+import math
+from collections.abc import Sequence
+
+import oracle
+import pytest
+import reference_values as known
+import torch
+import yaml
+from torch import Tensor
+
+import trustclip as tc
+
+DOUBLE = torch.float64
+
+
+def row(*values: float) -> Tensor:
+    return torch.tensor([values], dtype=DOUBLE)
+
+
+def batch_of(
+    log_ratio: Sequence[float],
+    advantages: Sequence[float],
+    p_old: float = 0.5,
+    kl_old_new: Tensor | None = None,
+) -> tc.TokenBatch:
+    old = torch.full((1, len(log_ratio)), math.log(p_old), dtype=DOUBLE)
+    mask = torch.ones_like(old, dtype=torch.bool)
+    return tc.TokenBatch(old + row(*log_ratio), old, row(*advantages), mask, kl_old_new=kl_old_new)
+
+
+def parse(spec: str) -> tc.Method:
+    name, *parameters = spec.split()
+    return tc.method(name, **{k: yaml.safe_load(v) for k, v in (p.split("=") for p in parameters)})
+
+
+# Gradient coefficients -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", known.GATES)
+def test_gradient_coefficients(spec: str) -> None:
+    method = parse(spec)
+    cells = iter(known.GATES[spec].split())
+    for p, ratios in known.RATIO_GRID.items():
+        for a in (1.0, -1.0):
+            # A ratio on a bound is inside; the rounding of new - old must not push it out.
+            log_ratios = [math.log(w) * (1 - 1e-13) for w in ratios]
+            batch = batch_of(log_ratios, [a] * len(ratios), p_old=p)
+            factor = {"1": 1.0, "0": 0.0, "-": -0.3}
+            want = [w * factor[mark] for w, mark in zip(ratios, next(cells), strict=True)]
+            got = (tc.coefficient(method, batch) * a)[0].tolist()
+            assert got == pytest.approx(want, rel=1e-12), (p, a)
+
+
+@pytest.mark.parametrize("spec", known.GATES)
+def test_the_oracle_has_the_same_gradient_coefficients(spec: str) -> None:
+    method = parse(spec)
+    cells = iter(known.GATES[spec].split())
+    for p, ratios in known.RATIO_GRID.items():
+        for a in (1.0, -1.0):
+            for w, mark in zip(ratios, next(cells), strict=True):
+                token = (math.log(w), a, math.log(p))
+                got = oracle.coefficient(method.name, method.to_dict(), *token)
+                assert got == pytest.approx(w * {"1": 1, "0": 0, "-": -0.3}[mark]), (p, a, w)
+
+
+def test_soft_gate() -> None:
+    ratios, positive, negative = zip(*known.SOFT_GATE, strict=True)
+    method = tc.method("soft_gate", temperature_positive=1.0, temperature_negative=1.05)
+    for a, want in ((1.0, positive), (-1.0, negative)):
+        batch = batch_of([math.log(w) for w in ratios], [a] * len(ratios))
+        assert (tc.coefficient(method, batch) * a)[0].tolist() == pytest.approx(want, rel=1e-12)
+        assert method.surrogate(batch).kept.all()
+
+
+def test_soft_gate_values() -> None:
+    ratios, positive, negative = zip(*known.SOFT_GATE_VALUES, strict=True)
+    method = tc.method("soft_gate")
+    for a, want in ((1.0, positive), (-1.0, negative)):
+        batch = batch_of([math.log(w) for w in ratios], [a] * len(ratios))
+        got = (method.surrogate(batch).objective * a)[0].tolist()
+        assert got == pytest.approx(want, rel=5e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "defaults"),
+    [
+        ("clip", {"epsilon": 0.2}),
+        ("clip_higher", {"low": 0.2, "high": 0.28}),
+        ("dual_clip", {"low": 0.2, "high": 0.2, "ceiling": 3.0}),
+        ("dynamic_clip", {"epsilon_low": 0.16, "epsilon_high": 0.20, "ceiling": 10.0}),
+        ("clip_cov", {"low": 1.0, "high": 1.0, "share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}),
+        ("soft_gate", {"temperature_positive": 1.0, "temperature_negative": 1.05}),
+        ("atr", {"delta": 0.07, "side": "outward", "level": "token"}),
+        ("is_kl3", {"delta": 0.07, "form": "kl_new_old"}),
+        ("kl1", {"delta": 0.07, "sign": "abs"}),
+        ("kl2", {"delta": 0.07}),
+        ("full_kl", {"delta": 0.07}),
+        ("trgppo", {"delta": 0.05, "epsilon": 0.2}),
+        ("trpo", {"delta": 0.01}),
+    ],
+)
+def test_defaults_are_those_of_the_source(spec: str, defaults: dict[str, object]) -> None:
+    assert defaults.items() <= tc.method(spec).to_dict().items()
+
+
+# The gate and the loss of atr ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("side", "column"), [("outward", 2), ("strict", 3)])
+def test_atr_gate(side: str, column: int) -> None:
+    method = tc.method("atr", delta=0.07, side=side)
+    advantages, ratios, *_ = zip(*known.ATR_GATE, strict=True)
+    surrogate = method.surrogate(batch_of([math.log(w) for w in ratios], advantages))
+    assert surrogate.kept[0].tolist() == [bool(r[column]) for r in known.ATR_GATE]
+
+
+def test_atr_loss_is_that_of_the_ratio_clip() -> None:
+    advantages, ratios, _, _, _, want = zip(*known.ATR_GATE, strict=True)
+    batch = batch_of([math.log(w) for w in ratios], advantages)
+    got = tc.policy_loss(tc.method("atr", delta=0.07), batch).per_token[0]
+    assert got.tolist() == pytest.approx(want, rel=1e-12)
+
+
+def test_full_kl_loss_is_that_of_the_general_operator() -> None:
+    advantages, ratios, *_, want, _ = zip(*known.ATR_GATE, strict=True)
+    exact = row(*(oracle.k3(math.log(w)) for w in ratios))
+    batch = batch_of([math.log(w) for w in ratios], advantages, kl_old_new=exact)
+    got = tc.policy_loss(tc.method("full_kl", delta=0.07), batch).per_token[0]
+    assert got.tolist() == pytest.approx(want, rel=1e-12)
+
+
+# Levels ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("log_ratios", "advantage", "s"), known.SEQUENCES)
+def test_sequence_level_is_gspo(log_ratios: list[float], advantage: float, s: float) -> None:
+    batch = batch_of(log_ratios, [advantage] * len(log_ratios))
+    method = tc.method("clip", epsilon=0.2, level="sequence")
+    want = [s * advantage] * len(log_ratios)
+    assert method.surrogate(batch).objective[0].tolist() == pytest.approx(want, rel=1e-12)
+    assert tc.coefficient(method, batch)[0].tolist() == pytest.approx(want, rel=1e-12)
+    # The sequence leaves the interval as a whole, though one of its tokens is inside.
+    tight = tc.method("clip", epsilon=0.02, level="sequence")
+    assert not tight.surrogate(batch).kept.any()
+    assert not tc.coefficient(tight, batch).any()
+
+
+@pytest.mark.parametrize("level", ["token", "prefix", "sequence"])
+@pytest.mark.parametrize("name", ["clip", "clip_higher", "atr"])
+def test_levels_against_the_oracle(name: str, level: str) -> None:
+    torch.manual_seed(3)
+    method = tc.method(name, level=level)
+    for length in (1, 2, 5, 9):
+        x = (0.5 * torch.randn(length)).tolist()
+        a = torch.randn(length).tolist()
+        want = oracle.level_gradient(name, method.to_dict(), x, a)
+        got = tc.coefficient(method, batch_of(x, a))[0].tolist()
+        assert got == pytest.approx(want, rel=1e-10, abs=1e-12)
+
+
+def test_a_sequence_does_not_see_its_neighbours_or_its_padding() -> None:
+    x = torch.tensor([[0.1, 0.3, math.nan], [-0.4, -0.6, 0.2]], dtype=DOUBLE)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    old, ones = torch.zeros_like(x), torch.ones_like(x)
+    for level in ("prefix", "sequence"):
+        method = tc.method("atr", level=level)
+        both = tc.coefficient(method, tc.TokenBatch(x, old, ones, mask))
+        for i, length in ((0, 2), (1, 3)):
+            alone = tc.coefficient(method, batch_of(x[i, :length].tolist(), [1.0] * length))
+            torch.testing.assert_close(both[i, :length], alone[0], rtol=1e-12, atol=0)
+
+
+# Clip-Cov --------------------------------------------------------------------------------------
+
+
+def cov_batch(seed: int = 0, copies: int = 1) -> tc.TokenBatch:
+    """The fixture's tokens, on policy; ``copies`` of them leave every mean as it is."""
+    logp = row(*known.COV_LOGP).repeat(copies, 1)
+    advantages = row(*known.COV_ADVANTAGES).repeat(copies, 1)
+    keys = torch.randperm(logp.numel(), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(logp, dtype=torch.bool)
+    return tc.TokenBatch(logp, logp.clone(), advantages, mask, keys=keys.view_as(logp))
+
+
+def dropped(method: tc.Method, batch: tc.TokenBatch) -> set[int]:
+    return set((~method.surrogate(batch).kept).flatten().nonzero().flatten().tolist())
+
+
+def test_covariance_of_the_oracle() -> None:
+    assert oracle.centred_products(known.COV_LOGP, known.COV_ADVANTAGES) == pytest.approx(
+        known.COV, rel=1e-6
+    )
+
+
+def test_clip_cov_drops_candidates_only_and_all_of_them_sooner_or_later() -> None:
+    methods = [tc.method("clip_cov", share=0.25, seed=seed) for seed in range(60)]
+    drawn = [dropped(method, cov_batch()) for method in methods]
+    assert set().union(*drawn) == set(known.COV_CANDIDATES)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.9])
+def test_clip_cov_drops_its_share_of_all_tokens(share: float) -> None:
+    """Each candidate on its own: the released code draws a fixed number, the mean is the same."""
+    batch = cov_batch(copies=20)
+    method = tc.method("clip_cov", share=share)
+    logp, advantages = batch.logp.flatten().tolist(), batch.advantages.flatten().tolist()
+    candidates = oracle.clip_cov_candidates(method.to_dict(), logp, logp, advantages)
+    assert len(candidates) == 60
+    counts = []
+    for seed in range(200):
+        found = dropped(tc.method("clip_cov", share=share, seed=seed), batch)
+        assert found <= candidates
+        counts.append(len(found))
+    chance = min(share * 120 / 60, 1.0)
+    deviation = math.sqrt(60 * chance * (1 - chance) / len(counts))
+    assert abs(math.fsum(counts) / len(counts) - 60 * chance) <= 4 * deviation
+
+
+def test_clip_cov_is_reproducible_and_follows_the_keys() -> None:
+    batch = cov_batch(copies=20)
+    method = tc.method("clip_cov", share=0.1)
+    first = dropped(method, batch)
+    assert dropped(method, batch) == first
+    assert dropped(tc.method("clip_cov", share=0.1, seed=1), batch) != first
+    assert dropped(method, cov_batch(seed=1, copies=20)) != first
+
+
+def test_clip_cov_never_drops_what_the_clip_cut_or_a_masked_token() -> None:
+    batch = cov_batch(copies=20)
+    x = torch.linspace(-1, 1, batch.logp.numel(), dtype=DOUBLE).view_as(batch.logp)
+    mask = torch.arange(6) != 1
+    batch = tc.TokenBatch(
+        batch.logp, batch.logp - x, batch.advantages, mask.expand(20, 6), keys=batch.keys
+    )
+    method = tc.method("clip_cov", low=0.2, high=0.2, share=1.0)
+    flat = [t[:, mask].flatten().tolist() for t in (batch.logp, batch.logp_old, batch.advantages)]
+    candidates = oracle.clip_cov_candidates(method.to_dict(), *flat)
+    cut = {
+        i
+        for i, (new, old, a) in enumerate(zip(*flat, strict=True))
+        if not oracle.kept("clip_cov", method.to_dict(), new - old, a, old)
+    }
+    assert candidates
+    assert cut
+    kept = method.surrogate(batch).kept[:, mask].flatten()
+    assert set((~kept).nonzero().flatten().tolist()) == candidates | cut
+
+
+def test_clip_cov_without_candidates_drops_nothing() -> None:
+    assert not dropped(tc.method("clip_cov", cov_low=100.0, cov_high=200.0), cov_batch())
+
+
+# TRPO and Truly PPO ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.1, 0.13, 0.15, 0.3])
+def test_trpo_stops_the_whole_batch(scale: float) -> None:
+    x = [scale * s for s in (1.0, -1.0, 0.5, -1.5, 1.2, 0.0)]
+    kept = oracle.trpo_kept(0.01, [oracle.k3(v) for v in x])
+    batch = batch_of(x, [1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
+    surrogate = tc.method("trpo", delta=0.01).surrogate(batch)
+    assert surrogate.kept.unique().tolist() == [kept]
+    want = [math.exp(v) * a * kept for v, a in zip(x, batch.advantages[0].tolist(), strict=True)]
+    got = tc.coefficient(tc.method("trpo", delta=0.01), batch)[0].tolist()
+    assert got == pytest.approx(want, rel=1e-12)
+
+
+def test_trpo_averages_over_unmasked_tokens() -> None:
+    x = row(0.2, 0.0, 0.0, 0.0)
+    mask = torch.tensor([[True, False, False, False]])
+    batch = tc.TokenBatch(x, 0 * x, torch.ones_like(x), mask)
+    # k3(0.2) = 0.0214: above the threshold alone, below it if padding counted.
+    assert not tc.method("trpo", delta=0.01).surrogate(batch).kept.any()
+    assert tc.method("trpo", delta=0.03).surrogate(batch).kept.tolist() == mask.tolist()
+
+
+def test_trpo_prefers_the_exact_divergence() -> None:
+    for exact, kept in ((0.009, True), (0.011, False)):
+        batch = batch_of([1.0, 1.0], [1.0, 1.0], kl_old_new=row(exact, exact))
+        assert tc.method("trpo", delta=0.01).surrogate(batch).kept.all().item() == kept
+
+
+def truly_batch(logp: Tensor, kl: Tensor) -> tc.TokenBatch:
+    old = torch.zeros_like(logp) - 1
+    return tc.TokenBatch(
+        logp, old, row(2, 2, -2), torch.ones(1, 3, dtype=torch.bool), kl_old_new=kl
+    )
+
+
+def test_truly_ppo_rolls_back_along_the_divergence() -> None:
+    """Triggered: w A - 5 KL with the gradient of both. Not triggered: w A alone."""
+    leaf = row(-0.5, -0.9, -0.5).requires_grad_()
+    batch = truly_batch(leaf, 0.5 * (leaf + 1) ** 2)
+    surrogate = tc.method("truly_ppo", variant="truly").surrogate(batch)
+    (got,) = torch.autograd.grad(surrogate.objective.sum(), leaf)
+    w = [math.exp(0.5), math.exp(0.1), math.exp(0.5)]
+    want = [2 * w[0] - 5 * 0.5, 2 * w[1], -2 * w[2]]
+    assert got[0].tolist() == pytest.approx(want, rel=1e-12)
+
+
+def test_truly_ppo_without_the_ratio_term() -> None:
+    leaf = row(-0.5, -0.9, -0.5).requires_grad_()
+    method = tc.method("truly_ppo", variant="truly", slope_likelihood=0.0, slope=0.4, delta=0.05)
+    objective = method.surrogate(truly_batch(leaf, 0.5 * (leaf + 1) ** 2)).objective
+    (got,) = torch.autograd.grad(objective.sum(), leaf)
+    assert got[0, 0].item() == pytest.approx(-0.4 * 0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize(("variant", "factor"), [("tr_ppo", 0.0), ("trppo_rb", -0.05)])
+def test_truly_ppo_family(variant: str, factor: float) -> None:
+    batch = truly_batch(row(-0.5, -0.9, -0.5), row(0.05, 0.02, 0.05))
+    got = tc.coefficient(tc.method("truly_ppo", variant=variant), batch)[0].tolist()
+    want = [2 * factor * math.exp(0.5), 2 * math.exp(0.1), -2 * math.exp(0.5)]
+    assert got == pytest.approx(want, rel=1e-12)
+
+
+def test_truly_ppo_thresholds_by_variant() -> None:
+    for variant, delta in (("tr_ppo", 0.035), ("trppo_rb", 0.03), ("truly", 0.03)):
+        method = tc.method("truly_ppo", variant=variant)
+        for kl, kept in ((delta - 1e-9, True), (delta + 1e-9, False)):
+            batch = truly_batch(row(-0.5, -0.5, -0.5), row(kl, kl, kl))
+            assert method.surrogate(batch).kept[0].tolist() == [kept, kept, True], variant

@@ -1,0 +1,112 @@
+"""Small real TRL runs, shared by the engine's tests: a tiny Qwen3, a dense reward, no network."""
+
+import os
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+PROMPTS = [f"{a}+{b}=" for a in range(4) for b in range(4)]
+
+
+def share_of_even_digits(completions, **_) -> list[float]:
+    """Dense and cheap: every group of samples has different rewards."""
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [sum(ch in "02468abcdefgh" for ch in text) / max(len(text), 1) for text in texts]
+
+
+@cache
+def _start() -> tuple[dict[str, torch.Tensor], Any, Any]:
+    from trustclip.recipes.tiny import tiny_model
+
+    model, tokenizer = tiny_model(seed=1, layers=1, hidden=64)
+    return {k: v.clone() for k, v in model.state_dict().items()}, model.config, tokenizer
+
+
+def fresh_model() -> tuple[Any, Any]:
+    from transformers import Qwen3ForCausalLM
+
+    state, config, tokenizer = _start()
+    model = Qwen3ForCausalLM(config)
+    model.load_state_dict(state)
+    model.tie_weights()
+    return model, tokenizer
+
+
+@dataclass
+class Run:
+    """What a training run leaves behind."""
+
+    grad_norms: list[float] = field(default_factory=list)
+    parameters: torch.Tensor | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
+    trainer: Any = None
+
+    def column(self, name: str) -> list[float]:
+        return [row[name] for row in self.history if name in row]
+
+
+COMMON = dict(
+    per_device_train_batch_size=16,
+    num_generations=4,
+    num_iterations=3,
+    max_completion_length=10,
+    learning_rate=3e-3,
+    lr_scheduler_type="constant",
+    max_steps=6,
+    logging_steps=1,
+    loss_type="dr_grpo",
+    scale_rewards="none",
+    report_to="none",
+    save_strategy="no",
+    use_cpu=True,
+    bf16=False,
+    gradient_checkpointing=False,
+    disable_dropout=True,
+    disable_tqdm=True,
+    seed=5,
+)
+
+
+def train(tmp_path, config_class, trainer_class, *, lora: bool = False, **settings) -> Run:
+    """Six optimizer steps from the same start; ``settings`` over `COMMON`."""
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    torch.set_num_threads(1)
+    model, tokenizer = fresh_model()
+    peft_config = None
+    if lora:
+        torch.manual_seed(0)
+        peft_config = LoraConfig(
+            r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+    args = config_class(output_dir=str(tmp_path), **{**COMMON, **settings})
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=share_of_even_digits,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        processing_class=tokenizer,
+        peft_config=peft_config,
+    )
+    trainer.train()
+    trained = [p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]
+    history = [row for row in trainer.state.log_history if "grad_norm" in row]
+    return Run([row["grad_norm"] for row in history], torch.cat(trained), history, trainer)
+
+
+def plain(tmp_path, **settings) -> Run:
+    from trl import GRPOConfig, GRPOTrainer
+
+    return train(tmp_path, GRPOConfig, GRPOTrainer, **settings)
+
+
+def constrained(tmp_path, method: str, method_args: dict | None = None, **settings) -> Run:
+    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+
+    settings = {"method": method, "method_args": method_args, **settings}
+    return train(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, **settings)

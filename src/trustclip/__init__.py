@@ -46,17 +46,17 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .batch import Loss as Loss
-    from .batch import Surrogate as Surrogate
-    from .batch import TokenBatch as TokenBatch
-    from .loss import coefficient as coefficient
-    from .loss import policy_loss as policy_loss
-    from .method import Method as Method
-    from .method import as_method as as_method
-    from .method import definition as definition
-    from .method import interval as interval
-    from .method import method as method
-    from .method import methods as methods
+    from trustclip.batch import Loss as Loss
+    from trustclip.batch import Surrogate as Surrogate
+    from trustclip.batch import TokenBatch as TokenBatch
+    from trustclip.loss import coefficient as coefficient
+    from trustclip.loss import policy_loss as policy_loss
+    from trustclip.method import Method as Method
+    from trustclip.method import as_method as as_method
+    from trustclip.method import definition as definition
+    from trustclip.method import interval as interval
+    from trustclip.method import method as method
+    from trustclip.method import methods as methods
 
 
 class _Public(ModuleType):

@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from . import masked
-from .names import unknown
+from trustclip import masked
+from trustclip.names import unknown
 
 Aggregation = Literal["token_mean", "sequence_mean", "dr_grpo", "dapo"]
 

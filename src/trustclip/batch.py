@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from .masked import widen, zero_masked
+from trustclip.masked import widen, zero_masked
 
 #: Optional fields, with who can supply each: named in the error when a method misses one.
 SUPPLIERS = {

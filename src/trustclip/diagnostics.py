@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import divergences
-from .batch import Surrogate, TokenBatch
-from .masked import masked_sum, safe_exp
+from trustclip import divergences
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.masked import masked_sum, safe_exp
 
 Metrics = dict[str, tuple[Tensor, Tensor]]
 

@@ -9,7 +9,7 @@ log-probabilities into a divergence stands in this file and nowhere else.
 import torch
 from torch import Tensor
 
-from .masked import safe_exp, safe_expm1
+from trustclip.masked import safe_exp, safe_expm1
 
 #: Gap in nats beyond which `categorical_kl` adds the terms of the lesser token one by one.
 _FAR = 20.0

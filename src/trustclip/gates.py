@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .batch import Surrogate, TokenBatch
-from .levels import Level, log_ratio_at
-from .masked import safe_exp, zero_masked
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.levels import Level, log_ratio_at
+from trustclip.masked import safe_exp, zero_masked
 
 Side = Literal["outward", "strict"]
 

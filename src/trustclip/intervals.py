@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .divergences import log1mexp
+from trustclip.divergences import log1mexp
 
 Bounds = tuple[float, float]
 

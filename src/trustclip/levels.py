@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from .masked import sequence_mean, zero_masked
+from trustclip.masked import sequence_mean, zero_masked
 
 Level = Literal["token", "prefix", "sequence"]
 

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import diagnostics
-from .aggregation import aggregate
-from .batch import Loss, TokenBatch
-from .method import Method
+from trustclip import diagnostics
+from trustclip.aggregation import aggregate
+from trustclip.batch import Loss, TokenBatch
+from trustclip.method import Method
 
 
 def policy_loss(

@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from .batch import Surrogate, TokenBatch
-from .names import unknown
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.checked import checked
+from trustclip.names import unknown
 
 LogBounds = tuple[Tensor | float, Tensor | float]
 Reduce = Callable[[Tensor], Tensor]
@@ -33,14 +33,8 @@ Number = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
 UpToOne = Annotated[float, _NUMBER, Field(gt=0, le=1)]
 AboveOne = Annotated[float, _NUMBER, Field(gt=1, allow_inf_nan=False)]
 
-_T = TypeVar("_T")
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def definition(cls: type[_T]) -> type[_T]:
-    """Class decorator of a method: a frozen, keyword-only dataclass that checks its values."""
-    decorate = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-    return decorate(cls)  # type: ignore[return-value]
+#: Class decorator of a method: a frozen, keyword-only dataclass that checks its values.
+definition = checked
 
 
 class Method(ABC):
@@ -188,17 +182,8 @@ def method(name: str, **hyperparameters: Any) -> Method:
             raise ValueError(unknown(f"hyper-parameter of {name}", key, allowed))
     try:
         return cls(**hyperparameters)
-    except ValidationError as error:
-        raise ValueError(f"{name}: {_explain(error)}") from None
-
-
-def _explain(error: ValidationError) -> str:
-    return "; ".join(
-        f"`{'.'.join(map(str, item['loc']))}` {item['msg']}, got {item['input']!r}"
-        if item["loc"]
-        else item["msg"]
-        for item in error.errors()
-    )
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:

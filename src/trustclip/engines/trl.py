@@ -27,15 +27,15 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # pyright: reportPrivateImportUsage=false
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from .. import diagnostics
-from ..batch import Surrogate, TokenBatch
-from ..head import exact_kl
-from ..loss import gradient
-from ..masked import MAX_LOG_RATIO
-from ..method import Method, method
-from ..names import unknown
-from . import hidden
-from .schedule import Schedule
+from trustclip import diagnostics
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.engines import hidden
+from trustclip.engines.schedule import Schedule
+from trustclip.head import exact_kl
+from trustclip.loss import gradient
+from trustclip.masked import MAX_LOG_RATIO
+from trustclip.method import Method, method
+from trustclip.names import unknown
 
 __all__ = ["ConstrainedGRPOConfig", "ConstrainedGRPOTrainer", "SFTConfig", "SFTTrainer"]
 

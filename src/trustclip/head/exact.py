@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..divergences import categorical_kl
+from trustclip.divergences import categorical_kl
 
 Order = Literal["old_new", "new_old"]
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .. import gates, intervals
-from ..batch import Surrogate, TokenBatch
-from ..masked import masked_sum
-from ..method import LogBounds, Method, Number, Positive, Reduce, UpToOne, definition
-from ..sampling import uniform
+from trustclip import gates, intervals
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.masked import masked_sum
+from trustclip.method import LogBounds, Method, Number, Positive, Reduce, UpToOne, definition
+from trustclip.sampling import uniform
 
 
 @definition

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from .. import gates, intervals
-from ..batch import Surrogate, TokenBatch
-from ..levels import Level
-from ..method import LogBounds, Method, Positive, UpToOne, definition
+from trustclip import gates, intervals
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.levels import Level
+from trustclip.method import LogBounds, Method, Positive, UpToOne, definition
 
 
 @definition

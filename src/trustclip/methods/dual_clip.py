@@ -4,9 +4,9 @@ import math
 
 from torch import Tensor
 
-from .. import gates, intervals
-from ..batch import Surrogate, TokenBatch
-from ..method import AboveOne, LogBounds, Method, Positive, UpToOne, definition
+from trustclip import gates, intervals
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.method import AboveOne, LogBounds, Method, Positive, UpToOne, definition
 
 
 @definition

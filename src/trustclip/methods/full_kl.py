@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from .. import gates
-from ..batch import Surrogate, TokenBatch
-from ..method import Method, Positive, definition
+from trustclip import gates
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.method import Method, Positive, definition
 
 
 @definition

@@ -4,9 +4,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from .. import divergences, gates, intervals
-from ..batch import Surrogate, TokenBatch
-from ..method import LogBounds, Method, Positive, definition
+from trustclip import divergences, gates, intervals
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.method import LogBounds, Method, Positive, definition
 
 
 @definition

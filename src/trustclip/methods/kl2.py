@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from .. import gates, intervals
-from ..batch import Surrogate, TokenBatch
-from ..method import LogBounds, Method, Positive, definition
+from trustclip import gates, intervals
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.method import LogBounds, Method, Positive, definition
 
 
 @definition

@@ -2,10 +2,10 @@
 
 import torch
 
-from .. import gates
-from ..batch import Surrogate, TokenBatch
-from ..masked import safe_expm1
-from ..method import Method, Positive, definition
+from trustclip import gates
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.masked import safe_expm1
+from trustclip.method import Method, Positive, definition
 
 
 @definition

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from .. import divergences, gates
-from ..batch import Surrogate, TokenBatch
-from ..masked import masked_sum
-from ..method import Method, Positive, Reduce, definition
+from trustclip import divergences, gates
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.masked import masked_sum
+from trustclip.method import Method, Positive, Reduce, definition
 
 
 @definition

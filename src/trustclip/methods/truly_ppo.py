@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from .. import gates, intervals
-from ..batch import Surrogate, TokenBatch
-from ..masked import safe_exp, zero_masked
-from ..method import Method, NonNegative, Positive, UpToOne, definition
+from trustclip import gates, intervals
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.masked import safe_exp, zero_masked
+from trustclip.method import Method, NonNegative, Positive, UpToOne, definition
 
 Variant = Literal["tr_ppo", "ppo_rb", "trppo_rb", "truly"]
 

@@ -34,3 +34,12 @@ def silence(trainer: Trainer) -> None:
     """Take away the trainer's own printing: `Recorder` is its voice."""
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
+
+
+def silence_libraries() -> None:
+    """No progress bars of theirs for what takes a second: they break ours."""
+    from datasets import disable_progress_bars
+    from transformers.utils import logging
+
+    disable_progress_bars()
+    logging.disable_progress_bar()

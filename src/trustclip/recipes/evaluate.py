@@ -9,9 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip import stats
-from trustclip.recipes.generation import Backend
+from trustclip.recipes.generation import Backend, Local, Sampling
+from trustclip.recipes.models import check_model, load_model
+from trustclip.recipes.problems import test_problems
 from trustclip.recipes.progress import Stage
 from trustclip.recipes.records import RunDirectory
+from trustclip.recipes.settings import EvalSettings
 from trustclip.rewards import Verifier, extract_answer
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import messages, prompt_style
@@ -95,7 +98,7 @@ def evaluate(
             rows += batch
             bar.step(
                 {
-                    "reward": sum(row["correct"] for row in rows) / len(rows),
+                    "correct": sum(row["correct"] for row in rows) / len(rows),
                     "completions/mean_length": sum(row["tokens"] for row in rows) / len(rows),
                 },
                 len(batch) // k,
@@ -153,15 +156,21 @@ def _scores(
 
 
 def scores_table(result: Mapping[str, Any], title: str = "") -> Table:
-    """Table of `scores` for the terminal, in percent."""
-    table = Table(title=title, title_justify="left")
-    names = [name for name in result["average"] if "@" in name]
-    headers = [name.replace("mean", "Mean").replace("pass", "Pass") + " (%)" for name in names]
-    for header in ("task", "problems", *headers, "truncated", "no answer", "length"):
-        table.add_column(header, justify="left" if header == "task" else "right")
+    """Table of `scores` for the terminal, in percent: n problems, share of completions cut short.
+
+    Args:
+      result: of `scores`; without ``average`` the tasks stand alone.
+      title: above the table.
+    """
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     rows = dict(result["tasks"])
-    if len(rows) > 1:
+    if len(rows) > 1 and "average" in result:
         rows["average"] = result["average"]
+    names = [name for name in next(iter(rows.values())) if "@" in name]
+    headers = [name.replace("mean", "Mean").replace("pass", "Pass") + " %" for name in names]
+    for header in ("task", "n", *headers, "cut", "no answer", "length"):
+        justify = "left" if header == "task" else "right"
+        table.add_column(header, justify=justify, no_wrap=header != "task")
     for task, row in rows.items():
         cells = [interval_text(row[name]) for name in names]
         ends = f"{row['truncated']:.1%}", f"{row['no_answer']:.1%}", f"{row['length']:.0f}"
@@ -178,3 +187,31 @@ def interval_text(interval: Mapping[str, float]) -> str:
     """
     value, low, high = (100 * interval[key] for key in ("value", "low", "high"))
     return f"{value:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
+    """Run `trustclip eval`: sample every task's problems, grade, print and record the scores.
+
+    Raises:
+      ValueError: a model, task or run directory that cannot be used.
+    """
+    check_model(settings.model)
+    run = RunDirectory(settings.output_dir, "eval", settings)
+    tasks = test_problems(settings, run)
+    model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
+    sampling = Sampling(settings.temperature, settings.top_p, settings.max_tokens)
+    rows = evaluate(
+        run,
+        console,
+        Local(model, tokenizer, sampling, settings.batch_size),
+        tasks,
+        k=settings.k,
+        style=settings.prompt_style,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+    )
+    result = scores(rows)
+    run.summarize({"command": "eval", "model": settings.model, **result})
+    console.print(scores_table(result))
+    console.print(f"scores in {run.path / 'summary.json'}", highlight=False)
+    return run

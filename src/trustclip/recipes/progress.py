@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 #: What a step's line shows: label, key of the metrics row, format.
 SHOWN = (
     ("loss", "loss", "{:.3f}"),
+    ("correct", "correct", "{:.1%}"),
     ("reward", "reward", "{:.3f}"),
     ("entropy", "entropy", "{:.3f}"),
     ("gated", "trustclip/gated", "{:.1%}"),
@@ -24,7 +25,6 @@ class Stage:
       console: where to write.
       name: of the stage, e.g. ``"rl"``.
       total: steps.
-      hidden: keys of `SHOWN` to leave out.
 
     Example:
       >>> import io

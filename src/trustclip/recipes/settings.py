@@ -4,12 +4,14 @@ One frozen dataclass per command. The command line (tyro) and files (pydantic) f
 classes, so a value is allowed in both or in neither. Option names that TRL has are TRL's.
 """
 
-from dataclasses import replace
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+import tyro
+from pydantic import Field
+
+from trustclip.checked import checked
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
@@ -19,22 +21,16 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Style = Literal["solution", "boxed", "answer", "plain"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
+#: Hyper-parameters of a method; the command line has a way of its own for them.
+Arguments = Annotated[dict[str, Any], tyro.conf.Suppress]
+
 #: In place of a model's path: the tiny Qwen3 of the demo, made and primed on the spot.
 TINY = "tiny"
 #: In place of a dataset: generated chain arithmetic, without end.
 ARITHMETIC = "arithmetic"
 
-_T = TypeVar("_T")
 
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def settings(cls: type[_T]) -> type[_T]:
-    """Class decorator of settings: frozen, keyword-only, every value checked, no unknown name."""
-    decorate = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-    return decorate(cls)  # type: ignore[return-value]
-
-
-@settings
+@checked
 class SFTSettings:
     """Supervised fine-tuning on worked solutions: teaches the answer format before RL."""
 
@@ -80,7 +76,7 @@ class SFTSettings:
     """Seed of everything random."""
 
 
-@settings
+@checked
 class RLSettings:
     """Reinforcement learning with verified rewards under a policy-divergence constraint.
 
@@ -95,7 +91,7 @@ class RLSettings:
     """Run directory; the trained model goes to its folder "final"."""
     method: str = "atr"
     """The constraint: see `trustclip methods`, or "package.module:Class"."""
-    method_args: dict[str, Any] = Field(default_factory=dict)
+    method_args: Arguments = field(default_factory=dict)
     """Its hyper-parameters; on the command line as --method.NAME VALUE."""
     prompt_style: Style = "solution"
     """How a problem is put to the model."""
@@ -157,7 +153,7 @@ class RLSettings:
     """Seed of everything random."""
 
 
-@settings
+@checked
 class EvalSettings:
     """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
 
@@ -189,29 +185,72 @@ class EvalSettings:
     """Seed of the sampling; the same seed, problems and batch size give the same samples."""
 
 
-@settings
+@checked
 class DemoSettings:
     """A small policy learns under a constraint, from nothing, on a laptop CPU, in minutes."""
 
     method: str = "atr"
     """The constraint: see `trustclip methods`, or "package.module:Class"."""
-    method_args: dict[str, Any] = Field(default_factory=dict)
+    method_args: Arguments = field(default_factory=dict)
     """Its hyper-parameters; on the command line as --method.NAME VALUE."""
     seed: int = 0
     """Seed of everything random."""
     output_dir: Path | None = None
     """Run directory; runs/demo-METHOD-seedSEED when unset."""
-    generations: Count = 20
-    """Generations of samples to learn from."""
-    operations: Count = 4
-    """Difficulty: operations per problem."""
+    generations: Count = 8
+    """Generations of 256 samples to learn from, 16 updates each."""
+    operations: Count = 5
+    """Difficulty: additions and subtractions per problem."""
     test_problems: Count = 128
     """Held-out problems evaluated before and after."""
 
 
-def tiny_sft(default: SFTSettings) -> SFTSettings:
-    """A fast configuration for tests and first tries: the tiny model on generated problems."""
-    return replace(
-        default, model=TINY, dataset=ARITHMETIC, prompt_style="plain", limit=512, max_steps=40,
-        per_device_train_batch_size=32, learning_rate=3e-3, max_length=128, save_steps=0,
-    )  # fmt: skip
+#: Fast configurations of each command, for tests and first tries, as ``--preset tiny``.
+PRESETS: dict[str, dict[str, Any]] = {
+    "sft": {
+        "tiny": SFTSettings(
+            model=TINY,
+            dataset=ARITHMETIC,
+            output_dir=Path("runs/sft-tiny"),
+            prompt_style="plain",
+            max_steps=40,
+            per_device_train_batch_size=32,
+            learning_rate=3e-3,
+            max_length=256,
+            weight_decay=0.0,
+            seed=0,
+        )
+    },
+    "rl": {
+        "tiny": RLSettings(
+            model=TINY,
+            dataset=ARITHMETIC,
+            output_dir=Path("runs/rl-tiny"),
+            prompt_style="plain",
+            max_completion_length=32,
+            per_device_train_batch_size=16,
+            gradient_accumulation_steps=1,
+            steps_per_generation=4,
+            num_iterations=1,
+            max_steps=16,
+            learning_rate=3e-4,
+            lr_scheduler_type="constant",
+            warmup_steps=0,
+            weight_decay=0.0,
+            lora_r=0,
+        )
+    },
+    "eval": {
+        "tiny": EvalSettings(
+            model=TINY,
+            tasks=ARITHMETIC,
+            output_dir=Path("runs/eval-tiny"),
+            prompt_style="plain",
+            temperature=1.0,
+            top_p=1.0,
+            max_tokens=32,
+            batch_size=256,
+            limit=32,
+        )
+    },
+}

@@ -41,7 +41,7 @@ def fine_tune(
     """Train ``model`` in place on the problems' solutions and save it; returns the last metrics."""
     from datasets import Dataset
 
-    from trustclip.engines.trl import SFTTrainer
+    from trustclip.engines.trl import SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
     from trustclip.recipes.callbacks import Recorder, silence
 
     rows = [
@@ -72,7 +72,7 @@ def fine_tune(
 def _arguments(settings: SFTSettings, run: RunDirectory) -> Any:
     import torch
 
-    from trustclip.engines.trl import SFTConfig
+    from trustclip.engines.trl import SFTConfig  # pyright: ignore[reportPrivateImportUsage]
 
     cuda = torch.cuda.is_available()
     return SFTConfig(

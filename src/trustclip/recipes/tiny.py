@@ -1,4 +1,4 @@
-"""A Qwen3 of under a million parameters and its byte-level tokenizer, to train from scratch on a CPU."""
+"""A Qwen3 of under a million parameters with a byte-level tokenizer, to train on a CPU."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +88,7 @@ def tiny_model(
     if hidden < 64 or hidden % 64:
         raise ValueError(f"hidden must be a positive multiple of 64, got {hidden}")
     tokenizer = tiny_tokenizer()
-    marks = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    eos, pad = (tokenizer.get_vocab()[mark] for mark in (EOS, PAD))
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -99,18 +99,19 @@ def tiny_model(
         head_dim=32,
         max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
-        # The usual 0.02 and 10000 are made for wide models and long texts: with them this one
-        # needs two to three times the steps to learn where to look.
+        # The usual 0.02 and 10000 suit wide models and long texts. Here nearby positions must be
+        # told apart: with 10000 the same fine-tuning takes about twice the steps.
         initializer_range=0.05,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         dtype="float32",
         bos_token_id=None,
-        **marks,
+        eos_token_id=eos,
+        pad_token_id=pad,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).eval()
-    model.generation_config = GenerationConfig(do_sample=True, **marks)
+    model.generation_config = GenerationConfig(do_sample=True, eos_token_id=eos, pad_token_id=pad)
     return model, tokenizer
 
 

@@ -38,9 +38,9 @@ class Arithmetic:
       >>> arithmetic = Arithmetic(operations=3)
       >>> problem = arithmetic.train(1)[0]
       >>> problem.problem, problem.answer
-      ('4 - 2 - 1 + 3', '4')
+      ('3 - 2 + 2 - 1', '2')
       >>> problem.solution
-      '<start_working_out>4-2=2-1=1+3=4<end_working_out><SOLUTION>4</SOLUTION>'
+      '<start_working_out>3-2=1+2=3-1=2<end_working_out><SOLUTION>2</SOLUTION>'
     """
 
     operations: int = 5
@@ -98,8 +98,9 @@ class Arithmetic:
           ValueError: if a probability is outside [0, 1], or `train` does not allow `n`.
 
         Example:
-          >>> [problem.solution for problem in Arithmetic(operations=1).primer(2)]
-          ['<SOLUTION>2</SOLUTION>', '<start_working_out>3-2=1<end_working_out><SOLUTION>1</SOLUTION>']
+          >>> problem = Arithmetic(operations=1).primer(1)[0]
+          >>> problem.problem, problem.solution
+          ('3 - 2', '<SOLUTION>2</SOLUTION>')
         """
         for name, value in (("worked_share", worked_share), ("guess_accuracy", guess_accuracy)):
             if not 0 <= value <= 1:
@@ -154,8 +155,8 @@ def split_of(text: str) -> Split:
       ``"test"`` for about one text in eight, else ``"train"``.
 
     Example:
-      >>> split_of("1 + 2"), split_of("2 + 1")
-      ('train', 'train')
+      >>> split_of("1 + 2"), split_of("1 + 3")
+      ('test', 'train')
     """
     digest = hashlib.sha256(text.encode()).digest()
     return "test" if int.from_bytes(digest[:8], "big") % TEST_EVERY == 0 else "train"

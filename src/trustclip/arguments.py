@@ -1,0 +1,100 @@
+"""Command-line arguments into the settings classes, by tyro."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import tyro
+
+from trustclip.names import unknown
+
+T = TypeVar("T")
+
+
+def parse(
+    cls: type[T], argv: Sequence[str], command: str, presets: Mapping[str, T] | None = None
+) -> T:
+    """Settings from arguments; tyro prints and exits with 2 where they do not fit.
+
+    Two things come before tyro: ``--preset NAME`` chooses the defaults, and ``--method.NAME
+    VALUE`` is read as a hyper-parameter of the method that ``--method`` names, typed and checked
+    by that method's own class.
+
+    Args:
+      cls: settings class.
+      argv: arguments after the command.
+      command: name of the command, for its help.
+      presets: fast configurations by name.
+
+    Raises:
+      ValueError: unknown preset, method or hyper-parameter, or a value out of range.
+    """
+    rest, preset = _taken(list(argv), "--preset")
+    default: Any = None
+    if preset is not None:
+        if preset not in (presets or {}):
+            raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
+        default = (presets or {})[preset]
+    rest, of_method = _split_method(rest)
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    hidden = tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
+    settings: Any = tyro.cli(hidden(cls), args=rest, prog=f"trustclip {command}", **options)
+    if of_method or hasattr(settings, "method"):
+        settings = _with_method(settings, of_method)
+    return settings
+
+
+def _split_method(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Arguments that begin with ``--method.``, without that, and the others."""
+    rest, of_method, i = [], [], 0
+    while i < len(argv):
+        if argv[i].startswith("--method."):
+            of_method.append("--" + argv[i].removeprefix("--method."))
+            while i + 1 < len(argv) and not argv[i + 1].startswith("--"):
+                i += 1
+                of_method.append(argv[i])
+        else:
+            rest.append(argv[i])
+        i += 1
+    return rest, of_method
+
+
+def _with_method(settings: Any, of_method: list[str]) -> Any:
+    from trustclip.method import method_class
+
+    cls = method_class(settings.method)
+    if not of_method:
+        return settings
+    chosen = method_from(cls, of_method, f"--method {settings.method}")
+    changed = {
+        f.name: getattr(chosen, f.name)
+        for f in fields(cls)  # type: ignore[arg-type]
+        if getattr(chosen, f.name) != f.default
+    }
+    return replace(settings, method_args={**settings.method_args, **changed})
+
+
+def method_from(cls: type[T], argv: Sequence[str], command: str) -> T:
+    """A method from its hyper-parameters as arguments, e.g. ``["--delta", "0.05"]``.
+
+    Raises:
+      ValueError: unknown hyper-parameter, or a value out of range.
+    """
+    allowed = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for argument in argv:
+        key = argument.removeprefix("--").partition("=")[0].replace("-", "_")
+        if argument.startswith("--") and key not in (*allowed, "help"):
+            raise ValueError(unknown(f"hyper-parameter of {command}", key, allowed))
+    return tyro.cli(cls, args=list(argv), prog=f"trustclip {command}")
+
+
+def _taken(argv: list[str], flag: str) -> tuple[list[str], str | None]:
+    """``argv`` without ``flag VALUE`` (or ``flag=VALUE``), and the value."""
+    for i, argument in enumerate(argv):
+        if argument.startswith(flag + "="):
+            return argv[:i] + argv[i + 1 :], argument.partition("=")[2]
+        if argument == flag:
+            if i + 1 == len(argv):
+                raise ValueError(f"{flag} needs a name.")
+            return argv[:i] + argv[i + 2 :], argv[i + 1]
+    return argv, None

@@ -1,0 +1,55 @@
+"""The gate of every method as a curve: weight of the gradient over the ratio."""
+
+import torch
+
+from trustclip.batch import TokenBatch
+from trustclip.loss import coefficient
+from trustclip.method import Method, method, methods
+
+#: Old probability at which methods that depend on it are drawn.
+P_OLD = 0.3
+#: Methods whose constraint is not a function of the token's own ratio, drawn as if the exact KL
+#: of its position were k3 of the token.
+_FROM_K3 = ("kl_old_new", "kl_new_old")
+
+
+def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], list[float]]:
+    """Weight $c$ of the gradient $c A \\nabla\\log\\pi$ for ratios from 0 to 2.2.
+
+    Args:
+      chosen: the method.
+      points: on the curve.
+
+    Returns:
+      (ratios, weights for A = 1, weights for A = -1).
+
+    Example:
+      >>> ratios, positive, negative = curve(method("clip"), points=23)
+      >>> round(ratios[12], 3), positive[12], negative[12]
+      (1.2, 1.2, 1.2)
+    """
+    from trustclip.divergences import k3
+
+    ratios = torch.linspace(0, 2.2, points, dtype=torch.float64).clamp(min=1e-3)
+    weights = []
+    for sign in (1.0, -1.0):
+        # One token a row: what a method measures over a batch must not mix ratios.
+        rows = []
+        for ratio in ratios:
+            old = torch.full((1, 1), P_OLD, dtype=torch.float64).log()
+            x = ratio.log().reshape(1, 1)
+            batch = TokenBatch(
+                old + x, old, torch.full((1, 1), sign, dtype=torch.float64),
+                torch.ones(1, 1, dtype=torch.bool), keys=torch.zeros(1, 1, dtype=torch.int64),
+                **dict.fromkeys(_FROM_K3, k3(x)),
+            )  # fmt: skip
+            rows.append(coefficient(chosen, batch).item() / sign)
+        weights.append([round(c, 12) for c in rows])
+    return ratios.tolist(), weights[0], weights[1]
+
+
+def every_gate() -> str:
+    """SVG of the gates of all methods at their defaults."""
+    from trustclip.report.figures import gates
+
+    return gates({name: curve(method(name)) for name in methods()})

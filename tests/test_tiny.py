@@ -1,0 +1,164 @@
+"""The tiny model: any text survives its tokenizer, chats end, folders load, a step learns."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from trustclip.recipes.tiny import TAGS, save_tiny, tiny_model, tiny_tokenizer  # noqa: E402
+from trustclip.tasks.arithmetic import Arithmetic  # noqa: E402
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + 2"},
+    {"role": "assistant", "content": "<SOLUTION>3</SOLUTION>"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("tiny"), seed=3)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text())
+def test_any_text_round_trips(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"$\frac{1}{2}\sqrt{3}$ , it 's  fine .\n",
+        "e\u0301 é 你好 🎉 ½ −3 \x00\u200b",
+        " a \t\r\n b ",
+        "<SOLUTION> 3 </SOLUTION> <end_working_out>x",
+    ],
+)
+def test_difficult_text_round_trips_before_and_after_saving(tokenizer, loaded, text):
+    for either in (tokenizer, loaded):
+        assert either.decode(either.encode(text), skip_special_tokens=True) == text
+    assert loaded.encode(text) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_tag_is_one_token_that_survives_skipping_special_tokens(tokenizer, tag):
+    ids = tokenizer.encode(tag)
+    assert len(ids) == 1
+    assert tokenizer.decode(ids, skip_special_tokens=True) == tag
+
+
+def test_plain_text_takes_one_token_a_byte(tokenizer):
+    assert len(tokenizer) == 256 + 9
+    assert len(tokenizer.encode("½ x")) == len("½ x".encode())
+
+
+def test_a_chat_is_rendered_with_every_role_and_closed_by_eos(tokenizer):
+    text = tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert text == ("<|system|>Be brief.<|user|>1 + 2<|assistant|><SOLUTION>3</SOLUTION><|eos|>")
+    prompt = tokenizer.apply_chat_template(CHAT[:2], tokenize=False, add_generation_prompt=True)
+    assert text.startswith(prompt)
+    assert prompt.endswith("<|assistant|>")
+
+
+def test_the_assistant_mask_covers_the_answer_and_its_eos_only(tokenizer):
+    encoded = tokenizer.apply_chat_template(
+        CHAT, return_dict=True, return_assistant_tokens_mask=True
+    )
+    chosen = [
+        token
+        for token, keep in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
+        if keep
+    ]
+    assert tokenizer.decode(chosen) == "<SOLUTION>3</SOLUTION><|eos|>"
+
+
+def test_an_unknown_role_is_refused(tokenizer):
+    with pytest.raises(Exception, match="role must be"):
+        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
+
+
+def test_special_tokens_are_skipped_and_agree_with_the_generation_config(tokenizer):
+    model, _ = tiny_model(layers=1, hidden=64)
+    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|eos|>")
+    assert model.generation_config.pad_token_id == tokenizer.convert_tokens_to_ids("<|pad|>")
+    assert tokenizer.decode(tokenizer.encode("3<|eos|><|pad|>"), skip_special_tokens=True) == "3"
+
+
+def test_the_model_is_small_tied_and_in_float32():
+    model, tokenizer = tiny_model()
+    assert 300_000 < model.num_parameters() < 1_000_000
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.max_position_embeddings == 4096
+
+
+def test_the_seed_decides_the_weights_and_leaves_the_random_state_alone():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    weights = [tiny_model(seed, layers=1, hidden=64)[0].lm_head.weight for seed in (0, 0, 1)]
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_saved_folder_loads_with_the_auto_classes(folder, loaded):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    fresh, tokenizer = tiny_model(seed=3)
+    for name, weight in fresh.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight), name
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == loaded.eos_token_id
+    assert loaded.pad_token == "<|pad|>"
+    assert loaded.chat_template == tokenizer.chat_template
+    assert loaded.padding_side == "left"
+
+
+def test_a_batch_can_be_generated_from_chats(folder, loaded):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    chats = [[{"role": "user", "content": text}] for text in ("1 + 2", "1 + 2 - 3 + 1")]
+    batch = loaded.apply_chat_template(
+        chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+    )
+    output = model.generate(**batch, max_new_tokens=4)
+    assert output.shape[0] == 2
+    assert output.shape[1] <= batch["input_ids"].shape[1] + 4
+
+
+def test_a_few_steps_fit_one_worked_solution():
+    model, tokenizer = tiny_model(layers=1, hidden=64)
+    problem = Arithmetic().train(1)[0]
+    chat = [
+        {"role": "user", "content": problem.problem},
+        {"role": "assistant", "content": problem.solution},
+    ]
+    ids = torch.tensor([tokenizer.encode(str(tokenizer.apply_chat_template(chat, tokenize=False)))])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 4
+    assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize("bad", [{"layers": 0}, {"hidden": 0}, {"hidden": 100}])
+def test_a_bad_size_is_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        tiny_model(**bad)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -201,6 +202,50 @@ def doctor(argv: Sequence[str]) -> int:
         print(f"{'constraint':<14}cannot act: {schedule.explain_inert(options.method)}")
     else:
         print(f"{'constraint':<14}can act from the second update of a generation on")
+    return 0
+
+
+def grade(argv: Sequence[str]) -> int:
+    """``trustclip grade SAMPLES.jsonl [--style STYLE] [--out FILE]``."""
+    from trustclip.rewards import Style
+
+    @dataclasses.dataclass
+    class Options:
+        samples: tyro.conf.Positional[Path]
+        """samples.jsonl of a run, or a CSV file with the columns answer and gold."""
+        style: Style = "any"
+        """Where the final answer stands in a completion."""
+        out: Path | None = None
+        """Write the graded rows to this JSON-lines file."""
+
+    options = parse(Options, argv, "grade")
+    from trustclip.recipes.offline import grade as regrade
+    from trustclip.recipes.offline import read_samples
+    from trustclip.recipes.records import append_jsonl
+
+    if options.out is not None and options.out.exists():
+        raise ValueError(f"{options.out} exists; choose another --out.")
+    rows, counts = regrade(read_samples(options.samples), options.style)
+    right = sum(row["correct"] for row in rows)
+    print(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
+    print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    if options.out is not None:
+        append_jsonl(options.out, rows)
+    return 0
+
+
+def compare(argv: Sequence[str]) -> int:
+    """``trustclip compare RUN_A RUN_B ...``."""
+
+    @dataclasses.dataclass
+    class Options:
+        runs: tyro.conf.Positional[tuple[Path, ...]]
+        """Run directories of `eval` or `demo`; the first is the reference."""
+
+    options = parse(Options, argv, "compare")
+    from trustclip.recipes.offline import compare_runs
+
+    Console().print(compare_runs(options.runs))
     return 0
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from trustclip import stats
 from trustclip.method import method
-from trustclip.recipes.evaluate import evaluate, interval_text, outcomes, scores, scores_table
+from trustclip.recipes.evaluate import Plan, evaluate, interval_text, outcomes, scores, scores_table
 from trustclip.recipes.generation import Local, Sampling
 from trustclip.recipes.records import RunDirectory
 from trustclip.recipes.rl import reinforce
@@ -47,17 +47,15 @@ def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     prime(model, tokenizer, settings.seed, run, console, problems, steps=320)
 
     held_out = {"arithmetic": problems.test(settings.test_problems)}
-    options: dict[str, Any] = {"k": K, "style": "plain", "batch_size": 256}
-    backend = Local(model, tokenizer, SAMPLING, options["batch_size"])
-    before = evaluate(
-        run, console, backend, held_out, seed=settings.seed, stage="before", **options
-    )
+    plan = Plan(k=K, style="plain", seed=settings.seed, batch_size=256)
+    backend = Local(model, tokenizer, SAMPLING, plan.batch_size)
+    before = evaluate(run, console, backend, held_out, plan, "before")
     summary = {**_identity(settings, chosen), "before": _brief(before)}
     run.summarize({**summary, "finished": False})
 
     training = reinforce(model, tokenizer, problems.train(2048), _rl(settings, run), run, console)
     after = evaluate(
-        run, console, backend, held_out, seed=settings.seed + 1, stage="after", **options
+        run, console, backend, held_out, replace(plan, seed=settings.seed + 1), "after"
     )
     summary |= {"after": _brief(after), "training": training, "finished": True}
     summary["difference"] = _difference(before, after)

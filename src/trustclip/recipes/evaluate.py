@@ -3,6 +3,7 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -23,9 +24,24 @@ Tasks = Mapping[str, Sequence[Problem]]
 Row = dict[str, Any]
 
 
-def sample(
-    backend: Backend, tasks: Tasks, k: int, style: str, seed: int, batch_size: int
-) -> Iterable[list[Row]]:
+@dataclass(frozen=True)
+class Plan:
+    """How an evaluation samples.
+
+    Args:
+      k: samples per problem.
+      style: prompt style.
+      seed: of the sampling.
+      batch_size: completions per batch, at least ``k`` of them.
+    """
+
+    k: int
+    style: str
+    seed: int
+    batch_size: int
+
+
+def sample(backend: Backend, tasks: Tasks, plan: Plan) -> Iterable[list[Row]]:
     """Sample and grade every problem, a batch of problems at a time.
 
     What a batch gives depends on the seed and its own problems alone, so any may be redone.
@@ -33,24 +49,21 @@ def sample(
     Args:
       backend: draws the completions.
       tasks: problems by task.
-      k: samples per problem.
-      style: prompt style.
-      seed: of the sampling.
-      batch_size: completions per batch, at least ``k`` of them.
+      plan: how to sample.
 
     Yields:
       Rows of ``samples.jsonl``: task, id, gold, k, response, extracted, correct, tokens,
       truncated.
     """
-    extraction = prompt_style(style).extraction
-    step = max(1, batch_size // k)
+    extraction = prompt_style(plan.style).extraction
+    step = max(1, plan.batch_size // plan.k)
     with Verifier() as verifier:
         for task, problems in tasks.items():
             for start in range(0, len(problems), step):
                 batch = problems[start : start + step]
-                key = "\n".join([str(seed), task, style, *(p.id for p in batch)])
-                prompts = [messages(p.problem, style) for p in batch]
-                completions = backend.generate(prompts, k, _hash(key))
+                key = "\n".join([str(plan.seed), task, plan.style, *(p.id for p in batch)])
+                prompts = [messages(p.problem, plan.style) for p in batch]
+                completions = backend.generate(prompts, plan.k, _hash(key))
                 rows = [
                     {
                         "task": task,
@@ -82,18 +95,14 @@ def evaluate(
     console: Console,
     backend: Backend,
     tasks: Tasks,
-    *,
-    k: int,
-    style: str,
-    seed: int,
-    batch_size: int,
+    plan: Plan,
     stage: str = "eval",
 ) -> list[Row]:
     """Sample, grade, record and show progress; rows also go to the run's ``samples.jsonl``."""
     total = sum(len(problems) for problems in tasks.values())
     rows: list[Row] = []
     with Stage(console, stage, total) as bar:
-        for batch in sample(backend, tasks, k, style, seed, batch_size):
+        for batch in sample(backend, tasks, plan):
             run.sample({"stage": stage, **row} for row in batch)
             rows += batch
             bar.step(
@@ -101,7 +110,7 @@ def evaluate(
                     "correct": sum(row["correct"] for row in rows) / len(rows),
                     "completions/mean_length": sum(row["tokens"] for row in rows) / len(rows),
                 },
-                len(batch) // k,
+                len(batch) // plan.k,
             )
     return rows
 
@@ -200,16 +209,9 @@ def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     tasks = test_problems(settings, run)
     model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
     sampling = Sampling(settings.temperature, settings.top_p, settings.max_tokens)
-    rows = evaluate(
-        run,
-        console,
-        Local(model, tokenizer, sampling, settings.batch_size),
-        tasks,
-        k=settings.k,
-        style=settings.prompt_style,
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-    )
+    backend = Local(model, tokenizer, sampling, settings.batch_size)
+    plan = Plan(settings.k, settings.prompt_style, settings.seed, settings.batch_size)
+    rows = evaluate(run, console, backend, tasks, plan)
     result = scores(rows)
     run.summarize({"command": "eval", "model": settings.model, **result})
     console.print(scores_table(result))

@@ -14,7 +14,7 @@ _FROM_K3 = ("kl_old_new", "kl_new_old")
 
 
 def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], list[float]]:
-    """Weight $c$ of the gradient $c A \\nabla\\log\\pi$ for ratios from 0 to 2.2.
+    """Weight $c$ of the gradient $c A \\nabla\\log\\pi$ for ratios from 0 to 3.4.
 
     Args:
       chosen: the method.
@@ -24,13 +24,13 @@ def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], 
       (ratios, weights for A = 1, weights for A = -1).
 
     Example:
-      >>> ratios, positive, negative = curve(method("clip"), points=23)
-      >>> round(ratios[12], 3), positive[12], negative[12]
-      (1.2, 1.2, 1.2)
+      >>> ratios, positive, negative = curve(method("clip"), points=35)
+      >>> [round(x, 6) for x in (ratios[13], positive[13], negative[13])]
+      [1.3, 0.0, 1.3]
     """
     from trustclip.divergences import k3
 
-    ratios = torch.linspace(0, 2.2, points, dtype=torch.float64).clamp(min=1e-3)
+    ratios = torch.linspace(0, 3.4, points, dtype=torch.float64).clamp(min=1e-3)
     weights = []
     for sign in (1.0, -1.0):
         # One token a row: what a method measures over a batch must not mix ratios.

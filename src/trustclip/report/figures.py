@@ -71,11 +71,13 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
             axis.plot(ratio, positive, color="#2563eb", label="A > 0")
             axis.plot(ratio, negative, color="#dc2626", linestyle="--", label="A < 0")
             axis.set_title(name, family="monospace")
-            axis.set_ylim(-0.7, 2.1)
+            axis.set_ylim(-0.3, 3.4)
         for axis in axes.flat[len(curves) :]:
             axis.set_axis_off()
-        for axis in axes[-1]:
-            axis.set_xlabel("ratio new / old")
+        for index, axis in enumerate(axes.flat[: len(curves)]):
+            if index + columns >= len(curves):
+                axis.tick_params(labelbottom=True)
+                axis.set_xlabel("ratio new / old")
         for axis in axes[:, 0]:
             axis.set_ylabel("weight c")
         handles, labels = axes.flat[0].get_legend_handles_labels()

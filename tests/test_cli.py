@@ -1,0 +1,122 @@
+"""The command line as a user meets it: in a process of its own, from text to exit status."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def trustclip(*args, env=None):
+    code = "import sys; from trustclip.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, timeout=300
+    )
+
+
+def test_help_names_every_command_and_loads_no_torch():
+    done = trustclip("--help")
+    assert done.returncode == 0
+    for command in ("demo", "sft", "rl", "eval", "bounds", "methods", "doctor"):
+        assert f"  {command} " in done.stdout
+    probe = (
+        "import sys; from trustclip.cli import main; main(['--help']); "
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
+
+
+def test_help_of_a_recipe_loads_no_torch():
+    probe = (
+        "import sys\nfrom trustclip.cli import main\n"
+        "try: main(['rl', '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--num-iterations" in done.stdout and "--max-completion-length" in done.stdout
+
+
+def test_bounds_prints_the_interval_and_its_twins():
+    done = trustclip("bounds", "atr", "--delta", "0.07")
+    assert done.returncode == 0
+    assert "[0.670971738250, 1.422216736276]" in done.stdout
+    assert "epsilon=0.329028261750 epsilon_high=0.422216736276" in done.stdout
+    assert "clip_ratio_high=0.422216736276" in done.stdout
+
+
+def test_bounds_by_probability():
+    done = trustclip("bounds", "trgppo", "--delta", "0.05")
+    assert "1.308484" in done.stdout and done.returncode == 0
+
+
+def test_methods_lists_every_file_of_the_folder():
+    from pathlib import Path
+
+    from trustclip import cli
+
+    done = trustclip("methods", "--markdown")
+    files = [p.stem for p in (Path(cli.__file__).parent / "methods").glob("[a-z]*.py")]
+    assert len(files) >= 14
+    for name in files:
+        assert f"| `{name}` |" in done.stdout
+
+
+def test_doctor_does_the_arithmetic():
+    done = trustclip("doctor", "--gradient-accumulation-steps", "4")
+    assert "inert" in done.stdout and "4 x 1 / 4 = 1" in done.stdout
+    done = trustclip("doctor", "--gradient-accumulation-steps", "4", "--num-iterations", "2")
+    assert "can act" in done.stdout and "2 updates per generation" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["bonds"], ["unknown command", "'bounds'"]),
+        (["bounds", "art"], ["unknown method", "'atr'"]),
+        (["bounds", "atr", "--delat", "1"], ["'delat'", "'delta'"]),
+        (["bounds", "atr", "--delta", "-1"], ["delta", "greater than 0", "-1.0"]),
+        (["bounds", "soft_gate"], ["no ratio interval"]),
+        (["demo", "--method", "art"], ["unknown method", "'atr'"]),
+        (["demo", "--method.delat", "3"], ["'delat'", "'delta'"]),
+        (["demo", "--method.delta", "nan"], ["delta", "greater than 0", "nan"]),
+        (["demo", "--seeed", "3"], ["--seed"]),
+        (["rl", "--preset", "tinny"], ["'tinny'", "'tiny'"]),
+        (["rl", "--preset", "tiny", "--learning-rate", "-1"], ["learning_rate", "greater than 0"]),
+        (["rl", "--preset", "tiny", "--steps-per-generation", "1"], ["inert", "1 x 1 / 1"]),
+        (["rl", "--preset", "tiny", "--num-generations", "7"], ["num_generations = 7"]),
+        (["rl", "--preset", "tiny", "--model", "no/such/folder"], ["no model"]),
+        (["rl", "--preset", "tiny", "--loss-type", "sapo"], ["loss-type", "dr_grpo"]),
+        (["sft", "--model", "tiny"], ["--dataset", "--output-dir"]),
+        (["eval", "--preset", "tiny", "--tasks", "aime42"], ["aime24"]),
+        (["compare", "nowhere", "neither"], ["nowhere"]),
+        (["grade", "missing.jsonl"], ["missing.jsonl"]),
+    ],
+)
+def test_bad_input_gets_one_clear_error(args, words, tmp_path):
+    needs_place = args[0] in ("rl", "eval") and "--preset" in args
+    done = trustclip(*args, *(["--output-dir", str(tmp_path / "run")] if needs_place else []))
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
+    assert "Traceback" not in said
+    for word in words:
+        assert word in said
+
+
+def test_a_method_of_the_users_own(tmp_path):
+    import os
+
+    (tmp_path / "mine.py").write_text(
+        "import trustclip as tc\n"
+        "from trustclip import gates\n"
+        "@tc.definition\n"
+        "class Half(tc.Method):\n"
+        "    'Half: keeps ratios up to 1.5.'\n"
+        "    width: float = 0.5\n"
+        "    def log_interval(self, p_old=None):\n"
+        "        return -self.width, self.width\n"
+        "    def surrogate(self, batch):\n"
+        "        return gates.interval(batch, self.log_interval())\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = trustclip("bounds", "mine:Half", "--width", "0.25", env=env)
+    assert "[0.778800783071, 1.284025416688]" in done.stdout, done.stderr

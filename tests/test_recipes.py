@@ -1,0 +1,140 @@
+"""Recipes from the command line to the run directory, with the tiny model."""
+
+import json
+import math
+
+import pytest
+from test_cli import trustclip
+
+from trustclip.recipes.records import append_jsonl, read_jsonl, write_json
+
+
+def test_rl_writes_a_run_directory_that_others_can_load(tmp_path):
+    run = tmp_path / "run"
+    args = ("rl", "--preset", "tiny", "--max-steps", "6", "--seed", "3", "--output-dir", str(run))
+    done = trustclip(*args, "--method", "clip_higher", "--method.high", "0.3", "--save-steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert "rl 6/6" in done.stdout and "gated" in done.stdout
+    rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert all(math.isfinite(row["grad_norm"]) for row in rows)
+    assert max(row["grad_norm"] for row in rows) > 0
+    assert rows[1]["trustclip/off_policy"] > 0.5  # several updates per generation
+    samples = read_jsonl(run / "samples.jsonl")
+    assert len(samples) == 128 and {"id", "gold", "response", "reward", "step"} <= set(samples[0])
+    config = (run / "config.yaml").read_text()
+    assert "clip_higher" in config and "high: 0.3" in config
+    assert json.loads((run / "environment.json").read_text())["versions"]["trl"].startswith("1.")
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(run / "final")
+    assert model.config.model_type == "qwen3"
+    assert AutoTokenizer.from_pretrained(run / "final").chat_template
+    again = trustclip(*args)
+    assert again.returncode == 2 and "already holds a run" in again.stderr
+
+
+def problems_file(path, solutions=True):
+    rows = [
+        {
+            "id": f"p{i}",
+            "problem": f"What is ${i} \\cdot 2$? Prüfe: {i}·2 = ?",
+            "answer": str(2 * i),
+        }
+        | ({"solution": f"Twice {i} is {2 * i}."} if solutions else {})
+        for i in range(40)
+    ]
+    append_jsonl(path, rows)
+    return path
+
+
+def test_real_text_through_sft_rl_and_eval(tmp_path):
+    data = problems_file(tmp_path / "train.jsonl")
+    with data.open("a") as file:
+        file.write('{"id": "bad", "problem": "no answer"}\n')
+    done = trustclip(
+        "sft", "--model", "tiny", "--dataset", str(data), "--output-dir", str(tmp_path / "sft"),
+        "--max-steps", "3", "--learning-rate", "1e-3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    bad = read_jsonl(tmp_path / "sft" / "quarantine.jsonl")
+    assert len(bad) == 1 and bad[0]["line"] == 41
+    done = trustclip(
+        "rl", "--model", str(tmp_path / "sft/final"), "--dataset", str(data), "--max-steps", "2",
+        "--output-dir", str(tmp_path / "rl"), "--per-device-train-batch-size", "8",
+        "--gradient-accumulation-steps", "1", "--num-iterations", "2", "--lora-r", "4",
+        "--max-completion-length", "12", "--prompt-style", "boxed", "--method", "full_kl",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = trustclip(
+        "eval", "--model", str(tmp_path / "rl/final"), "--tasks", f"{data},arithmetic", "--k", "2",
+        "--max-tokens", "8", "--limit", "3", "--output-dir", str(tmp_path / "eval"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "eval/summary.json").read_text())
+    assert set(summary["tasks"]) == {"train", "arithmetic"}
+    assert summary["average"]["mean@2"]["value"] == 0  # a tiny model, told as it is
+    assert summary["average"]["truncated"] > 0.5
+    assert summary["average"]["mean@2"]["high"] > 0.2  # and how little six problems say
+
+
+@pytest.mark.slow
+def test_the_demo_learns(tmp_path):
+    """Half the generations of the full demo: the gain must already be clear."""
+    run = tmp_path / "demo"
+    done = trustclip("demo", "--generations", "4", "--seed", "1", "--output-dir", str(run))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((run / "summary.json").read_text())
+    gain = summary["difference"]
+    assert gain["value"] >= 0.15 and gain["low"] > 0
+    assert summary["after"]["length"] > summary["before"]["length"] + 5
+    rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]
+    gated = [row["trustclip/gated"] for row in rows]
+    assert 0.005 < sum(gated) / len(gated) < 0.1
+    assert summary["finished"] and summary["method"]["name"] == "atr"
+    page = (run / "report.html").read_text()
+    assert (
+        "<svg" in page and "<script" not in page and "http" not in page.split("</style>")[1][:200]
+    )
+
+
+def test_interrupted_training_leaves_what_was_done(tmp_path):
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    run = tmp_path / "run"
+    code = "import sys; from trustclip.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "rl", "--preset", "tiny", "--max-steps", "4000",
+         "--output-dir", str(run)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 200
+    metrics = run / "metrics.jsonl"
+    while time.monotonic() < deadline and not (
+        metrics.exists() and any(row["stage"] == "rl" for row in read_jsonl(metrics))
+    ):
+        time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "interrupted" in said
+    assert (run / "final" / "model.safetensors").exists()
+    assert any(row["stage"] == "rl" for row in read_jsonl(metrics))
+
+
+def test_records_survive_a_torn_line_and_say_null_for_nan(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append_jsonl(path, [{"a": float("nan"), "b": [1.5, float("inf")]}, {"a": 2}])
+    with path.open("a") as file:
+        file.write('{"a": 3, "tor')
+    assert read_jsonl(path) == [{"a": None, "b": [1.5, None]}, {"a": 2}]
+    path.write_text('{"a": 1}\nnot json\n{"a": 2}\n')
+    with pytest.raises(ValueError, match=":2 is no JSON"):
+        read_jsonl(path)
+    write_json(tmp_path / "x.json", {"k": {"v": 1}})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"k": {"v": 1}}
+    assert not list(tmp_path.glob("*.part"))

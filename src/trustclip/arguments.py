@@ -37,7 +37,7 @@ def parse(
         default = (presets or {})[preset]
     rest, of_method = _split_method(rest)
     options: dict[str, Any] = {} if default is None else {"default": default}
-    hidden = tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
+    hidden = tyro.conf.configure(tyro.conf.OmitArgPrefixes)
     settings: Any = tyro.cli(hidden(cls), args=rest, prog=f"trustclip {command}", **options)
     if of_method or hasattr(settings, "method"):
         settings = _with_method(settings, of_method)

@@ -1,22 +1,23 @@
 """Evaluation: sample every problem K times, grade, and say what the scores are worth."""
 
-import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from trustclip import stats
-from trustclip.recipes.generation import Backend, Local, Sampling
+from trustclip.recipes.generation import Backend, Local, Sampling, derived_seed
 from trustclip.recipes.models import check_model, load_model
 from trustclip.recipes.problems import test_problems
 from trustclip.recipes.progress import Stage
 from trustclip.recipes.records import RunDirectory
 from trustclip.recipes.settings import EvalSettings
-from trustclip.rewards import Verifier, extract_answer
+from trustclip.rewards import Style, Verifier, extract_answer
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import messages, prompt_style
 
@@ -41,7 +42,9 @@ class Plan:
     batch_size: int
 
 
-def sample(backend: Backend, tasks: Tasks, plan: Plan) -> Iterable[list[Row]]:
+def sample(
+    backend: Backend, tasks: Tasks, plan: Plan, done: Sequence[Row] = ()
+) -> Iterator[list[Row]]:
     """Sample and grade every problem, a batch of problems at a time.
 
     What a batch gives depends on the seed and its own problems alone, so any may be redone.
@@ -50,44 +53,99 @@ def sample(backend: Backend, tasks: Tasks, plan: Plan) -> Iterable[list[Row]]:
       backend: draws the completions.
       tasks: problems by task.
       plan: how to sample.
+      done: rows of whole batches that need no second time; see `recover`.
 
     Yields:
-      Rows of ``samples.jsonl``: task, id, gold, k, response, extracted, correct, tokens,
-      truncated.
+      Rows of ``samples.jsonl``: task, id, gold, k, response, extracted, tokens, truncated, correct,
+      judged (how: the verifier's name for it).
     """
     extraction = prompt_style(plan.style).extraction
-    step = max(1, plan.batch_size // plan.k)
+    finished = {(row["task"], row["id"]) for row in done}
     with Verifier() as verifier:
-        for task, problems in tasks.items():
-            for start in range(0, len(problems), step):
-                batch = problems[start : start + step]
-                key = "\n".join([str(plan.seed), task, plan.style, *(p.id for p in batch)])
-                prompts = [messages(p.problem, plan.style) for p in batch]
-                completions = backend.generate(prompts, plan.k, _hash(key))
-                rows = [
-                    {
-                        "task": task,
-                        "id": problem.id,
-                        "gold": problem.answer,
-                        "k": index,
-                        "response": completion.text,
-                        "extracted": extract_answer(completion.text, extraction),
-                        "tokens": completion.tokens,
-                        "truncated": completion.truncated,
-                    }
-                    for problem, group in zip(batch, completions, strict=True)
-                    for index, completion in enumerate(group)
-                ]
-                scores = verifier.score(
-                    [row["gold"] for row in rows], [row["response"] for row in rows], extraction
+        for task, batch in _batches(tasks, plan):
+            if (task, batch[0].id) in finished:
+                continue
+            prompts = [messages(p.problem, plan.style) for p in batch]
+            seed = derived_seed(plan.seed, task, plan.style, *(p.id for p in batch))
+            rows = [
+                {
+                    "task": task,
+                    "id": problem.id,
+                    "gold": problem.answer,
+                    "k": index,
+                    "response": completion.text,
+                    "extracted": extract_answer(completion.text, extraction),
+                    "tokens": completion.tokens,
+                    "truncated": completion.truncated,
+                }
+                for problem, group in zip(
+                    batch, backend.generate(prompts, plan.k, seed), strict=True
                 )
-                for row, score in zip(rows, scores, strict=True):
-                    row["correct"] = int(score)
-                yield rows
+                for index, completion in enumerate(group)
+            ]
+            _judge(rows, verifier, extraction)
+            yield rows
 
 
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+def _batches(tasks: Tasks, plan: Plan) -> Iterator[tuple[str, Sequence[Problem]]]:
+    step = max(1, plan.batch_size // plan.k)
+    for task, problems in tasks.items():
+        for start in range(0, len(problems), step):
+            yield task, problems[start : start + step]
+
+
+def _judge(rows: Sequence[Row], verifier: Verifier, extraction: Style) -> None:
+    """Set ``correct`` and ``judged``, one distinct answer at a time: the verifier counts, unnamed,
+    how it came to its verdicts, so only a call with one answer tells whose they are.
+    """
+    verdicts: dict[tuple[str, str | None], tuple[int, str]] = {}
+    for row in rows:
+        answer = row["gold"], row["extracted"]
+        if answer not in verdicts:
+            before = verifier.counts.copy()
+            (score,) = verifier.score([row["gold"]], [row["response"]], extraction)
+            (judged,) = verifier.counts - before
+            verdicts[answer] = int(score), judged
+        row["correct"], row["judged"] = verdicts[answer]
+
+
+def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
+    """Rows of the whole batches that an interrupted evaluation left in its ``samples.jsonl``.
+
+    Everything else, a torn line or a batch cut short, is removed from the file, so that what
+    is sampled next can be appended.
+
+    Args:
+      path: the file; none is the same as an empty one.
+      tasks: problems by task.
+      plan: how they are sampled.
+
+    Raises:
+      ValueError: a whole line is no JSON.
+    """
+    if not path.exists():
+        return []
+    stored = path.read_bytes()
+    lines = stored.split(b"\n")[:-1]
+    found: dict[tuple[str, str, str], dict[bytes, Row]] = defaultdict(dict)
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number} is no JSON: {error}") from error
+        found[row["task"], row["id"], row["gold"]][line] = row
+    kept: dict[bytes, Row] = {}
+    for task, batch in _batches(tasks, plan):
+        groups = [found[task, problem.id, problem.answer] for problem in batch]
+        if all(len(group) == plan.k for group in groups):
+            for group in groups:
+                kept |= group
+    whole = b"".join(line + b"\n" for line in kept)
+    if whole != stored:
+        part = path.with_name(path.name + ".part")
+        part.write_bytes(whole)
+        part.replace(path)
+    return list(kept.values())
 
 
 def evaluate(
@@ -97,12 +155,13 @@ def evaluate(
     tasks: Tasks,
     plan: Plan,
     stage: str = "eval",
+    done: Sequence[Row] = (),
 ) -> list[Row]:
-    """Sample, grade, record and show progress; rows also go to the run's ``samples.jsonl``."""
-    total = sum(len(problems) for problems in tasks.values())
-    rows: list[Row] = []
-    with Stage(console, stage, total) as bar:
-        for batch in sample(backend, tasks, plan):
+    """Sample, grade, record and show progress; new rows also go to the run's ``samples.jsonl``."""
+    left = sum(len(problems) for problems in tasks.values()) - len(done) // plan.k
+    rows = list(done)
+    with Stage(console, stage, left) as bar:
+        for batch in sample(backend, tasks, plan, done):
             run.sample({"stage": stage, **row} for row in batch)
             rows += batch
             bar.step(
@@ -131,12 +190,13 @@ def scores(rows: Sequence[Row]) -> dict[str, Any]:
 
     Returns:
       ``{"tasks": {task: {...}}, "average": {...}}``; each holds ``mean@K`` and ``pass@K`` as
-      ``{"value", "low", "high"}`` (shares of 1), ``problems``, ``truncated``, ``no_answer``
-      (shares of completions) and ``length`` (mean, tokens).
+      ``{"value", "low", "high"}`` (shares of 1), ``problems``, ``truncated``, ``no_answer``,
+      ``timeout`` (of the verifier; shares of completions), ``length`` (mean, tokens) and ``curve``:
+      ``k`` from 1 to K, ``mean`` of the first k samples and unbiased ``pass`` at k.
 
     Example:
-      >>> rows = [{"task": "t", "id": str(i), "correct": int(i > 0), "tokens": 4,
-      ...          "truncated": False, "extracted": "1"} for i in range(3) for _ in range(2)]
+      >>> rows = [{"task": "t", "id": str(i), "correct": int(i > 0), "tokens": 4, "extracted": "1",
+      ...          "truncated": False, "judged": "direct"} for i in range(3) for _ in range(2)]
       >>> round(scores(rows)["average"]["mean@2"]["value"], 3)
       0.667
     """
@@ -160,7 +220,13 @@ def _scores(
         "problems": len(correct),
         "truncated": sum(row["truncated"] for row in rows) / len(rows),
         "no_answer": sum(row["extracted"] is None for row in rows) / len(rows),
+        "timeout": sum(row["judged"] == "timeout" for row in rows) / len(rows),
         "length": sum(row["tokens"] for row in rows) / len(rows),
+        "curve": {
+            "k": list(range(1, k + 1)),
+            "mean": stats.mean_curve(correct, strata).tolist(),
+            "pass": stats.pass_curve(correct, strata).tolist(),
+        },
     }
 
 
@@ -201,19 +267,42 @@ def interval_text(interval: Mapping[str, float]) -> str:
 def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     """Run `trustclip eval`: sample every task's problems, grade, print and record the scores.
 
+    A run directory with the same settings is continued: what it holds is not sampled again.
+
     Raises:
-      ValueError: a model, task or run directory that cannot be used.
+      ValueError: a model, task, run directory or server that cannot be used.
     """
-    check_model(settings.model)
-    run = RunDirectory(settings.output_dir, "eval", settings)
+    if settings.backend != "openai":
+        check_model(settings.model)
+    run = RunDirectory.resumed(settings.output_dir, "eval", settings)
     tasks = test_problems(settings, run)
-    model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
-    sampling = Sampling(settings.temperature, settings.top_p, settings.max_tokens)
-    backend = Local(model, tokenizer, sampling, settings.batch_size)
     plan = Plan(settings.k, settings.prompt_style, settings.seed, settings.batch_size)
-    rows = evaluate(run, console, backend, tasks, plan)
+    done = recover(run.path / "samples.jsonl", tasks, plan)
+    if done:
+        console.print(f"continuing: {len(done) // plan.k} problems are done", highlight=False)
+    rows = evaluate(run, console, open_backend(settings), tasks, plan, done=done)
     result = scores(rows)
-    run.summarize({"command": "eval", "model": settings.model, **result})
+    judged = dict(sorted(Counter(row["judged"] for row in rows).items()))
+    run.summarize({"command": "eval", "model": settings.model, **result, "verifier": judged})
     console.print(scores_table(result))
     console.print(f"scores in {run.path / 'summary.json'}", highlight=False)
     return run
+
+
+def open_backend(settings: EvalSettings) -> Backend:
+    """The backend that the settings name, ready to generate.
+
+    Raises:
+      ValueError: it cannot be had: no such model, no vLLM, no such address.
+    """
+    sampling = Sampling(settings.temperature, settings.top_p, settings.max_tokens)
+    if settings.backend == "openai":
+        from trustclip.recipes.served import Served
+
+        return Served(settings.base_url, settings.model, sampling, settings.concurrency)
+    if settings.backend == "vllm":
+        from trustclip.recipes.vllm import VLLM
+
+        return VLLM(settings.model, sampling, settings.prompt_style, settings.seed)
+    model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
+    return Local(model, tokenizer, sampling, settings.batch_size)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -42,9 +42,34 @@ class RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.started = time.time()
-        config = {"command": command, **_plain(dataclasses.asdict(settings))}
-        (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (path / "config.yaml").write_text(_config(command, settings))
         write_json(path / "environment.json", environment())
+
+    @classmethod
+    def resumed(cls, path: Path, command: str, settings: Any) -> Self:
+        """The run that ``path`` holds, to be continued, or a new one where there is none.
+
+        Args:
+          path: the folder.
+          command: name of the command that runs.
+          settings: its settings, all of them as they were.
+
+        Raises:
+          ValueError: the folder holds a run of another command or with other settings.
+        """
+        if not (path / "config.yaml").exists():
+            return cls(path, command, settings)
+        stored = yaml.safe_load((path / "config.yaml").read_text()) or {}
+        asked = yaml.safe_load(_config(command, settings))
+        for key in {**asked, **stored}:
+            if key not in stored or key not in asked or stored[key] != asked[key]:
+                raise ValueError(
+                    f"{path} holds a run with {key}={stored.get(key)!r}, not {asked.get(key)!r}; "
+                    "continue it with the same settings or choose another --output-dir."
+                )
+        run = cls.__new__(cls)
+        run.path, run.started = path, time.time()
+        return run
 
     @property
     def final(self) -> Path:
@@ -71,6 +96,11 @@ class RunDirectory:
             self.path / "summary.json",
             {**summary, "seconds": seconds, "versions": environment()["versions"]},
         )
+
+
+def _config(command: str, settings: Any) -> str:
+    config = {"command": command, **_plain(dataclasses.asdict(settings))}
+    return yaml.safe_dump(config, sort_keys=False)
 
 
 def environment() -> dict[str, Any]:

@@ -12,7 +12,14 @@ from trustclip.recipes.problems import training_problems
 from trustclip.recipes.progress import Stage
 from trustclip.recipes.records import RunDirectory
 from trustclip.recipes.settings import TINY, RLSettings
-from trustclip.rewards import AnswerReward
+from trustclip.rewards import (
+    AnswerReward,
+    SoftOverlong,
+    answer_graded,
+    format_approximate,
+    format_exact,
+    number_graded,
+)
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import messages, prompt_style
 
@@ -88,10 +95,11 @@ def reinforce(
         for problem in problems
     ]
     reward = RecordedReward(run, prompt_style(settings.prompt_style).extraction)
+    shaping = _shaping(settings)
     trainer = ConstrainedGRPOTrainer(
         model=model,
-        reward_funcs=reward,
-        args=_arguments(settings, run),
+        reward_funcs=[reward, *shaping],
+        args=_arguments(settings, run, len(shaping)),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=lora_config(settings.lora_r, settings.lora_alpha),
@@ -151,7 +159,17 @@ class RecordedReward:
         self._reward.verifier.close()
 
 
-def _arguments(settings: RLSettings, run: RunDirectory) -> Any:
+def _shaping(settings: RLSettings) -> list[Any]:
+    """Reward functions beside the binary one."""
+    extra: list[Any] = []
+    if settings.reward == "notebook":
+        extra += [format_exact, format_approximate, answer_graded, number_graded]
+    if settings.overlong_cache:
+        extra.append(SoftOverlong(settings.max_completion_length, settings.overlong_cache))
+    return extra
+
+
+def _arguments(settings: RLSettings, run: RunDirectory, shaping: int) -> Any:
     import torch
 
     from trustclip.engines.trl import ConstrainedGRPOConfig
@@ -168,6 +186,8 @@ def _arguments(settings: RLSettings, run: RunDirectory) -> Any:
     return ConstrainedGRPOConfig(
         output_dir=str(run.path / "checkpoints"),
         top_k=0,
+        # The notebook's rewards replace the binary one, which is still computed and recorded.
+        reward_weights=[float(settings.reward == "correct")] + [1.0] * shaping,
         save_strategy="steps" if settings.save_steps else "no",
         save_steps=settings.save_steps or 500,
         report_to="none",

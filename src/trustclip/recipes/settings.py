@@ -99,6 +99,10 @@ class RLSettings:
     """Use only the first this many problems."""
     max_bad_rows: Whole = 100
     """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
+    reward: Literal["correct", "notebook"] = "correct"
+    """1 for a right final answer and 0 otherwise, or the shaped rewards of the public notebook."""
+    overlong_cache: Whole = 0
+    """Add DAPO's soft penalty over this many last tokens of the longest completion; 0 for none."""
     max_prompt_length: Count | None = None
     """Leave out problems whose prompt is longer, tokens."""
     max_completion_length: Count = 1846
@@ -158,7 +162,7 @@ class EvalSettings:
     """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
 
     model: str
-    """Folder or hub id of the model, or "tiny"."""
+    """Folder or hub id of the model, or "tiny"; with the openai backend the name served."""
     tasks: str
     """Comma list of problem sets: names (amc23, aime24, ...), .jsonl files, or "arithmetic"."""
     output_dir: Path
@@ -183,6 +187,12 @@ class EvalSettings:
     """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
     seed: int = 0
     """Seed of the sampling; the same seed, problems and batch size give the same samples."""
+    backend: Literal["transformers", "vllm", "openai"] = "transformers"
+    """What runs the model: this process, vLLM in it, or an OpenAI-compatible server."""
+    base_url: str = "http://127.0.0.1:8000/v1"
+    """Address of the server (openai); its key comes from the environment's OPENAI_API_KEY."""
+    concurrency: Count = 16
+    """Requests under way at once (openai)."""
 
 
 @checked

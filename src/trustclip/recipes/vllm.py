@@ -1,0 +1,70 @@
+"""Completions from vLLM in this process: the one module that imports it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trustclip.recipes.generation import Completion, Conversation, Sampling, derived_seed
+from trustclip.recipes.settings import TINY
+from trustclip.tasks.prompts import set_chat_template
+
+
+class VLLM:
+    """A model in vLLM. Prompts of one batch run together: a large ``batch_size`` pays.
+
+    Args:
+      model: folder or hub id.
+      sampling: how tokens are drawn.
+      style: prompt style, for a tokenizer without a chat template.
+      seed: of the engine.
+
+    Raises:
+      ValueError: vLLM is not installed, or the model is one that only this process can make.
+
+    References:
+      https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm.html
+    """
+
+    def __init__(self, model: str, sampling: Sampling, style: str, seed: int) -> None:
+        if model == TINY:
+            raise ValueError(f"the model {TINY!r} is no folder that vLLM could load.")
+        try:
+            import vllm  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise ValueError(f"vLLM cannot be used: {error}; pip install trustclip[vllm]") from None
+        self._params: Any = vllm.SamplingParams
+        self._llm: Any = vllm.LLM(model=model, seed=seed)
+        self._sampling = sampling
+        tokenizer = self._llm.get_tokenizer()
+        set_chat_template(tokenizer, style)
+        self._template = tokenizer.chat_template
+
+    def generate(
+        self, prompts: Sequence[Conversation], n: int, seed: int
+    ) -> list[list[Completion]]:
+        """``n`` completions of each prompt, all at once; see `Backend`."""
+        # vLLM refuses several samples at temperature 0: they would be the same.
+        draws = 1 if self._sampling.temperature == 0 else n
+        params = [
+            self._params(
+                n=draws,
+                temperature=self._sampling.temperature,
+                top_p=self._sampling.top_p,
+                top_k=-1,
+                max_tokens=self._sampling.max_tokens,
+                seed=derived_seed(seed, number),
+                skip_special_tokens=True,
+            )
+            for number in range(len(prompts))
+        ]
+        replies = self._llm.chat(
+            list(prompts), params, chat_template=self._template, use_tqdm=False
+        )
+        return [
+            [_completion(output) for output in reply.outputs] * (n // draws) for reply in replies
+        ]
+
+
+def _completion(output: Any) -> Completion:
+    return Completion(
+        output.text, len(output.token_ids), truncated=output.finish_reason == "length"
+    )

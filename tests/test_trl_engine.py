@@ -324,6 +324,23 @@ def test_a_gate_that_never_closes_is_reported_once(tmp_path):
     assert len([w for w in caught if "inert" in str(w.message)]) == 1
 
 
+def test_active_dropout_is_pointed_out(tmp_path):
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    model, tokenizer = fresh_model()
+    adapters = LoraConfig(r=2, lora_dropout=0.1, target_modules="all-linear")
+    with pytest.warns(UserWarning, match="dropout"):
+        ConstrainedGRPOTrainer(
+            model=model,
+            reward_funcs=share_of_even_digits,
+            args=config(tmp_path, disable_dropout=False),
+            train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
+            processing_class=tokenizer,
+            peft_config=adapters,
+        )
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 
@@ -339,6 +356,14 @@ def test_a_gate_that_never_closes_is_reported_once(tmp_path):
         ({"delta": 4.0}, ["delta=4.0", "'dual_clip'"]),
         ({"importance_sampling_level": "sequence"}, ["importance_sampling_level", "level"]),
         ({"method": "truly_ppo", "method_args": {"variant": "truly"}}, ["gradient of the full KL"]),
+        (
+            {
+                "method": "truly_ppo",
+                "method_args": {"variant": "ppo_rb"},
+                "off_policy_mask_threshold": 0.1,
+            },
+            ["off_policy_mask_threshold", "sign"],
+        ),
         ({"inert_patience": 0}, ["inert_patience"]),
     ],
 )

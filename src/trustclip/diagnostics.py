@@ -41,6 +41,7 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate) -> Metrics:
     tokens, by the sign of the advantage and the side of the ratio; ``ratio`` the mean ratio;
     ``k1``, ``k2``, ``k3`` the mean estimates of the divergence from the old policy in nats (k1 and
     k3 of KL(old || new)); ``off_policy`` the share of tokens with a ratio other than 1;
+    ``zero_advantage`` the share that cannot matter (in groups of equal rewards);
     ``nonfinite`` the share whose log-ratio is no finite number; ``entropy``, ``kl_old_new`` and
     ``kl_new_old`` the batch's own, where it has them.
 
@@ -66,6 +67,7 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate) -> Metrics:
         "gated": gated,
         **{f"gated/{name}": gated & quadrant(name, batch) for name in QUADRANTS},
         "off_policy": x != 0,
+        "zero_advantage": batch.advantages == 0,
         "nonfinite": ~finite,
         "ratio": safe_exp(x),
         "k1": divergences.k1(x),

@@ -76,6 +76,11 @@ class Method(ABC):
         """True where the gradient of the full KL, not only of the sampled token, takes part."""
         return False
 
+    @property
+    def reverses(self) -> bool:
+        """True where a gated token can get a gradient against its advantage."""
+        return False
+
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         """Bounds of the log-ratio inside which the gate never closes.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # No library of ours phones home, and importing one of theirs on a user's behalf must not either.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -128,6 +128,11 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
             f"{args.method!r} in this variant needs the gradient of the full KL, and TRL passes "
             "only that of the sampled token's log-probability; use trustclip.policy_loss."
         )
+    if chosen.reverses and args.off_policy_mask_threshold is not None:
+        yield (
+            f"off_policy_mask_threshold reads the sign of the advantage, and {args.method!r} in "
+            "this variant reverses it for tokens that it rolls back; set one of the two."
+        )
     if args.inert_patience < 1:
         yield f"inert_patience must be at least 1, got {args.inert_patience}."
 
@@ -165,6 +170,12 @@ class ConstrainedGRPOTrainer(GRPOTrainer):
         self.epsilon_low = self.epsilon_high = math.inf
         if self._needs_hidden:
             hidden.check_head(self.accelerator.unwrap_model(self.model))
+        if any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.model.modules()):
+            warnings.warn(
+                "the model has active dropout: two passes of one policy differ, so ratios differ "
+                "from 1 before any update. Set disable_dropout=True, and lora_dropout=0.",
+                stacklevel=2,
+            )
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._scored = []

@@ -64,6 +64,10 @@ class TrulyPPO(Method):
     def needs_kl_gradient(self) -> bool:
         return self.variant == "truly"
 
+    @property
+    def reverses(self) -> bool:
+        return self.variant != "tr_ppo"
+
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.log_ratio
         slope = SLOPE[self.variant] if self.slope is None else self.slope

@@ -75,7 +75,8 @@ class Stage:
         shown = "  ".join(
             f"{label} {form.format(self._latest[key])}"
             for label, key, form in SHOWN
-            if key in self._latest
+            # Under a policy gradient the loss says nothing, and its place is needed.
+            if key in self._latest and not (key == "loss" and "reward" in self._latest)
         )
         if self._bar is not None:
             self._bar.update(self._task, advance=steps, shown=shown)

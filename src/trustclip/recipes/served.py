@@ -36,19 +36,19 @@ class Served:
       ValueError: an address that is not http or https.
 
     Example:
-      >>> Served("127.0.0.1:8000/v1", "m", Sampling(1.0, 1.0, 8), concurrency=1)
+      >>> Served("localhost:8000/v1", "m", Sampling(1.0, 1.0, 8), concurrency=1)
       Traceback (most recent call last):
       ...
-      ValueError: base_url='127.0.0.1:8000/v1': an address beginning with http:// or https:// is needed.
+      ValueError: base_url='localhost:8000/v1' begins neither with http:// nor with https://.
 
     References:
       https://platform.openai.com/docs/api-reference/chat
-    """  # noqa: E501
+    """
 
     def __init__(self, base_url: str, model: str, sampling: Sampling, concurrency: int) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(
-                f"base_url={base_url!r}: an address beginning with http:// or https:// is needed."
+                f"base_url={base_url!r} begins neither with http:// nor with https://."
             )
         self._url = base_url.rstrip("/") + "/chat/completions"
         self._model, self._sampling, self._concurrency = model, sampling, concurrency
@@ -103,19 +103,26 @@ class Served:
         if self._key:
             # Unredirected: the key is for this host alone.
             request.add_unredirected_header("Authorization", f"Bearer {self._key}")
-        for pause in (*PAUSES, None):
+        for pause in PAUSES:
             try:
-                with urlopen(request, timeout=PATIENCE) as reply:
-                    return reply.read()
-            except HTTPError as error:
-                complaint = f"answered {error.code}: {_start(error.read())}"
-                final = error.code != 429 and error.code < 500
-            except (OSError, HTTPException) as error:
-                complaint, final = f"cannot be reached: {error}", False
-            if final or pause is None:
-                break
-            time.sleep(pause)
-        raise ValueError(f"{self._url} {complaint}")
+                return self._send(request)
+            except _Passing:
+                time.sleep(pause)
+        return self._send(request)
+
+    def _send(self, request: Request) -> bytes:
+        try:
+            with urlopen(request, timeout=PATIENCE) as reply:
+                return reply.read()
+        except HTTPError as error:
+            kind = _Passing if error.code == 429 or error.code >= 500 else ValueError
+            raise kind(f"{self._url} answered {error.code}: {_start(error.read())}") from error
+        except (OSError, HTTPException) as error:
+            raise _Passing(f"{self._url} cannot be reached: {error}") from error
+
+
+class _Passing(ValueError):
+    """A failure that may be over by the next attempt."""
 
 
 def _start(body: bytes) -> str:

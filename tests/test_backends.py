@@ -1,0 +1,227 @@
+"""Backends other than transformers: a server of this test's own, and a stand-in for vLLM."""
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import pytest
+
+from trustclip.recipes import served
+from trustclip.recipes.generation import Completion, Sampling
+from trustclip.recipes.served import Served
+from trustclip.recipes.vllm import VLLM
+
+SAMPLING = Sampling(temperature=0.3, top_p=0.95, max_tokens=100)
+PROMPTS = [[{"role": "user", "content": name}] for name in ("one", "zwei ½", "three")]
+
+
+def chat(content, tokens=7, reason="stop"):
+    choice = {"index": 0, "message": {"content": content}, "finish_reason": reason}
+    return 200, {"choices": [choice], "usage": {"completion_tokens": tokens}}
+
+
+class Server:
+    """Chat server: ``answer(question)`` says status and reply; what came in is kept."""
+
+    def __init__(self, answer):
+        self.questions, self.headers, self.paths = [], [], []
+        self.running = self.most = 0
+        lock = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(handler):
+                body = handler.rfile.read(int(handler.headers["Content-Length"]))
+                question = json.loads(body)
+                with lock:
+                    self.questions.append(question)
+                    self.headers.append(dict(handler.headers))
+                    self.paths.append(handler.path)
+                    self.running += 1
+                    self.most = max(self.most, self.running)
+                status, reply = answer(question)
+                with lock:
+                    self.running -= 1
+                if status is None:
+                    handler.connection.close()
+                    return
+                data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+                handler.send_response(status)
+                handler.send_header("Content-Length", str(len(data)))
+                handler.end_headers()
+                handler.wfile.write(data)
+
+            def log_message(handler, *args):
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def close(self):
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(served, "PAUSES", (0.0, 0.0))
+    servers = []
+
+    def start(answer):
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def test_served_asks_once_per_sample_and_keeps_the_order(serve):
+    together = threading.Barrier(2, timeout=20)
+
+    def answer(question):
+        together.wait()
+        return chat(f"{question['messages'][0]['content']} {question['seed']}")
+
+    server = serve(answer)
+    backend = Served(server.url + "/", "m", SAMPLING, concurrency=2)
+    found = backend.generate(PROMPTS, 2, seed=5)
+    texts = [[completion.text for completion in group] for group in found]
+    names = [prompt[0]["content"] for prompt in PROMPTS]
+    assert all(
+        text.startswith(name) for name, group in zip(names, texts, strict=True) for text in group
+    )
+    assert server.most == 2
+    assert set(server.paths) == {"/v1/chat/completions"}
+    assert not any("Authorization" in headers for headers in server.headers)
+    seeds = [question.pop("seed") for question in server.questions]
+    assert len(set(seeds)) == 6 and all(0 <= seed < 2**32 for seed in seeds)
+    asked = {"model": "m", "temperature": 0.3, "top_p": 0.95, "max_tokens": 100, "n": 1}
+    assert all({k: v for k, v in q.items() if k != "messages"} == asked for q in server.questions)
+    assert backend.generate(PROMPTS, 2, seed=5) == found
+    assert backend.generate(PROMPTS, 2, seed=6) != found
+
+
+def test_served_tells_truncation_and_length_and_sends_the_key(serve, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    replies = {"one": chat("a", 3), "zwei ½": chat(None, 100, "length"), "three": chat("c", 1)}
+    server = serve(lambda question: replies[question["messages"][0]["content"]])
+    found = Served(server.url, "m", SAMPLING, concurrency=3).generate(PROMPTS, 1, seed=0)
+    assert found == [
+        [Completion("a", 3, truncated=False)],
+        [Completion("", 100, truncated=True)],
+        [Completion("c", 1, truncated=False)],
+    ]
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer sesame"}
+
+
+def test_served_tries_again_what_may_pass(serve):
+    troubles = iter([(429, {"error": "busy"}), (None, b"")])
+    server = serve(lambda question: next(troubles, chat("late")))
+    found = Served(server.url, "m", SAMPLING, concurrency=1).generate(PROMPTS[:1], 1, seed=0)
+    assert found[0][0].text == "late" and len(server.questions) == 3
+    assert len({question["seed"] for question in server.questions}) == 1
+
+
+@pytest.mark.parametrize(
+    "status, reply, attempts, said",
+    [
+        (400, b"max_tokens is too large", 1, "answered 400: max_tokens is too large"),
+        (503, b"loading", 3, "answered 503: loading"),
+        (200, b"<html>hello", 1, "gave no chat completion: <html>hello"),
+        (200, {"choices": []}, 1, r'gave no chat completion: \{"choices": \[\]\}'),
+    ],
+)
+def test_served_names_what_went_wrong(serve, status, reply, attempts, said):
+    server = serve(lambda question: (status, reply))
+    backend = Served(server.url, "m", SAMPLING, concurrency=1)
+    with pytest.raises(ValueError, match=f"{server.url}/chat/completions {said}"):
+        backend.generate(PROMPTS[:1], 1, seed=0)
+    assert len(server.questions) == attempts
+
+
+def test_served_without_a_server(serve):
+    server = serve(lambda question: chat("x"))
+    server.close()
+    with pytest.raises(ValueError, match="cannot be reached"):
+        Served(server.url, "m", SAMPLING, concurrency=1).generate(PROMPTS[:1], 1, seed=0)
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """A stand-in that keeps what it was called with and answers ``PROMPT/INDEX``."""
+    calls = SimpleNamespace(llm=[], chat=[], tokenizer=SimpleNamespace(eos_token="</s>"))
+
+    class LLM:
+        def __init__(self, **options):
+            calls.llm.append(options)
+
+        def get_tokenizer(self):
+            return calls.tokenizer
+
+        def chat(self, messages, sampling_params, **options):
+            calls.chat.append((messages, sampling_params, options))
+            return [
+                SimpleNamespace(
+                    outputs=[
+                        SimpleNamespace(
+                            text=f"{conversation[0]['content']}/{index}",
+                            token_ids=(1,) * (index + 1),
+                            finish_reason="length" if index == 1 else "stop",
+                        )
+                        for index in range(params.n)
+                    ]
+                )
+                for conversation, params in zip(messages, sampling_params, strict=True)
+            ]
+
+    def params(**options):
+        return SimpleNamespace(**options)
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=params))
+    return calls
+
+
+def test_vllm_is_called_once_per_batch_with_a_seed_per_prompt(vllm):
+    found = VLLM("org/model", SAMPLING, "solution", seed=3).generate(PROMPTS, 2, seed=9)
+    assert vllm.llm == [{"model": "org/model", "seed": 3}]
+    ((messages, params, options),) = vllm.chat
+    assert messages == PROMPTS
+    seeds = [vars(param).pop("seed") for param in params]
+    assert len(set(seeds)) == 3
+    assert [vars(param) for param in params] == 3 * [
+        {
+            "n": 2,
+            "temperature": 0.3,
+            "top_p": 0.95,
+            "top_k": -1,
+            "max_tokens": 100,
+            "skip_special_tokens": True,
+        }
+    ]
+    assert "<start_working_out>" in options["chat_template"]
+    assert found[1] == [
+        Completion("zwei ½/0", 1, truncated=False),
+        Completion("zwei ½/1", 2, truncated=True),
+    ]
+
+
+def test_vllm_keeps_a_template_and_draws_once_when_greedy(vllm):
+    vllm.tokenizer.chat_template = "of the model"
+    greedy = Sampling(temperature=0.0, top_p=1.0, max_tokens=5)
+    found = VLLM("org/model", greedy, "solution", seed=0).generate(PROMPTS[:1], 3, seed=0)
+    ((_, params, options),) = vllm.chat
+    assert params[0].n == 1 and options["chat_template"] == "of the model"
+    assert found == [[Completion("one/0", 1, truncated=False)] * 3]
+
+
+def test_vllm_missing_or_given_the_tiny_model(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ValueError, match=r"pip install trustclip\[vllm\]"):
+        VLLM("org/model", SAMPLING, "plain", seed=0)
+    with pytest.raises(ValueError, match="tiny"):
+        VLLM("tiny", SAMPLING, "plain", seed=0)

@@ -146,7 +146,7 @@ def test_caps_on_length_depth_and_characters(answer, fits):
 
 
 def test_unknown_style_names_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown style 'box'.*nearest: 'boxed'"):
+    with pytest.raises(ValueError, match=r"unknown style 'box'; did you mean 'boxed'"):
         extract_answer("34", "box")  # type: ignore[arg-type]
 
 

@@ -129,9 +129,12 @@ def test_interrupted_training_leaves_what_was_done(tmp_path):
 def test_records_survive_a_torn_line_and_say_null_for_nan(tmp_path):
     path = tmp_path / "rows.jsonl"
     append_jsonl(path, [{"a": float("nan"), "b": [1.5, float("inf")]}, {"a": 2}])
-    with path.open("a") as file:
-        file.write('{"a": 3, "tor')
+    with path.open("ab") as file:
+        file.write('{"a": 3, "torn": "ü'.encode()[:-1])
     assert read_jsonl(path) == [{"a": None, "b": [1.5, None]}, {"a": 2}]
+    path.unlink()
+    append_jsonl(path, [{"text": "one\u2028two\x85three"}])
+    assert read_jsonl(path) == [{"text": "one\u2028two\x85three"}]
     path.write_text('{"a": 1}\nnot json\n{"a": 2}\n')
     with pytest.raises(ValueError, match=":2 is no JSON"):
         read_jsonl(path)

@@ -17,6 +17,17 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> str:
       "unknown method 'art'; did you mean 'atr'? Allowed: atr, clip."
     """
     names = sorted(allowed)
-    near = get_close_matches(str(given), names, n=1, cutoff=0.5)
-    hint = f" did you mean {near[0]!r}?" if near else ""
+    near = nearest(given, names)
+    hint = f" did you mean {near!r}?" if near else ""
     return f"unknown {kind} {given!r};{hint} Allowed: {', '.join(names)}."
+
+
+def nearest(given: object, allowed: Iterable[str]) -> str | None:
+    """The right name most like ``given``, or None when none is like it.
+
+    Example:
+      >>> nearest("art", ["atr", "clip"]), nearest("x", ["atr", "clip"])
+      ('atr', None)
+    """
+    found = get_close_matches(str(given), sorted(set(allowed)), n=1, cutoff=0.4)
+    return found[0] if found else None

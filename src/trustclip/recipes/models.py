@@ -1,9 +1,9 @@
 """Loading and saving of models: a folder, a hub id, or the tiny one."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from trustclip.names import nearest
 from trustclip.recipes.settings import TINY
 from trustclip.recipes.tiny import tiny_model
 from trustclip.tasks.prompts import set_chat_template
@@ -25,8 +25,8 @@ def check_model(name: str) -> None:
         raise ValueError(f"the folder {name!r} holds no model: it has no config.json.")
     if path.is_absolute() or name.startswith(".") or name.count("/") != 1 or path.parent.is_dir():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = get_close_matches(path.name, beside, n=1)
-        hint = f" Did you mean {str(path.parent / near[0])!r}?" if near else ""
+        near = nearest(path.name, beside)
+        hint = f" Did you mean {str(path.parent / near)!r}?" if near else ""
         raise ValueError(
             f"no model {name!r}: give a folder with a config.json, a hub id owner/name, or "
             f"{TINY!r}.{hint}"

@@ -135,12 +135,15 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     Raises:
       ValueError: a line other than the last is no JSON.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # By bytes: a completion may hold characters that text mode takes for the end of a line, and a
+    # kill may cut one in half.
+    lines = path.read_bytes().split(b"\n")
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            if line:
+                rows.append(json.loads(line))
+        except ValueError as error:
             if number < len(lines):
                 raise ValueError(f"{path}:{number} is no JSON: {error}") from error
     return rows

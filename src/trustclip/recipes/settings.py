@@ -207,7 +207,7 @@ class DemoSettings:
     """Seed of everything random."""
     output_dir: Path | None = None
     """Run directory; runs/demo-METHOD-seedSEED when unset."""
-    generations: Count = 8
+    generations: Count = 6
     """Generations of 256 samples to learn from, 16 updates each."""
     operations: Count = 5
     """Difficulty: additions and subtractions per problem."""

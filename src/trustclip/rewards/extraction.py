@@ -5,9 +5,10 @@ interprets mathematics. Three prompt styles are known (see `trustclip.tasks.prom
 tries them in turn before it settles for a final number.
 """
 
-import difflib
 import re
 from typing import Literal, get_args
+
+from trustclip.names import unknown
 
 Style = Literal["solution", "boxed", "answer", "any"]
 
@@ -103,8 +104,7 @@ def check_style(style: str) -> None:
     """Raise ValueError with the nearest name unless `style` is an extraction style."""
     allowed = get_args(Style)
     if style not in allowed:
-        near = difflib.get_close_matches(str(style), allowed, n=1, cutoff=0.0)[0]
-        raise ValueError(f"unknown style {style!r}: use one of {list(allowed)}; nearest: {near!r}")
+        raise ValueError(unknown("style", style, allowed))
 
 
 def clean(region: str) -> str | None:

@@ -4,10 +4,10 @@ A style is data. `messages` puts one in front of a problem as a conversation; `s
 gives a base model's tokenizer a template that renders such conversations.
 """
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from trustclip.names import unknown
 from trustclip.rewards.extraction import Style, extract_answer
 from trustclip.tasks.problem import Problem
 
@@ -74,10 +74,7 @@ def prompt_style(name: str) -> PromptStyle:
       'boxed'
     """
     if name not in STYLES:
-        near = difflib.get_close_matches(str(name), STYLES, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"unknown prompt style {name!r}: use one of {list(STYLES)}; nearest: {near!r}"
-        )
+        raise ValueError(unknown("prompt style", name, STYLES))
     return STYLES[name]
 
 

@@ -7,11 +7,11 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trustclip.names import nearest
 from trustclip.tasks.hub import (
     HUB_SOURCES,
     HubSource,
@@ -212,8 +212,8 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    nearest = get_close_matches(name.lower(), sorted(set(known)), n=1, cutoff=0.4)
-    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    near = nearest(name.lower(), known)
+    return f" (did you mean {near!r}?)" if near else ""
 
 
 def _file_rows(path: Path) -> _Rows:

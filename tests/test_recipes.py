@@ -79,6 +79,29 @@ def test_real_text_through_sft_rl_and_eval(tmp_path):
     assert summary["average"]["mean@2"]["high"] > 0.2  # and how little six problems say
 
 
+def test_reasoning_traces_are_filtered_as_in_the_notebook(tmp_path):
+    from dataclasses import replace
+
+    from trustclip.recipes.settings import PRESETS
+    from trustclip.recipes.sft import format_examples
+    from trustclip.recipes.tiny import tiny_tokenizer
+    from trustclip.tasks.problem import Problem
+
+    rows = [
+        Problem("short", "1+2", "3", "<think>Add.</think> So 3."),
+        Problem("proof", "Show it.", "shown", "Clear."),
+        Problem("long", "2+2", "4", "Again. " * 200),
+        Problem("second", "2+3", "5", "Add."),
+    ]
+    named = replace(PRESETS["sft"]["tiny"], dataset="openmath_mini.jsonl", limit=1)
+    kept = format_examples(rows, tiny_tokenizer(), named)
+    assert [(p.id, p.solution) for p in kept] == [("short", "Add. So 3.")]
+    other = replace(named, dataset="mine.jsonl", limit=None)
+    assert len(format_examples(rows, tiny_tokenizer(), other)) == 4
+    with pytest.raises(ValueError, match="max_length = 256"):
+        format_examples(rows[2:3], tiny_tokenizer(), named)
+
+
 @pytest.mark.slow
 def test_the_demo_learns(tmp_path):
     """Half the generations of the full demo: the gain must already be clear."""

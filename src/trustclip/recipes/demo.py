@@ -108,7 +108,7 @@ def _rl(settings: DemoSettings, run: RunDirectory) -> RLSettings:
         seed=settings.seed,
         steps_per_generation=UPDATES,
         max_steps=UPDATES * settings.generations,
-        learning_rate=2e-4,
+        learning_rate=1.5e-4,
     )
 
 

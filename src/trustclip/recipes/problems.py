@@ -34,7 +34,7 @@ def training_problems(
     Args:
       settings: which ones.
       run: bad rows go to its ``quarantine.jsonl``.
-      solutions: keep only problems that have one.
+      solutions: keep only problems that have one, and leave ``settings.limit`` to the caller.
 
     Raises:
       ValueError: no such source, too many bad rows, or no problem with a solution.
@@ -55,7 +55,7 @@ def training_problems(
             f"{settings.dataset}: no problem has a solution to learn from; fine-tuning needs a "
             "column `solution` (or `generated_solution`)."
         )
-    return solved[: settings.limit]
+    return solved
 
 
 def test_problems(settings: EvalSettings, run: RunDirectory) -> dict[str, list[Problem]]:

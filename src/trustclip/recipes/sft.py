@@ -1,6 +1,7 @@
 """Supervised fine-tuning on worked solutions, by TRL's `SFTTrainer`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from trustclip.recipes.problems import training_problems
 from trustclip.recipes.progress import Stage
 from trustclip.recipes.records import RunDirectory
 from trustclip.recipes.settings import SFTSettings
+from trustclip.tasks.hub import hub_source, named_after, select_for_sft
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, messages
 
@@ -24,10 +26,39 @@ def sft(settings: SFTSettings, console: Console) -> RunDirectory:
     run = RunDirectory(settings.output_dir, "sft", settings)
     problems = training_problems(settings, run, solutions=True)
     model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
+    problems = format_examples(problems, tokenizer, settings)
     metrics = fine_tune(model, tokenizer, problems, settings, run, console)
     run.summarize({"command": "sft", "problems": len(problems), **metrics})
     console.print(f"model in {run.final}", highlight=False)
     return run
+
+
+def format_examples(
+    problems: Sequence[Problem], tokenizer: Any, settings: SFTSettings
+) -> Sequence[Problem]:
+    """The problems to learn a format from.
+
+    Of a set of reasoning traces (OpenMathReasoning, or a file named after it) only short ones with
+    a numeric answer, as in the public notebook; of any other set all. Then the first ``limit``.
+
+    Raises:
+      ValueError: none is left.
+    """
+    source = named_after(Path(settings.dataset).stem) or hub_source(settings.dataset)
+    if source is not None and source.kind == "sft":
+
+        def tokens(problem: Problem) -> int:
+            turn = {"role": "assistant", "content": completion(problem, settings.prompt_style)}
+            conversation = [*messages(problem.problem, settings.prompt_style), turn]
+            return len(tokenizer.apply_chat_template(conversation, return_dict=True)["input_ids"])
+
+        problems = select_for_sft(problems, max_seq_length=settings.max_length, count_tokens=tokens)
+    if not problems:
+        raise ValueError(
+            f"{settings.dataset}: no solution with a numeric answer fits into half of max_length "
+            f"= {settings.max_length} tokens."
+        )
+    return problems[: settings.limit]
 
 
 def fine_tune(

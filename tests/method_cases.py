@@ -6,6 +6,7 @@ import typing
 import oracle
 import pytest
 import torch
+import wider_oracle
 from torch import Tensor
 
 import trustclip as tc
@@ -15,8 +16,33 @@ MORE = [
     ("dynamic_clip", {"dual_ceiling": 10.0}),
     ("clip_cov", {"low": 0.2, "high": 0.28, "share": 0.2, "cov_low": 0.05}),
     ("truly_ppo", {"variant": "ppo_rb", "slope": 0.1}),
+    *(
+        ("atr", {"level": level, "reduction": reduction, "weight": weight})
+        for level in ("prefix", "sequence")
+        for reduction in ("ratio", "mean", "sum", "max")
+        for weight in ("level", "token")
+    ),
+    ("gspo", {"low": 0.1, "high": 0.1}),
+    ("kl_cov", {"share": 0.2, "beta": 0.3}),
+    ("cispo", {"low": 0.2, "high": 0.28}),
+    ("bandpo", {"dual_ceiling": 10.0}),
+    ("abc_grpo", {"positive_low": 1.0, "negative_low": 0.3, "negative_high": 2.0}),
+    ("icepop", {"floor": None, "level": "sequence"}),
+    ("tis", {"inner": {"name": "gspo", "low": 0.1, "high": 0.1}, "level": "sequence"}),
+    ("tis", {"inner": {"name": "full_kl", "order": "new_old"}}),
+    ("tis", {"inner": {"name": "icepop", "inner": {"name": "cispo"}}}),
+    ("tis", {"inner": {"name": "clip_cov", "share": 0.2, "cov_low": 0.05}}),
+    ("opsm", {"delta": 0.02, "inner": {"name": "gmpo"}}),
+    ("trm", {"reduction": "mean", "delta": 0.05, "inner": {"name": "soft_gate"}}),
+    ("both", {"first": {"name": "truly_ppo", "variant": "ppo_rb"}, "second": {"name": "trm"}}),
+    ("either", {"first": {"name": "kl_cov", "share": 0.2}, "second": {"name": "atr"}}),
 ]
-FLOATS = ("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old", "logp_rollout")
+FLOATS = (
+    *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old", "top_k_kl"),
+    *("top_k_tv", "logp_rollout"),
+)
+#: Every method with a reference answer for a token.
+KNOWN = (*oracle.KNOWN, *wider_oracle.KNOWN)
 
 
 def variants(name: str, cls: type) -> list[tc.Method]:
@@ -37,12 +63,18 @@ def label(method: tc.Method) -> str:
     return "-".join([own["name"], *(f"{k}={v}" for k, v in own.items() if plain[k] != v)])
 
 
+def known(method: tc.Method) -> bool:
+    """Whether there is a reference answer for the method, and for all that it is made of."""
+    parts = getattr(method, "parts", ())
+    return method.name in KNOWN and all(
+        known(part) and part.statistics_over is None for part in parts
+    )
+
+
 ALL = [m for name, cls in tc.methods().items() for m in variants(name, cls)]
 every_method = pytest.mark.parametrize("method", ALL, ids=label)
 every_name = pytest.mark.parametrize("name", tc.methods())
-known_to_oracle = pytest.mark.parametrize(
-    "method", [m for m in ALL if m.name in oracle.KNOWN], ids=label
-)
+known_to_oracle = pytest.mark.parametrize("method", [m for m in ALL if known(m)], ids=label)
 
 
 def batch_for(
@@ -55,7 +87,9 @@ def batch_for(
         "entropy": 1.0 + 0.5 * torch.sin(torch.arange(x.numel()).view_as(x)).to(x),
         "kl_old_new": 0.4 * x**2,
         "kl_new_old": 0.6 * x**2,
-        "logp_rollout": logp_old.detach() + 0.01,
+        "top_k_kl": 0.3 * x**2,
+        "top_k_tv": 0.4 * x.abs(),
+        "logp_rollout": logp_old.detach() + torch.sin(torch.arange(x.numel()).view_as(x)).to(x),
         "groups": (torch.arange(rows)[:, None] // 2).expand(rows, columns),
         "keys": torch.arange(x.numel()).view_as(x),
     }

@@ -18,6 +18,7 @@ Params = Mapping[str, Any]
 KNOWN = (
     *("clip", "clip_higher", "dual_clip", "dynamic_clip", "clip_cov", "soft_gate", "kl1", "kl2"),
     *("atr", "is_kl3", "full_kl", "trgppo", "truly_ppo"),
+    "f_divergence",
 )
 
 #: Thresholds and slopes of the Truly PPO family by variant: (delta, slope).
@@ -68,6 +69,29 @@ def _log1mexp(v: float) -> float:
 def bernoulli_kl(p: float, q: float) -> float:
     """KL(Bernoulli(p) || Bernoulli(q)) for p and q inside (0, 1), straight from the definition."""
     return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def f_divergence(params: Params, x: float, logp_old: float) -> float:
+    """f of the ratio, or of the two outcomes "this token" and "any other"."""
+    f = F_DIVERGENCES[params["divergence"]] if params["alpha"] is None else alpha(params["alpha"])
+    if params["bounds"] == "ratio":
+        return f(math.exp(x))
+    old, new = (min(v, -1e-13) for v in (logp_old, logp_old + x))  # no probability passes 1
+    rest = -math.expm1(old)
+    return (1 - rest) * f(math.exp(new - old)) + rest * f(-math.expm1(new) / rest)
+
+
+def alpha(a: float) -> Callable[[float], float]:
+    return lambda w: (w**a - a * w + a - 1) / (a * (a - 1))
+
+
+F_DIVERGENCES = {
+    "kl_old_new": lambda w: w - 1 - math.log(w),
+    "kl_new_old": lambda w: 1 - w + w * math.log(w),
+    "chi2": lambda w: (w - 1) ** 2,
+    "hellinger": lambda w: (math.sqrt(w) - 1) ** 2,
+    "js": lambda w: 0.5 * (w * math.log(w) - (1 + w) * math.log((1 + w) / 2)),
+}
 
 
 # Intervals, by bisection -----------------------------------------------------------------------
@@ -154,6 +178,8 @@ def satisfied(
             measured = bernoulli_kl_old_new(logp_old, x)
         case "truly_ppo":
             return _truly_satisfied(params, x, kl_old_new)
+        case "f_divergence":
+            measured = f_divergence(params, x, logp_old)
         case _:
             raise KeyError(name)
     assert measured is not None

@@ -2,17 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from trustclip.masked import widen, zero_masked
 
+#: Log-ratio bounds: one pair of numbers, or tensors with a pair for every token.
+LogBounds = tuple[Tensor | float, Tensor | float]
+
+#: Policy that the new one is compared with: the proximal one, or the one that sampled.
+Anchor = Literal["old", "rollout"]
+
 #: Optional fields, with who can supply each: named in the error when a method misses one.
 SUPPLIERS = {
     "entropy": "the loss head (entropy of the current policy at each position)",
     "kl_old_new": "the loss head from the old policy's hidden states (exact KL(old || new))",
     "kl_new_old": "the loss head from the old policy's hidden states (exact KL(new || old))",
+    "top_k_kl": "the loss head from the old policy's top-K log-probabilities (their KL)",
+    "top_k_tv": "the loss head from the old policy's top-K log-probabilities (their TV)",
     "logp_rollout": "the sampling engine (log-probabilities it sampled with)",
     "groups": "the data loader (index of the prompt each sequence answers)",
     "keys": "the engine (a number that is unique to each sample and position)",
@@ -35,7 +44,10 @@ class TokenBatch:
       entropy: entropy of the current policy at the position, nats.
       kl_old_new: exact KL(old || new) over the vocabulary at the position, nats.
       kl_new_old: exact KL(new || old) over the vocabulary at the position, nats.
-      logp_rollout: log-probability under the engine that sampled, nats.
+      top_k_kl: KL(old || new) over the old policy's likeliest tokens, the sampled one, and all
+        others as one; see `trustclip.divergences.with_rest`.
+      top_k_tv: total variation over the same.
+      logp_rollout: log-probability under the engine that sampled, nats; NaN where it gave none.
       groups: int64, index of the prompt the sequence answers (constant along time).
       keys: int64, unique per (sample, position): makes random selection reproducible across
         ranks and micro-batches.
@@ -60,6 +72,8 @@ class TokenBatch:
     entropy: Tensor | None = field(default=None, kw_only=True)
     kl_old_new: Tensor | None = field(default=None, kw_only=True)
     kl_new_old: Tensor | None = field(default=None, kw_only=True)
+    top_k_kl: Tensor | None = field(default=None, kw_only=True)
+    top_k_tv: Tensor | None = field(default=None, kw_only=True)
     logp_rollout: Tensor | None = field(default=None, kw_only=True)
     groups: Tensor | None = field(default=None, kw_only=True)
     keys: Tensor | None = field(default=None, kw_only=True)
@@ -89,6 +103,8 @@ class TokenBatch:
             "entropy",
             "kl_old_new",
             "kl_new_old",
+            "top_k_kl",
+            "top_k_tv",
             "logp_rollout",
         ):
             value = getattr(self, name)
@@ -104,6 +120,21 @@ class TokenBatch:
     def p_old(self) -> Tensor:
         """Probability of the sampled token under the old policy. Shape [batch, time]."""
         return self.logp_old.exp()
+
+    @property
+    def rollout_log_ratio(self) -> Tensor:
+        """log(old / rollout) of the sampled token, nats; 0 where the sampler gave none.
+
+        Shape [batch, time].
+        """
+        x = self.logp_old - self.given("logp_rollout")
+        return zero_masked(x, ~x.isnan())
+
+    def against(self, anchor: Anchor) -> "TokenBatch":
+        """The batch measured against the old policy (itself), or the one that sampled."""
+        if anchor == "old":
+            return self
+        return replace(self, logp_old=self.logp_old - self.rollout_log_ratio)
 
     def require(self, *names: str) -> None:
         """Raise a ValueError that names the first missing field and who can supply it."""

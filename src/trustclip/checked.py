@@ -41,12 +41,13 @@ def checked(cls: type[_T]) -> type[_T]:
 def explain(error: ValidationError) -> str:
     """Every complaint of a validation error: field, rule, what was given."""
     return "; ".join(
-        f"`{'.'.join(map(str, item['loc']))}` {_rule(item['msg'])}, got {item['input']!r}"
+        f"`{'.'.join(map(str, item['loc']))}` {rule(item['msg'])}, got {item['input']!r}"
         if item["loc"]
-        else _rule(item["msg"])
+        else rule(item["msg"])
         for item in error.errors()
     )
 
 
-def _rule(message: str) -> str:
+def rule(message: str) -> str:
+    """What a value should be, from pydantic's message about it."""
     return message.removeprefix("Input ").removeprefix("Value error, ")

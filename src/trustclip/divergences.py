@@ -6,6 +6,8 @@ divergence that the first line of its docstring names. Every formula of the proj
 log-probabilities into a divergence stands in this file and nowhere else.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -168,6 +170,118 @@ def binary_tv(logp_old: Tensor, logp: Tensor) -> Tensor:
       0.1
     """
     return (logp.exp() - logp_old.exp()).abs()
+
+
+def log_binary_tv_bounds(logp_old: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    r"""Log-ratio bounds of `binary_tv` $|pw - p| \le \delta$: $1 \pm \delta/p$, within $[0, 1/p]$.
+
+    Args:
+      logp_old: $\log p$ of the token under the old policy, nats. Any shape.
+      delta: threshold, a probability.
+
+    Returns:
+      (low, high), the shape of ``logp_old``.
+
+    Example:
+      >>> logp_old = torch.tensor([0.1, 0.5], dtype=torch.float64).log()
+      >>> low, high = log_binary_tv_bounds(logp_old, 0.15)
+      >>> [round(b, 12) for b in (*low.exp().tolist(), *high.exp().tolist())]
+      [0.0, 0.7, 2.5, 1.3]
+    """
+    return _log_offsets(math.log(delta) - logp_old, logp_old)
+
+
+def log_binary_chi2_bounds(logp_old: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    r"""Log-ratio bounds of the two-outcome chi-squared, $(pw-p)^2/(p(1-p)) \le \delta$.
+
+    $1 \pm \sqrt{\delta(1-p)/p}$, within $[0, 1/p]$.
+
+    Args:
+      logp_old: $\log p$ of the token under the old policy, nats. Any shape.
+      delta: threshold.
+
+    Returns:
+      (low, high), the shape of ``logp_old``.
+
+    Example:
+      >>> logp_old = torch.tensor([0.1, 0.5], dtype=torch.float64).log()
+      >>> low, high = log_binary_chi2_bounds(logp_old, 0.05)
+      >>> [round(b, 11) for b in (*low.exp().tolist(), *high.exp().tolist())]
+      [0.32917960675, 0.77639320225, 1.67082039325, 1.22360679775]
+    """
+    log_odds = log1mexp(_below_one(logp_old)) - logp_old
+    return _log_offsets(0.5 * (math.log(delta) + log_odds), logp_old)
+
+
+def _log_offsets(log_offset: Tensor, logp_old: Tensor) -> tuple[Tensor, Tensor]:
+    """Logarithms of 1 - o and 1 + o from that of o, which may be huge, within [0, 1/p]."""
+    reachable = log_offset < 0
+    low = log1mexp(torch.where(reachable, log_offset, -1.0))
+    high = torch.nn.functional.softplus(log_offset)
+    return torch.where(reachable, low, -torch.inf), torch.minimum(high, -logp_old)
+
+
+def with_rest(logp: Tensor, tokens: Tensor) -> Tensor:
+    r"""A distribution over a few tokens and "any other": what top-K divergences compare.
+
+    Args:
+      logp: normalised log-probabilities, nats. Shape [..., vocabulary].
+      tokens: int64, different tokens. Shape [..., K].
+
+    Returns:
+      Log-probabilities of the tokens and, last, of all others together. Shape [..., K + 1]. Two of
+      them go into `categorical_kl` or `categorical_tv`.
+
+    Example:
+      >>> logp = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log()
+      >>> with_rest(logp, torch.tensor([0, 3])).exp()
+      tensor([0.5000, 0.0500, 0.4500], dtype=torch.float64)
+    """
+    chosen = logp.gather(-1, tokens)
+    rest = log1mexp(_below_one(chosen.logsumexp(dim=-1, keepdim=True)))
+    return torch.cat([chosen, rest], dim=-1)
+
+
+def top_k_tokens(logp_old: Tensor, sampled: Tensor, k: int) -> Tensor:
+    r"""Tokens that DPPO's top-k divergences tell apart: the likeliest, and the sampled one.
+
+    Args:
+      logp_old: log-probabilities of the old policy, nats. Shape [..., vocabulary].
+      sampled: int64, the token that was sampled. Shape [...].
+      k: how many of the likeliest; at least 1, less than the vocabulary.
+
+    Returns:
+      int64, all different. Shape [..., k + 1]. Where the sampled token is among the likeliest
+      already, one more likely token completes the row.
+
+    Example:
+      >>> logp = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 2).log()
+      >>> top_k_tokens(logp, torch.tensor([3, 0]), k=2)
+      tensor([[0, 1, 3],
+              [0, 1, 2]])
+    """
+    likeliest, spare = logp_old.topk(k + 1, dim=-1).indices.split([k, 1], dim=-1)
+    among = (likeliest == sampled[..., None]).any(dim=-1, keepdim=True)
+    return torch.cat([likeliest, torch.where(among, spare, sampled[..., None])], dim=-1)
+
+
+def categorical_tv(logp_a: Tensor, logp_b: Tensor) -> Tensor:
+    r"""Exact total variation of two distributions: $\tfrac12\sum_v |a_v - b_v|$.
+
+    Args:
+      logp_a: normalised log-probabilities, nats. Shape [..., vocabulary].
+      logp_b: the same of the other distribution.
+
+    Returns:
+      Shape [...].
+
+    Example:
+      >>> a = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log()
+      >>> b = torch.tensor([0.4, 0.35, 0.1, 0.15], dtype=torch.float64).log()
+      >>> round(categorical_tv(a, b).item(), 12)
+      0.15
+    """
+    return 0.5 * (logp_a.exp() - logp_b.exp()).abs().sum(dim=-1)
 
 
 def categorical_kl(logp_a: Tensor, logp_b: Tensor) -> Tensor:

@@ -6,12 +6,13 @@ form, ``torch.min(w A, clipped A)``, halves the gradient wherever its two branch
 includes every on-policy token.
 """
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trustclip.batch import Surrogate, TokenBatch
+from trustclip.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.levels import Level, log_ratio_at
 from trustclip.masked import safe_exp, zero_masked
 
@@ -81,7 +82,7 @@ def zero(
 
 def interval(
     batch: TokenBatch,
-    log_bounds: tuple[Tensor | float, Tensor | float],
+    log_bounds: LogBounds,
     side: Side = "outward",
     level: Level = "token",
     dropped: Tensor | None = None,
@@ -106,12 +107,89 @@ def interval(
       tensor([[False,  True]])
     """
     x = log_ratio_at(level, batch.log_ratio, batch.mask)
-    low, high = (torch.as_tensor(b, dtype=x.dtype, device=x.device) for b in log_bounds)
+    low, high = (_like(x, bound) for bound in log_bounds)
     kept = keep((low <= x) & (x <= high), x, batch.advantages, side)
     if dropped is not None:
         kept = kept & ~dropped
-    nearest = torch.minimum(torch.maximum(x.detach(), low), high)
-    return zero(batch, kept, log_ratio=x, fill=safe_exp(nearest))
+    return zero(batch, kept, log_ratio=x, fill=_nearest(x, low, high))
+
+
+def over(batch: TokenBatch, ceiling: float | None) -> Tensor | None:
+    """Tokens of negative advantage whose ratio exceeds a dual clip's ceiling; None without one."""
+    if ceiling is None:
+        return None
+    return (batch.advantages < 0) & (batch.log_ratio > math.log(ceiling))
+
+
+def by_sign(
+    batch: TokenBatch,
+    positive: LogBounds,
+    negative: LogBounds,
+    log_ratio: Tensor | None = None,
+) -> Surrogate:
+    r"""Hard gate with one ratio interval for A > 0 and another for A < 0: a bound per quadrant.
+
+    Every other gate of an interval is one of these: PPO's cuts where $A > 0$ and $w > u$, or
+    $A < 0$ and $w < l$, which is ``positive`` $(0, u]$ and ``negative`` $[l, \infty)$.
+
+    Args:
+      batch: the tokens.
+      positive: log-ratio bounds where A > 0; infinite ones never cut.
+      negative: log-ratio bounds where A < 0.
+      log_ratio: log-ratio that is bounded and weighs the token; that of the token when None.
+
+    Returns:
+      The surrogate. In a gated token the ratio takes the value of the nearest bound.
+
+    Example:
+      >>> batch = TokenBatch(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.25]]).log(),
+      ...                    torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
+      >>> by_sign(batch, (-math.inf, 0.2), (-0.2, math.log(3))).kept
+      tensor([[False,  True]])
+    """
+    x = batch.log_ratio if log_ratio is None else log_ratio
+    a = batch.advantages
+    low, high = (
+        torch.where(a > 0, _like(x, p), torch.where(a < 0, _like(x, n), _like(x, free)))
+        for p, n, free in zip(positive, negative, (-math.inf, math.inf), strict=True)
+    )
+    kept = (low <= x) & (x <= high)
+    return zero(batch, kept, log_ratio=x, fill=_nearest(x, low, high))
+
+
+def _nearest(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Ratio moved into its interval, without gradient."""
+    return safe_exp(torch.minimum(torch.maximum(x.detach(), low), high))
+
+
+def _like(x: Tensor, bound: Tensor | float) -> Tensor:
+    return torch.as_tensor(bound, dtype=x.dtype, device=x.device)
+
+
+def score(batch: TokenBatch, weight: Tensor, kept: Tensor | None = None) -> Surrogate:
+    r"""Score form: gradient $c A \nabla\log\pi_\theta$ with the weight $c$ taken as a constant.
+
+    Args:
+      batch: the tokens.
+      weight: $c$, finite; its own gradient is not followed. Shape [batch, time].
+      kept: True where the gradient passes; everywhere when None. Shape [batch, time].
+
+    Returns:
+      The surrogate; the objective's value is $cA$ in kept and gated tokens alike.
+
+    Example:
+      >>> logp = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+      >>> batch = TokenBatch(logp, logp.detach(), torch.tensor([[3.0, 3.0]]),
+      ...                    torch.ones(1, 2, dtype=torch.bool))
+      >>> score(batch, torch.tensor([[0.5, 0.1]])).objective.sum().backward()
+      >>> logp.grad
+      tensor([[1.5000, 0.3000]])
+    """
+    kept = batch.mask if kept is None else kept & batch.mask
+    # The score, 0 in value: an infinite log-probability would make it a NaN, and has no gradient.
+    logp = zero_masked(batch.logp, kept & batch.logp.isfinite())
+    value = weight.detach() * batch.advantages
+    return Surrogate(zero_masked(value * (1 + logp - logp.detach()), batch.mask), kept)
 
 
 def rollback(batch: TokenBatch, kept: Tensor, slope: float) -> Surrogate:

@@ -1,58 +1,66 @@
-"""Levels: where the ratio is measured, on the token, on the prefix or on the whole sequence."""
+"""Levels: where a token's number is measured: on itself, on its prefix, on its whole sequence."""
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from trustclip.masked import sequence_mean, zero_masked
+from trustclip.masked import zero_masked
 
 Level = Literal["token", "prefix", "sequence"]
+Reduction = Literal["mean", "sum", "max"]
 
 
-def token(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """The token's own log-ratio. Shape [batch, time]."""
-    return zero_masked(log_ratio, mask)
+def reduced(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tensor:
+    """Mean, sum or maximum of the tokens' numbers over what the level covers, at each token.
 
+    Args:
+      level: ``"token"`` (the number itself), ``"prefix"`` (the tokens up to and including this
+        one) or ``"sequence"`` (all tokens of the sequence).
+      reduction: ``"mean"``, ``"sum"`` or ``"max"``.
+      x: one number per token. Shape [batch, time].
+      mask: True where the token counts.
 
-def prefix(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    r"""Mean log-ratio of the tokens up to and including this one: $\tfrac1t\sum_{i\le t} x_i$.
-
-    Example:
-      >>> import torch
-      >>> prefix(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
-      tensor([[1., 2., 0.]])
-    """
-    total = zero_masked(log_ratio, mask).cumsum(dim=1)
-    return zero_masked(total / mask.cumsum(dim=1).clamp(min=1), mask)
-
-
-def sequence(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    r"""Mean log-ratio of the sequence at each of its tokens (GSPO, Zheng et al., 2025).
-
-    Its exponential is the length-normalised sequence ratio $s = \exp(\tfrac1T\sum_t x_t)$.
+    Returns:
+      Shape [batch, time]; 0 where masked.
 
     Example:
-      >>> import torch
-      >>> sequence(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
-      tensor([[2., 2., 0.]])
+      >>> x, mask = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
+      >>> reduced("prefix", "sum", x, mask), reduced("sequence", "max", x, mask)
+      (tensor([[1., 4., 0.]]), tensor([[3., 3., 0.]]))
     """
-    return zero_masked(sequence_mean(log_ratio, mask)[:, None].expand_as(log_ratio), mask)
-
-
-LEVELS = {"token": token, "prefix": prefix, "sequence": sequence}
+    if level == "token":
+        return zero_masked(x, mask)
+    so_far = level == "prefix"
+    if reduction == "max":
+        kept = torch.where(mask, x, -torch.inf)
+        found = kept.cummax(dim=1).values if so_far else kept.amax(dim=1, keepdim=True)
+    else:
+        kept = zero_masked(x, mask)
+        found = kept.cumsum(dim=1) if so_far else kept.sum(dim=1, keepdim=True)
+    if reduction == "mean":
+        count = mask.cumsum(dim=1) if so_far else mask.sum(dim=1, keepdim=True)
+        found = found / count.clamp(min=1)
+    return zero_masked(found.expand_as(x), mask)
 
 
 def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Log-ratio measured at ``level``. Shape [batch, time], nats; 0 where masked.
+    r"""Log-ratio measured at ``level``: the mean over what it covers.
+
+    At ``"sequence"`` its exponential is the length-normalised sequence ratio of GSPO (Zheng et
+    al., 2025), $s = \exp(\tfrac1T\sum_t x_t)$; at ``"prefix"`` the same of the tokens so far.
 
     Args:
       level: ``"token"``, ``"prefix"`` or ``"sequence"``.
       log_ratio: token log-ratios, nats. Shape [batch, time].
       mask: True where the token counts.
 
+    Returns:
+      Nats; 0 where masked. Shape [batch, time].
+
     Example:
-      >>> import torch
-      >>> log_ratio_at("token", torch.tensor([[1.0, 3.0]]), torch.tensor([[True, False]]))
-      tensor([[1., 0.]])
+      >>> x, mask = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
+      >>> log_ratio_at("prefix", x, mask), log_ratio_at("sequence", x, mask)
+      (tensor([[1., 2., 0.]]), tensor([[2., 2., 0.]]))
     """
-    return LEVELS[level](log_ratio, mask)
+    return reduced(level, "mean", log_ratio, mask)

@@ -1,5 +1,7 @@
 """Masked sums and means, and a ratio that no masked token can turn into a NaN."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -61,3 +63,45 @@ def sequence_mean(x: Tensor, mask: Tensor) -> Tensor:
       tensor([2.])
     """
     return sequence_sum(x, mask) / mask.sum(dim=1).clamp(min=1)
+
+
+def nth_largest(
+    x: Tensor, n: Tensor, reduce: Callable[[Tensor], Tensor] = lambda counts: counts
+) -> tuple[Tensor, Tensor]:
+    """The ``n``-th largest number over all ranks, exact in float32, from sums alone.
+
+    A radix select: of the 32 bits that order floats, the answer's are found eight at a time from
+    histograms, so that a rank tells the others four times 256 counts and no number.
+
+    Args:
+      x: this rank's numbers, finite. Any shape; may be empty.
+      n: from 1, for the largest, to the count over all ranks. Scalar.
+      reduce: sums a tensor over ranks.
+
+    Returns:
+      (the number, the share of those equal to it that are among the ``n`` largest), scalars.
+
+    Example:
+      >>> nth_largest(torch.tensor([0.5, -3.0, 7.25, 0.5, -0.1]), torch.tensor(2))
+      (tensor(0.5000), tensor(0.5000, dtype=torch.float64))
+    """
+    order = _flipped(x.detach().float().flatten().view(torch.int32)).long() + (1 << 31)
+    found = torch.zeros((), dtype=torch.int64, device=x.device)
+    n, equal = n.double(), n.double()
+    for shift in (24, 16, 8, 0):
+        digit = (order >> shift) & 255
+        matching = ((order >> (shift + 8)) == found).double()
+        counts = reduce(torch.bincount(digit, weights=matching, minlength=256))
+        # Numbers whose digit is at least this one.
+        above = counts.flip(0).cumsum(0).flip(0)
+        chosen = (above >= n).sum().clamp(min=1) - 1
+        equal = counts[chosen]
+        n = n - (above[chosen] - equal)
+        found = found * 256 + chosen
+    value = _flipped((found - (1 << 31)).to(torch.int32)).view(torch.float32)
+    return value, n / equal.clamp(min=1)
+
+
+def _flipped(bits: Tensor) -> Tensor:
+    """Bits of floats to integers of the same order, and back."""
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

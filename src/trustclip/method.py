@@ -5,18 +5,17 @@ import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from trustclip.batch import Surrogate, TokenBatch
+from trustclip.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.checked import checked
 from trustclip.names import unknown
 
-LogBounds = tuple[Tensor | float, Tensor | float]
 Reduce = Callable[[Tensor], Tensor]
 
 
@@ -55,6 +54,12 @@ class Method(ABC):
     #: Whether the gate can close (a soft one only weighs).
     cuts: ClassVar[bool] = True
 
+    #: Whether the gradient has a factor that the objective's value does not follow (stop-gradient).
+    score_form: ClassVar[bool] = False
+
+    #: Hyper-parameters that may be tensors [batch, time]: a threshold for each token.
+    per_token: ClassVar[tuple[str, ...]] = ()
+
     @abstractmethod
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         """Objective to maximise and which tokens keep their gradient; see `Surrogate`."""
@@ -81,6 +86,27 @@ class Method(ABC):
         """True where a gated token can get a gradient against its advantage."""
         return False
 
+    @property
+    def corrects_sampler(self) -> bool:
+        """True where the weight makes up for the engine that sampled, so no trainer should too."""
+        return False
+
+    @property
+    def top_k(self) -> int | None:
+        """How many likeliest tokens the top-k divergences it requires are over, if it does."""
+        return None
+
+    @property
+    def weight_on_policy(self) -> float:
+        """Weight c of a kept token's gradient c A while new, old and sampling policy are one."""
+        return 1.0
+
+    @property
+    def twins(self) -> dict[str, dict[str, Any]]:
+        """Settings of stock trainers with this very gradient, by trainer, where one has a name
+        for the method; those of a plain clip follow from `log_interval`."""
+        return {}
+
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         """Bounds of the log-ratio inside which the gate never closes.
 
@@ -101,14 +127,46 @@ class Method(ABC):
         """
         return {}
 
+    @property
+    def adapts(self) -> bool:
+        """True where `after` can answer with another method than this one."""
+        return False
+
+    def after(self, metrics: Mapping[str, float]) -> "Method":
+        """The method for the next update: itself, unless a threshold of it adapts.
+
+        Args:
+          metrics: means of the update by the names of `trustclip.diagnostics.token_metrics`, over
+            all ranks.
+        """
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """What `after` has changed, for a checkpoint; empty where nothing can."""
+        return {}
+
+    def restored(self, state: Mapping[str, Any]) -> "Method":
+        """The method with a `state` of an equal one."""
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """``{"name": ..., **hyper-parameters}``: `method` of it is an equal method.
 
         Example:
-          >>> method("atr", delta=0.05).to_dict()
-          {'name': 'atr', 'delta': 0.05, 'side': 'outward', 'level': 'token'}
+          >>> method("kl2", delta=0.05).to_dict()
+          {'name': 'kl2', 'delta': 0.05, 'side': 'outward'}
         """
-        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        parts = {k: v.to_dict() for k, v in values.items() if isinstance(v, Method)}
+        return {"name": self.name, **values, **parts}
+
+    def __and__(self, other: "Method") -> "Method":
+        """Both constraints at once: a token is kept where both keep it; see method ``both``."""
+        return method("both", first=self, second=other)
+
+    def __or__(self, other: "Method") -> "Method":
+        """Either constraint: a token is kept where one of them keeps it; see method ``either``."""
+        return method("either", first=self, second=other)
 
 
 @cache
@@ -171,28 +229,36 @@ def method(name: str, **hyperparameters: Any) -> Method:
 
     Args:
       name: one of `methods`, or ``"package.module:Class"``.
-      **hyperparameters: fields of the method's class.
+      **hyperparameters: fields of the method's class; in place of a number, a controller or the
+        mapping of one (see `trustclip.controllers`).
 
     Raises:
       ValueError: unknown name, unknown hyper-parameter, or a value out of range.
 
     Example:
-      >>> method("atr", delta=0.05)
-      ATR(delta=0.05, side='outward', level='token')
+      >>> method("kl2", delta=0.05)
+      KL2(delta=0.05, side='outward')
     """
     cls = method_class(name)
     allowed = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in hyperparameters:
         if key not in allowed:
             raise ValueError(unknown(f"hyper-parameter of {name}", key, allowed))
+    # A layer above: what makes a method adapt is made of methods.
+    adaptive = importlib.import_module("trustclip.adaptive")
     try:
-        return cls(**hyperparameters)
+        fixed, controllers = adaptive.split(cls, hyperparameters)
+        chosen = cls(**fixed)
+        return adaptive.Adaptive(inner=chosen, controllers=controllers) if controllers else chosen
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
 def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
     """A method from itself, its name, or ``{"name": ..., **hyper-parameters}``.
+
+    Raises:
+      ValueError: none of these, or what `method` raises.
 
     Example:
       >>> as_method({"name": "clip", "epsilon": 0.1}) == method("clip", epsilon=0.1)
@@ -202,6 +268,8 @@ def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
         return spec
     if isinstance(spec, str):
         return method(spec)
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"a method is its name or a mapping with a `name`, got {spec!r}.")
     if "name" not in spec:
         raise ValueError(f"a method needs a `name`, got {dict(spec)!r}.")
     return method(**spec)

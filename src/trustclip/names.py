@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+#: Of more right names than this only the closest are listed.
+MANY, SHOWN = 48, 6
+
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> str:
     """Sentence for an unknown name, with the nearest right one when there is one.
@@ -19,7 +22,11 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     near = nearest(given, names)
     hint = f" did you mean {near!r}?" if near else ""
-    return f"unknown {kind} {given!r};{hint} Allowed: {', '.join(names)}."
+    listed = ", ".join(names)
+    if len(names) > MANY:
+        closest = get_close_matches(str(given), names, n=SHOWN, cutoff=0.0)
+        listed = f"{', '.join(closest)} and {len(names) - SHOWN} others"
+    return f"unknown {kind} {given!r};{hint} Allowed: {listed}."
 
 
 def nearest(given: object, allowed: Iterable[str]) -> str | None:

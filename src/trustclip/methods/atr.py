@@ -1,11 +1,13 @@
 """ATR: the approximate trust region, a constraint on k3."""
 
+from typing import Literal
+
+import torch
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.levels import Level
-from trustclip.method import LogBounds, Method, Positive, definition
+from trustclip import divergences, gates, intervals, levels
+from trustclip.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.method import Method, Positive, definition
 
 
 @definition
@@ -19,11 +21,26 @@ class ATR(Method):
     with :math:`1 - l_\delta < u_\delta - 1` (Theorem 4.2): the ratio may rise further than fall.
     The same gradient as ``clip_higher`` with those bounds.
 
+    *Levels.* Beyond the paper, the constraint can be one of the prefix that ends in the token, or
+    of the whole sequence, on what ``reduction`` makes of its tokens (:math:`s` their geometric
+    mean ratio):
+
+    .. math:: k_3(s) \le \delta, \qquad \frac1T\sum_t k_3(w_t) \le \delta, \qquad
+              \sum_t k_3(w_t) \le \delta \quad\text{or}\quad \max_t k_3(w_t) \le \delta
+
+    The sum estimates the KL divergence of whole answers, and grows with their length. What weighs
+    the gradient is :math:`s`, as in ``gspo``, or the token's own ratio; and it is that ratio's
+    side of 1 that says whether a step is one outward.
+
     Args:
-      delta: :math:`\delta`, nats. 0.07 in the paper.
+      delta: :math:`\delta`, nats: per token, or of the level's sum. 0.07 in the paper.
       side: ``"outward"`` cuts only steps away from ratio 1 (the paper's main text), ``"strict"``
         every unsatisfied token (its appendix).
-      level: ``"token"`` (the paper), ``"prefix"`` or ``"sequence"``: where the ratio is measured.
+      level: ``"token"`` (the paper), ``"prefix"`` or ``"sequence"``: what the constraint covers.
+      reduction: ``"ratio"``, k3 of the level's geometric mean ratio; ``"mean"``, ``"sum"`` or
+        ``"max"`` of its tokens' k3.
+      weight: ``"level"`` weighs the gradient by the level's geometric mean ratio, ``"token"`` by
+        the token's own.
 
     Example:
       >>> import trustclip as tc
@@ -35,12 +52,32 @@ class ATR(Method):
       (arXiv 2602.05494), 2026, Eq. 5-6
     """
 
+    per_token = ("delta",)
+
     delta: Positive = 0.07
     side: gates.Side = "outward"
-    level: Level = "token"
+    level: levels.Level = "token"
+    reduction: Literal["ratio", "mean", "sum", "max"] = "ratio"
+    weight: Literal["level", "token"] = "level"
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        if self.level != "token" and self.reduction != "ratio":
+            return super().log_interval(p_old)
         return intervals.log_k3(self.delta)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        return gates.interval(batch, self.log_interval(), self.side, self.level)
+        one_interval = self.level == "token" or (self.reduction, self.weight) == ("ratio", "level")
+        if one_interval and not isinstance(self.delta, Tensor):
+            return gates.interval(batch, self.log_interval(), self.side, self.level)
+        weighing = self.level if self.weight == "level" else "token"
+        x = levels.log_ratio_at(weighing, batch.log_ratio, batch.mask)
+        kept = gates.keep(self.measured(batch) <= self.delta, x, batch.advantages, self.side)
+        return gates.zero(batch, kept, log_ratio=x)
+
+    @torch.no_grad()
+    def measured(self, batch: TokenBatch) -> Tensor:
+        """The divergence that is compared with ``delta``, nats. Shape [batch, time]."""
+        if self.reduction == "ratio":
+            return divergences.k3(levels.log_ratio_at(self.level, batch.log_ratio, batch.mask))
+        tokens = divergences.k3(batch.log_ratio)
+        return levels.reduced(self.level, self.reduction, tokens, batch.mask)

@@ -33,6 +33,8 @@ class Clip(Method):
       Shao et al., `DeepSeekMath <https://arxiv.org/abs/2402.03300>`_, 2024
     """
 
+    per_token = ("epsilon",)
+
     epsilon: UpToOne = 0.2
     side: gates.Side = "outward"
     level: Level = "token"

@@ -88,20 +88,14 @@ class ClipCov(Method):
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Means of the advantages and log-probabilities, and the share of candidates."""
-        logp, mask = batch.logp.detach(), batch.mask
-        tokens = mask.sum().to(logp.dtype)
-        sums = torch.stack([masked_sum(batch.advantages, mask), masked_sum(logp, mask), tokens])
-        sum_advantage, sum_logp, count = reduce(sums).unbind()
-        means = {
-            "mean_advantage": sum_advantage / count.clamp(min=1),
-            "mean_logp": sum_logp / count.clamp(min=1),
-        }
-        candidates = reduce(self._candidates(batch, means).sum().to(logp.dtype))
-        return {**means, "candidate_share": candidates / count.clamp(min=1)}
+        found = means(batch, reduce)
+        candidates = self._candidates(batch, found)
+        counts = reduce(torch.stack([candidates.sum(), batch.mask.sum()]).to(batch.logp.dtype))
+        return {**found, "candidate_share": counts[0] / counts[1].clamp(min=1)}
 
     def covariance(self, batch: TokenBatch) -> Tensor:
         """Covariance of each token, nats, without gradient. Shape [batch, time]."""
-        return _covariance(batch, batch.statistics or self.statistics(batch))
+        return covariance_of(batch, batch.statistics or self.statistics(batch))
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         statistics = batch.statistics or self.statistics(batch)
@@ -111,11 +105,22 @@ class ClipCov(Method):
         return gates.interval(batch, self.log_interval(), dropped=dropped)
 
     def _candidates(self, batch: TokenBatch, statistics: Mapping[str, Tensor]) -> Tensor:
-        covariance = _covariance(batch, statistics)
+        covariance = covariance_of(batch, statistics)
         in_range = (self.cov_low < covariance) & (covariance < self.cov_high)
         return in_range & gates.interval(batch, self.log_interval()).kept
 
 
-def _covariance(batch: TokenBatch, statistics: Mapping[str, Tensor]) -> Tensor:
+def means(batch: TokenBatch, reduce: Reduce) -> dict[str, Tensor]:
+    """Means of the advantages and of the log-probabilities, over all ranks."""
+    logp, mask = batch.logp.detach(), batch.mask
+    tokens = mask.sum().to(logp.dtype)
+    sums = torch.stack([masked_sum(batch.advantages, mask), masked_sum(logp, mask), tokens])
+    advantage, logp_sum, count = reduce(sums).unbind()
+    count = count.clamp(min=1)
+    return {"mean_advantage": advantage / count, "mean_logp": logp_sum / count}
+
+
+def covariance_of(batch: TokenBatch, statistics: Mapping[str, Tensor]) -> Tensor:
+    """Product of each token's deviations from the `means`, without gradient. [batch, time]."""
     centred = batch.advantages - statistics["mean_advantage"]
     return centred * (batch.logp.detach() - statistics["mean_logp"])

@@ -34,6 +34,8 @@ class ClipHigher(Method):
       <https://arxiv.org/abs/2503.14476>`_, 2025
     """
 
+    per_token = ("low", "high")
+
     low: UpToOne = 0.2
     high: Positive = 0.28
     side: gates.Side = "outward"

@@ -53,5 +53,5 @@ class DualClip(Method):
         return intervals.log_offsets(self.low, self.high)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        over = (batch.advantages < 0) & (batch.log_ratio > math.log(self.ceiling))
-        return gates.interval(batch, self.log_interval(), dropped=over)
+        low, high = self.log_interval()
+        return gates.by_sign(batch, (-math.inf, high), (low, math.log(self.ceiling)))

@@ -1,7 +1,5 @@
 """DCPO's dynamic clip: bounds that widen for tokens the old policy found unlikely."""
 
-import math
-
 from torch import Tensor
 
 from trustclip import gates, intervals
@@ -55,7 +53,5 @@ class DynamicClip(Method):
         return low.log(), high.log()
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        over = None
-        if self.dual_ceiling is not None:
-            over = (batch.advantages < 0) & (batch.log_ratio > math.log(self.dual_ceiling))
+        over = gates.over(batch, self.dual_ceiling)
         return gates.interval(batch, self._log_bounds(batch.p_old), self.side, dropped=over)

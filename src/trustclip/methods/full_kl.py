@@ -42,6 +42,8 @@ class FullKL(Method):
       (arXiv 2602.05494), 2026, Eq. 4 and Table 3
     """
 
+    per_token = ("delta",)
+
     delta: Positive = 0.07
     order: Literal["old_new", "new_old"] = "old_new"
     side: gates.Side = "outward"

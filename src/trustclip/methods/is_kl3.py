@@ -41,6 +41,8 @@ class ISKL3(Method):
       the first form as a penalty: `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025
     """
 
+    per_token = ("delta",)
+
     delta: Positive = 0.07
     form: Literal["kl_new_old", "product"] = "kl_new_old"
     side: gates.Side = "outward"
@@ -51,8 +53,10 @@ class ISKL3(Method):
         return intervals.log_is_k3(self.delta)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        if self.form == "kl_new_old":
+        product = self.form == "product"
+        if not product and not isinstance(self.delta, Tensor):
             return gates.interval(batch, self.log_interval(), self.side)
         x = batch.log_ratio
-        satisfied = divergences.k3_product(x.detach()) <= self.delta
+        measure = divergences.k3_product if product else divergences.is_k3
+        satisfied = measure(x.detach()) <= self.delta
         return gates.zero(batch, gates.keep(satisfied, x, batch.advantages, self.side))

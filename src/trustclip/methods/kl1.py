@@ -37,6 +37,8 @@ class KL1(Method):
       (arXiv 2602.05494), 2026, Table 3
     """
 
+    per_token = ("delta",)
+
     delta: Positive = 0.07
     sign: Literal["abs", "kl_old_new", "kl_new_old"] = "abs"
     side: gates.Side = "outward"

@@ -28,6 +28,8 @@ class KL2(Method):
       (arXiv 2602.05494), 2026, Table 3
     """
 
+    per_token = ("delta",)
+
     delta: Positive = 0.07
     side: gates.Side = "outward"
 

@@ -1,5 +1,7 @@
 """SAPO's soft gate: a sigmoid of the ratio in place of a cut."""
 
+from typing import Any
+
 import torch
 
 from trustclip import gates
@@ -41,6 +43,22 @@ class SoftGate(Method):
 
     temperature_positive: Positive = 1.0
     temperature_negative: Positive = 1.05
+
+    @property
+    def twins(self) -> dict[str, dict[str, Any]]:
+        positive, negative = self.temperature_positive, self.temperature_negative
+        return {
+            "TRL": {
+                "loss_type": "sapo",
+                "sapo_temperature_pos": positive,
+                "sapo_temperature_neg": negative,
+            },
+            "verl": {
+                "actor.policy_loss.loss_mode": "sapo",
+                "actor.tau_pos": positive,
+                "actor.tau_neg": negative,
+            },
+        }
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         positive, negative = batch.advantages.new_tensor(

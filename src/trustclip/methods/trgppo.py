@@ -38,6 +38,8 @@ class TRGPPO(Method):
       <https://arxiv.org/abs/1901.10314>`_, 2019
     """
 
+    per_token = ("delta",)
+
     delta: Positive = 0.05
     epsilon: UpToOne = 0.2
     side: gates.Side = "outward"

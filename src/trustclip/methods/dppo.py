@@ -1,0 +1,122 @@
+"""DPPO: trust regions by the divergence of probabilities, not by the ratio."""
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trustclip import divergences, gates, intervals
+from trustclip.batch import Anchor, LogBounds, Surrogate, TokenBatch
+from trustclip.masked import safe_exp
+from trustclip.method import AboveOne, Method, Positive, definition, need_p_old
+
+Divergence = Literal["binary_tv", "binary_kl", "top_k_tv", "top_k_kl"]
+
+#: Thresholds of the paper: total variation, and nats.
+DELTA = {"tv": 0.15, "kl": 0.05}
+
+
+@definition
+class DPPO(Method):
+    r"""DPPO: a token is dropped once its probability, not its ratio, has moved too far.
+
+    .. math::
+        D_t > \delta \ \text{and}\ (w_t - 1) A_t > 0: \ 0, \qquad\text{else}\quad
+        c_t = \min(w_t, C) \text{, a constant}
+
+    with :math:`p, q` the old and new probability of the token and
+
+    * ``binary_tv``: :math:`D = |q - p|`,
+    * ``binary_kl``: :math:`D = p \log\frac pq + (1-p)\log\frac{1-p}{1-q}`, the interval of
+      ``trgppo`` without its union,
+    * ``top_k_tv``, ``top_k_kl``: total variation and KL(old || new) over the old policy's k
+      likeliest tokens, the sampled one, and all others as one.
+
+    A ratio of 3 means much at p = 0.3 and nothing at p = 0.0001; these divergences know. The
+    paper's anchor is the policy that sampled, ``anchor="rollout"``; verl's, and the default here,
+    is the proximal policy. In verl ``clip_ratio_c`` must be raised, or its default of 3 truncates
+    the weights.
+
+    Args:
+      divergence: see above.
+      delta: :math:`\delta`; None is the paper's: 0.15 for total variation, 0.05 nats for KL.
+      ceiling: :math:`C`, truncation of the weight, above 1.
+      anchor: ``"old"``, or ``"rollout"``: what is p, and what the ratio is relative to. The top-k
+        forms have ``"old"`` only: what an engine sampled with, it does not keep.
+      k: of the top-k forms, for whoever measures them.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> p, q = torch.tensor([[0.5, 0.01]]), torch.tensor([[0.7, 0.03]])
+      >>> batch = tc.TokenBatch(q.log(), p.log(), torch.ones(1, 2),
+      ...                       torch.ones(1, 2, dtype=torch.bool))
+      >>> tc.coefficient(tc.method("dppo"), batch)
+      tensor([[0., 3.]])
+
+    References:
+      Qi et al., `Rethinking the trust region in LLM reinforcement learning
+      <https://arxiv.org/abs/2602.04879>`_, 2026
+    """
+
+    score_form = True
+    per_token = ("delta",)
+
+    divergence: Divergence = "binary_tv"
+    delta: Positive | None = None
+    ceiling: AboveOne = 20.0
+    anchor: Anchor = "old"
+    k: Annotated[int, Field(ge=1)] = 20
+
+    def __post_init__(self) -> None:
+        if self.top_k is not None and self.anchor == "rollout":
+            raise ValueError("`anchor` 'rollout' needs a binary `divergence`.")
+
+    @property
+    def top_k(self) -> int | None:
+        return self.k if self.divergence.startswith("top_k") else None
+
+    @property
+    def corrects_sampler(self) -> bool:
+        return self.anchor == "rollout"
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        if self.top_k is not None:
+            return (self.divergence,)
+        return ("logp_rollout",) if self.anchor == "rollout" else ()
+
+    @property
+    def twins(self) -> dict[str, dict[str, Any]]:
+        if self.top_k is not None or self.anchor == "rollout":
+            return {}
+        limits = {"actor.clip_ratio": self.threshold, "actor.clip_ratio_c": self.ceiling}
+        mode = f"dppo_{self.divergence[-2:]}"
+        return {"verl": {"actor.policy_loss.loss_mode": mode, **limits}}
+
+    @property
+    def threshold(self) -> float:
+        """The threshold in force: ``delta``, or the paper's for the divergence."""
+        return DELTA[self.divergence[-2:]] if self.delta is None else self.delta
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        if self.top_k is not None:
+            return super().log_interval(p_old)
+        logp_old = need_p_old(p_old, self.name).log()
+        if self.divergence == "binary_kl":
+            return intervals.log_bernoulli_kl(logp_old, self.threshold)
+        return divergences.log_binary_tv_bounds(logp_old, self.threshold)
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        batch = batch.against(self.anchor)
+        x = batch.log_ratio.detach()
+        kept = gates.keep(self._measured(batch) <= self.threshold, x, batch.advantages, "outward")
+        return gates.score(batch, safe_exp(x).clamp(max=self.ceiling), kept)
+
+    @torch.no_grad()
+    def _measured(self, batch: TokenBatch) -> Tensor:
+        if self.divergence == "binary_tv":
+            return divergences.binary_tv(batch.logp_old, batch.logp)
+        if self.divergence == "binary_kl":
+            return divergences.binary_kl_old_new(batch.logp_old, batch.logp)
+        return batch.given(self.divergence)

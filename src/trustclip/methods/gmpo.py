@@ -1,0 +1,66 @@
+"""GMPO: the geometric mean of clipped token ratios."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from trustclip import gates, levels
+from trustclip.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.masked import safe_exp, zero_masked
+from trustclip.method import Method, Positive, definition
+
+
+@definition
+class GMPO(Method):
+    r"""GMPO: each token's ratio is clipped, and their geometric mean weighs the sequence.
+
+    .. math::
+        \rho = \exp\Big(\frac1T \sum_t \log \bar w_t\Big), \qquad
+        \bar w_t = \text{the nearest of } [e^{-\epsilon_{low}}, e^{\epsilon_{high}}] \text{ where }
+        (w_t - 1) A_t > 0, \text{ else } w_t, \qquad
+        \frac{\partial J}{\partial\log\pi_\theta(y_t)} = \rho A
+
+    for tokens that are not clipped (0 for the others, which still move :math:`\rho`). An outlier
+    among the ratios moves a geometric mean far less than the arithmetic one of GRPO, so the bounds
+    are wide. Each token carries :math:`\rho A`: with ``sequence_mean`` (TRL's loss type
+    ``grpo``) that is the paper's objective.
+
+    Args:
+      log_low: :math:`\epsilon_{low}`, nats below log-ratio 0.
+      log_high: :math:`\epsilon_{high}`, nats above it.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> old = torch.full((1, 3), -2.0)
+      >>> batch = tc.TokenBatch(old + torch.tensor([[-0.2, -0.5, 0.1]]), old, -torch.ones(1, 3),
+      ...                       torch.ones(1, 3, dtype=torch.bool))
+      >>> tc.coefficient(tc.method("gmpo"), batch)  # the mean of -0.2, -0.4 and 0.1 is -1/6
+      tensor([[-0.8465,  0.0000, -0.8465]])
+
+    References:
+      Zhao et al., `Geometric-mean policy optimization <https://arxiv.org/abs/2507.20673>`_, 2025
+    """
+
+    level: ClassVar[levels.Level] = "sequence"
+
+    log_low: Positive = 0.4
+    log_high: Positive = 0.4
+
+    @property
+    def twins(self) -> dict[str, dict[str, Any]]:
+        bounds = {"actor.clip_ratio_low": self.log_low, "actor.clip_ratio_high": self.log_high}
+        return {
+            "TRL, experimental.gmpo": {"epsilon": self.log_low, "epsilon_high": self.log_high},
+            "verl": {"actor.policy_loss.loss_mode": "geo_mean", **bounds},
+        }
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        return -self.log_low, self.log_high
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        x, (low, high) = batch.log_ratio, (-self.log_low, self.log_high)
+        kept = gates.keep((low <= x) & (x <= high), x, batch.advantages, "outward") & batch.mask
+        clipped = torch.where(kept, x, x.detach().clamp(low, high))
+        rho = safe_exp(levels.log_ratio_at("sequence", clipped, batch.mask))
+        return Surrogate(zero_masked(rho * batch.advantages, batch.mask), kept)

@@ -1,0 +1,74 @@
+"""GSPO: the clip of a whole sequence."""
+
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from trustclip import gates, intervals, levels
+from trustclip.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.masked import safe_exp
+from trustclip.method import Method, Positive, UpToOne, definition
+
+
+@definition
+class GSPO(Method):
+    r"""GSPO: the length-normalised ratio of the whole sequence is clipped, and weighs its tokens.
+
+    .. math::
+        s = \exp\Big(\frac1T \sum_t \log w_t\Big), \qquad 1 - \epsilon_{low} \le s \le 1 +
+        \epsilon_{high}, \qquad \frac{\partial J}{\partial\log\pi_\theta(y_t)} = s A
+
+    for every token of a sequence within bounds or moving back towards them, and 0 otherwise (with
+    ``sequence_mean`` the paper's :math:`s A / T` follows). A mean of hundreds of log-ratios is far
+    steadier than one, hence the narrow bounds. The same gradient as ``clip_higher`` with
+    ``level="sequence"``.
+
+    ``"gspo_token"`` is the paper's variant for advantages that differ within a sequence: the
+    weight :math:`\mathrm{sg}(s)\, \pi_\theta/\mathrm{sg}(\pi_\theta)` gives each token its own
+    :math:`s A_t`, gated by its own sign. It is what verl runs under the name of gspo.
+
+    Args:
+      low: :math:`\epsilon_{low}`, offset below ratio 1, at most 1.
+      high: :math:`\epsilon_{high}`, offset above ratio 1.
+      variant: ``"gspo"`` or ``"gspo_token"``.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> old = torch.full((1, 2), -2.0)
+      >>> batch = tc.TokenBatch(old + torch.tensor([[0.5, -0.4998]]), old, -torch.ones(1, 2),
+      ...                       torch.ones(1, 2, dtype=torch.bool))
+      >>> tc.coefficient(tc.method("gspo"), batch)  # s = 1.0001: within bounds
+      tensor([[-1.0001, -1.0001]])
+
+    References:
+      Zheng et al., `Group sequence policy optimization <https://arxiv.org/abs/2507.18071>`_, 2025
+    """
+
+    level: ClassVar[levels.Level] = "sequence"
+
+    low: UpToOne = 3e-4
+    high: Positive = 4e-4
+    variant: Literal["gspo", "gspo_token"] = "gspo"
+
+    @property
+    def score_form(self) -> bool:  # type: ignore[override]
+        return self.variant == "gspo_token"
+
+    @property
+    def twins(self) -> dict[str, dict[str, Any]]:
+        bounds = {"epsilon": self.low, "epsilon_high": self.high}
+        ratios = {"actor.clip_ratio_low": self.low, "actor.clip_ratio_high": self.high}
+        return {
+            "TRL": {"importance_sampling_level": "sequence", **bounds},
+            "verl": {"actor.policy_loss.loss_mode": "gspo", **ratios},
+        }
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        return intervals.log_offsets(self.low, self.high)
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        bounded = gates.interval(batch, self.log_interval(), level="sequence")
+        if self.variant == "gspo":
+            return bounded
+        s = safe_exp(levels.log_ratio_at("sequence", batch.log_ratio, batch.mask))
+        return gates.score(batch, s, bounded.kept)

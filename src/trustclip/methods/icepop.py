@@ -1,0 +1,78 @@
+"""IcePop: leave out tokens on which the sampling engine and the trainer disagree."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trustclip import levels
+from trustclip.batch import TokenBatch
+from trustclip.composition import Part, Weighted
+from trustclip.masked import safe_exp
+from trustclip.method import AboveOne, UpToOne, definition
+from trustclip.methods.atr import ATR
+
+Spread = Literal["token", "sequence", "geometric"]
+
+
+@definition
+class IcePop(Weighted):
+    r"""IcePop: any method, without the tokens whose sampler and trainer probabilities disagree.
+
+    .. math::
+        \rho_t\, \mathbf 1[\alpha \le \rho_t \le \beta]\, J_t, \qquad
+        \rho_t = \frac{\pi_{old}(y_t)}{\pi_{rollout}(y_t)}
+
+    with :math:`J_t` the objective of ``inner``: importance sampling as in ``tis``, but a ratio out
+    of range drops its token, on both sides, instead of being truncated. At ``"sequence"`` level it
+    is the masked importance sampling that TRL does by default. Turn the trainer's own correction
+    off, or it is made twice.
+
+    Args:
+      inner: the method to correct: its name, or a mapping with ``name`` and hyper-parameters.
+      floor: :math:`\alpha`, least ratio kept, at most 1; None for no lower bound.
+      ceiling: :math:`\beta`, largest ratio kept, above 1.
+      level: ``"token"`` (the source); ``"sequence"``, by the product of the sequence's ratios;
+        ``"geometric"``, by their geometric mean, which does not grow with length (verl's bounds
+        for it are 0.999 and 1.001).
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> old = torch.tensor([[0.5, 0.9, 0.1]]).log()
+      >>> batch = tc.TokenBatch(old, old, torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool),
+      ...                       logp_rollout=torch.tensor([[0.4, 0.1, 0.5]]).log())
+      >>> tc.coefficient(tc.method("icepop", inner="clip"), batch)
+      tensor([[1.2500, 0.0000, 0.0000]])
+
+    References:
+      Ling Team, `Every step evolves: scaling reinforcement learning for trillion-scale thinking
+      model <https://arxiv.org/abs/2510.18855>`_, 2025
+    """
+
+    also_requires = ("logp_rollout",)
+
+    inner: Part = ATR()
+    floor: UpToOne | None = 0.5
+    ceiling: AboveOne = 5.0
+    level: Spread = "token"
+
+    @property
+    def acts_on_policy(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def corrects_sampler(self) -> bool:
+        return True
+
+    @property
+    def cuts(self) -> bool:  # type: ignore[override]
+        return True
+
+    def weight(self, batch: TokenBatch) -> Tensor:
+        over: levels.Level = "token" if self.level == "token" else "sequence"
+        reduction: levels.Reduction = "mean" if self.level == "geometric" else "sum"
+        x = levels.reduced(over, reduction, batch.rollout_log_ratio, batch.mask)
+        low = -math.inf if self.floor is None else math.log(self.floor)
+        agree = (low <= x) & (x <= math.log(self.ceiling))
+        return torch.where(agree, safe_exp(x), 0.0)

@@ -1,0 +1,60 @@
+"""LUSPO: GSPO whose sequences weigh by their length."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from trustclip import gates, intervals, levels
+from trustclip.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.method import Method, Positive, UpToOne, definition
+
+
+@definition
+class LUSPO(Method):
+    r"""LUSPO: GSPO's clip of the sequence, summed over tokens so that length biases no answer.
+
+    .. math::
+        |y|\, \min\big(s A,\ \mathrm{clip}(s, 1-\epsilon_{low}, 1+\epsilon_{high}) A\big),
+        \qquad s = \exp\Big(\frac1{|y|}\sum_t \log w_t\Big)
+
+    GSPO averages over the tokens of a sequence, which gives a token of a long answer less weight.
+    The factor :math:`|y|` undoes that, and is a matter of aggregation: each token's objective is
+    ``gspo``'s, :math:`s A`, and a sum over tokens makes it :math:`|y|\, s A`. So aggregate with
+    ``dr_grpo`` or ``dapo`` (in TRL ``loss_type="luspo"`` is the paper's loss exactly); under
+    ``sequence_mean`` this is GSPO with wider bounds.
+
+    Args:
+      low: :math:`\epsilon_{low}`, offset below ratio 1, at most 1.
+      high: :math:`\epsilon_{high}`, offset above ratio 1.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> old = torch.full((1, 3), -2.0)
+      >>> batch = tc.TokenBatch(old + torch.tensor([[0.5, -0.2, -0.297]]), old, torch.ones(1, 3),
+      ...                       torch.ones(1, 3, dtype=torch.bool))
+      >>> loss = tc.policy_loss(tc.method("luspo"), batch, "dr_grpo", max_length=1)
+      >>> round(loss.value.item(), 4)  # three tokens, s = 1.001
+      -3.003
+
+    References:
+      Liu et al., `Length-unbiased sequence policy optimization
+      <https://arxiv.org/abs/2602.05261>`_, 2026
+    """
+
+    level: ClassVar[levels.Level] = "sequence"
+
+    low: UpToOne = 2e-3
+    high: Positive = 2.5e-3
+
+    @property
+    def twins(self) -> dict[str, dict[str, Any]]:
+        bounds = {"epsilon": self.low, "epsilon_high": self.high}
+        return {
+            "TRL": {"loss_type": "luspo", "importance_sampling_level": "sequence", **bounds},
+        }
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        return intervals.log_offsets(self.low, self.high)
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        return gates.interval(batch, self.log_interval(), level="sequence")

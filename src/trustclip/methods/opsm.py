@@ -1,0 +1,60 @@
+"""OPSM: leave out wrong answers that the policy has already moved away from."""
+
+from torch import Tensor
+
+from trustclip import divergences, levels
+from trustclip.batch import Anchor, TokenBatch
+from trustclip.composition import Part, Weighted
+from trustclip.method import Positive, definition
+from trustclip.methods.clip import Clip
+
+
+@definition
+class OPSM(Weighted):
+    r"""OPSM: any method, without the negative-advantage sequences that are too far off-policy.
+
+    .. math::
+        J_t \cdot \mathbf 1\Big[A_t \ge 0 \ \text{or}\
+        \frac1T \sum_s \log\frac{\pi_{old}(y_s)}{\pi_\theta(y_s)} \le \delta\Big]
+
+    with :math:`J_t` the objective of ``inner``. The mean is of k1 and signed: it is large where
+    the new policy finds the sequence much less likely, that is where learning from the mistake has
+    been done already and pushing on does harm. DeepSeek-V3.2 measures against the policy that
+    sampled (``anchor="rollout"``), which catches the mismatch of engines too, and does not state
+    :math:`\delta`; TRL, which has this as ``off_policy_mask_threshold``, suggests 0.5.
+
+    Args:
+      inner: the method to mask: its name, or a mapping with ``name`` and hyper-parameters.
+      delta: :math:`\delta`, nats per token. TRL suggests 0.5, slime runs 1e-4.
+      anchor: ``"old"`` or ``"rollout"``: the policy in the numerator.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> old = torch.full((2, 2), -1.0)
+      >>> batch = tc.TokenBatch(old - torch.tensor([[0.1, 0.1], [0.1, 1.0]]), old,
+      ...                       -torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool))
+      >>> tc.method("opsm", inner="soft_gate").surrogate(batch).kept
+      tensor([[ True,  True],
+              [False, False]])
+
+    References:
+      DeepSeek-AI, `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025
+    """
+
+    inner: Part = Clip()
+    delta: Positive = 0.5
+    anchor: Anchor = "old"
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        sampler = ("logp_rollout",) if self.anchor == "rollout" else ()
+        return (*super().requires, *sampler)
+
+    @property
+    def cuts(self) -> bool:  # type: ignore[override]
+        return True
+
+    def weight(self, batch: TokenBatch) -> Tensor:
+        moved = divergences.k1(batch.against(self.anchor).log_ratio)
+        near = levels.reduced("sequence", "mean", moved, batch.mask) <= self.delta
+        return ((batch.advantages >= 0) | near).to(moved.dtype)

@@ -1,0 +1,67 @@
+"""Truncated importance sampling: correct for the engine that sampled, around any method."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from trustclip import levels
+from trustclip.batch import TokenBatch
+from trustclip.composition import Part, Weighted
+from trustclip.masked import safe_exp
+from trustclip.method import AboveOne, definition
+from trustclip.methods.atr import ATR
+
+
+@definition
+class TIS(Weighted):
+    r"""TIS: any method, each token weighed by how likely the trainer finds what was sampled.
+
+    .. math::
+        \rho_t\, J_t, \qquad
+        \rho_t = \min\Big(\frac{\pi_{old}(y_t)}{\pi_{rollout}(y_t)},\, C\Big)
+
+    with :math:`J_t` the objective of ``inner``. A sampling engine (vLLM, SGLang) and a trainer
+    give the same weights slightly different probabilities; the product of :math:`\rho` and the
+    ratio :math:`w = \pi_\theta/\pi_{old}` is the importance weight against the policy that really
+    sampled, and only its second factor is what ``inner`` constrains. :math:`\rho` is a constant
+    to the gradient. Acts at ratio 1 too.
+
+    Turn the trainer's own correction off (TRL: ``vllm_importance_sampling_correction``), or it is
+    made twice.
+
+    Args:
+      inner: the method to correct: its name, or a mapping with ``name`` and hyper-parameters.
+      ceiling: :math:`C`, largest weight, above 1. 2 in the source and in verl, 3 in TRL.
+      level: ``"token"``; ``"sequence"`` weighs all tokens of a sequence by the product of their
+        ratios, truncated.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> old = torch.tensor([[0.5, 0.9]]).log()
+      >>> batch = tc.TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool),
+      ...                       logp_rollout=torch.tensor([[0.4, 0.1]]).log())
+      >>> tc.coefficient(tc.method("tis", inner={"name": "atr", "delta": 0.05}), batch)
+      tensor([[1.2500, 2.0000]])
+
+    References:
+      Yao et al., `Your efficient RL framework secretly brings you off-policy RL training
+      <https://fengyao.notion.site/off-policy-rl>`_, 2025
+    """
+
+    also_requires = ("logp_rollout",)
+
+    inner: Part = ATR()
+    ceiling: AboveOne = 2.0
+    level: Literal["token", "sequence"] = "token"
+
+    @property
+    def acts_on_policy(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def corrects_sampler(self) -> bool:
+        return True
+
+    def weight(self, batch: TokenBatch) -> Tensor:
+        x = levels.reduced(self.level, "sum", batch.rollout_log_ratio, batch.mask)
+        return safe_exp(x).clamp(max=self.ceiling)

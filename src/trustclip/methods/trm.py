@@ -1,0 +1,77 @@
+"""TRM: leave out whole sequences of which any token has left the trust region."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from trustclip import divergences, levels
+from trustclip.batch import Anchor, TokenBatch
+from trustclip.composition import Part, Weighted
+from trustclip.method import Positive, definition
+from trustclip.methods.clip import Clip
+
+
+@definition
+class TRM(Weighted):
+    r"""TRM: any method, without the sequences whose largest or mean divergence is too big.
+
+    .. math::
+        J_t \cdot \mathbf 1\big[\max_s D_s \le \delta\big] \qquad\text{or}\qquad
+        J_t \cdot \mathbf 1\Big[\frac1T\sum_s D_s \le \delta\Big]
+
+    with :math:`J_t` the objective of ``inner`` and :math:`D_s` the KL divergence at the token's
+    position. What bounds the error of the surrogate objective over a long sequence is the largest
+    divergence in it, which no constraint on tokens one by one controls. The mask asks for neither
+    the sign of the advantage nor the side of the ratio. It favours short sequences, the more so
+    with ``"max"``.
+
+    Args:
+      inner: the method to mask: its name, or a mapping with ``name`` and hyper-parameters.
+      reduction: ``"max"`` (TRM-Max, the one with a guarantee) or ``"mean"`` (TRM-Avg).
+      delta: :math:`\delta`, nats. verl suggests 0.001 to 0.01 for the mean of k3.
+      divergence: ``"k3"``, the estimate of KL(old || new) from the sampled token, as in verl, or
+        ``"kl_old_new"``, exact (the paper).
+      anchor: ``"old"``, or ``"rollout"`` (the paper: the policy that sampled); for k3.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> old = torch.full((2, 2), -1.0)
+      >>> batch = tc.TokenBatch(old + torch.tensor([[0.1, 0.1], [0.0, 0.5]]), old, torch.ones(2, 2),
+      ...                       torch.ones(2, 2, dtype=torch.bool))
+      >>> tc.method("trm").surrogate(batch).kept  # k3(0.1) = 0.005, k3(0.5) = 0.149
+      tensor([[ True,  True],
+              [False, False]])
+
+    References:
+      Li et al., `Trust region masking for long-horizon LLM reinforcement learning
+      <https://arxiv.org/abs/2512.23075>`_, 2025
+    """
+
+    inner: Part = Clip()
+    reduction: Literal["max", "mean"] = "max"
+    delta: Positive = 0.05
+    divergence: Literal["k3", "kl_old_new"] = "k3"
+    anchor: Anchor = "old"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.divergence == "kl_old_new" and self.anchor == "rollout":
+            raise ValueError("`anchor` 'rollout' needs `divergence` 'k3': no engine knows that KL.")
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        sampler = ("logp_rollout",) if self.anchor == "rollout" else ()
+        exact = ("kl_old_new",) if self.divergence == "kl_old_new" else ()
+        return tuple(dict.fromkeys((*super().requires, *sampler, *exact)))
+
+    @property
+    def cuts(self) -> bool:  # type: ignore[override]
+        return True
+
+    def weight(self, batch: TokenBatch) -> Tensor:
+        if self.divergence == "kl_old_new":
+            moved = batch.given("kl_old_new").detach()
+        else:
+            moved = divergences.k3(batch.against(self.anchor).log_ratio.detach())
+        near = levels.reduced("sequence", self.reduction, moved, batch.mask) <= self.delta
+        return near.to(moved.dtype)

@@ -1,0 +1,18 @@
+"""Methods on problems that can be enumerated: exact returns, entropies, divergences and gates."""
+
+from trustclip.tabular.run import PRESETS, Row, TabularSettings, run_tabular
+from trustclip.tabular.training import Outcome, Schedule, train
+from trustclip.tabular.trees import Tree, bandit, tree
+
+__all__ = [
+    "PRESETS",
+    "Outcome",
+    "Row",
+    "Schedule",
+    "TabularSettings",
+    "Tree",
+    "bandit",
+    "run_tabular",
+    "train",
+    "tree",
+]

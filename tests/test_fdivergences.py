@@ -1,0 +1,317 @@
+"""f-divergences: textbook sums, bounds by other means, one's own function, and the method."""
+
+import dataclasses
+import inspect
+import math
+import typing
+from collections.abc import Callable
+
+import oracle
+import pytest
+import test_every_method as shared
+import torch
+from method_cases import label, random_batch
+from torch import Tensor
+
+import trustclip as tc
+from trustclip import divergences, intervals
+from trustclip.fdivergences import NAMED, Divergence, alpha_divergence, f_divergence, from_function
+
+DOUBLE = torch.float64
+ALPHAS = (-1.5, 0.0, 0.3, 0.5, 0.999999, 1.0, 1.3, 2.0, 3.0)
+EVERY: dict[str, Divergence] = {**NAMED, **{f"alpha={a}": alpha_divergence(a) for a in ALPHAS}}
+every_divergence = pytest.mark.parametrize("divergence", EVERY.values(), ids=EVERY)
+
+
+def policies(seed: int, tokens: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, tokens, dtype=DOUBLE, generator=generator)
+    return logits[0].log_softmax(-1), logits[1].log_softmax(-1)
+
+
+# The exact divergence --------------------------------------------------------------------------
+
+
+def kl(a: list[float], b: list[float]) -> float:
+    return math.fsum(x * math.log(x / y) for x, y in zip(a, b, strict=True))
+
+
+def jensen_shannon(a: list[float], b: list[float]) -> float:
+    middle = [(x + y) / 2 for x, y in zip(a, b, strict=True)]
+    return (kl(a, middle) + kl(b, middle)) / 2
+
+
+def renyi_sum(a: list[float], b: list[float], alpha: float) -> float:
+    return math.fsum(y**alpha * x ** (1 - alpha) for x, y in zip(a, b, strict=True))
+
+
+TEXTBOOK: dict[str, Callable[[list[float], list[float]], float]] = {
+    "kl_old_new": kl,
+    "kl_new_old": lambda old, new: kl(new, old),
+    "chi2": lambda old, new: renyi_sum(old, new, 2) - 1,
+    "hellinger": lambda old, new: 2 - 2 * renyi_sum(old, new, 0.5),
+    "js": jensen_shannon,
+    "alpha=2.0": lambda old, new: (renyi_sum(old, new, 2) - 1) / 2,
+    "alpha=-1.5": lambda old, new: (renyi_sum(old, new, -1.5) - 1) / 3.75,
+    "alpha=0.3": lambda old, new: (renyi_sum(old, new, 0.3) - 1) / (0.3 * -0.7),
+    "alpha=1.3": lambda old, new: (renyi_sum(old, new, 1.3) - 1) / (1.3 * 0.3),
+    "alpha=0.999999": lambda old, new: kl(new, old),
+}
+
+
+@pytest.mark.parametrize("name", TEXTBOOK)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_exact_divergence_is_the_textbook_sum(name: str, seed: int) -> None:
+    old, new = policies(seed)
+    want = TEXTBOOK[name](old.exp().tolist(), new.exp().tolist())
+    got = EVERY[name].categorical(old, new).item()
+    assert got == pytest.approx(want, rel=1e-5 if name == "alpha=0.999999" else 1e-12)
+
+
+@every_divergence
+def test_two_tokens_are_the_bernoulli_form(divergence: Divergence) -> None:
+    old, new = policies(3, tokens=2)
+    exact = divergence.categorical(old, new).expand(2)
+    torch.testing.assert_close(divergence.bernoulli(old, new), exact, rtol=1e-10, atol=1e-13)
+
+
+@every_divergence
+def test_the_bernoulli_form_is_never_above_the_exact_one(divergence: Divergence) -> None:
+    for seed in range(20):
+        old, new = policies(seed)
+        exact = divergence.categorical(old, new)
+        assert (divergence.bernoulli(old, new) <= exact * (1 + 1e-12)).all()
+
+
+@every_divergence
+def test_a_token_is_never_negative_and_nothing_at_ratio_one(divergence: Divergence) -> None:
+    x = torch.linspace(-60, 30, 1001, dtype=DOUBLE)
+    values = divergence.token(x)
+    assert (values >= 0).all()
+    assert divergence.token(torch.zeros(1, dtype=DOUBLE)).item() == 0
+    assert (values[x < 0].diff() <= 1e-15).all(), "f falls towards ratio 1 from below"
+    assert (values[x > 0].diff() >= 0).all()
+    tiny = torch.tensor([1e-6, -1e-6], dtype=DOUBLE)
+    curvature = {"chi2": 2.0, "hellinger": 0.5, "js": 0.25}.get(divergence.name, 1.0)
+    want = torch.full_like(tiny, curvature / 2 * 1e-12)
+    torch.testing.assert_close(divergence.token(tiny), want, rtol=1e-4, atol=0)
+
+
+def test_a_token_that_both_policies_exclude_changes_nothing_and_a_new_one_is_refused() -> None:
+    old, new = policies(0)
+    never = torch.tensor([-math.inf], dtype=DOUBLE)
+    for divergence in NAMED.values():
+        longer = divergence.categorical(torch.cat([old, never]), torch.cat([new, never]))
+        assert longer == divergence.categorical(old, new)
+    with pytest.raises(ValueError, match="logp_old"):
+        NAMED["js"].categorical(never, 0 * never.exp())
+
+
+# Bounds ----------------------------------------------------------------------------------------
+
+DELTAS = (1e-6, 1e-3, 0.07, 0.3, 1.0, 3.0)
+
+
+@pytest.mark.parametrize("name", [n for n, d in NAMED.items() if d.closed])
+@pytest.mark.parametrize("delta", DELTAS)
+def test_roots_agree_with_closed_forms(name: str, delta: float) -> None:
+    closed = NAMED[name].log_interval(delta)
+    found = dataclasses.replace(NAMED[name], closed=None).log_interval(delta)
+    assert found == pytest.approx(closed, rel=1e-9, abs=1e-12)
+
+
+@every_divergence
+@pytest.mark.parametrize("delta", DELTAS)
+def test_bounds_are_where_the_divergence_reaches_the_threshold(
+    divergence: Divergence, delta: float
+) -> None:
+    for bound, far in zip(divergence.log_interval(delta), (-70.0, 200.0), strict=True):
+        if math.isinf(bound):
+            assert divergence.token(torch.tensor(far, dtype=DOUBLE)) <= delta
+            continue
+        ratio = math.exp(bound) * torch.tensor([1 - 1e-12, 1 + 1e-12], dtype=DOUBLE)
+        below, above = divergence.token(ratio.log()).sort().values
+        assert below * (1 - 1e-9) <= delta <= above * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "delta", "low", "high"),
+    [
+        ("kl_old_new", 0.01, 0.07, 0.000337262378549, 9.86667910763),
+        ("kl_old_new", 0.5, 0.001, 0.955300991816, 1.04469900818),
+        ("kl_old_new", 0.99, 0.05, 0.931213673842, 1.01007578398),
+        ("kl_new_old", 0.01, 0.01, 0.000596825364215, 2.70350064026),
+        ("kl_new_old", 0.1, 0.07, 0.105616900464, 2.28531800704),
+        ("kl_new_old", 0.9, 0.05, 0.881412334782, 1.08804943687),
+        ("kl_new_old", 0.99, 0.07, 0.943518062002, 1 / 0.99),
+        ("chi2", 0.01, 0.05, 0.0, 3.22485954613),
+        ("chi2", 0.5, 0.15, 0.612701665379, 1.38729833462),
+        ("chi2", 0.9, 0.15, 0.870900555126, 1 / 0.9),
+    ],
+)
+def test_bernoulli_bounds_against_known_values(
+    name: str, p: float, delta: float, low: float, high: float
+) -> None:
+    logp = torch.tensor([p], dtype=DOUBLE).log()
+    found = [b.exp().item() for b in NAMED[name].log_bernoulli_interval(logp, delta)]
+    assert found == pytest.approx([low, high], rel=1e-11, abs=1e-12)
+
+
+@pytest.mark.parametrize("delta", [1e-4, 0.05, 0.7])
+def test_bernoulli_bounds_of_kl_are_those_of_trgppo(delta: float) -> None:
+    logp = torch.tensor([1e-6, 1e-3, 0.02, 0.4, 0.8, 0.99, 0.9999], dtype=DOUBLE).log()
+    low, high = NAMED["kl_old_new"].log_bernoulli_interval(logp, delta)
+    other_low, other_high = intervals.log_bernoulli_kl(logp, delta)
+    torch.testing.assert_close(low.exp(), other_low.exp(), rtol=1e-10, atol=1e-15)
+    torch.testing.assert_close(high.exp(), other_high.exp(), rtol=1e-10, atol=0)
+    moved = logp - 0.3
+    torch.testing.assert_close(
+        NAMED["kl_old_new"].bernoulli(logp, moved),
+        divergences.binary_kl_old_new(logp, moved),
+        rtol=1e-9,
+        atol=1e-15,
+    )
+
+
+def test_bernoulli_bounds_are_the_bands_of_bandpo() -> None:
+    p = torch.tensor([0.001, 0.02, 0.3, 0.9], dtype=DOUBLE)
+    tv = from_function(lambda t: 0.5 * (t - 1).abs())
+    for divergence, name in ((NAMED["chi2"], "chi2"), (tv, "tv"), (NAMED["kl_old_new"], "kl")):
+        found = [b.exp() for b in divergence.log_bernoulli_interval(p.log(), 0.05)]
+        want = tc.interval("bandpo", p_old=p, divergence=name, delta=0.05)
+        torch.testing.assert_close(found, list(want), rtol=1e-10, atol=1e-14)
+
+
+@every_divergence
+def test_bernoulli_bounds_widen_as_the_token_gets_rarer(divergence: Divergence) -> None:
+    logp = torch.tensor([1e-4, 1e-2, 0.1, 0.3, 0.5], dtype=DOUBLE).log()
+    low, high = divergence.log_bernoulli_interval(logp, 0.03)
+    assert (low.exp().diff() >= 0).all() and (high.diff() < 0).all()
+
+
+# One's own function ----------------------------------------------------------------------------
+
+
+def test_a_function_of_ones_own_equals_the_named_one_whatever_is_added() -> None:
+    plain = from_function(lambda t: t * t.log() + 3 * (t - 1))
+    x = torch.linspace(-3, 3, 101, dtype=DOUBLE)
+    torch.testing.assert_close(plain.token(x), NAMED["kl_new_old"].token(x), rtol=1e-9, atol=1e-14)
+    want = NAMED["kl_new_old"].log_interval(0.07)
+    assert plain.log_interval(0.07) == pytest.approx(want, abs=1e-12)
+    assert plain.token(x.float()).dtype == torch.float32
+
+
+def test_a_function_with_a_kink_and_one_that_ends() -> None:
+    tv = from_function(lambda t: 0.5 * (t - 1).abs())
+    assert [math.exp(b) for b in tv.log_interval(0.1)] == pytest.approx([0.8, 1.2], abs=1e-12)
+    rising_only = from_function(lambda t: (t - 1).clamp(min=0).square())
+    low, high = rising_only.log_interval(0.04)
+    assert low == -math.inf and math.exp(high) == pytest.approx(1.2, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda t: t * (t - 1 - t.log()), "not convex: its slope falls at ratio"),
+        (lambda t: -(t - 1).square(), "not convex"),
+        (lambda t: t.square(), "0 at ratio 1"),
+        (lambda t: 2 * (t - 1), "linear"),
+        (lambda t: t.no_such_function(), "torch function"),
+        (lambda t: "text", "torch function"),
+        (lambda t: t.detach() - 1, "torch function"),
+        (lambda t: (t - 1).square().sum(), "ratio"),
+    ],
+)
+def test_what_is_no_f_is_refused(function: typing.Any, why: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s)mine.*{why}"):
+        from_function(function, "mine")
+
+
+OWN = """
+def le_cam(t):
+    return 0.5 * (t - 1).square() / (t + 1)
+
+def concave(t):
+    return t.log()
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: typing.Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "f_of_mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "f_of_mine"
+
+
+def test_the_method_takes_a_function_by_its_place(own_module: str) -> None:
+    method = tc.method("f_divergence", divergence=f"{own_module}:le_cam", delta=0.01)
+    w = math.exp(method.log_interval()[1])  # type: ignore[arg-type]
+    assert 0.5 * (w - 1) ** 2 / (w + 1) == pytest.approx(0.01, rel=1e-11)
+    assert tc.method(**method.to_dict()) == method
+    for wrong in ("concave", "constant", "missing"):
+        with pytest.raises(ValueError, match=wrong):
+            tc.method("f_divergence", divergence=f"{own_module}:{wrong}")
+
+
+def test_choices_that_make_no_divergence() -> None:
+    for parameters, message in [
+        ({"divergence": "kl_oldnew"}, "did you mean 'kl_old_new'"),
+        ({"divergence": "alpha"}, "alpha"),
+        ({"alpha": 0.5}, "alpha"),
+        ({"divergence": "no_such_package.x:f"}, "no_such_package"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            tc.method("f_divergence", **parameters)
+
+
+# The method ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["outward", "strict"])
+@pytest.mark.parametrize("delta", [0.01, 0.07, 1.5])
+def test_kl_old_new_of_the_ratio_is_atr(side: str, delta: float) -> None:
+    atr = tc.method("atr", delta=delta, side=side)
+    ours = tc.method("f_divergence", delta=delta, side=side)
+    assert tc.interval(ours) == tc.interval(atr)
+    batch = random_batch(ours)
+    assert torch.equal(tc.coefficient(ours, batch), tc.coefficient(atr, batch))
+    assert torch.equal(ours.surrogate(batch).objective, atr.surrogate(batch).objective)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_gate_of_the_bernoulli_form_closes_at_its_bounds(name: str) -> None:
+    method = tc.method("f_divergence", divergence=name, bounds="bernoulli", side="strict")
+    p = torch.rand(400, 1, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)) ** 3
+    x = torch.linspace(-2, 2, 400, dtype=DOUBLE)[:, None].clamp(max=-p.log() - 1e-9)
+    low, high = (b.log() for b in tc.interval(method, p_old=p))  # type: ignore[union-attr]
+    ones = torch.ones_like(x)
+    batch = tc.TokenBatch(p.log() + x, p.log(), ones, ones.bool())
+    want = (low <= x) & (x <= high)
+    assert torch.equal(method.surrogate(batch).kept, want)
+    assert 0.1 < want.double().mean() < 0.95
+
+
+VARIANTS = [
+    tc.method("f_divergence", divergence=name.partition("=")[0], bounds=bounds, alpha=alpha)
+    for name, alpha in [*((n, None) for n in NAMED), *(("alpha", a) for a in (-1.0, 0.5, 2.5))]
+    for bounds in ("ratio", "bernoulli")
+]
+OWED = [
+    value
+    for name, value in vars(shared).items()
+    if name.startswith("test_") and list(inspect.signature(value).parameters) == ["method"]
+]
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=label)
+@pytest.mark.parametrize("owed", OWED, ids=lambda f: f.__name__)
+def test_what_every_method_owes(owed: Callable[[tc.Method], None], method: tc.Method) -> None:
+    assert method.name in oracle.KNOWN
+    owed(method)
+
+
+def test_named_and_looked_up_are_one() -> None:
+    assert f_divergence("alpha", alpha=1.0) is NAMED["kl_new_old"]
+    assert all(f_divergence(name) is divergence for name, divergence in NAMED.items())

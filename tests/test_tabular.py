@@ -1,0 +1,187 @@
+"""Enumerable problems: exact quantities by another road, and training with every method."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import trustclip as tc
+from trustclip import intervals
+from trustclip.tabular import Schedule, TabularSettings, Tree, bandit, run_tabular, train, tree
+from trustclip.tabular.run import PRESETS
+from trustclip.tabular.training import Generation
+from trustclip.theory import Case
+
+DOUBLE = torch.float64
+SCHEDULE = Schedule(8.0, generations=8, updates=4, episodes=64, reward_noise=0.0, delta=0.07)
+
+
+def policy(problem: Tree, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(problem.states, problem.actions, dtype=DOUBLE, generator=generator)
+
+
+def paths(problem: Tree, logits: torch.Tensor) -> list[float]:
+    """Probability of every path, one product at a time."""
+    chances = logits.softmax(-1).tolist()
+    found = []
+    for path in itertools.product(range(problem.actions), repeat=problem.depth):
+        state, first, probability = 0, 0, 1.0
+        for level, action in enumerate(path):
+            probability *= chances[first + state][action]
+            state = state * problem.actions + action
+            first += problem.actions**level
+        found.append(probability)
+    return found
+
+
+@pytest.mark.parametrize("problem", [bandit(0), tree(1)], ids=["bandit", "tree"])
+def test_exact_quantities_are_those_of_the_paths(problem: Tree) -> None:
+    old, new = policy(problem, 0), policy(problem, 1)
+    chances, others = paths(problem, old), paths(problem, new)
+    exact = problem.exact(old)
+    rewards = problem.success.tolist()
+    assert math.fsum(chances) == pytest.approx(1)
+    assert exact.returns == pytest.approx(math.fsum(map(lambda p, r: p * r, chances, rewards)))
+    # The chain rule: what a path has is what its tokens have together.
+    assert problem.depth * exact.entropy == pytest.approx(
+        -math.fsum(p * math.log(p) for p in chances)
+    )
+    kl = math.fsum(p * math.log(p / q) for p, q in zip(chances, others, strict=True))
+    mean, largest = problem.kl(old, new)
+    assert problem.depth * mean == pytest.approx(kl)
+    assert largest >= mean
+
+
+def test_samples_follow_the_policy_and_the_rewards() -> None:
+    problem = tree(2)
+    logits = policy(problem, 3)
+    states, actions, rewards = problem.sample(logits, 40_000, torch.Generator().manual_seed(0))
+    visits, _ = problem.visits(logits)
+    seen = torch.bincount(states.flatten(), minlength=problem.states) / len(states)
+    torch.testing.assert_close(seen.double(), visits, rtol=0, atol=0.01)
+    assert rewards.mean().item() == pytest.approx(problem.exact(logits).returns, abs=0.01)
+    at_root = torch.bincount(actions[:, 0], minlength=3) / len(actions)
+    torch.testing.assert_close(at_root.double(), logits[0].softmax(-1), rtol=0, atol=0.01)
+    children = states[:, 1] - 1
+    assert torch.equal(children, actions[:, 0]), "the next state is the one the action leads to"
+
+
+def sampled_and_exact(side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradient of one large batch of a bandit, and the sum over its arms with mean advantages."""
+    problem, method = bandit(3), tc.method("atr", delta=0.02, side=side)
+    old = 0.3 * policy(problem, 0)
+    new = old + 0.4 * policy(problem, 1)
+    case = Case(new[0], old[0], problem.success - problem.exact(old).returns)
+    schedule = Schedule(1.0, 1, 2, episodes=80_000, reward_noise=0.0, delta=0.07)
+    generation = Generation.of(problem, old, schedule, 0, torch.Generator().manual_seed(0))
+    leaf = new.clone().requires_grad_()
+    objective = method.surrogate(generation.batch(method, leaf)).objective.mean()
+    # One of the group's eight is its own baseline, so 7/8 of the advantage is left.
+    return torch.autograd.grad(objective, leaf)[0][0], 7 / 8 * case.gradient(method)
+
+
+def test_a_large_batch_has_the_exact_gradient() -> None:
+    sampled, exact = sampled_and_exact("strict")
+    torch.testing.assert_close(sampled, exact, rtol=0, atol=2e-3)
+    assert sampled.abs().max() > 0.01
+
+
+def test_the_mean_advantage_is_no_advantage_for_the_one_sided_gate() -> None:
+    """It goes by the sign of each sample's, which the mean over samples has lost."""
+    sampled, exact = sampled_and_exact("outward")
+    assert (sampled - exact).abs().max() > 0.01
+
+
+def test_training_raises_the_return_and_repeats_itself() -> None:
+    before = bandit(0).exact(torch.zeros(1, 10, dtype=DOUBLE)).returns / bandit(0).success.max()
+    outcome = train(bandit(0), tc.method("atr"), SCHEDULE, seed=0)
+    assert outcome.returns > before + 0.2
+    assert outcome.entropy < math.log(10)
+    assert train(bandit(0), tc.method("atr"), SCHEDULE, seed=0) == outcome
+    assert train(bandit(0), tc.method("atr"), SCHEDULE, seed=1) != outcome
+
+
+@pytest.mark.parametrize("problem", [bandit(0), tree(0)], ids=["bandit", "tree"])
+def test_atr_and_its_twin_train_alike(problem: Tree) -> None:
+    low, high = intervals.k3(0.02)
+    twin = tc.method("clip_higher", low=1 - low, high=high - 1)
+    schedule = Schedule(32.0, 4, 4, 64, 0.0, 0.02)
+    outcome = train(problem, tc.method("atr", delta=0.02), schedule, seed=0)
+    assert train(problem, twin, schedule, seed=0) == outcome
+    assert outcome.gated > 0.02
+
+
+def test_what_the_gates_report() -> None:
+    free = tc.method("clip_higher", low=1.0, high=1e9)
+    open_gate = train(bandit(1), free, SCHEDULE, seed=0)
+    assert open_gate.gated == 0
+    shut = train(bandit(1), tc.method("clip", epsilon=1e-3), SCHEDULE, seed=0)
+    assert shut.gated > 0.3 and shut.kl < open_gate.kl
+    still = Schedule(1e-6, 2, 2, 64, 0.0, 0.07)
+    calm = train(bandit(1), free, still, seed=0)
+    assert calm.missed == calm.needless == 0
+    assert calm.kl < 1e-9
+
+
+def test_flipped_rewards_teach_nothing_at_one_half() -> None:
+    noisy = Schedule(8.0, 8, 4, 64, reward_noise=0.5, delta=0.07)
+    clean, lost = (
+        [train(bandit(s), tc.method("clip"), schedule, seed=s).returns for s in range(4)]
+        for schedule in (SCHEDULE, noisy)
+    )
+    assert sum(lost) < sum(clean) - 0.6
+
+
+@pytest.mark.parametrize("name", tc.methods())
+def test_every_method_trains(name: str) -> None:
+    brief = Schedule(4.0, generations=2, updates=3, episodes=16, reward_noise=0.1, delta=0.07)
+    outcome = train(tree(0), tc.method(name), brief, seed=0)
+    assert 0 < outcome.returns < 1 and outcome.kl >= 0
+
+
+def test_the_table_and_its_rows(tmp_path: Path) -> None:
+    settings = TabularSettings(
+        methods=("none", "atr", "clip"),
+        environments=("bandit",),
+        learning_rates=(8.0,),
+        seeds=3,
+        generations=3,
+        reward_noise=0.1,
+    )
+    console = Console(record=True, width=140)
+    rows = run_tabular(settings, console, tmp_path / "rows.jsonl")
+    text = console.export_text()
+    for expected in ("bandit, lr 8", "atr", "less clip", "10% of rewards flipped", "±"):
+        assert expected in text
+    assert [row.method for row in rows] == ["none", "atr", "clip"]
+    assert rows[0].interval("gated").high == 0
+    saved = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert saved[1]["outcomes"][0]["returns"] == rows[1].outcomes[0].returns
+    with pytest.raises(ValueError, match=r"rows\.jsonl"):
+        run_tabular(settings, console, tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"methods": ("art",)}, "'atr'"),
+        ({"reference": "kl2"}, "reference"),
+        ({"episodes": 12}, "episodes"),
+        ({"seeds": 1}, "seeds"),
+        ({"reward_noise": 0.6}, "reward_noise"),
+        ({"environments": ("maze",)}, "maze"),
+        ({"learning_rates": (0.0,)}, "learning_rates"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        TabularSettings(**wrong)
+
+
+def test_the_full_table_has_every_method() -> None:
+    assert set(PRESETS["full"].names) == {"none", *tc.methods()}

@@ -1,0 +1,575 @@
+"""Methods beyond the paper's tables: known values, hand-computed cases, and how they relate."""
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import reference_values as known
+import torch
+import wider_oracle
+import wider_values as wider
+import yaml
+from torch import Tensor
+
+import trustclip as tc
+from trustclip import divergences, levels
+from trustclip.masked import nth_largest
+
+DOUBLE = torch.float64
+
+
+def row(*values: float) -> Tensor:
+    return torch.tensor([values], dtype=DOUBLE)
+
+
+def batch_of(
+    log_ratio: Sequence[float], advantages: Sequence[float], p_old: float = 0.5, **optional: Tensor
+) -> tc.TokenBatch:
+    """One sequence."""
+    old = torch.full((1, len(log_ratio)), math.log(p_old), dtype=DOUBLE)
+    mask = torch.ones_like(old, dtype=torch.bool)
+    return tc.TokenBatch(old + row(*log_ratio), old, row(*advantages), mask, **optional)
+
+
+def tokens_of(log_ratio: Sequence[float], advantages: Sequence[float], p_old: float = 0.5):
+    """As many sequences of one token: what a method measures over a sequence is the token's."""
+    batch = batch_of(log_ratio, advantages, p_old)
+    fields = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
+    return tc.TokenBatch(*(tensor.T for tensor in fields))
+
+
+def parse(spec: str) -> tc.Method:
+    name, *parameters = spec.split()
+    return tc.method(name, **{k: yaml.safe_load(v) for k, v in (p.split("=") for p in parameters)})
+
+
+# Known values ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", wider.GATES)
+def test_gates(spec: str) -> None:
+    method, cells = parse(spec), iter(wider.GATES[spec].split())
+    for p, ratios in known.RATIO_GRID.items():
+        for a in (1.0, -1.0):
+            # A ratio on a bound is inside; the rounding of new - old must not push it out.
+            log_ratios = [math.log(w) * (1 - 1e-13) for w in ratios]
+            batch = tokens_of(log_ratios, [a] * len(ratios), p_old=p)
+            want = [w * float(mark) for w, mark in zip(ratios, next(cells), strict=True)]
+            got = (tc.coefficient(method, batch) * a).flatten().tolist()
+            assert got == pytest.approx(want, rel=1e-12), (p, a)
+
+
+@pytest.mark.parametrize("spec", wider.WEIGHTS)
+def test_weights(spec: str) -> None:
+    method, ratios = parse(spec), known.RATIO_GRID[0.01]
+    for a, text in zip((1.0, -1.0), wider.WEIGHTS[spec].split("/"), strict=True):
+        want = [float(c) for c in text.split()]
+        batch = tokens_of([math.log(w) for w in ratios], [a] * len(ratios))
+        got = (tc.coefficient(method, batch) * a).flatten().tolist()
+        assert got == pytest.approx(want, rel=1e-11), a
+        params = method.to_dict()
+        tokens = [wider_oracle.Token(math.log(w), a) for w in ratios]
+        oracle = [wider_oracle.gradient(method.name, params, [t])[0] * a for t in tokens]
+        assert oracle == pytest.approx(want, rel=1e-11), a
+
+
+def test_vespo() -> None:
+    for a, column in ((1.0, 1), (-1.0, 2)):
+        ratios, want = zip(*((r[0], r[column]) for r in wider.VESPO), strict=True)
+        got = tc.coefficient(tc.method("vespo"), tokens_of([math.log(w) for w in ratios], [a] * 9))
+        assert (got * a).flatten().tolist() == pytest.approx(want, rel=1e-12)
+    top = tc.coefficient(tc.method("vespo"), tokens_of([math.log(2 / 3), math.log(1.5)], [1, -1]))
+    assert top.flatten().tolist() == pytest.approx([1.208125257092909, -1.2415931139536178])
+
+
+def test_bands() -> None:
+    for p, delta, *want in wider.BANDS:
+        p_old = torch.tensor(p, dtype=DOUBLE)
+        tv = tc.interval("bandpo", p_old=p_old, divergence="tv", delta=delta)
+        chi2 = tc.interval("bandpo", p_old=p_old, divergence="chi2", delta=delta)
+        assert [float(b) for b in (*tv, *chi2)] == pytest.approx(want, rel=1e-12, abs=1e-12)
+        assert tuple(map(float, tc.interval("dppo", p_old=p_old, delta=delta))) == pytest.approx(
+            want[:2], abs=1e-12
+        )
+
+
+@pytest.mark.parametrize("i", [0, 1])
+def test_sequences(i: int) -> None:
+    """Of one sequence, with a mean over its tokens: the sum of its weights is that of a token."""
+    log_ratio, a, s = known.SEQUENCES[i]
+    n, want = len(log_ratio), wider.SEQUENCE_WEIGHTS[i]
+    batch = batch_of(log_ratio, [a] * n)
+
+    def weights(name: str, **parameters: object) -> list[float]:
+        return (tc.coefficient(tc.method(name, **parameters), batch) / a)[0].tolist()
+
+    for variant in ("gspo", "gspo_token"):
+        wide = {"low": 0.9, "high": 0.9, "variant": variant}
+        assert weights("gspo", **wide) == pytest.approx([s] * n, rel=1e-12)
+        assert weights("gspo", variant=variant) == [0.0] * n
+    assert weights("luspo", low=0.9, high=0.9) == pytest.approx([s] * n, rel=1e-12)
+    assert weights("gmpo") == pytest.approx(want["gmpo"], rel=1e-12)
+    assert weights("vespo") == pytest.approx([want["vespo"]] * n, rel=1e-12)
+    assert divergences.k3(batch.log_ratio)[0].tolist() == pytest.approx(want["k3"], rel=1e-12)
+    means = levels.reduced("prefix", "mean", divergences.k3(batch.log_ratio), batch.mask)
+    assert means[0].tolist() == pytest.approx(want["mean_k3"], rel=1e-12)
+    off_policy = want["opsm"]
+    for gap in (-1e-9, 1e-9):
+        if off_policy + gap <= 0:
+            continue
+        keeps = a >= 0 or gap > 0
+        inner = {"name": "soft_gate"}
+        kept = tc.method("opsm", delta=off_policy + gap, inner=inner).surrogate(batch).kept
+        assert kept.all() == keeps and kept.any() == keeps
+
+
+# ATR beyond the token ----------------------------------------------------------------------------
+
+#: Log-ratios of one sequence, and e^x - 1 - x of its tokens.
+X = (0.2, -0.5, 0.0, 0.5)
+K3 = (0.02140275816016984, 0.10653065971263342, 0.0, 0.14872127070012815)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "max", "ratio"])
+@pytest.mark.parametrize("level", ["prefix", "sequence"])
+def test_what_atr_measures(level: str, reduction: str) -> None:
+    method = tc.method("atr", level=level, reduction=reduction)
+    k = K3
+    by_hand = {
+        "mean": [k[0], (k[0] + k[1]) / 2, (k[0] + k[1]) / 3, sum(k) / 4],
+        "sum": [k[0], k[0] + k[1], k[0] + k[1], sum(k)],
+        "max": [k[0], k[1], k[1], k[3]],
+        # Of mean log-ratios 0.2, -0.15, -0.1 and 0.05.
+        "ratio": [k[0], 0.010707976425057808, 0.004837418035959573, 0.0012710963760240398],
+    }[reduction]
+    want = by_hand if level == "prefix" else by_hand[-1:] * 4
+    got = method.measured(batch_of(X, [1.0] * 4))[0].tolist()  # type: ignore[attr-defined]
+    assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_atr_on_a_sequence_weighs_by_its_ratio_or_by_the_tokens_own() -> None:
+    """Mean of k3 0.0692: violated at 0.06. s = e^0.05, so A > 0 moves outward and A < 0 back."""
+    s = math.exp(0.05)
+    own = [math.exp(x) for x in X]
+    for delta, a, by_level, by_token in [
+        (0.07, 1.0, [s] * 4, own),
+        (0.06, 1.0, [0.0] * 4, [0.0, own[1], 1.0, 0.0]),
+        (0.06, -1.0, [s] * 4, [own[0], 0.0, 1.0, own[3]]),
+    ]:
+        batch = batch_of(X, [a] * 4)
+        for weight, want in (("level", by_level), ("token", by_token)):
+            method = tc.method(
+                "atr", delta=delta, level="sequence", reduction="mean", weight=weight
+            )
+            got = (tc.coefficient(method, batch) * a)[0].tolist()
+            assert got == pytest.approx(want, rel=1e-12), (delta, a, weight)
+            strict = dataclasses.replace(method, side="strict")  # type: ignore[type-var]
+            kept = strict.surrogate(batch).kept
+            assert kept.all() == (delta == 0.07) and kept.any() == (delta == 0.07)
+
+
+def test_atr_on_a_prefix_closes_from_where_the_budget_is_spent() -> None:
+    method = tc.method("atr", delta=0.1, level="prefix", reduction="sum", weight="token")
+    kept = method.surrogate(batch_of(X, [1.0, -1.0, 1.0, 1.0])).kept[0].tolist()
+    # Sums 0.0214, 0.1279, 0.1279, 0.2766; the third token is at ratio 1, the others outward.
+    assert kept == [True, False, True, False]
+
+
+def test_at_the_token_every_reduction_is_the_papers() -> None:
+    batch = batch_of(X, [1.0, -1.0, 1.0, -1.0])
+    want = tc.coefficient(tc.method("atr"), batch)
+    for reduction in ("mean", "sum", "max"):
+        got = tc.coefficient(tc.method("atr", reduction=reduction, weight="token"), batch)
+        assert torch.equal(got, want)
+
+
+# Relations ---------------------------------------------------------------------------------------
+
+
+def random_batch(seed: int = 0, spread: float = 0.5, **optional: Tensor) -> tc.TokenBatch:
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(40, 12, dtype=DOUBLE, generator=generator).exponential_(generator=generator)
+    x = spread * torch.randn(40, 12, dtype=DOUBLE, generator=generator)
+    a = torch.randn(40, 1, dtype=DOUBLE, generator=generator).expand(40, 12)
+    mask = torch.arange(12) < torch.randint(1, 13, (40, 1), generator=generator)
+    return tc.TokenBatch((old + x).clamp(max=-1e-4), old, a, mask, **optional)
+
+
+def same_gradient(one: tc.Method, other: tc.Method, batch: tc.TokenBatch) -> None:
+    want = tc.coefficient(other, batch)
+    torch.testing.assert_close(tc.coefficient(one, batch), want, rtol=1e-13, atol=1e-13)
+    share = one.surrogate(batch).kept[batch.mask].double().mean()
+    assert 0.05 < share < 0.99, "the gate never closes, or always: the comparison is empty"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            {"name": "gspo", "low": 0.1, "high": 0.15},
+            {"name": "clip_higher", "low": 0.1, "high": 0.15, "level": "sequence"},
+        ),
+        (
+            {"name": "luspo", "low": 0.1, "high": 0.15},
+            {"name": "gspo", "low": 0.1, "high": 0.15},
+        ),
+        (
+            {"name": "gspo", "low": 0.1, "high": 0.1},
+            {"name": "gspo", "low": 0.1, "high": 0.1, "variant": "gspo_token"},
+        ),
+        ({"name": "either"}, {"name": "trgppo", "delta": 0.05, "epsilon": 0.2}),
+        (
+            {"name": "bandpo", "divergence": "chi2", "delta": 0.02},
+            {"name": "f_divergence", "divergence": "chi2", "bounds": "bernoulli", "delta": 0.02},
+        ),
+        (
+            {"name": "bandpo", "divergence": "tv", "delta": 0.1},
+            {"name": "dppo", "divergence": "binary_tv", "delta": 0.1, "ceiling": 1e9},
+        ),
+        (
+            {"name": "bandpo", "delta": 0.02},
+            {"name": "dppo", "divergence": "binary_kl", "delta": 0.02, "ceiling": 1e9},
+        ),
+        (
+            {"name": "dual_clip", "ceiling": 1.5},
+            {"name": "abc_grpo", "positive_low": 1.0, "negative_high": 0.5},
+        ),
+        (
+            {"name": "both", "first": "clip", "second": "atr"},
+            {"name": "both", "first": "atr", "second": "clip"},
+        ),
+        (
+            {"name": "both", "first": "atr", "second": "kl1"},
+            {"name": "kl1"},
+        ),
+        (
+            {"name": "either", "first": "atr", "second": "kl1"},
+            {"name": "atr"},
+        ),
+        (
+            {"name": "trm", "inner": {"name": "clip_higher", "low": 1.0, "high": 1e9}},
+            {
+                "name": "atr",
+                "delta": 0.05,
+                "side": "strict",
+                "level": "sequence",
+                "reduction": "max",
+                "weight": "token",
+            },
+        ),
+        (
+            {"name": "opsm", "delta": 0.05, "inner": "atr"},
+            {"name": "both", "first": "atr", "second": {"name": "opsm", "delta": 0.05}},
+        ),
+    ],
+    ids=lambda spec: spec["name"],
+)
+def test_two_ways_to_say_it(one: dict, other: dict) -> None:
+    if "opsm" in str(other):  # its own inner clip must not cut
+        other["second"]["inner"] = {"name": "clip_higher", "low": 1.0, "high": 1e9}
+    for seed in range(3):
+        batch = random_batch(seed, spread=0.2 if "trm" in str(one) else 0.5)
+        same_gradient(tc.as_method(one), tc.as_method(other), batch)
+
+
+def test_operators_join_methods() -> None:
+    a, b, c = tc.method("atr"), tc.method("clip"), tc.method("kl2")
+    assert a & b == tc.method("both", first=a, second=b)
+    assert (a & b) | c == tc.method("either", first=tc.method("both", first=a, second=b), second=c)
+
+
+def test_pspo_is_a_mixture_of_policies() -> None:
+    """With the derivative of the log-ratio of the mixture itself, by finite differences."""
+    alpha, p, x, e = 0.3, 0.2, 0.4, 1e-6
+
+    def objective(x: float) -> float:
+        return ((1 - alpha) * p * math.exp(x) + alpha * p) / p
+
+    slope = (objective(x + e) - objective(x - e)) / (2 * e)
+    got = tc.coefficient(tc.method("pspo", alpha=alpha), batch_of([x], [1.0], p_old=p)).item()
+    assert got == pytest.approx(slope, rel=1e-8)
+
+
+def test_spo_is_stationary_at_the_clips_bound() -> None:
+    batch = tokens_of([math.log(1.2), math.log(0.8)], [1.0, -1.0])
+    assert tc.coefficient(tc.method("spo"), batch).abs().max() < 1e-14
+
+
+# Penalties ---------------------------------------------------------------------------------------
+
+
+def test_ppo_penalty_by_hand() -> None:
+    """w A - beta (w - 1): at w = 1.5, A = 2, beta = 3 it is 3 - 1.5; at A = 0 the price alone."""
+    batch = tokens_of([math.log(1.5), math.log(1.5), math.log(0.5)], [2.0, 0.0, -1.0])
+    got = tc.coefficient(tc.method("ppo_penalty", beta=3.0), batch).flatten().tolist()
+    assert got == pytest.approx([1.5, -1.5, 1.0], rel=1e-12)
+
+
+def test_ppo_penalty_follows_the_exact_divergence() -> None:
+    leaf = row(-0.5, -0.9).requires_grad_()
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    batch = tc.TokenBatch(leaf, row(-1, -1), row(2, 2), mask, kl_old_new=0.5 * (leaf + 1) ** 2)
+    objective = tc.method("ppo_penalty", beta=3.0, estimator="exact").surrogate(batch).objective
+    (got,) = torch.autograd.grad(objective.sum(), leaf)
+    want = [2 * math.exp(0.5) - 3 * 0.5, 2 * math.exp(0.1) - 3 * 0.1]
+    assert got[0].tolist() == pytest.approx(want, rel=1e-12)
+
+
+def test_ppo_penalty_adapts_its_price() -> None:
+    method = tc.method("ppo_penalty", beta=1.0)
+    for kl, beta in ((0.0066, 0.5), (0.0067, 1.0), (0.0149, 1.0), (0.0151, 2.0)):
+        assert method.adapted(kl, target=0.01).beta == beta  # type: ignore[attr-defined]
+
+
+def cov_batch(copies: int = 1, shift: float = -0.01) -> tc.TokenBatch:
+    old = row(*known.COV_LOGP).repeat(copies, 1)
+    advantages = row(*known.COV_ADVANTAGES).repeat(copies, 1)
+    keys = torch.arange(old.numel()).view_as(old)
+    mask = torch.ones_like(old, dtype=torch.bool)
+    return tc.TokenBatch(old + shift, old, advantages, mask, keys=keys)
+
+
+def test_kl_cov_prices_the_token_of_largest_covariance() -> None:
+    surrogate = tc.method("kl_cov").surrogate(cov_batch())
+    assert surrogate.extras["selected"][0].nonzero().flatten().tolist() == [3]
+    assert surrogate.kept.all()
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.34, 0.5, 1.0])
+@pytest.mark.parametrize("shift", [-0.01, 0.02])
+def test_kl_cov_against_the_oracle(share: float, shift: float) -> None:
+    method = tc.method("kl_cov", share=share, beta=0.7)
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        old = -torch.rand(3, 7, dtype=DOUBLE, generator=generator).exponential_(generator=generator)
+        x = shift + 0.1 * torch.randn(3, 7, dtype=DOUBLE, generator=generator)
+        a = torch.randn(3, 7, dtype=DOUBLE, generator=generator)
+        mask, keys = torch.ones(3, 7, dtype=torch.bool), torch.arange(21).view(3, 7)
+        batch = tc.TokenBatch(old + x, old, a, mask, keys=keys)
+        flat = [t.flatten().tolist() for t in (batch.logp, batch.logp_old, a)]
+        want = wider_oracle.kl_cov_gradient(method.to_dict(), *flat)
+        got = tc.coefficient(method, batch).flatten().tolist()
+        assert got == pytest.approx(want, rel=1e-10)
+
+
+def test_kl_cov_selects_its_share_of_equals() -> None:
+    """Half of the tokens tie at the top: as many of them are selected as the share asks for."""
+    old = torch.cat([torch.zeros(20, 100), torch.full((20, 100), -2.0)], dim=1).double()
+    a = torch.ones(20, 1, dtype=DOUBLE).expand(20, 200) * 0.5
+    a = torch.cat([a, -a])
+    old = torch.cat([old, old])
+    keys = torch.arange(old.numel()).view_as(old)
+    batch = tc.TokenBatch(old, old, a, torch.ones_like(old, dtype=torch.bool), keys=keys)
+    counts = [
+        tc.method("kl_cov", share=0.05, seed=seed).surrogate(batch).extras["selected"].sum().item()
+        for seed in range(20)
+    ]
+    assert abs(sum(counts) / 20 - 0.05 * old.numel()) < 0.1 * 0.05 * old.numel()
+    chosen = tc.method("kl_cov", share=0.05).surrogate(batch).extras["selected"]
+    assert not chosen[:20, 100:].any() and not chosen[20:, :100].any()
+
+
+def test_kl_cov_agrees_over_ranks() -> None:
+    batch, method = random_batch(1), tc.method("kl_cov", share=0.05)
+    fields = torch.stack([batch.logp, batch.logp_old, batch.advantages, batch.mask.to(DOUBLE)])
+
+    def least(part: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        *numbers, mask = part
+        return method.statistics(tc.TokenBatch(*numbers, mask.bool()), reduce)["least_covariance"]
+
+    found = in_lockstep(least, [fields[:, :7], fields[:, 7:]])
+    assert found == [method.statistics(batch)["least_covariance"]] * 2
+
+
+def test_kl_cov_selects_its_share_however_the_batch_is_split() -> None:
+    batch = random_batch(1, keys=torch.arange(480).view(40, 12))
+    method = tc.method("kl_cov", share=0.05)
+    whole = dataclasses.replace(batch, statistics=method.statistics(batch))
+    selected = method.surrogate(whole).extras["selected"]
+    assert selected.sum() == int(0.05 * batch.mask.sum())
+    parts = []
+    for rows in (slice(0, 7), slice(7, 40)):
+        fields = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
+        assert batch.keys is not None
+        part = tc.TokenBatch(
+            *(t[rows] for t in fields), keys=batch.keys[rows], statistics=whole.statistics
+        )
+        parts.append(method.surrogate(part).extras["selected"])
+    assert torch.equal(torch.cat(parts), selected)
+
+
+def test_the_nth_largest_over_ranks() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(997, generator=generator) * 10 ** torch.randint(-5, 5, (997,)).float()
+    x[::7] = 0.0
+    x[::11] = x[3]  # ties
+    ordered = x.sort(descending=True).values
+    ranks = [x[:300], x[300:300], x[300:]]
+    for n in (1, 2, 10, 400, 996, 997):
+        found = in_lockstep(
+            lambda mine, reduce, n=n: nth_largest(mine, torch.tensor(n), reduce), ranks
+        )
+        least = ordered[n - 1]
+        share = (n - (x > least).sum()) / (x == least).sum()
+        for value, due in (*found, nth_largest(x, torch.tensor(n))):
+            assert value == least and due.item() == pytest.approx(share.item())
+
+
+def in_lockstep(
+    function: Callable[[Tensor, Callable[[Tensor], Tensor]], Any], ranks: list[Tensor]
+) -> list[Any]:
+    """The function on every rank at once, with a sum over all of them to call."""
+    told: list[Tensor] = [torch.empty(0)] * len(ranks)
+    barrier = threading.Barrier(len(ranks), timeout=30)
+
+    def run(rank: int) -> Any:
+        def total(x: Tensor) -> Tensor:
+            told[rank] = x
+            barrier.wait()
+            result = torch.stack(told).sum(dim=0)
+            barrier.wait()
+            return result
+
+        return function(ranks[rank], total)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(run, range(len(ranks))))
+
+
+# Top-K divergences -------------------------------------------------------------------------------
+
+
+def test_a_few_tokens_and_the_rest() -> None:
+    old = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=DOUBLE)
+    new = torch.tensor([0.4, 0.35, 0.1, 0.15], dtype=DOUBLE)
+    tokens = torch.tensor([0, 3])
+    a, b = (divergences.with_rest(p.log(), tokens) for p in (old, new))
+    kl = 0.5 * math.log(0.5 / 0.4) + 0.05 * math.log(0.05 / 0.15) + 0.45 * math.log(0.45 / 0.45)
+    assert divergences.categorical_kl(a, b).item() == pytest.approx(kl, rel=1e-12)
+    assert divergences.categorical_tv(a, b).item() == pytest.approx(0.1, rel=1e-12)
+    everything = divergences.with_rest(old.log(), torch.arange(4))
+    assert everything[-1].exp() < 1e-15
+    # One token and the rest is the binary divergence; more tokens never make it smaller.
+    binary = (
+        divergences.with_rest(old.log(), tokens[:1]),
+        divergences.with_rest(new.log(), tokens[:1]),
+    )
+    assert divergences.categorical_kl(*binary).item() == pytest.approx(
+        divergences.binary_kl_old_new(old[0].log(), new[0].log()).item(), rel=1e-12
+    )
+    assert divergences.categorical_kl(*binary) <= divergences.categorical_kl(a, b)
+
+
+@pytest.mark.parametrize(("form", "delta"), [("top_k_kl", 0.05), ("top_k_tv", 0.15)])
+def test_dppo_goes_by_the_divergence_it_is_given(form: str, delta: float) -> None:
+    measured = row(delta, delta + 1e-9, delta + 1e-9)
+    batch = batch_of([0.1, 0.1, -0.1], [1.0, 1.0, 1.0], **{form: measured})
+    method = tc.method("dppo", divergence=form)
+    assert method.surrogate(batch).kept[0].tolist() == [True, False, True]
+    with pytest.raises(ValueError, match="no ratio interval"):
+        method.log_interval(torch.tensor(0.5))
+
+
+# The engine that sampled -------------------------------------------------------------------------
+
+
+def test_rollout_correction_by_hand() -> None:
+    """log(old / rollout) of 0.1, -1.2, 1 and none; their sum -0.1, their mean -1/30 over three."""
+    old, rho = math.log(0.5), (0.1, -1.2, 1.0)
+    rollout = row(*(old - r for r in rho), math.nan)
+    batch = batch_of([0.0] * 4, [1.0, -1.0, 1.0, 1.0], logp_rollout=rollout)
+    e = math.exp
+    for spec, want in [
+        ({"name": "tis"}, [e(0.1), -e(-1.2), 2.0, 1.0]),
+        ({"name": "tis", "level": "sequence"}, [e(-0.1), -e(-0.1), e(-0.1), e(-0.1)]),
+        ({"name": "icepop"}, [e(0.1), 0.0, e(1), 1.0]),
+        ({"name": "icepop", "ceiling": 2.0, "floor": 0.3}, [e(0.1), -e(-1.2), 0.0, 1.0]),
+        ({"name": "icepop", "level": "sequence", "floor": 0.95}, [0.0] * 4),
+        ({"name": "icepop", "level": "geometric", "floor": 0.95},
+         [e(-0.025), -e(-0.025), e(-0.025), e(-0.025)]),
+    ]:  # fmt: skip
+        got = tc.coefficient(tc.as_method(spec), batch)[0].tolist()
+        assert got == pytest.approx(want, rel=1e-12), spec
+    masked = tc.method("icepop").surrogate(batch).kept[0].tolist()
+    assert masked == [True, False, True, True]
+
+
+@pytest.mark.parametrize("name", ["dppo", "vespo", "opsm", "trm"])
+def test_the_anchor_is_the_policy_that_sampled(name: str) -> None:
+    """Against the sampler is as against an old policy with the sampler's log-probabilities."""
+    batch = random_batch(2)
+    rollout = batch.logp_old + 0.2 * torch.sin(torch.arange(480.0, dtype=DOUBLE)).view(40, 12)
+    both = dataclasses.replace(batch, logp_rollout=rollout)
+    moved = dataclasses.replace(batch, logp_old=rollout)
+    parameters = {"opsm": {"delta": 0.05}, "trm": {"delta": 0.2}}.get(name, {})
+    inner = {"inner": {"name": "pspo"}} if name in ("opsm", "trm") else {}
+    one = tc.method(name, anchor="rollout", **parameters, **inner)
+    other = tc.method(name, **parameters, **inner)
+    assert torch.equal(one.surrogate(both).kept, other.surrogate(moved).kept)
+    assert not torch.equal(one.surrogate(both).kept, other.surrogate(batch).kept) or name == "vespo"
+    if not inner:
+        got = tc.coefficient(one, both)
+        torch.testing.assert_close(got, tc.coefficient(other, moved), rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(got, tc.coefficient(other, batch))
+
+
+# Composition -------------------------------------------------------------------------------------
+
+
+def test_a_composite_needs_what_its_parts_need() -> None:
+    method = tc.method("tis", inner={"name": "full_kl", "order": "new_old"})
+    assert method.requires == ("kl_new_old", "logp_rollout")
+    joined = tc.method("truly_ppo", variant="ppo_rb") & tc.method("clip_cov")
+    assert joined.requires == ("keys",)
+    assert joined.reverses and joined.cuts and joined.acts_on_policy
+    assert joined.statistics_over == "generation"
+    assert not tc.method("tis", inner="cispo").cuts
+    assert tc.method("icepop", inner="cispo").cuts
+    assert tc.method("trm", inner="cispo").score_form
+
+
+def test_parts_have_statistics_of_their_own() -> None:
+    batch = dataclasses.replace(random_batch(3), keys=torch.arange(480).view(40, 12))
+    parts = [tc.method("clip_cov", cov_low=0.0, share=0.2, seed=s) for s in (0, 1)]
+    joined = parts[0] & parts[1]
+    statistics = joined.statistics(batch)
+    assert sorted({name.split("/")[0] for name in statistics}) == ["0", "1"]
+    given = dataclasses.replace(batch, statistics=statistics)
+    kept = joined.surrogate(given).kept
+    assert torch.equal(kept, joined.surrogate(batch).kept)
+    assert torch.equal(kept, parts[0].surrogate(batch).kept & parts[1].surrogate(batch).kept)
+    assert not torch.equal(kept, parts[0].surrogate(batch).kept)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"name": "tis", "inner": "art"}, ["inner", "'art'", "did you mean 'atr'"]),
+        ({"name": "tis", "inner": {"name": "atr", "delat": 1}}, ["'delat'", "'delta'"]),
+        ({"name": "tis", "inner": {"delta": 1}}, ["inner", "`name`"]),
+        ({"name": "tis", "inner": 3}, ["inner", "mapping", "3"]),
+        ({"name": "both", "second": None}, ["second", "None"]),
+        (
+            {"name": "both", "first": "trpo", "second": "clip_cov"},
+            ["trpo", "clip_cov", "generation"],
+        ),
+        ({"name": "trm", "divergence": "kl_old_new", "anchor": "rollout"}, ["anchor", "k3"]),
+        ({"name": "pspo", "alpha": 1.0}, ["alpha", "less than 1"]),
+        ({"name": "icepop", "floor": 1.5}, ["floor", "1.5"]),
+    ],
+)
+def test_what_makes_no_method_is_refused(spec: dict, words: list[str]) -> None:
+    with pytest.raises(ValueError) as error:
+        tc.as_method(spec)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [3, None, ["atr"]])
+def test_what_is_no_specification_is_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="mapping"):
+        tc.as_method(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,212 @@
+"""Methods beyond the paper's tables against TRL's own, over whole training runs."""
+
+import dataclasses
+import math
+import types
+import typing
+
+import pytest
+import torch
+import trl_runs
+from trl import GRPOConfig, GRPOTrainer
+from trl_runs import Run, constrained, plain, train
+
+import trustclip as tc
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+
+CLIP = {"name": "clip", "epsilon": 0.05}
+#: Method, arguments, and the loss type of TRL that aggregates like its twin's.
+TWINS = {
+    "gspo": ("gspo", {"low": 0.02, "high": 0.03}, "dr_grpo"),
+    "gspo-token": ("gspo", {"low": 0.02, "high": 0.03, "variant": "gspo_token"}, "grpo"),
+    "luspo": ("luspo", {"low": 0.02, "high": 0.03}, "luspo"),
+    "cispo": ("cispo", {"high": 0.05}, "dapo"),
+    "soft_gate": ("soft_gate", {"temperature_positive": 2.0}, "grpo"),
+    "vespo": ("vespo", {"k_negative": 2.5}, "dapo"),
+}
+
+
+def assert_same_training(ours: Run, theirs: Run) -> None:
+    assert len(theirs.grad_norms) == 6
+    assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=1e-5)
+    assert ours.parameters is not None and theirs.parameters is not None
+    # Adam divides by the gradient's size: one that is all rounding error moves a weight as well.
+    distance = (ours.parameters - theirs.parameters).norm()
+    assert distance < 1e-4 * theirs.parameters.norm()
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_same_training_as_plain_trl(tmp_path, name):
+    method, arguments, loss_type = TWINS[name]
+    settings = {"loss_type": loss_type}
+    ours = constrained(tmp_path / "ours", method, arguments, **settings)
+    twin = tc.method(method, **arguments).twins["TRL"]
+    assert_same_training(ours, plain(tmp_path / "theirs", **settings | twin))
+    if tc.method(method).cuts:
+        assert max(ours.column("trustclip/gated")) > 0.05, "the comparison would be empty"
+    else:
+        free = constrained(tmp_path / "free", "clip", {"epsilon": 1.0}, **settings)
+        assert free.grad_norms != pytest.approx(ours.grad_norms, rel=1e-3)
+
+
+def test_opsm_as_trl_has_it(tmp_path):
+    ours = constrained(tmp_path / "ours", "opsm", {"inner": CLIP, "delta": 0.02})
+    theirs = {"epsilon": 0.05, "off_policy_mask_threshold": 0.02}
+    assert_same_training(ours, plain(tmp_path / "theirs", **theirs))
+    assert max(ours.column("trustclip/gated")) > 0.05
+
+
+def test_gmpo_as_trl_has_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+
+    arguments = {"log_low": 0.1, "log_high": 0.15}
+    ours = constrained(tmp_path / "ours", "gmpo", arguments, loss_type="grpo")
+    (twin, *_) = tc.method("gmpo", **arguments).twins.values()
+    assert_same_training(ours, train(tmp_path / "theirs", GMPOConfig, GMPOTrainer, **twin))
+    assert max(ours.column("trustclip/gated")) > 0.05
+
+
+# A sampler of its own ----------------------------------------------------------------------------
+
+
+def sampled(prompts: list[str], trainer: typing.Any) -> dict[str, list]:
+    """Random completions, and log-probabilities that an engine other than the trainer gave them."""
+    generator = torch.Generator().manual_seed(trainer.state.global_step)
+    vocabulary = trainer.model.config.vocab_size
+    lengths = torch.randint(3, 9, (len(prompts),), generator=generator).tolist()
+    completions = [torch.randint(4, 60, (n,), generator=generator).tolist() for n in lengths]
+    noise = [0.3 * torch.randn(n, generator=generator) - math.log(vocabulary) for n in lengths]
+    tokenizer = trainer.processing_class
+    return {
+        "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+        "completion_ids": completions,
+        "logprobs": [values.tolist() for values in noise],
+    }
+
+
+class Sampled(GRPOTrainer):
+    """TRL as it is with vLLM, but for the sampling itself: that is `sampled`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, rollout_func=sampled, **kwargs)
+        self.use_vllm = True
+        self._last_loaded_step = -1
+        self.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
+
+
+class ConstrainedSampled(ConstrainedGRPOTrainer):
+    """Ours with `sampled`: TRL's own correction is off, the method has the sampler's numbers."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, rollout_func=sampled, **kwargs)
+
+    def _tokens(self, inputs, *args, **kwargs):
+        batch = super()._tokens(inputs, *args, **kwargs)
+        return dataclasses.replace(batch, logp_rollout=inputs["sampling_per_token_logps"])
+
+
+def trained_on_samples(tmp_path, method: str, arguments: dict, **settings) -> Run:
+    chosen = {"method": method, "method_args": arguments}
+    return train(tmp_path, ConstrainedGRPOConfig, ConstrainedSampled, **chosen, **settings)
+
+
+CORRECTIONS = {
+    "tis": (
+        {"name": "tis", "inner": CLIP, "ceiling": 1.2},
+        {"vllm_importance_sampling_mode": "token_truncate", "clip_max": 1.2},
+    ),
+    "tis-sequence": (
+        {"name": "tis", "inner": CLIP, "ceiling": 1.5, "level": "sequence"},
+        {"vllm_importance_sampling_mode": "sequence_truncate", "clip_max": 1.5},
+    ),
+    "icepop": (
+        {"name": "icepop", "inner": CLIP, "floor": 0.8, "ceiling": 1.3},
+        {"vllm_importance_sampling_mode": "token_mask", "clip_min": 0.8, "clip_max": 1.3},
+    ),
+    "icepop-sequence": (
+        {"name": "icepop", "inner": CLIP, "floor": None, "ceiling": 1.5, "level": "sequence"},
+        {"vllm_importance_sampling_mode": "sequence_mask", "clip_max": 1.5},
+    ),
+    "opsm": (
+        {"name": "opsm", "inner": CLIP, "delta": 0.02, "anchor": "rollout"},
+        {"vllm_importance_sampling_correction": False, "off_policy_mask_threshold": 0.02},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_same_correction_as_trl_makes_for_vllm(tmp_path, name):
+    spec, theirs = CORRECTIONS[name]
+    bounds = {"epsilon": 0.05, "vllm_importance_sampling_clip_max": None} | {
+        f"vllm_importance_sampling_{k}" if k.startswith("clip") else k: v for k, v in theirs.items()
+    }
+    method, arguments = spec["name"], {k: v for k, v in spec.items() if k != "name"}
+    ours = trained_on_samples(tmp_path / "ours", method, arguments)
+    assert_same_training(ours, train(tmp_path / "theirs", GRPOConfig, Sampled, **bounds))
+    inner = trained_on_samples(tmp_path / "inner", "clip", {"epsilon": 0.05})
+    assert inner.grad_norms != pytest.approx(ours.grad_norms, rel=1e-2)
+
+
+def test_vespo_folds_the_sampler_in_as_trl_does(tmp_path):
+    ours = trained_on_samples(tmp_path / "ours", "vespo", {"anchor": "rollout"}, loss_type="dapo")
+    whole = {
+        "loss_type": "vespo",
+        "vllm_importance_sampling_mode": "token_truncate",
+        "vllm_importance_sampling_clip_max": 1e6,
+    }
+    assert_same_training(ours, train(tmp_path / "theirs", GRPOConfig, Sampled, **whole))
+
+
+# Variants ----------------------------------------------------------------------------------------
+
+VARIANTS = [
+    ("atr", {"level": "sequence", "reduction": "mean", "delta": 1e-3}),
+    ("atr", {"level": "sequence", "reduction": "max", "weight": "token", "delta": 1e-3}),
+    ("atr", {"level": "prefix", "reduction": "sum", "weight": "token", "delta": 1e-3}),
+    ("dppo", {"divergence": "binary_kl", "delta": 1e-5}),
+    ("bandpo", {"divergence": "chi2", "delta": 1e-5}),
+    ("kl_cov", {"share": 0.2}),
+    ("both", {"first": "soft_gate", "second": {"name": "trm", "delta": 1e-3}}),
+    ("either", {"first": {"name": "clip_cov", "share": 0.2, "cov_low": 0.0, "low": 0.01,
+                          "high": 0.01}, "second": "kl1"}),
+    ("trm", {"inner": {"name": "full_kl", "delta": 1e-3}, "divergence": "kl_old_new",
+             "delta": 1e-3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments"), VARIANTS, ids=lambda v: str(v)[:40])
+def test_a_variant_trains(tmp_path, name, arguments):
+    run = constrained(tmp_path, name, arguments, max_steps=4)
+    assert len(run.grad_norms) == 4 and all(math.isfinite(g) for g in run.grad_norms)
+    if tc.method(name, **arguments).cuts:
+        assert max(run.column("trustclip/gated")) > 0
+
+
+@pytest.mark.parametrize("name", ["dppo", "tis", "icepop", "vespo", "trm"])
+def test_what_needs_the_sampler_trains_with_one(tmp_path, name):
+    arguments = {"anchor": "rollout"} if name in ("dppo", "vespo", "trm") else {}
+    run = trained_on_samples(tmp_path, name, arguments, max_steps=4)
+    assert len(run.grad_norms) == 4 and all(math.isfinite(g) for g in run.grad_norms)
+
+
+def test_sequence_levels_do_not_depend_on_micro_batches(tmp_path):
+    split = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "steps_per_generation": 4,
+    }
+    for name, arguments in (
+        ("gspo", {"low": 0.02, "high": 0.02}),
+        ("kl_cov", {"share": 0.2}),
+        ("both", {"second": {"name": "trm", "delta": 5e-3}}),
+    ):
+        a = constrained(tmp_path / f"{name}-a", name, arguments, max_steps=4, num_iterations=2)
+        b = constrained(
+            tmp_path / f"{name}-b", name, arguments, max_steps=4, num_iterations=2, **split
+        )
+        assert b.grad_norms == pytest.approx(a.grad_norms, rel=1e-4), name
+
+
+def test_the_runs_are_long_enough_to_leave_the_policy():
+    assert trl_runs.COMMON["num_iterations"] == 3 and trl_runs.COMMON["max_steps"] == 6

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -30,14 +30,23 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trustclip import diagnostics
 from trustclip.batch import Surrogate, TokenBatch
 from trustclip.engines import hidden
+from trustclip.engines.adapting import Adapting
+from trustclip.engines.durable import Durable
 from trustclip.engines.schedule import Schedule
+from trustclip.engines.shares import GateShares, clip_ratios
 from trustclip.head import exact_kl
 from trustclip.loss import gradient
 from trustclip.masked import MAX_LOG_RATIO
 from trustclip.method import Method, method
 from trustclip.names import unknown
 
-__all__ = ["ConstrainedGRPOConfig", "ConstrainedGRPOTrainer", "SFTConfig", "SFTTrainer"]
+__all__ = [
+    "ConstrainedGRPOConfig",
+    "ConstrainedGRPOTrainer",
+    "DurableSFTTrainer",
+    "SFTConfig",
+    "SFTTrainer",
+]
 
 #: Loss types of TRL that only aggregate; the others bring a gate of their own.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -53,6 +62,9 @@ _REPLACED = {
 
 #: Where batch statistics travel in TRL's dictionary of inputs.
 _STATISTICS = "statistics/"
+
+#: What TRL shows of the last generation: columns, and tables of them. Images are left out.
+_LOGS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
 
 
 @dataclass
@@ -72,8 +84,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
     Example:
       >>> args = ConstrainedGRPOConfig("out", method="atr", method_args={"delta": 0.07},
       ...     num_iterations=2, per_device_train_batch_size=8, use_cpu=True, bf16=False)
-      >>> args.constraint()
-      ATR(delta=0.07, side='outward', level='token')
+      >>> args.constraint().delta, args.schedule().updates_per_generation
+      (0.07, 2.0)
     """
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "method_args"]
@@ -137,12 +149,16 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         yield f"inert_patience must be at least 1, got {args.inert_patience}."
 
 
-class ConstrainedGRPOTrainer(GRPOTrainer):
+class DurableSFTTrainer(Durable, SFTTrainer):
+    """`trl.SFTTrainer` that continues exactly after a kill: see `Durable.train_durably`."""
+
+
+class ConstrainedGRPOTrainer(Adapting, Durable, GRPOTrainer):
     """`trl.GRPOTrainer` that trains with the method its config names.
 
     Takes the arguments of `trl.GRPOTrainer`; ``args`` must be a `ConstrainedGRPOConfig`. Logs
     ``trustclip/*`` (see `trustclip.diagnostics`) and gives ``clip_ratio/*`` the values of the
-    method's own gate.
+    method's own gate. `train_durably` continues exactly after a kill.
 
     Raises:
       ValueError: the method needs something that this model does not have.
@@ -154,6 +170,24 @@ class ConstrainedGRPOTrainer(GRPOTrainer):
     max_completion_length: int
     _tag_names: ClassVar = ["trl", "grpo", "trustclip"]
     _name = "GRPO with a policy-divergence constraint"
+    _carried = (
+        "_buffered_inputs",  # the samples being trained on,
+        "_step",  # the place in them,
+        "_old_head",  # and the head of the policy that sampled them
+        "_last_closed",
+        "_total_train_tokens",
+        "_current_train_step_time",
+        "entropy_coef",
+        "_last_world_entropy",
+        "_entropy_window_stats",
+    )
+    _shape = (*Durable._shape, "num_generations", "steps_per_generation", "num_iterations")
+
+    #: Called on the first rank once per update with the share of gated tokens of each completion
+    #: trained on: ``{"step": n, "generated": [...], "index": [...], "gated": [...]}``. A completion
+    #: was generated after ``generated`` updates, as number ``index`` of that generation. Set it on
+    #: every rank or on none.
+    on_gates: Callable[[dict[str, Any]], None] | None = None
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
         if not isinstance(args, ConstrainedGRPOConfig):
@@ -165,6 +199,7 @@ class ConstrainedGRPOTrainer(GRPOTrainer):
         self._old_head: Tensor | None = None
         self._windows = {"train": diagnostics.Window(), "eval": diagnostics.Window()}
         self._last_closed = 0
+        self._shares = GateShares()
         super().__init__(model, reward_funcs, args, **kwargs)
         # TRL's own clip, wide open: its loss is -w A for any advantages.
         self.epsilon_low = self.epsilon_high = math.inf
@@ -187,6 +222,7 @@ class ConstrainedGRPOTrainer(GRPOTrainer):
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
         first = self.accelerator.process_index * len(ids)
         output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
+        output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
         if old is not None and self._needs_hidden:
             output["old_hidden"] = next(states for logps, states in scored if logps is old)
             self._old_head = hidden.trained_head(self.accelerator.unwrap_model(self.model))
@@ -240,6 +276,39 @@ class ConstrainedGRPOTrainer(GRPOTrainer):
         inputs["advantages"] = c / x.exp()
         inputs["gate"] = (batch, surrogate)
         self._windows[self._mode].add(batch, surrogate)
+        self._measure(batch, surrogate)
+        if self.on_gates is not None and self._mode == "train":
+            self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if self.on_gates is not None and self.accelerator.sync_gradients:
+            row = self._shares.read(self.accelerator.gather)
+            if self.accelerator.is_main_process:
+                self.on_gates({"step": self.state.global_step + 1, **row})
+        return loss
+
+    def _progress(self) -> dict[str, Any]:
+        logs = self._logs if self.log_completions else {}
+        return super()._progress() | {
+            "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
+            "logs": {name: list(logs[name]) for name in _LOGS if logs},
+            "tables": {
+                name: {column: list(values) for column, values in logs[name].items()}
+                for name in _TABLES
+                if logs
+            },
+        }
+
+    def _restore(self, progress: dict[str, Any]) -> None:
+        super()._restore(progress)
+        for mode, window in progress["windows"].items():
+            self._windows[mode].load_state_dict(window)
+        for name, values in progress["logs"].items():
+            self._logs[name].extend(values)
+        for name, table in progress["tables"].items():
+            for column, values in table.items():
+                self._logs[name][column].extend(values)
 
     def _tokens(
         self,
@@ -265,7 +334,7 @@ class ConstrainedGRPOTrainer(GRPOTrainer):
             "statistics": statistics or None,
         }
         if self._needs_hidden and states is not None:
-            for name in self.method.requires:
+            for name in {"kl_old_new", "kl_new_old"}.intersection(self.method.requires):
                 optional[name] = self._exact_kl(name, states, inputs.get("old_hidden"), mask)
         return TokenBatch(logps, old, advantages.to(logps.dtype), mask, **optional)
 
@@ -300,21 +369,9 @@ class ConstrainedGRPOTrainer(GRPOTrainer):
 
     def _log_clip_ratios(self, batch: TokenBatch, surrogate: Surrogate) -> None:
         """Overwrite what TRL has just logged about its own clip, which is wide open."""
-        gated = batch.mask & ~surrogate.kept
-        x = batch.log_ratio
-        low, high = (gated & (x < 0)).float(), (gated & (x > 0)).float()
-        tokens = batch.mask.sum(dim=1)
-        sums = torch.stack([low.sum(), high.sum(), gated.sum(), tokens.sum()])
-        *shares, count = self._sum(sums).tolist()
-        metrics = self._metrics[self._mode]
-        for name, value in zip(("low_mean", "high_mean", "region_mean"), shares, strict=True):
-            metrics[f"clip_ratio/{name}"][-1] = value / max(count, 1)
-        # A sequence without a token has no share; nan marks it, as in TRL.
-        rows = self.accelerator.gather(torch.stack([low.sum(1), high.sum(1)]).T / tokens[:, None])
-        rows = rows[~rows.isnan().any(dim=1)]
-        if len(rows):
-            metrics["clip_ratio/low_min"][-1] = rows[:, 0].min().item()
-            metrics["clip_ratio/high_max"][-1] = rows[:, 1].max().item()
+        shares = clip_ratios(batch, surrogate, self._sum, self.accelerator.gather)
+        for name, value in shares.items():
+            self._metrics[self._mode][f"clip_ratio/{name}"][-1] = value
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         window, self._windows[self._mode] = self._windows[self._mode], diagnostics.Window()

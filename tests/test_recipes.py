@@ -31,8 +31,8 @@ def test_rl_writes_a_run_directory_that_others_can_load(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(run / "final")
     assert model.config.model_type == "qwen3"
     assert AutoTokenizer.from_pretrained(run / "final").chat_template
-    again = trustclip(*args)
-    assert again.returncode == 2 and "already holds a run" in again.stderr
+    again = trustclip(*args)  # other settings: --method was left out
+    assert again.returncode == 2 and "choose another --output-dir" in again.stderr
 
 
 def problems_file(path, solutions=True):
@@ -111,18 +111,16 @@ def test_the_demo_learns(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     gain = summary["difference"]
     assert gain["value"] >= 0.15 and gain["low"] > 0
-    assert summary["after"]["length"] > summary["before"]["length"] + 5
+    length = {stage: summary[stage]["average"]["length"] for stage in ("initial", "final")}
+    assert length["final"] > length["initial"] + 5
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]
     gated = [row["trustclip/gated"] for row in rows]
     assert 0.005 < sum(gated) / len(gated) < 0.1
     assert summary["finished"] and summary["method"]["name"] == "atr"
-    page = (run / "report.html").read_text()
-    assert (
-        "<svg" in page and "<script" not in page and "http" not in page.split("</style>")[1][:200]
-    )
+    assert (run / "report.html").exists() and (run / "final/README.md").exists()
 
 
-def test_interrupted_training_leaves_what_was_done(tmp_path):
+def test_ctrl_c_saves_what_was_done(tmp_path):
     import signal
     import subprocess
     import sys
@@ -142,10 +140,9 @@ def test_interrupted_training_leaves_what_was_done(tmp_path):
     ):
         time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "interrupted" in said
-    assert (run / "final" / "model.safetensors").exists()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "the same command continues" in said
+    assert len([*(run / "checkpoints").glob("step-*")]) == 1
     assert any(row["stage"] == "rl" for row in read_jsonl(metrics))
 
 

@@ -29,13 +29,13 @@ def parse(
     Raises:
       ValueError: unknown preset, method or hyper-parameter, or a value out of range.
     """
-    rest, preset = _taken(list(argv), "--preset")
+    rest, preset = taken(list(argv), "--preset")
     default: Any = None
     if preset is not None:
         if preset not in (presets or {}):
             raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
         default = (presets or {})[preset]
-    rest, of_method = _split_method(rest)
+    rest, of_method = _split(rest, "--method.")
     options: dict[str, Any] = {} if default is None else {"default": default}
     hidden = tyro.conf.configure(tyro.conf.OmitArgPrefixes)
     settings: Any = tyro.cli(hidden(cls), args=rest, prog=f"trustclip {command}", **options)
@@ -44,19 +44,19 @@ def parse(
     return settings
 
 
-def _split_method(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Arguments that begin with ``--method.``, without that, and the others."""
-    rest, of_method, i = [], [], 0
+def _split(argv: list[str], prefix: str) -> tuple[list[str], list[str]]:
+    """The other arguments, and those that begin with ``prefix``, as ``--`` without it."""
+    rest, taken, i = [], [], 0
     while i < len(argv):
-        if argv[i].startswith("--method."):
-            of_method.append("--" + argv[i].removeprefix("--method."))
+        if argv[i].startswith(prefix):
+            taken.append("--" + argv[i].removeprefix(prefix))
             while i + 1 < len(argv) and not argv[i + 1].startswith("--"):
                 i += 1
-                of_method.append(argv[i])
+                taken.append(argv[i])
         else:
             rest.append(argv[i])
         i += 1
-    return rest, of_method
+    return rest, taken
 
 
 def _with_method(settings: Any, of_method: list[str]) -> Any:
@@ -88,7 +88,37 @@ def method_from(cls: type[T], argv: Sequence[str], command: str) -> T:
     return tyro.cli(cls, args=list(argv), prog=f"trustclip {command}")
 
 
-def _taken(argv: list[str], flag: str) -> tuple[list[str], str | None]:
+def changes_of(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Positional arguments, and options as changes to a file: ``{dotted path: value}``.
+
+    Example:
+      >>> changes_of(["a.yaml", "--rl.learning-rate", "1e-5", "--seed=1", "--rl.use-vllm"])
+      (['a.yaml'], {'rl.learning_rate': 1e-05, 'seed': 1, 'rl.use_vllm': True})
+    """
+    from trustclip.recipes.files import parse_scalar
+
+    positional: list[str] = []
+    changes: dict[str, Any] = {}
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--"):
+            positional.append(argument)
+            continue
+        name, given, value = argument.removeprefix("--").partition("=")
+        if not given:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        changes[name.replace("-", "_")] = parse_scalar(value)
+    return positional, changes
+
+
+def passthrough(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Arguments without ``--trl.NAME VALUE``, and those as a mapping."""
+    rest, of_trl = _split(argv, "--trl.")
+    return rest, changes_of(of_trl)[1] if of_trl else {}
+
+
+def taken(argv: list[str], flag: str) -> tuple[list[str], str | None]:
     """``argv`` without ``flag VALUE`` (or ``flag=VALUE``), and the value."""
     for i, argument in enumerate(argv):
         if argument.startswith(flag + "="):

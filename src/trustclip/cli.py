@@ -5,25 +5,33 @@ A command's own imports wait until it is called, so that help and typing errors 
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from trustclip.names import unknown
 
-#: Command -> (module and function that takes its arguments and returns an exit status, help).
+#: Command -> (module of `trustclip.commands` with a function of its name, help).
 COMMANDS = {
-    "demo": ("recipe", "a small policy learns under a constraint, on a CPU, in minutes"),
-    "sft": ("recipe", "fine-tune a model on worked solutions"),
-    "rl": ("recipe", "train a model on verified rewards under a constraint"),
-    "eval": ("recipe", "Mean@K and Pass@K of a model on problem sets, with intervals"),
-    "grade": ("grade", "grade stored completions again"),
-    "compare": ("compare", "what the difference between evaluations is worth"),
-    "decontaminate": ("decontaminate", "test problems that stand in a training set"),
-    "paper": ("paper", "the ATR-GRPO paper's tables, audited"),
-    "methods": ("methods", "the constraints and their hyper-parameters"),
-    "bounds": ("bounds", "the ratio interval of a method, and its twin in stock TRL and verl"),
-    "doctor": ("doctor", "versions, devices, and whether a schedule lets a constraint act"),
+    "demo": ("experiments", "a small policy learns under a constraint, on a CPU, in minutes"),
+    "sft": ("experiments", "fine-tune a model on worked solutions"),
+    "rl": ("experiments", "train a model on verified rewards under a constraint"),
+    "eval": ("experiments", "Mean@K and Pass@K of a model on problem sets, with intervals"),
+    "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
+    "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
+    "report": ("evidence", "a page, tables and figures from run directories"),
+    "compare": ("evidence", "what the difference between evaluations is worth"),
+    "grade": ("evidence", "grade stored completions again"),
+    "decontaminate": ("evidence", "test problems that stand in a training set"),
+    "paper": ("evidence", "the ATR-GRPO paper's tables, audited"),
+    "methods": ("constraints", "the constraints and their hyper-parameters"),
+    "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
+    "theory": ("constraints", "the paper's theorems, computed on both sides"),
+    "tabular": ("constraints", "methods on a bandit and a tree, where everything is exact"),
+    "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
 }
 
 USAGE = "usage: trustclip COMMAND [options]        trustclip COMMAND --help"
@@ -49,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"trustclip: {unknown('command', name, COMMANDS)}", file=sys.stderr)
         return 2
     _be_quiet()
-    command = getattr(importlib.import_module("trustclip.commands"), COMMANDS[name][0])
+    _leave_on_sigterm()
+    module = importlib.import_module(f"trustclip.commands.{COMMANDS[name][0]}")
     try:
-        return command(name, rest) if COMMANDS[name][0] == "recipe" else command(rest)
+        return getattr(module, "evaluate" if name == "eval" else name)(rest)
     except KeyboardInterrupt:
         print("\ninterrupted; what was done is in the run directory.", file=sys.stderr)
         return 130
@@ -68,6 +77,19 @@ def _help() -> str:
     return "\n".join(
         ["Policy-divergence constraints for GRPO.", "", USAGE, "", "commands:", *lines]
     )
+
+
+def _leave_on_sigterm() -> None:
+    """Preemptible machines ask before they kill. Training replaces this while it goes on, to save
+    first; everywhere else what is done is on disk already.
+    """
+
+    def leave(*_: Any) -> None:
+        print("\nstopped; the same command continues.", file=sys.stderr)
+        sys.exit(0)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)
 
 
 def _be_quiet() -> None:

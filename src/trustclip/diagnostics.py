@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -150,6 +151,14 @@ class Window:
             )
         histogram = log_ratio_histogram(batch)
         self._histogram = histogram if self._histogram is None else self._histogram + histogram
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything taken in, for a checkpoint."""
+        return {"metrics": self._metrics, "histogram": self._histogram}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back a `state_dict`."""
+        self._metrics, self._histogram = state["metrics"], state["histogram"]
 
     def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
         """Means and quantiles of everything taken in; empty when nothing was.

@@ -1,11 +1,17 @@
 """What a Hugging Face trainer tells us while it trains."""
 
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from trustclip.recipes.progress import Stage
 from trustclip.recipes.records import RunDirectory
+from trustclip.recipes.sinks import Sink
+
+
+class Interrupted(Exception):
+    """Asked to stop, with everything saved."""
 
 
 class Recorder(TrainerCallback):
@@ -15,19 +21,53 @@ class Recorder(TrainerCallback):
       run: where to.
       stage: what to show it on.
       name: value of the column ``stage``.
+      sink: where to besides.
     """
 
-    def __init__(self, run: RunDirectory, stage: Stage, name: str) -> None:
-        self._run, self._stage, self._name = run, stage, name
-        self._shown = 0
+    def __init__(self, run: RunDirectory, stage: Stage, name: str, sink: Sink | None = None):
+        self._run, self._stage, self._name, self._sink = run, stage, name, sink
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._shown = state.global_step
+        self._stage.resume(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if not state.is_world_process_zero or "train_runtime" in (logs or {}):
             return
         row = {"stage": self._name, "step": state.global_step, **(logs or {})}
         self._run.log(row)
+        if self._sink is not None:
+            self._sink.log(row)
         self._stage.step(row, state.global_step - self._shown)
         self._shown = state.global_step
+
+
+class Checkups(TrainerCallback):
+    """Evaluations before, during and after training.
+
+    Each comes after a checkpoint of its step, so that an interruption costs no update.
+
+    Args:
+      every: updates between two of them; 0 for only the first and the last.
+      evaluate: evaluates the policy of a trainer.
+    """
+
+    def __init__(self, every: int, evaluate: Callable[[Any], None]) -> None:
+        self._every, self._evaluate = every, evaluate
+        self.trainer: Any = None
+
+    def _due(self, state: Any) -> bool:
+        step = state.global_step
+        return step in (0, state.max_steps) or (self._every > 0 and step % self._every == 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._due(state):
+            control.should_save = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # A step begins where the checkpoint of the one before has been written, or been read.
+        if self._due(state):
+            self._evaluate(self.trainer)
 
 
 def silence(trainer: Trainer) -> None:

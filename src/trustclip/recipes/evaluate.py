@@ -3,6 +3,7 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip import stats
+from trustclip.recipes.checks import refuse
 from trustclip.recipes.generation import Backend, Local, Sampling, derived_seed
-from trustclip.recipes.models import check_model, load_model
+from trustclip.recipes.models import load_model
 from trustclip.recipes.problems import test_problems
 from trustclip.recipes.progress import Stage
 from trustclip.recipes.records import RunDirectory
@@ -150,27 +152,64 @@ def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
 
 def evaluate(
     run: RunDirectory,
-    console: Console,
+    console: Console | None,
     backend: Backend,
     tasks: Tasks,
     plan: Plan,
-    stage: str = "eval",
+    step: int | None = None,
     done: Sequence[Row] = (),
 ) -> list[Row]:
-    """Sample, grade, record and show progress; new rows also go to the run's ``samples.jsonl``."""
+    """Sample, grade and record; new rows also go to the run's samples.
+
+    Args:
+      run: where to.
+      console: gets the progress; None for silence.
+      backend: draws the completions.
+      tasks: problems by task.
+      plan: how to sample.
+      step: updates that the model has had, a column of the rows, where it is being trained.
+      done: rows that need no second time; see `recover`.
+    """
     left = sum(len(problems) for problems in tasks.values()) - len(done) // plan.k
+    tags = {"stage": "eval"} if step is None else {"stage": "eval", "step": step}
     rows = list(done)
-    with Stage(console, stage, left) as bar:
+    with nullcontext() if console is None else Stage(console, "eval", left) as bar:
         for batch in sample(backend, tasks, plan, done):
-            run.sample({"stage": stage, **row} for row in batch)
+            if run.leads:
+                run.sample({**tags, **row} for row in batch)
             rows += batch
-            bar.step(
-                {
-                    "correct": sum(row["correct"] for row in rows) / len(rows),
-                    "completions/mean_length": sum(row["tokens"] for row in rows) / len(rows),
-                },
-                len(batch) // plan.k,
-            )
+            if bar is not None:
+                bar.step(
+                    {
+                        "correct": sum(row["correct"] for row in rows) / len(rows),
+                        "completions/mean_length": sum(row["tokens"] for row in rows) / len(rows),
+                    },
+                    len(batch) // plan.k,
+                )
+    return rows
+
+
+def score_rows(result: Mapping[str, Any], step: int) -> list[Row]:
+    """Rows of ``metrics.jsonl``, one per task, from `scores`; ``average`` only over several tasks.
+
+    Example:
+      >>> part = {"mean@1": {"value": 0.5, "low": 0.2, "high": 0.8}, "problems": 6, "curve": {}}
+      >>> score_rows({"tasks": {"t": part}, "average": part}, 8)[0]["mean@1/low"]
+      0.2
+    """
+    parts = dict(result["tasks"])
+    if len(parts) > 1:
+        parts["average"] = result["average"]
+    rows = []
+    for task, part in parts.items():
+        row: Row = {"stage": "eval", "step": step, "task": task}
+        for name, value in part.items():
+            if name.partition("@")[1]:
+                row |= {name: value["value"], f"{name}/low": value["low"]}
+                row[f"{name}/high"] = value["high"]
+            elif name != "curve":
+                row[name] = value
+        rows.append(row)
     return rows
 
 
@@ -272,8 +311,7 @@ def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     Raises:
       ValueError: a model, task, run directory or server that cannot be used.
     """
-    if settings.backend != "openai":
-        check_model(settings.model)
+    refuse(settings)
     run = RunDirectory.resumed(settings.output_dir, "eval", settings)
     tasks = test_problems(settings, run)
     plan = Plan(settings.k, settings.prompt_style, settings.seed, settings.batch_size)

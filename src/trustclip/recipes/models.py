@@ -25,8 +25,9 @@ def check_model(name: str) -> None:
         raise ValueError(f"the folder {name!r} holds no model: it has no config.json.")
     if path.is_absolute() or name.startswith(".") or name.count("/") != 1 or path.parent.is_dir():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = nearest(path.name, beside)
-        hint = f" Did you mean {str(path.parent / near)!r}?" if near else ""
+        near = nearest(path.name, [*beside, TINY])
+        found = near if near == TINY else str(path.parent / near) if near else ""
+        hint = f" Did you mean {found!r}?" if found else ""
         raise ValueError(
             f"no model {name!r}: give a folder with a config.json, a hub id owner/name, or "
             f"{TINY!r}.{hint}"

@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Protocol
 
 from trustclip.recipes.records import RunDirectory
-from trustclip.recipes.settings import ARITHMETIC, EvalSettings
+from trustclip.recipes.settings import ARITHMETIC, PRIMER, EvalStage
 from trustclip.tasks.arithmetic import Arithmetic
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.sources import load_problems, load_task
 
 #: Generated problems when nobody says how many.
 GENERATED = 1024
+#: The same for fine-tuning on terse and worked solutions.
+PRIMED = 2560
 
 
 class TrainingData(Protocol):
@@ -41,6 +43,8 @@ def training_problems(
     """
     if settings.dataset == ARITHMETIC:
         return Arithmetic(seed=settings.seed).train(settings.limit or GENERATED)
+    if settings.dataset == PRIMER and solutions:
+        return Arithmetic(seed=settings.seed).primer(settings.limit or PRIMED)
     problems = load_problems(
         settings.dataset,
         limit=None if solutions else settings.limit,
@@ -58,8 +62,8 @@ def training_problems(
     return solved
 
 
-def test_problems(settings: EvalSettings, run: RunDirectory) -> dict[str, list[Problem]]:
-    """Problems to evaluate on, by task.
+def test_problems(settings: EvalStage, run: RunDirectory) -> dict[str, list[Problem]]:
+    """Problems to evaluate on, by task; the generated ones are the same for every seed.
 
     Raises:
       ValueError: no such task, or bad rows in a known benchmark.
@@ -68,7 +72,7 @@ def test_problems(settings: EvalSettings, run: RunDirectory) -> dict[str, list[P
     for name in (part.strip() for part in settings.tasks.split(",") if part.strip()):
         label = Path(name).stem if Path(name).suffix else name
         if name == ARITHMETIC:
-            problems = Arithmetic(seed=settings.seed).test(settings.limit or 128)
+            problems = Arithmetic().test(settings.limit or 128)
         else:
             problems = load_task(name, settings.data_dir, quarantine=run.quarantine)
         tasks[label] = problems[: settings.limit]

@@ -37,7 +37,7 @@ class Stage:
 
     def __init__(self, console: Console, name: str, total: int) -> None:
         self._console, self._name, self._total = console, name, total
-        self._started, self._done = time.monotonic(), 0
+        self._started, self._done, self._before = time.monotonic(), 0, 0
         self._latest: dict[str, Any] = {}
         self._bar: Progress | None = None
         if console.is_terminal:
@@ -65,6 +65,12 @@ class Stage:
         if self._bar is not None:
             self._bar.stop()
 
+    def resume(self, done: int) -> None:
+        """Note that ``done`` steps had been made before, by an earlier attempt."""
+        self._before = self._done = done
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+
     def step(self, metrics: dict[str, Any], steps: int = 1) -> None:
         """Note that ``steps`` more are done, with the newest numbers.
 
@@ -81,6 +87,7 @@ class Stage:
         if self._bar is not None:
             self._bar.update(self._task, advance=steps, shown=shown)
             return
-        left = (time.monotonic() - self._started) / self._done * (self._total - self._done)
+        spent, made = time.monotonic() - self._started, max(self._done - self._before, 1)
+        left = spent / made * (self._total - self._done)
         line = f"{self._name} {self._done}/{self._total}  {shown}  eta {left:.0f}s"
         self._console.print(line, highlight=False, soft_wrap=True)

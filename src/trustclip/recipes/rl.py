@@ -1,17 +1,21 @@
 """Reinforcement learning with verified rewards, by TRL under one of our methods."""
 
+import os
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 
-from trustclip.engines.schedule import Schedule
-from trustclip.method import method
-from trustclip.recipes.models import check_model, load_model, lora_config, save_model
+from trustclip.recipes.callbacks import Checkups, Interrupted, Recorder, silence
+from trustclip.recipes.checks import refuse
+from trustclip.recipes.guards import Guards
+from trustclip.recipes.models import load_model, lora_config, save_model
 from trustclip.recipes.problems import training_problems
 from trustclip.recipes.progress import Stage
 from trustclip.recipes.records import RunDirectory
 from trustclip.recipes.settings import TINY, RLSettings
+from trustclip.recipes.sinks import open_sink
 from trustclip.rewards import (
     AnswerReward,
     SoftOverlong,
@@ -25,48 +29,50 @@ from trustclip.tasks.prompts import messages, prompt_style
 
 
 def rl(settings: RLSettings, console: Console) -> RunDirectory:
-    """Run `trustclip rl`: load, train, save to ``final/``.
+    """Run `trustclip rl`: load, train, save to ``final/``; continues what the folder holds.
 
     Raises:
       ValueError: a method, schedule, model, data set or run directory that cannot be used.
     """
-    check(settings)
-    run = RunDirectory(settings.output_dir, "rl", settings)
+    refuse(settings)
+    run = RunDirectory.resumed(settings.output_dir, "rl", settings)
+    if run.summary.get("finished"):
+        console.print(f"{run.path} is finished; nothing to do.", highlight=False)
+        return run
     problems = training_problems(settings, run)
-    model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
-    if settings.model == TINY:
-        from trustclip.recipes.demo import prime
-
-        prime(model, tokenizer, settings.seed, run, console)
-    problems = _short_enough(problems, tokenizer, settings)
-    metrics = reinforce(model, tokenizer, problems, settings, run, console)
-    run.summarize({"command": "rl", "problems": len(problems), **metrics})
+    run.problems(problems)
+    model, tokenizer = starting_model(settings, run, console)
+    problems = short_enough(problems, tokenizer, settings)
+    trained = reinforce(model, tokenizer, problems, settings, run, console)
+    if trained is None:
+        return run
+    save_model(trained.trainer.model, tokenizer, run.final)
+    run.summarize({"command": "rl", "problems": len(problems), "finished": True, **trained.metrics})
     console.print(f"model in {run.final}", highlight=False)
     return run
 
 
-def check(settings: RLSettings) -> None:
-    """Refuse before a model loads what would fail, or train without a constraint, after it.
+def starting_model(settings: RLSettings, run: RunDirectory, console: Console) -> tuple[Any, Any]:
+    """The model that training starts from; the tiny one is made and primed, in ``sft/``."""
+    if settings.model != TINY:
+        return load_model(settings.model, settings.prompt_style, settings.seed)
+    from trustclip.recipes.sft import prime
 
-    Raises:
-      ValueError: unknown method or hyper-parameter, inert schedule, no such model, or groups that
-        do not fill whole batches.
+    primed = prime(run.path / "sft", settings.seed, console)
+    return load_model(str(primed), settings.prompt_style)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training that has come to its end.
+
+    Args:
+      trainer: with the trained model in it.
+      metrics: means over the run.
     """
-    chosen = method(settings.method, **settings.method_args)
-    schedule = Schedule(
-        settings.steps_per_generation or settings.gradient_accumulation_steps,
-        settings.num_iterations,
-        settings.gradient_accumulation_steps,
-    )
-    if schedule.inert and not (settings.allow_inert or chosen.acts_on_policy):
-        raise ValueError(schedule.explain_inert(settings.method))
-    samples = settings.per_device_train_batch_size * schedule.steps_per_generation
-    if samples % settings.num_generations:
-        raise ValueError(
-            f"per_device_train_batch_size x steps_per_generation = {samples} completions per "
-            f"generation is no multiple of num_generations = {settings.num_generations}."
-        )
-    check_model(settings.model)
+
+    trainer: Any
+    metrics: dict[str, Any]
 
 
 def reinforce(
@@ -76,15 +82,57 @@ def reinforce(
     settings: RLSettings,
     run: RunDirectory,
     console: Console,
-) -> dict[str, float]:
-    """Train ``model`` in place on verified rewards and save it; returns the last metrics.
+    checkups: Checkups | None = None,
+) -> Trained | None:
+    """Train ``model`` in place on verified rewards, from the newest checkpoint if there is one.
 
-    What was trained until an interruption is saved as well.
+    Args:
+      model: a Hugging Face causal language model.
+      tokenizer: its tokenizer.
+      problems: to train on.
+      settings: of the training.
+      run: gets metrics, samples, gated shares, checkpoints and notices.
+      console: gets the progress.
+      checkups: evaluations on the way.
+
+    Returns:
+      None when SIGTERM or Ctrl-C ended it; everything is saved, and the same call continues.
     """
+    reward = RecordedReward(run, prompt_style(settings.prompt_style).extraction)
+    sink = open_sink(settings.sink, run.path.name, asdict(settings), run.path)
+    try:
+        trainer = _trainer(model, tokenizer, problems, settings, run, reward)
+        guards = Guards(run.notice)
+        with Stage(console, "rl", settings.max_steps) as stage:
+            trainer.add_callback(Recorder(run, stage, "rl", sink))
+            trainer.add_callback(guards)
+            if checkups is not None:
+                checkups.trainer = trainer
+                trainer.add_callback(checkups)
+            try:
+                complete = trainer.train_durably()
+            except Interrupted:
+                complete = False
+    finally:
+        reward.close()
+        sink.close()
+    if not complete:
+        console.print(f"stopped; the same command continues {run.path}.", highlight=False)
+        return None
+    return Trained(trainer, {"training": _outcome(trainer.state.log_history), **guards.summary()})
+
+
+def _trainer(
+    model: Any,
+    tokenizer: Any,
+    problems: Sequence[Problem],
+    settings: RLSettings,
+    run: RunDirectory,
+    reward: "RecordedReward",
+) -> Any:
     from datasets import Dataset
 
     from trustclip.engines.trl import ConstrainedGRPOTrainer
-    from trustclip.recipes.callbacks import Recorder, silence
 
     rows = [
         {
@@ -94,7 +142,6 @@ def reinforce(
         }
         for problem in problems
     ]
-    reward = RecordedReward(run, prompt_style(settings.prompt_style).extraction)
     shaping = _shaping(settings)
     trainer = ConstrainedGRPOTrainer(
         model=model,
@@ -104,15 +151,9 @@ def reinforce(
         processing_class=tokenizer,
         peft_config=lora_config(settings.lora_r, settings.lora_alpha),
     )
+    trainer.journal, trainer.on_gates = run, run.gates
     silence(trainer)
-    try:
-        with Stage(console, "rl", settings.max_steps) as stage:
-            trainer.add_callback(Recorder(run, stage, "rl"))
-            trainer.train()
-    finally:
-        save_model(trainer.model, tokenizer, run.final)
-        reward.close()
-    return _outcome(trainer.state.log_history)
+    return trainer
 
 
 class RecordedReward:
@@ -133,23 +174,27 @@ class RecordedReward:
         """Rewards of the completions, in TRL's signature."""
         rewards = self._reward(prompts, completions, **columns)
         state = columns.get("trainer_state")
+        first = int(os.environ.get("RANK", "0")) * len(rewards)
         self._run.sample(
             {
                 "stage": "rl",
                 "step": getattr(state, "global_step", None),
+                "index": first + place,
                 "id": identity,
                 "gold": gold,
                 "response": completion[0]["content"] if completion else "",
                 "tokens": len(ids),
                 "reward": reward,
             }
-            for identity, gold, completion, ids, reward in zip(
-                columns["id"],
-                columns["answer"],
-                completions,
-                columns["completion_ids"],
-                rewards,
-                strict=True,
+            for place, (identity, gold, completion, ids, reward) in enumerate(
+                zip(
+                    columns["id"],
+                    columns["answer"],
+                    completions,
+                    columns["completion_ids"],
+                    rewards,
+                    strict=True,
+                )
             )
         )
         return rewards
@@ -183,13 +228,14 @@ def _arguments(settings: RLSettings, run: RunDirectory, shaping: int) -> Any:
         "scale_rewards", "seed", "steps_per_generation", "temperature", "top_p", "use_vllm",
         "warmup_steps", "weight_decay",
     )  # fmt: skip
-    return ConstrainedGRPOConfig(
-        output_dir=str(run.path / "checkpoints"),
+    arguments: dict[str, Any] = dict(
+        output_dir=str(run.checkpoints),
         top_k=0,
         # The notebook's rewards replace the binary one, which is still computed and recorded.
         reward_weights=[float(settings.reward == "correct")] + [1.0] * shaping,
         save_strategy="steps" if settings.save_steps else "no",
         save_steps=settings.save_steps or 500,
+        save_total_limit=settings.save_total_limit,
         report_to="none",
         disable_tqdm=True,
         # Dropout makes two passes of one policy differ, and so the ratio before any update.
@@ -198,9 +244,10 @@ def _arguments(settings: RLSettings, run: RunDirectory, shaping: int) -> Any:
         use_cpu=not cuda,
         **{name: getattr(settings, name) for name in same},
     )
+    return ConstrainedGRPOConfig(**arguments | settings.trl)
 
 
-def _short_enough(
+def short_enough(
     problems: Sequence[Problem], tokenizer: Any, settings: RLSettings
 ) -> Sequence[Problem]:
     limit = settings.max_prompt_length

@@ -1,7 +1,8 @@
 """Settings of the recipes: what a user may say, checked before anything heavy is imported.
 
-One frozen dataclass per command. The command line (tyro) and files (pydantic) fill the same
-classes, so a value is allowed in both or in neither. Option names that TRL has are TRL's.
+One frozen dataclass per stage; that of a command adds model, run directory and seed, which a recipe
+says once for all its stages. The command line (tyro) and files (pydantic) fill the same classes, so
+a value is allowed in both or in neither. Option names that TRL has are TRL's.
 """
 
 from dataclasses import field
@@ -28,18 +29,20 @@ Arguments = Annotated[dict[str, Any], tyro.conf.Suppress]
 TINY = "tiny"
 #: In place of a dataset: generated chain arithmetic, without end.
 ARITHMETIC = "arithmetic"
+#: The same for SFT, its solutions mostly terse and wrong: something for RL to improve on.
+PRIMER = "arithmetic-primer"
+
+
+#: Any other field of TRL's GRPOConfig, by its name.
+Passthrough = Annotated[dict[str, Any], tyro.conf.Suppress]
 
 
 @checked
-class SFTSettings:
-    """Supervised fine-tuning on worked solutions: teaches the answer format before RL."""
+class SFTStage:
+    """Supervised fine-tuning on worked solutions."""
 
-    model: str
-    """Folder or hub id of the model, or "tiny"."""
     dataset: str
     """Problems with solutions: .jsonl, .parquet or .csv file, hub id, or "arithmetic"."""
-    output_dir: Path
-    """Run directory; the trained model goes to its folder "final"."""
     prompt_style: Style = "solution"
     """How a problem is put to the model."""
     limit: Count | None = None
@@ -71,24 +74,32 @@ class SFTSettings:
     logging_steps: Count = 1
     """Updates between lines of metrics.jsonl."""
     save_steps: Whole = 0
-    """Updates between checkpoints; 0 for none."""
+    """Updates between checkpoints; 0 for none but that of an interruption."""
+    save_total_limit: Count | None = 2
+    """Checkpoints to keep, the newest ones."""
+
+
+@checked
+class SFTSettings(SFTStage):
+    """Supervised fine-tuning on worked solutions: teaches the answer format before RL."""
+
+    model: str
+    """Folder or hub id of the model, or "tiny"."""
+    output_dir: Path
+    """Run directory; the trained model goes to its folder "final"."""
     seed: int = 3407
     """Seed of everything random."""
 
 
 @checked
-class RLSettings:
-    """Reinforcement learning with verified rewards under a policy-divergence constraint.
+class RLStage:
+    """Reinforcement learning with verified rewards.
 
     Defaults are those of the ATR-GRPO paper (its Table 4) where it states them.
     """
 
-    model: str
-    """Folder or hub id of the model, or "tiny"."""
     dataset: str
     """Problems with answers: .jsonl, .parquet or .csv file, hub id, or "arithmetic"."""
-    output_dir: Path
-    """Run directory; the trained model goes to its folder "final"."""
     method: str = "atr"
     """The constraint: see `trustclip methods`, or "package.module:Class"."""
     method_args: Arguments = field(default_factory=dict)
@@ -152,21 +163,36 @@ class RLSettings:
     logging_steps: Count = 1
     """Updates between lines of metrics.jsonl."""
     save_steps: Whole = 0
-    """Updates between checkpoints; 0 for none."""
+    """Updates between checkpoints; 0 for none but that of an interruption."""
+    save_total_limit: Count | None = 2
+    """Checkpoints to keep, the newest ones."""
+    sink: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
+    """Where metrics go besides metrics.jsonl."""
+    trl: Passthrough = field(default_factory=dict)
+    """Any other field of TRL's GRPOConfig; on the command line as --trl.NAME VALUE."""
+
+
+@checked
+class RLSettings(RLStage):
+    """Reinforcement learning with verified rewards under a policy-divergence constraint.
+
+    Defaults are those of the ATR-GRPO paper (its Table 4) where it states them.
+    """
+
+    model: str
+    """Folder or hub id of the model, or "tiny"."""
+    output_dir: Path
+    """Run directory; the trained model goes to its folder "final"."""
     seed: int = 0
     """Seed of everything random."""
 
 
 @checked
-class EvalSettings:
-    """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
+class EvalStage:
+    """Evaluation: Mean@K and Pass@K."""
 
-    model: str
-    """Folder or hub id of the model, or "tiny"; with the openai backend the name served."""
     tasks: str
     """Comma list of problem sets: names (amc23, aime24, ...), .jsonl files, or "arithmetic"."""
-    output_dir: Path
-    """Run directory: samples.jsonl holds every completion, summary.json the scores."""
     data_dir: Path | None = None
     """Folder with NAME*.jsonl files, looked into before the hub."""
     prompt_style: Style = "solution"
@@ -185,6 +211,16 @@ class EvalSettings:
     """Use only the first this many problems of each task."""
     max_bad_rows: Whole = 100
     """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
+
+
+@checked
+class EvalSettings(EvalStage):
+    """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
+
+    model: str
+    """Folder or hub id of the model, or "tiny"; with the openai backend the name served."""
+    output_dir: Path
+    """Run directory: samples.jsonl holds every completion, summary.json the scores."""
     seed: int = 0
     """Seed of the sampling; the same seed, problems and batch size give the same samples."""
     backend: Literal["transformers", "vllm", "openai"] = "transformers"
@@ -193,6 +229,34 @@ class EvalSettings:
     """Address of the server (openai); its key comes from the environment's OPENAI_API_KEY."""
     concurrency: Count = 16
     """Requests under way at once (openai)."""
+
+
+@checked
+class RecipeEval(EvalStage):
+    """Evaluation of a recipe: before, during and after training."""
+
+    every: Whole = 0
+    """Updates between evaluations; 0 for only before and after."""
+
+
+@checked
+class Recipe:
+    """A whole experiment in one file: SFT, then RL with evaluations, from one seed."""
+
+    name: str
+    """What people call it."""
+    model: str
+    """Folder or hub id of the model, or "tiny"."""
+    output_dir: Path
+    """Run directory."""
+    seed: int = 0
+    """Seed of everything random."""
+    sft: SFTStage | None = None
+    """Fine-tuning before RL; none when left out."""
+    rl: RLStage
+    """Reinforcement learning."""
+    eval: RecipeEval | None = None
+    """Evaluations; none when left out."""
 
 
 @checked
@@ -209,8 +273,6 @@ class DemoSettings:
     """Run directory; runs/demo-METHOD-seedSEED when unset."""
     generations: Count = 6
     """Generations of 256 samples to learn from, 16 updates each."""
-    operations: Count = 5
-    """Difficulty: additions and subtractions per problem."""
     test_problems: Count = 128
     """Held-out problems evaluated before and after."""
 
@@ -220,14 +282,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "sft": {
         "tiny": SFTSettings(
             model=TINY,
-            dataset=ARITHMETIC,
+            dataset=PRIMER,
             output_dir=Path("runs/sft-tiny"),
             prompt_style="plain",
             max_steps=40,
             per_device_train_batch_size=32,
             learning_rate=3e-3,
+            lr_scheduler_type="cosine",
+            warmup_steps=20,
             max_length=256,
             weight_decay=0.0,
+            logging_steps=8,
             seed=0,
         )
     },

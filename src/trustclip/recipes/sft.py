@@ -1,36 +1,66 @@
 """Supervised fine-tuning on worked solutions, by TRL's `SFTTrainer`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from trustclip.recipes.models import check_model, load_model, lora_config, save_model
+from trustclip.recipes.callbacks import Interrupted, Recorder, silence
+from trustclip.recipes.checks import refuse
+from trustclip.recipes.models import load_model, lora_config, save_model
 from trustclip.recipes.problems import training_problems
 from trustclip.recipes.progress import Stage
 from trustclip.recipes.records import RunDirectory
-from trustclip.recipes.settings import SFTSettings
+from trustclip.recipes.settings import PRESETS, SFTSettings
 from trustclip.tasks.hub import hub_source, named_after, select_for_sft
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, messages
 
 
 def sft(settings: SFTSettings, console: Console) -> RunDirectory:
-    """Run `trustclip sft`: load, train, save to ``final/``.
+    """Run `trustclip sft`: load, train, save to ``final/``; continues what the folder holds.
 
     Raises:
       ValueError: a model, data set or run directory that cannot be used.
     """
-    check_model(settings.model)
-    run = RunDirectory(settings.output_dir, "sft", settings)
+    refuse(settings)
+    run = RunDirectory.resumed(settings.output_dir, "sft", settings)
+    if run.summary.get("finished"):
+        console.print(f"{run.path} is finished; nothing to do.", highlight=False)
+        return run
     problems = training_problems(settings, run, solutions=True)
     model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
     problems = format_examples(problems, tokenizer, settings)
     metrics = fine_tune(model, tokenizer, problems, settings, run, console)
-    run.summarize({"command": "sft", "problems": len(problems), **metrics})
+    if metrics is None:
+        return run
+    run.summarize({"command": "sft", "problems": len(problems), "finished": True, **metrics})
     console.print(f"model in {run.final}", highlight=False)
     return run
+
+
+def prime(folder: Path, seed: int, console: Console, *, steps: int = 60) -> Path:
+    """Make the tiny model and teach it the answer format, from mostly terse and wrong solutions.
+
+    Args:
+      folder: run directory of this fine-tuning; a finished one is taken as it is.
+      seed: of weights, problems and order.
+      console: gets the progress.
+      steps: updates of 32 solutions. 320 make a worked chain right 97 times of 100.
+
+    Returns:
+      Folder of the model.
+
+    Raises:
+      Interrupted: asked to stop; the same call continues.
+    """
+    base: SFTSettings = PRESETS["sft"]["tiny"]
+    settings = replace(base, output_dir=folder, seed=seed, max_steps=steps)
+    if not (run := sft(settings, console)).summary.get("finished"):
+        raise Interrupted
+    return run.final
 
 
 def format_examples(
@@ -68,12 +98,14 @@ def fine_tune(
     settings: SFTSettings,
     run: RunDirectory,
     console: Console,
-) -> dict[str, float]:
-    """Train ``model`` in place on the problems' solutions and save it; returns the last metrics."""
+) -> dict[str, float] | None:
+    """Train ``model`` in place on the problems' solutions and save it; returns the last metrics.
+
+    None when SIGTERM or Ctrl-C ended it; everything is saved, and the same call continues.
+    """
     from datasets import Dataset
 
-    from trustclip.engines.trl import SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
-    from trustclip.recipes.callbacks import Recorder, silence
+    from trustclip.engines.trl import DurableSFTTrainer
 
     rows = [
         {
@@ -84,17 +116,20 @@ def fine_tune(
         }
         for problem in problems
     ]
-    trainer = SFTTrainer(
+    trainer = DurableSFTTrainer(
         model=model,
         args=_arguments(settings, run),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=lora_config(settings.lora_r, settings.lora_alpha),
     )
+    trainer.journal = run
     silence(trainer)
     with Stage(console, "sft", _steps(settings, len(rows))) as stage:
         trainer.add_callback(Recorder(run, stage, "sft"))
-        trainer.train()
+        if not trainer.train_durably():
+            console.print(f"stopped; the same command continues {run.path}.", highlight=False)
+            return None
     save_model(trainer.model, tokenizer, run.final)
     lines = [line for line in trainer.state.log_history if "loss" in line]
     return {name: lines[-1][name] for name in ("loss", "mean_token_accuracy") if lines}
@@ -107,7 +142,7 @@ def _arguments(settings: SFTSettings, run: RunDirectory) -> Any:
 
     cuda = torch.cuda.is_available()
     return SFTConfig(
-        output_dir=str(run.path / "checkpoints"),
+        output_dir=str(run.checkpoints),
         learning_rate=settings.learning_rate,
         num_train_epochs=settings.num_train_epochs,
         max_steps=settings.max_steps,
@@ -120,6 +155,7 @@ def _arguments(settings: SFTSettings, run: RunDirectory) -> Any:
         logging_steps=settings.logging_steps,
         save_strategy="steps" if settings.save_steps else "no",
         save_steps=settings.save_steps or 500,
+        save_total_limit=settings.save_total_limit,
         seed=settings.seed,
         report_to="none",
         disable_tqdm=True,

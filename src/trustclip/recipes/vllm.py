@@ -64,6 +64,54 @@ class VLLM:
         ]
 
 
+class TrainingVLLM:
+    """The vLLM that generates for a training, for evaluations on the way.
+
+    Its samples depend on how many it has drawn before, not on a seed: TRL draws them by one
+    generator for all.
+
+    Args:
+      generation: the trainer's ``vllm_generation``, in either of its modes.
+      tokenizer: with a chat template.
+      sampling: how tokens are drawn.
+    """
+
+    def __init__(self, generation: Any, tokenizer: Any, sampling: Sampling) -> None:
+        self._generation, self._tokenizer, self._sampling = generation, tokenizer, sampling
+        generation.sync_weights()
+
+    def generate(
+        self, prompts: Sequence[Conversation], n: int, seed: int
+    ) -> list[list[Completion]]:
+        """``n`` completions of each prompt, all at once; see `Backend`."""
+        template = self._tokenizer.apply_chat_template
+        ids = [
+            template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+            for prompt in prompts
+            for _ in range(n)
+        ]
+        ours = {
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "top_k": 0,
+            "min_p": 0.0,
+            "max_completion_length": self._sampling.max_tokens,
+        }
+        theirs = {name: getattr(self._generation, name) for name in ours}
+        vars(self._generation).update(ours)
+        try:
+            _, drawn, *_ = self._generation.generate(ids, None, n)
+        finally:
+            vars(self._generation).update(theirs)
+        flat = [self._finished(list(tokens)) for tokens in drawn]
+        return [flat[i : i + n] for i in range(0, len(flat), n)]
+
+    def _finished(self, tokens: list[int]) -> Completion:
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        ended = bool(tokens) and tokens[-1] == self._tokenizer.eos_token_id
+        return Completion(text, len(tokens), truncated=not ended)
+
+
 def _completion(output: Any) -> Completion:
     return Completion(
         output.text, len(output.token_ids), truncated=output.finish_reason == "length"

@@ -130,7 +130,7 @@ def load_task(
     Raises:
       ValueError: unknown name (the nearest known one is named), or several files fit.
     """
-    local = _task_file(name, Path(data_dir)) if data_dir is not None else None
+    local = task_file(name, Path(data_dir)) if data_dir is not None else None
     known = named_after(Path(local or name).stem) or hub_source(name)
     max_bad_rows = 0 if known is not None and known.kind == "benchmark" else 100
     return load_problems(str(local or name), max_bad_rows=max_bad_rows, quarantine=quarantine)
@@ -152,7 +152,7 @@ def read_problems(
         raise ValueError(f"limit is {limit}, must be at least 1")
     if max_bad_rows < 0:
         raise ValueError(f"max_bad_rows is {max_bad_rows}, must be at least 0")
-    file, stem, rules, rows = _open_source(source, split)
+    file, stem, rules, rows = open_source(source, split)
     collector = _Collector(file, stem, rules, max_bad_rows)
     try:
         for line, row, text in rows:
@@ -174,7 +174,8 @@ def read_problems(
 _Rows = Iterator[tuple[int, Any, str]]
 
 
-def _open_source(source: str, split: str | None) -> tuple[str, str, HubSource, _Rows]:
+def open_source(source: str, split: str | None) -> tuple[str, str, HubSource, _Rows]:
+    """File, stem, rules and rows of a source; refuses one that is none, and reads nothing yet."""
     path = Path(source)
     entry = hub_source(source)
     if path.suffix.lower() in SUFFIXES or (source not in HUB_SOURCES and path.exists()):
@@ -190,7 +191,8 @@ def _open_source(source: str, split: str | None) -> tuple[str, str, HubSource, _
     return entry.path, stem, entry, rows
 
 
-def _task_file(name: str, data_dir: Path) -> Path | None:
+def task_file(name: str, data_dir: Path) -> Path | None:
+    """The file in ``data_dir`` that holds a task, or None where only the hub has it."""
     if not data_dir.is_dir():
         raise ValueError(f"{data_dir} is not a folder")
     files = sorted(path for path in data_dir.iterdir() if path.suffix.lower() in SUFFIXES)

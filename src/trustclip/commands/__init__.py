@@ -1,0 +1,1 @@
+"""The commands behind ``trustclip``, by what they are about."""

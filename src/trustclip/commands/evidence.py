@@ -1,0 +1,94 @@
+"""Commands that read what runs have left, and what others have published."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from trustclip.arguments import parse
+
+
+def grade(argv: Sequence[str]) -> int:
+    """``trustclip grade SAMPLES.jsonl [--style STYLE] [--out FILE]``."""
+    from trustclip.rewards import Style
+
+    @dataclasses.dataclass
+    class Options:
+        samples: tyro.conf.Positional[Path]
+        """samples.jsonl of a run, or a CSV file with the columns answer and gold."""
+        style: Style = "any"
+        """Where the final answer stands in a completion."""
+        out: Path | None = None
+        """Write the graded rows to this JSON-lines file."""
+
+    options = parse(Options, argv, "grade")
+    from trustclip.recipes.offline import grade as regrade
+    from trustclip.recipes.offline import read_samples
+    from trustclip.recipes.records import append_jsonl
+
+    if options.out is not None and options.out.exists():
+        raise ValueError(f"{options.out} exists; choose another --out.")
+    rows, counts = regrade(read_samples(options.samples), options.style)
+    right = sum(row["correct"] for row in rows)
+    print(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
+    print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    if options.out is not None:
+        append_jsonl(options.out, rows)
+    return 0
+
+
+def compare(argv: Sequence[str]) -> int:
+    """``trustclip compare RUN_A RUN_B ...``."""
+
+    @dataclasses.dataclass
+    class Options:
+        runs: tyro.conf.Positional[tuple[Path, ...]]
+        """Run directories of `eval` or `demo`; the first is the reference."""
+
+    options = parse(Options, argv, "compare")
+    from trustclip.recipes.offline import compare_runs
+
+    Console().print(compare_runs(options.runs))
+    return 0
+
+
+def decontaminate(argv: Sequence[str]) -> int:
+    """Test problems that stand in a training set."""
+    from trustclip.tasks import decontaminate as module
+
+    return module.run(parse(module.DecontaminateConfig, argv, "decontaminate"))
+
+
+def paper(argv: Sequence[str]) -> int:
+    """The audit of the paper's tables."""
+
+    @dataclasses.dataclass
+    class Options:
+        pass
+
+    parse(Options, argv, "paper")
+    from trustclip.report import paper as module
+
+    module.render(module.audit())
+    return 0
+
+
+def report(argv: Sequence[str]) -> int:
+    """``trustclip report RUNS... -o FOLDER``: one page, tables and figures."""
+
+    @dataclasses.dataclass
+    class Options:
+        runs: tyro.conf.Positional[tuple[Path, ...]]
+        """Run directories, or the folder of a suite."""
+        output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
+        """Where the page, the tables and the figures go."""
+
+    options = parse(Options, argv, "report")
+    from trustclip.report.build import build
+
+    for path in build(options.runs, options.output_dir):
+        print(path)
+    return 0

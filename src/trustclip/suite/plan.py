@@ -1,0 +1,242 @@
+"""From a suite's file to its runs: every mistake found before anything starts."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trustclip.method import Method
+from trustclip.names import unknown
+from trustclip.recipes.files import as_mapping, load_recipe, load_yaml
+from trustclip.recipes.settings import Recipe
+from trustclip.suite.settings import Complaint, SuiteSettings, labelled_methods, parse_settings
+
+#: Settings that change what is written down, or where, but not what is computed.
+NEUTRAL = {"name", "output_dir", "save_steps", "save_total_limit", "sink"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process of a suite: a run, or the SFT that several runs start from.
+
+    Args:
+      path: its run directory.
+      settings: what it runs, as plain values: of a recipe, or of the command ``sft``.
+      label: of the method; ``"sft"`` for an SFT.
+      model: that the recipe names, before any SFT.
+      seed: of the run.
+      method: of the run; None for an SFT.
+      needs: run directory of the SFT that must be finished first.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    label: str
+    model: str
+    seed: int
+    method: Method | None = None
+    needs: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the run directory."""
+        return self.path.name
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates, 0 where only the run itself can tell."""
+        return max(self.settings.get("rl", self.settings)["max_steps"], 0)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """Its ``summary.json`` once it is finished."""
+        try:
+            summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return summary if summary.get("finished") is True else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A suite written out.
+
+    Args:
+      file: its YAML file.
+      settings: of the suite.
+      methods: by label.
+      jobs: SFTs and runs; runs of one seed stand together, so that a table grows evenly.
+    """
+
+    file: Path
+    settings: SuiteSettings
+    methods: Mapping[str, Method]
+    jobs: tuple[Job, ...]
+
+    @property
+    def out(self) -> Path:
+        """Folder of the suite."""
+        return self.settings.output_dir
+
+    @property
+    def reference(self) -> str:
+        """Label that the others are compared with."""
+        return self.settings.reference or next(iter(self.methods))
+
+    @cached_property
+    def runs(self) -> tuple[Job, ...]:
+        """The jobs that are no SFT."""
+        return tuple(job for job in self.jobs if job.method is not None)
+
+    def resolved(self) -> dict[str, Any]:
+        """All of it, for ``suite.yaml``: the settings and, by folder, the runs."""
+        settings = dataclasses.asdict(self.settings)  # type: ignore[call-overload]
+        # Through JSON: paths and tuples become what YAML knows.
+        settings = json.loads(json.dumps(settings | {"reference": self.reference}, default=str))
+        runs = {
+            job.name: {
+                "label": job.label,
+                "model": job.model,
+                "seed": job.seed,
+                "method": job.method.to_dict() if job.method else None,
+                "starts_from": job.needs.name if job.needs else None,
+            }
+            for job in self.jobs
+        }
+        return {**settings, "runs": runs}
+
+
+def plan(file: Path) -> Plan:
+    """Read a suite's file and write it out.
+
+    Args:
+      file: YAML of `SuiteSettings`.
+
+    Raises:
+      ValueError: with everything that is wrong with it and its recipes, and where.
+    """
+    document, lines = load_yaml(file)
+    if not isinstance(document, dict):
+        raise ValueError(f"{file} is no suite: it holds no keys.")
+    errors: list[Complaint] = []
+    settings = parse_settings(document, errors)
+    methods: dict[str, Method] = {}
+    jobs: list[Job] = []
+    if settings is not None:
+        methods = labelled_methods(settings.methods, errors)
+        if methods and settings.reference not in (None, *methods):
+            text = unknown("label", settings.reference, methods)
+            errors.append((("reference",), text))
+        recipes = list(_recipes(file.parent, settings, methods, errors))
+        if not errors:
+            jobs = _jobs(settings, methods, recipes, errors)
+    if settings is None or errors:
+        told = dict.fromkeys(f"\n  {_place(lines, where)}{text}" for where, text in errors)
+        raise ValueError(f"{file} is no suite that can run:" + "".join(told))
+    return Plan(file, settings, methods, tuple(jobs))
+
+
+def _place(lines: Mapping[tuple[Any, ...], int], where: tuple[Any, ...]) -> str:
+    while where and where not in lines:
+        where = where[:-1]
+    return f"line {lines[where]}: " if where else ""
+
+
+def _recipes(
+    folder: Path,
+    settings: SuiteSettings,
+    methods: Mapping[str, Method],
+    errors: list[Complaint],
+) -> Iterator[dict[str, Recipe]]:
+    """For each model, the recipe of each label."""
+    for file in (folder / relative for relative in settings.recipe):
+        for model in settings.models or (None,):
+            changes = settings.changes if model is None else {**settings.changes, "model": model}
+            try:
+                load_recipe(file, changes)
+                yield {
+                    label: load_recipe(file, {**changes, **_method_changes(method)})
+                    for label, method in methods.items()
+                }
+            except ValueError as error:
+                errors.append((("recipe",), str(error).replace("\n", "\n  ")))
+
+
+def _method_changes(method: Method) -> dict[str, Any]:
+    """Changes to a recipe that choose ``method``, every hyper-parameter written out."""
+    arguments = method.to_dict()
+    return {"rl.method": arguments.pop("name"), "rl.method_args": arguments}
+
+
+def _jobs(
+    settings: SuiteSettings,
+    methods: Mapping[str, Method],
+    recipes: Sequence[Mapping[str, Recipe]],
+    errors: list[Complaint],
+) -> list[Job]:
+    jobs: dict[Path, Job] = {}
+    for seed in settings.seeds:
+        for by_label in recipes:
+            for label, recipe in by_label.items():
+                sft = _sft(settings, recipe, seed)
+                if sft is not None:
+                    jobs[sft.path] = sft
+                run = _run(settings, recipe, (label, methods[label]), seed, sft)
+                if run.path in jobs:
+                    text = f"two recipes make the same run {run.name} of {run.model}."
+                    errors.append((("recipe",), text))
+                jobs[run.path] = run
+    return list(jobs.values())
+
+
+def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
+    """The SFT that a run from ``seed`` starts from."""
+    if recipe.sft is None:
+        return None
+    chosen = recipe.seed if settings.sft_seed is None else settings.sft_seed
+    chosen = seed if chosen == "run" else int(chosen)
+    content = {"model": recipe.model, "seed": chosen, **as_mapping(recipe)["sft"]}
+    path = settings.output_dir / f"sft-{digest(content)}"
+    return Job(path, content | {"output_dir": str(path)}, "sft", recipe.model, chosen)
+
+
+def _run(
+    settings: SuiteSettings,
+    recipe: Recipe,
+    labelled: tuple[str, Method],
+    seed: int,
+    sft: Job | None,
+) -> Job:
+    label, method = labelled
+    content = as_mapping(recipe) | {"seed": seed}
+    start = {} if sft is None else {"sft_seed": sft.seed}
+    path = settings.output_dir / f"{label}-seed{seed}-{digest(content | start)}"
+    content |= {"name": f"{label}, seed {seed}", "output_dir": str(path)}
+    if sft is not None:
+        content |= {"model": str(sft.path / "final"), "sft": None}
+    return Job(path, content, label, recipe.model, seed, method, sft.path if sft else None)
+
+
+def digest(recipe: Mapping[str, Any]) -> str:
+    """Eight hexadecimal digits that stand for everything in a recipe that results depend on.
+
+    SHA-256 of its canonical JSON without `NEUTRAL` settings. What files and models hold is not
+    looked at: a data set that changes must change its name.
+
+    Example:
+      >>> digest({"seed": 0, "rl": {"save_steps": 4}}) == digest({"rl": {}, "name": "a", "seed": 0})
+      True
+      >>> digest({"seed": 1, "rl": {}}) == digest({"seed": 0, "rl": {}})
+      False
+    """
+    stages = {k: _essential(v) if isinstance(v, Mapping) else v for k, v in recipe.items()}
+    text = json.dumps(_essential(stages), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _essential(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in NEUTRAL}

@@ -1,0 +1,179 @@
+"""Runs as processes: started, watched, ended, and never two at once in one folder.
+
+Two locks, both the kernel's (`flock`), so that a killed process leaves none behind. The suite holds
+that of ``lock`` in its folder. A run holds that of its own ``run.log``, because that is its
+standard output: while it lives, even if the suite that started it does not, no other is started.
+"""
+
+import fcntl
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+#: Lines of a failed run's log that are kept.
+LAST_LINES = 20
+#: For a run to save what it did when it is asked to end; then it is killed.
+GRACE_SECONDS = 600.0
+
+
+@contextmanager
+def only_suite(folder: Path) -> Iterator[None]:
+    """Hold the folder of a suite.
+
+    Raises:
+      ValueError: another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+", encoding="utf-8") as file:
+        if not _locked(file):
+            file.seek(0)
+            raise ValueError(f"{folder}: another suite works here ({file.read().strip()}).")
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on {os.uname().nodename}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _locked(file: IO[str] | IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class RunProcess:
+    """A run in a process of its own, its output in ``run.log``.
+
+    Where a process of an earlier call still works in the folder, that one is waited for.
+
+    Args:
+      folder: run directory.
+      command: what to run.
+      environment: of the process.
+    """
+
+    def __init__(
+        self, folder: Path, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._log = folder / "run.log"
+        self.started = time.monotonic()
+        self._deadline = math.inf
+        self._process: subprocess.Popen[bytes] | None = None
+        with self._log.open("ab") as log:
+            self._start = log.tell()
+            if _locked(log):
+                # A session of its own: Ctrl-C in the terminal reaches the suite alone, which then
+                # asks its runs to end, and what a run leaves behind can be ended with it.
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None for a process of an earlier call."""
+        return self._process.pid if self._process else None
+
+    def poll(self) -> int | None:
+        """Exit status (negative: the signal that ended it), None while it runs.
+
+        Of a process of an earlier call it is unknown and said to be 0.
+        """
+        if self._process is None:
+            with self._log.open("ab") as log:
+                return 0 if _locked(log) else None
+        if time.monotonic() > self._deadline:
+            self.kill()
+        status = self._process.poll()
+        if status is not None:
+            # Servers and workers of a run that crashed would keep the GPU's memory.
+            self.kill()
+        return status
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM: the run saves what it did and ends, or is killed ten minutes later."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._deadline = time.monotonic() + GRACE_SECONDS
+
+    def kill(self) -> None:
+        """End it and all it started."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def last_lines(self) -> list[str]:
+        """The end of what it wrote."""
+        with self._log.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._start, end - 16_384))
+            text = log.read().decode(errors="replace")
+        return text.splitlines()[-LAST_LINES:]
+
+
+def environment(slot: int, slots: int, devices: Sequence[str]) -> dict[str, str]:
+    """Environment of the run in one of ``slots`` places: its share of processors and GPUs.
+
+    What the user has set (``OMP_NUM_THREADS``) stays.
+
+    Example:
+      >>> environment(1, 2, ["0", "1", "2"])["CUDA_VISIBLE_DEVICES"]
+      '1'
+    """
+    share = {"OMP_NUM_THREADS": str(max(1, processors() // slots))}
+    forced = {"PYTHONUNBUFFERED": "1"}
+    if slots > 1 and devices:
+        own = devices[slot::slots] or [devices[slot % len(devices)]]
+        forced["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    return {**share, **os.environ, **forced}
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name.strip()]
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
+class Interruptions:
+    """Counts Ctrl-C and SIGTERM instead of dying of them, inside ``with``."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.status = 0
+
+    def __enter__(self) -> "Interruptions":
+        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        self.count += 1
+        self.status = 128 + number

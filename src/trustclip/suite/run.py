@@ -1,0 +1,231 @@
+"""Running a suite: what is left of it, so many processes at once, whatever becomes of them."""
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from trustclip.recipes.records import append_jsonl, write_text
+from trustclip.report.groups import describe
+from trustclip.suite.markdown import overview
+from trustclip.suite.plan import Job, Plan, plan
+from trustclip.suite.processes import Interruptions, RunProcess, environment, gpus, only_suite
+from trustclip.suite.table import Results
+from trustclip.suite.watch import Display, State
+
+#: ``trustclip``: is given ``run FILE`` or ``sft --OPTION=VALUE ...``.
+COMMAND = (sys.executable, "-m", "trustclip.cli")
+POLL_SECONDS = 0.1
+
+
+def run_suite(
+    path: Path,
+    console: Console,
+    *,
+    max_parallel: int = 1,
+    dry_run: bool = False,
+    command: Sequence[str] = COMMAND,
+) -> int:
+    """Run what a suite's folder does not hold yet, and write its table.
+
+    Runs that are finished stay as they are, interrupted ones are continued, failed ones are tried
+    again. Ctrl-C or SIGTERM ends the runs, which save what they did; again, it kills them.
+
+    Args:
+      path: YAML file of `SuiteSettings`.
+      console: gets the progress and the table.
+      max_parallel: runs at once.
+      dry_run: only say what would run.
+      command: ``trustclip``; ends with status 0 where all it did is saved.
+
+    Returns:
+      Exit status: 0 if every run is finished, 1 if not, 128 + signal after one.
+
+    Raises:
+      ValueError: with everything that is wrong with the file, or if another suite works in its
+        folder.
+    """
+    if max_parallel < 1:
+        raise ValueError(f"max_parallel must be at least 1, got {max_parallel}.")
+    suite = plan(path)
+    if dry_run:
+        console.print(_intention(suite))
+        return 0
+    with only_suite(suite.out):
+        said = f"trustclip suite {shlex.quote(str(path))} --max-parallel {max_parallel}"
+        write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
+        return _Suite(suite, console, max_parallel, command, said).run()
+
+
+class _Suite:
+    def __init__(
+        self, suite: Plan, console: Console, slots: int, command: Sequence[str], said: str
+    ) -> None:
+        self._plan, self._console, self._command = suite, console, command
+        self._slots = slots
+        self._gpus = gpus() if slots > 1 else []
+        self._results = Results(suite, said)
+        self._states: dict[str, State] = {job.name: "waiting" for job in suite.jobs}
+        self._active: dict[int, tuple[Job, RunProcess]] = {}
+        self._failures: dict[str, str] = {}
+        self._display = Display(console, suite.jobs, self._states)
+
+    def run(self) -> int:
+        self._note("suite", "started", runs=len(self._plan.runs))
+        for job in self._plan.runs:
+            if job.summary is not None:
+                self._finish(job)
+        self._results.write()
+        self._skip_spare_sft()
+        with Interruptions() as interruptions, self._display:
+            while self._advance(interruptions):
+                self._display.update()
+                time.sleep(POLL_SECONDS)
+        status = interruptions.status or int(len(self._failures) > 0)
+        self._note("suite", "ended", status=status)
+        return self._conclude(status)
+
+    def _skip_spare_sft(self) -> None:
+        """An SFT that no unfinished run needs is not made again, should it be gone."""
+        wanted = {j.needs for j in self._plan.runs if self._states[j.name] != "finished"}
+        for job in self._plan.jobs:
+            if job.method is None and (job.summary is not None or job.path not in wanted):
+                self._states[job.name] = "finished"
+
+    def _advance(self, interruptions: Interruptions) -> bool:
+        """Look after the runs; False once none is left."""
+        for slot, (job, process) in list(self._active.items()):
+            status = process.poll()
+            if status is not None:
+                del self._active[slot]
+                self._close(job, process, status)
+        if interruptions.count:
+            self._end_all(now=interruptions.count > 1)
+            return bool(self._active)
+        for job in self._plan.jobs:
+            if len(self._active) >= self._slots:
+                break
+            if self._states[job.name] == "waiting" and self._ready(job):
+                self._start(job)
+        return bool(self._active)
+
+    def _ready(self, job: Job) -> bool:
+        if job.needs is None:
+            return True
+        state = self._states[job.needs.name]
+        if state in ("failed", "interrupted"):
+            self._states[job.name] = "blocked"
+            self._failures[job.name] = f"waits for {job.needs.name}"
+        return state == "finished"
+
+    def _start(self, job: Job) -> None:
+        slot = min(set(range(self._slots)) - self._active.keys())
+        around = environment(slot, self._slots, self._gpus)
+        self._display.restart(job)
+        process = RunProcess(job.path, [*self._command, *_arguments(job)], around)
+        self._active[slot] = job, process
+        self._states[job.name] = "running"
+        # No pid: a process of an earlier call works there; it is waited for.
+        self._note(job.name, "started" if process.pid else "found running", pid=process.pid)
+
+    def _end_all(self, *, now: bool) -> None:
+        for slot, (job, process) in list(self._active.items()):
+            if process.pid is None:
+                del self._active[slot]
+                self._states[job.name] = "interrupted"
+                self._note(job.name, "left running")
+            elif now:
+                process.kill()
+            elif self._states[job.name] == "running":
+                self._states[job.name] = "ending"
+                process.ask_to_end()
+                self._note(job.name, "asked to end")
+
+    def _close(self, job: Job, process: RunProcess, status: int) -> None:
+        """A process has ended: what its run directory says counts, then its exit status."""
+        self._display.update(now=True)
+        asked = self._states[job.name] == "ending"
+        seconds = round(time.monotonic() - process.started, 1)
+        if job.summary is not None:
+            self._note(job.name, "finished", seconds=seconds)
+            self._finish(job)
+            self._results.write()
+        elif process.pid is None:
+            self._states[job.name] = "waiting"
+            self._note(job.name, "gone")
+        elif status == 0 or asked:
+            self._states[job.name] = "interrupted"
+            self._failures[job.name] = "ended before its last update"
+            self._note(job.name, "interrupted", seconds=seconds, status=status)
+        else:
+            lines = process.last_lines()
+            self._states[job.name] = "failed"
+            self._failures[job.name] = f"{_ending(status)}: {lines[-1] if lines else 'no output'}"
+            self._note(job.name, "failed", seconds=seconds, status=status, log=lines)
+
+    def _finish(self, job: Job) -> None:
+        self._states[job.name] = "finished"
+        if job.method is None:
+            return
+        try:
+            self._results.add(job)
+        except (OSError, ValueError, KeyError) as error:
+            self._failures[job.name] = f"finished, but cannot be read: {error!r}"
+
+    def _note(self, name: str | None, event: str, **details: Any) -> None:
+        row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": name, "event": event, **details}
+        append_jsonl(self._plan.out / "events.jsonl", [row])
+        if name is not None:
+            told = f" ({self._failures[name]})" if event == "failed" else ""
+            self._display.event(f"{name}: {event}{told}")
+
+    def _conclude(self, status: int) -> int:
+        file = self._results.write()
+        self._console.print(overview(self._results.table()))
+        self._console.print(f"table in {file}", highlight=False, soft_wrap=True)
+        if self._failures:
+            missing = len(self._failures)
+            self._console.print(f"{missing} not finished; the next call goes on with them:")
+            for name, reason in self._failures.items():
+                self._console.print(
+                    f"  {name}: {reason}", highlight=False, markup=False, soft_wrap=True
+                )
+        return status
+
+
+def _ending(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
+
+
+def _arguments(job: Job) -> list[str]:
+    """What ``trustclip`` is told to run the job; the recipe of a run lies in its folder."""
+    job.path.mkdir(parents=True, exist_ok=True)
+    if job.method is None:
+        said = {key: value for key, value in job.settings.items() if value is not None}
+        return ["sft", *(f"--{key.replace('_', '-')}={value}" for key, value in said.items())]
+    file = job.path / "recipe.yaml"
+    write_text(file, _yaml(job.settings))
+    return ["run", str(file)]
+
+
+def _yaml(value: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True)
+
+
+def _intention(suite: Plan) -> Table:
+    """What a call would do."""
+    table = Table(title=f"{suite.settings.name}: {suite.out}", title_justify="left", box=None)
+    for header in ("run", "model", "method", "updates", "state"):
+        table.add_column(header, justify="right" if header == "updates" else "left")
+    for job in suite.jobs:
+        begun = "to be continued" if (job.path / "config.yaml").exists() else "new"
+        state = begun if job.summary is None else "finished"
+        method = "SFT" if job.method is None else describe(job.method.to_dict())
+        table.add_row(job.name, job.model, method, str(job.updates or "?"), state)
+    return table

@@ -1,0 +1,149 @@
+"""What a suite is: methods, seeds and models of one experiment, in one YAML file."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from trustclip.checked import checked, rule
+from trustclip.method import Method, as_method
+from trustclip.names import unknown
+
+#: Place in the file and what is wrong there.
+Complaint = tuple[tuple[Any, ...], str]
+
+
+def _sequence(value: object) -> object:
+    return [value] if isinstance(value, str | Path) else value
+
+
+@checked
+class SuiteSettings:
+    """A suite: every method, from every seed, on every model.
+
+    Example:
+      >>> suite = SuiteSettings(
+      ...     name="delta", recipe="tiny.yaml", output_dir="runs/delta", seeds=[0, 1],
+      ...     methods={"atr": {"name": "atr", "sweep": {"delta": [0.05, 0.07]}}},
+      ... )
+      >>> list(labelled_methods(suite.methods, []))
+      ['atr-delta0.05', 'atr-delta0.07']
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    """What people call it."""
+    recipe: Annotated[tuple[Path, ...], BeforeValidator(_sequence), Field(min_length=1)]
+    """Recipe that every run starts from, relative to this file; or several, one for each model."""
+    output_dir: Path
+    """Folder of the suite: a run directory for each run, the events and the table."""
+    methods: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    """Label to method: its `name`, hyper-parameters, and `sweep`, of each value a label."""
+    reference: str | None = None
+    """Label that the others are compared with; the first one when unset."""
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    """Seeds of the runs."""
+    models: tuple[str, ...] = ()
+    """Folders or hub ids; the recipe's own when left out."""
+    sft_seed: int | Literal["run"] | None = None
+    """Seed of the SFT that runs share: the recipe's when unset; "run": each has its own."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Changes to every run: dotted path in the recipe to value."""
+
+
+#: A label is part of a folder's name.
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+#: What the suite says itself; `changes` may not.
+OWN_PATHS = ("name", "output_dir", "seed", "model", "method", "rl.method", "rl.method_args")
+
+
+def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> SuiteSettings | None:
+    """Settings from a YAML mapping; what is wrong with it goes to ``errors``.
+
+    Returns:
+      The settings without their unknown keys, or None where a value is wrong.
+    """
+    known = [f.name for f in fields(SuiteSettings)]  # type: ignore[arg-type]
+    errors += [((key,), unknown("key", key, known)) for key in document if key not in known]
+    try:
+        settings = TypeAdapter(SuiteSettings).validate_python(
+            {key: value for key, value in document.items() if key in known}
+        )
+    except ValidationError as error:
+        errors += [_complaint(item["loc"], item["msg"], item["input"]) for item in error.errors()]
+        return None
+    for name in ("seeds", "models", "recipe"):
+        values = getattr(settings, name)
+        if len(set(values)) < len(values):
+            errors.append(((name,), f"`{name}` names one twice: {', '.join(map(str, values))}."))
+    if settings.models and len(settings.recipe) > 1:
+        text = "`models` and several recipes exclude each other: each recipe has its model."
+        errors.append((("models",), text))
+    for path in settings.changes:
+        if any(path == own or path.startswith(own + ".") for own in OWN_PATHS):
+            text = f"`changes` may not set {path!r}: the suite says it in a key of its own."
+            errors.append((("changes", path), text))
+    return settings
+
+
+def _complaint(where: tuple[Any, ...], message: str, given: object) -> Complaint:
+    dotted = ".".join(map(str, where))
+    if message.startswith(("Missing", "Field required")):
+        return where, f"`{dotted}` is missing."
+    return where, f"`{dotted}` {rule(message)}, got {given!r}."
+
+
+def labelled_methods(
+    methods: Mapping[str, Mapping[str, Any]], errors: list[Complaint]
+) -> dict[str, Method]:
+    """Methods by label, sweeps written out; what is wrong with them goes to ``errors``.
+
+    ``{atr: {name: atr, sweep: {delta: [0.05, 0.07]}}}`` makes ``atr-delta0.05`` and
+    ``atr-delta0.07``; of several swept hyper-parameters every combination is made.
+    """
+    found: dict[str, Method] = {}
+    for label, spec in methods.items():
+        try:
+            variants = list(_variants(spec))
+        except ValueError as error:
+            errors.append((("methods", label), f"{label}: {error}"))
+            continue
+        for swept, arguments in variants:
+            try:
+                method = as_method(arguments)
+            except (ValueError, TypeError) as error:
+                errors.append((("methods", label), f"{label}: {error}"))
+                continue
+            full = label + "".join(f"-{key}{_text(getattr(method, key))}" for key in swept)
+            if full in found:
+                errors.append((("methods", label), f"a second method with the label {full!r}."))
+            elif not LABEL.fullmatch(full):
+                text = f"the label {full!r} names a folder: a letter or digit, then those and ._+-"
+                errors.append((("methods", label), text))
+            found[full] = method
+    return found
+
+
+def _variants(spec: Mapping[str, Any]) -> list[tuple[Sequence[str], dict[str, Any]]]:
+    """(swept hyper-parameters, method as a mapping) of every method that ``spec`` stands for."""
+    fixed = {key: value for key, value in spec.items() if key != "sweep"}
+    sweep = spec.get("sweep", {})
+    if not isinstance(sweep, Mapping):
+        raise ValueError(f"`sweep` maps hyper-parameters to lists of values, got {sweep!r}.")
+    for key, values in sweep.items():
+        if key in fixed:
+            raise ValueError(f"{key!r} is both fixed and swept.")
+        if not isinstance(values, list | tuple) or not values:
+            raise ValueError(f"`sweep.{key}` needs a list of values, got {values!r}.")
+    return [
+        (list(sweep), {**fixed, **dict(zip(sweep, values, strict=True))})
+        for values in itertools.product(*sweep.values())
+    ]
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,5 +1,7 @@
 """The gate of every method as a curve: weight of the gradient over the ratio."""
 
+from collections.abc import Sequence
+
 import torch
 
 from trustclip.batch import TokenBatch
@@ -13,12 +15,15 @@ P_OLD = 0.3
 _FROM_K3 = ("kl_old_new", "kl_new_old")
 
 
-def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], list[float]]:
+def curve(
+    chosen: Method, points: int = 401, steps: Sequence[float] = ()
+) -> tuple[list[float], list[float], list[float]]:
     """Weight $c$ of the gradient $c A \\nabla\\log\\pi$ for ratios from 0 to 3.4.
 
     Args:
       chosen: the method.
-      points: on the curve.
+      points: on the curve, evenly.
+      steps: ratios where it jumps, each drawn from just below to just above.
 
     Returns:
       (ratios, weights for A = 1, weights for A = -1).
@@ -30,7 +35,9 @@ def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], 
     """
     from trustclip.divergences import k3
 
-    ratios = torch.linspace(0, 3.4, points, dtype=torch.float64).clamp(min=1e-3)
+    even = torch.linspace(0, 3.4, points, dtype=torch.float64).clamp(min=1e-3)
+    around = [step * (1 + sign * 1e-6) for step in steps for sign in (-1, 1)]
+    ratios = torch.cat([even, torch.tensor(around, dtype=torch.float64)]).sort().values
     weights = []
     for sign in (1.0, -1.0):
         # One token a row: what a method measures over a batch must not mix ratios.
@@ -41,7 +48,7 @@ def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], 
             batch = TokenBatch(
                 old + x, old, torch.full((1, 1), sign, dtype=torch.float64),
                 torch.ones(1, 1, dtype=torch.bool), keys=torch.zeros(1, 1, dtype=torch.int64),
-                **dict.fromkeys(_FROM_K3, k3(x)),
+                logp_rollout=old, **dict.fromkeys(_FROM_K3, k3(x)),
             )  # fmt: skip
             rows.append(coefficient(chosen, batch).item() / sign)
         weights.append([round(c, 12) for c in rows])

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -9,13 +10,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-#: Curves of a training run: title, key of the metrics row, factor.
-CURVES = (
-    ("reward", "reward", 1.0),
-    ("entropy (nats per token)", "entropy", 1.0),
-    ("completion length (tokens)", "completions/mean_length", 1.0),
-    ("gated tokens (%)", "trustclip/gated", 100.0),
-)
+from trustclip.report.marks import BANDS, DASHES, NEUTRAL, PALETTE, Figure, Mark, Panel
+
+#: Matplotlib's names of our dashes.
+_LINESTYLES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 _STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -26,28 +24,118 @@ _STYLE: Any = {
     "axes.titlelocation": "left",
     "svg.fonttype": "none",
     "svg.hashsalt": "trustclip",
+    "pdf.fonttype": 42,
 }
 
 
-def training_curves(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Reward, entropy, completion length and gated share over updates, as SVG text.
+def save(figure: Figure, folder: Path) -> list[Path]:
+    """Write a figure as PDF and as SVG, for a paper.
 
     Args:
-      rows: of ``metrics.jsonl``; a row that lacks a value has no point on its curve.
+      figure: what to draw.
+      folder: where to; the files are named by the figure's key.
+
+    Returns:
+      The two files.
     """
+    wide = min(len(figure.panels), 3)
+    lines = -(-len(figure.panels) // wide)
+    tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
     with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(2, 2, figsize=(8.4, 4.8), sharex=True, layout="constrained")
-        for axis, (title, key, factor) in zip(axes.flat, CURVES, strict=True):
-            points = [(row["step"], factor * row[key]) for row in rows if row.get(key) is not None]
-            if points:
-                steps, values = zip(*points, strict=True)
-                marker = "o" if len(points) < 30 else ""
-                axis.plot(steps, values, color="#2563eb", marker=marker, markersize=3.5)
-            axis.set_title(title)
-            axis.set_ylim(bottom=0)
-        for axis in axes[-1]:
-            axis.set_xlabel("update")
-        return _svg(figure)
+        drawn, axes = plt.subplots(
+            lines, wide, figsize=(3.1 * wide, tall * lines), layout="constrained", squeeze=False
+        )
+        for axis, panel in zip(axes.flat, figure.panels, strict=False):
+            _draw(axis, panel)
+        for axis in axes.flat[len(figure.panels) :]:
+            axis.set_axis_off()
+        # A panel of areas, or of one group alone, has names of its own.
+        pairs = zip(axes.flat, figure.panels, strict=False)
+        _legend(drawn, [axis for axis, panel in pairs if _named(panel)])
+        drawn.draw_without_rendering()
+        drawn.set_layout_engine(None)  # laid out once, for both files
+        paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
+        drawn.savefig(paths[0], metadata={"CreationDate": None})
+        paths[1].write_text(_svg(drawn), encoding="utf-8")
+    return paths
+
+
+def _draw(axis: Any, panel: Panel) -> None:
+    base: dict[Any, float] = {}
+    crowded = sum(mark.style == "band" for mark in panel.marks) > BANDS
+    for mark in panel.marks:
+        if mark.style == "band" and crowded:
+            continue
+        _draw_mark(axis, mark, panel, base)
+    axis.set_title(panel.title)
+    axis.set_xlabel(panel.x_title)
+    axis.set_ylabel(panel.y_title)
+    if panel.log_x:
+        axis.set_xscale("log", base=2 if panel.ticks else 10)
+    if panel.ticks:
+        axis.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
+    if panel.x_range is not None:
+        axis.set_xlim(*panel.x_range)
+    if panel.y_range is not None:
+        axis.set_ylim(*panel.y_range)
+    elif not panel.across:
+        axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+    if panel.rule is not None:
+        axis.axvline(panel.rule, color="#999999", linewidth=0.8, zorder=0)
+    if panel.across:
+        axis.grid(visible=False, axis="y")
+        axis.margins(y=0.15)
+
+
+def _named(panel: Panel) -> bool:
+    """Whether the legend explains the panel's lines: not where its axis or title does."""
+    areas = any(mark.style == "area" for mark in panel.marks)
+    return areas or not (panel.across or panel.group is not None)
+
+
+def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> None:
+    """Draw one mark; ``base`` holds the height of the areas drawn so far."""
+    colour = "#777777" if mark.series == NEUTRAL else PALETTE[mark.series % len(PALETTE)]
+    dash = "solid" if mark.series == NEUTRAL else DASHES[mark.series // len(PALETTE) % len(DASHES)]
+    style = _LINESTYLES[dash]
+    y = [float("nan") if v is None else v for v in mark.y]
+    if mark.style == "band":
+        axis.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
+    elif mark.style == "area":
+        low = [base.get(x, 0.0) for x in mark.x]
+        high = [below + v for below, v in zip(low, y, strict=True)]
+        axis.fill_between(mark.x, low, high, color=colour, alpha=0.7, linewidth=0, label=mark.name)
+        base.update(zip(mark.x, high, strict=True))
+    elif mark.style == "points":
+        at, place = (mark.x, [mark.name]) if panel.across else (y, mark.x)
+        known = mark.low and None not in mark.low
+        reach = [
+            [v - low for v, low in zip(at, mark.low, strict=True)],  # type: ignore[operator]
+            [high - v for v, high in zip(at, mark.high, strict=True)],  # type: ignore[operator]
+        ] if known else None  # fmt: skip
+        whiskers = {"xerr": reach} if panel.across else {"yerr": reach}
+        x, y = (at, place) if panel.across else (place, at)
+        axis.errorbar(x, y, fmt="o", color=colour, markersize=5, elinewidth=1.4, **whiskers)
+    elif mark.style == "faint":
+        axis.plot(mark.x, y, color=colour, linewidth=0.7, alpha=0.4)
+    elif mark.style == "dashed":
+        axis.plot(mark.x, y, color=colour, linewidth=1, linestyle="--")
+    else:
+        marker = "o" if len(mark.x) < 30 else ""
+        axis.plot(mark.x, y, color=colour, linestyle=style, marker=marker, markersize=3,
+                  label=mark.name)  # fmt: skip
+
+
+def _legend(figure: Any, axes: Sequence[Any]) -> None:
+    """One legend under the panels for the lines of all of them."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if len(found) > 1:
+        figure.legend(
+            found.values(), found.keys(), loc="outside lower center", ncols=5, frameon=False
+        )
 
 
 def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]]) -> str:

@@ -4,10 +4,8 @@ The tables are those of Wu et al., "A Unified Framework for Rethinking Policy Di
 in GRPO": Table 2 (two models, one run a method) and Table 3 (Qwen3-1.7B, three runs a method).
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from math import exp, log, sqrt
 
 from rich.console import Console
@@ -27,6 +25,7 @@ from trustclip.report.paper_cells import (
     single_run_faults,
     spreads_of,
 )
+from trustclip.report.paper_cells import printed as _table
 from trustclip.stats import Difference, RunSummary, holm, welch
 
 LEVEL = 0.95
@@ -151,11 +150,6 @@ def audit() -> Audit:
             for metric in METRICS
         ],
     )
-
-
-def _table(name: str) -> list[Row]:
-    text = files("trustclip.report").joinpath("data", name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
 
 
 def _rerun(method: str, single: Sequence[Row], spreads: Sequence[Spread]) -> tuple[int, int]:

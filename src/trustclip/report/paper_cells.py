@@ -4,8 +4,10 @@ A Mean@8 over 83 problems is a whole number of 664 answers, so a printed percent
 not; and a mean and a std over three runs all but name the three runs.
 """
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import permutations, product
 from math import ceil, inf, sqrt
 
@@ -21,6 +23,16 @@ HALF_DIGIT = 0.005 + 1e-9
 Row = Mapping[str, str]
 Runs = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+def printed(name: str) -> list[Row]:
+    """Rows of one of the tables in ``data``, as printed.
+
+    Args:
+      name: of the file, e.g. ``"paper_table2.csv"``.
+    """
+    text = files("trustclip.report").joinpath("data", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
 
 
 def answers_of(benchmark: str, metric: str) -> int:

@@ -1,0 +1,275 @@
+"""Runs that differ in nothing but their seed are one group: a row of a table, a colour."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from trustclip import stats
+from trustclip.method import Method, as_method, methods
+from trustclip.report.runs import Evaluation, Run
+
+#: Settings that results do not depend on, and those that make the runs of a group differ.
+NEUTRAL = ("name", "seed", "output_dir", "save_steps", "save_total_limit", "sink", "logging_steps")
+
+#: Hyper-parameters that a label always shows; others only where they differ from the default.
+THRESHOLDS = ("delta", "epsilon", "low", "high")
+_SYMBOLS = {"delta": "δ", "epsilon": "ε"}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score over the runs of a group, in shares of 1.
+
+    Args:
+      value: mean over runs.
+      low: of the 95 % interval clustered by problem and, with several runs, by seed; None where
+        it is not known.
+      high: of the same.
+      std: sample standard deviation over runs, None for a single one.
+      best: mean over runs of the best evaluation after training began; None with a single one.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    std: float | None = None
+    best: float | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one method, model and schedule.
+
+    Args:
+      label: its name in the report, unique among the groups of its model.
+      model: where its training began.
+      runs: one for each seed.
+      series: number of its colour.
+      is_reference: whether the other groups of the model are compared with it.
+    """
+
+    label: str
+    model: str
+    runs: Sequence[Run]
+    series: int = 0
+    is_reference: bool = False
+
+    @property
+    def seeds(self) -> list[Any]:
+        return [run.seed for run in self.runs]
+
+    @cached_property
+    def method(self) -> Method | None:
+        """The method, where it is one of the library's.
+
+        Others are not imported: a report runs no code that a folder names.
+        """
+        given = self.runs[0].method
+        try:
+            return as_method(given) if given and given.get("name") in methods() else None
+        except ValueError:
+            return None
+
+    @cached_property
+    def scored(self) -> list[Run]:
+        """The runs whose final scores count: the finished ones or, as long as none is, all."""
+        answered = [run for run in self.runs if run.final is not None]
+        return [run for run in answered if run.finished] or answered
+
+    @property
+    def partial(self) -> str:
+        """Why the scores are not yet those of all its runs, in words; empty where they are."""
+        unfinished = [run for run in self.scored if not run.finished]
+        if unfinished:
+            steps = sorted({run.final.step for run in unfinished if run.final and run.final.step})
+            return f"unfinished, at step {', '.join(map(str, steps))}" if steps else "unfinished"
+        missing = len(self.runs) - len(self.scored)
+        return f"{missing} of {len(self.runs)} runs not finished" if missing else ""
+
+    def evaluations(self, moment: str) -> list[Evaluation]:
+        """Evaluations of the scored runs, ``moment`` being ``"initial"`` or ``"final"``."""
+        runs = self.scored if moment == "final" else self.runs
+        found = [getattr(run, moment) for run in runs]
+        return [evaluation for evaluation in found if evaluation is not None]
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """Scores that every final (or, before there is one, initial) evaluation has."""
+        found = self.evaluations("final") or self.evaluations("initial")
+        return [m for m in found[0].metrics if all(m in e.metrics for e in found)] if found else []
+
+    def estimate(self, task: str | None, metric: str, moment: str = "final") -> Estimate | None:
+        """Score of a task, or of the average (None); None where a run lacks it.
+
+        Args:
+          task: the task.
+          metric: for example ``"mean@8"``.
+          moment: ``"initial"`` or ``"final"``.
+        """
+        evaluations = self.evaluations(moment)
+        return pooled(evaluations, task, metric, self._best(task, metric, moment))
+
+    def _best(self, task: str | None, metric: str, moment: str) -> float | None:
+        """Mean over runs of the best trained evaluation; None where there is only the final one."""
+        if moment != "final" or max((len(run.trained) for run in self.scored), default=0) < 2:
+            return None
+        best = []
+        for run in self.scored:
+            found = [score for e in run.trained if (score := e.score(task, metric))]
+            if found:
+                best.append(max(score["value"] for score in found))
+        return sum(best) / len(best) if best else None
+
+
+def pooled(
+    evaluations: Sequence[Evaluation], task: str | None, metric: str, best: float | None = None
+) -> Estimate | None:
+    """Score over one evaluation of each run of a group; None where one of them lacks it."""
+    found = [evaluation.score(task, metric) for evaluation in evaluations]
+    values = [score["value"] for score in found if score is not None]
+    if not values or len(values) < len(found):
+        return None
+    if len(values) == 1 and found[0] is not None:
+        return Estimate(values[0], found[0]["low"], found[0]["high"], best=best)
+    std = stats.RunSummary.of(values).std
+    answers, strata = shared_answers(evaluations, task)
+    if not answers:
+        return Estimate(sum(values) / len(values), None, None, std, best)
+    kind, _, k = metric.partition("@")
+    if kind == "mean":
+        interval = stats.mean_interval(answers, strata)
+    else:
+        interval = stats.pass_interval(answers, int(k), strata)
+    return Estimate(interval.value, interval.low, interval.high, std, best)
+
+
+def shared_answers(
+    evaluations: Sequence[Evaluation], task: str | None = None
+) -> tuple[list[list[list[int]]], list[str]]:
+    """Answers [runs, problems, samples] and the task of each problem.
+
+    Both empty where samples are gone, or the evaluations' problems differ.
+    """
+    flat = [
+        {
+            (name, problem): answers
+            for name, problems in evaluation.answers.items()
+            if task in (None, name)
+            for problem, answers in problems.items()
+        }
+        for evaluation in evaluations
+    ]
+    if not flat or not flat[0] or any(answers.keys() != flat[0].keys() for answers in flat):
+        return [], []
+    return [[answers[key] for key in flat[0]] for answers in flat], [name for name, _ in flat[0]]
+
+
+def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]:
+    """Groups in the order of their first runs, labelled, coloured, with a reference per model.
+
+    Args:
+      runs: any.
+      reference: label that the others are compared with; the suite's, or the first, when None.
+    """
+    gathered: dict[str, list[Run]] = {}
+    for run in runs:
+        gathered.setdefault(_identity(run), []).append(run)
+    members = list(gathered.values())
+    labels = _labels([runs[0] for runs in members])
+    colours = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    groups = [
+        Group(label, runs[0].model, sorted(runs, key=lambda r: str(r.seed)), colours[label])
+        for label, runs in zip(labels, members, strict=True)
+    ]
+    for model in dict.fromkeys(group.model for group in groups):
+        here = [group for group in groups if group.model == model]
+        named = [g for g in here if g.label == reference]
+        chosen = (named or [g for g in here if _is_suites_reference(g)] or here)[0]
+        groups[groups.index(chosen)] = replace(chosen, is_reference=True)
+    return groups
+
+
+def _is_suites_reference(group: Group) -> bool:
+    entry = group.runs[0].entry
+    return bool(entry) and entry.get("label") == entry.get("reference")
+
+
+def _identity(run: Run) -> str:
+    """What the runs of one group have in common, as text."""
+    if run.entry:
+        parts = [str(run.path.resolve().parent), run.entry.get("model"), run.entry.get("label")]
+        return json.dumps(parts)
+    return json.dumps([run.method, _essential(run.config)], sort_keys=True, default=str)
+
+
+def _essential(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {str(k): _essential(v) for k, v in value.items() if k not in NEUTRAL}
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """A label for each, with what tells it from another of the same label and model."""
+    plain = [_label(run) for run in runs]
+    pairs = [(run.model, label) for run, label in zip(runs, plain, strict=True)]
+    labels = []
+    for run, label, pair in zip(runs, plain, pairs, strict=True):
+        twins = [r for r, other in zip(runs, pairs, strict=True) if other == pair]
+        if len(twins) > 1:
+            label = f"{label} ({_difference(run, twins) or run.name})"
+        labels.append(label)
+    if len({(run.model, label) for run, label in zip(runs, labels, strict=True)}) < len(runs):
+        labels = [f"{label} ({run.name})" for run, label in zip(runs, labels, strict=True)]
+    return labels
+
+
+def _label(run: Run) -> str:
+    if run.entry.get("label"):
+        return str(run.entry["label"])
+    if run.method is None:
+        return run.model if run.command == "eval" else f"{run.command} {run.name}"
+    return describe(run.method)
+
+
+def _difference(run: Run, twins: Sequence[Run]) -> str:
+    """Settings in which a run differs from others of its label."""
+    flats = [_flat(_essential(twin.config)) for twin in twins]
+    own = _flat(_essential(run.config))
+    keys = [key for key in own if len({json.dumps(flat.get(key)) for flat in flats}) > 1]
+    return ", ".join(f"{key.rpartition('.')[2]} {own[key]}" for key in keys[:3])
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        name = prefix + key
+        found |= _flat(item, f"{name}.") if isinstance(item, Mapping) else {name: item}
+    return found
+
+
+def describe(method: Mapping[str, Any]) -> str:
+    """A method and the hyper-parameters worth naming.
+
+    Example:
+      >>> describe({"name": "clip_higher", "low": 0.2, "high": 0.28, "side": "outward"})
+      'clip_higher low=0.2 high=0.28'
+      >>> describe({"name": "atr", "delta": 0.05, "level": "sequence"})
+      'atr δ=0.05 level=sequence'
+    """
+    name = str(method["name"])
+    cls = methods().get(name)
+    defaults = {f.name: f.default for f in fields(cls)} if cls else {}  # type: ignore[arg-type]
+    given = {**{k: defaults[k] for k in THRESHOLDS if k in defaults}, **method}
+    del given["name"]
+    shown = {
+        _SYMBOLS.get(key, key): describe(value) if isinstance(value, Mapping) else value
+        for key, value in given.items()
+        if (key in THRESHOLDS and value is not None) or defaults.get(key, ...) != value
+    }
+    return " ".join([name, *(f"{key}={_short(value)}" for key, value in shown.items())])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

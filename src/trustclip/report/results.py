@@ -1,0 +1,311 @@
+"""The tables of a report: what every group scored, beside the paper's own figures."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+
+import torch
+
+from trustclip.method import Method, interval
+from trustclip.report import published
+from trustclip.report.comparison import Compared
+from trustclip.report.groups import Estimate, Group
+from trustclip.report.paper_cells import Row
+from trustclip.report.tables import Cell, Table, TableRow
+
+NOTHING = Cell("-")
+#: A column: task (None for the average) and metric.
+Column = tuple[str | None, str]
+
+OPTIMISTIC = (
+    "In parentheses the best evaluation of each column, chosen on the test problems themselves as "
+    "the paper does: optimistic, and no ground for a comparison."
+)
+
+
+def title_of(metric: str) -> str:
+    """Heading of a metric.
+
+    Example:
+      >>> title_of("mean@8")
+      'Mean@8'
+    """
+    return metric[:1].upper() + metric[1:]
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share in percent, or ``"-"``.
+
+    Example:
+      >>> percent(0.125), percent(None)
+      ('12.5', '-')
+    """
+    if share is None or share != share:
+        return "-"
+    return f"{100 * share:.{digits}f}".replace("-", "−")
+
+
+def bracket(low: float | None, high: float | None) -> str:
+    """An interval in percent, or nothing."""
+    return "" if low is None or high is None or low != low else f"[{percent(low)}, {percent(high)}]"
+
+
+def columns(groups: Sequence[Group]) -> list[Column]:
+    """Columns of a table of scores: every task of any group, and the average over all of them."""
+    evaluated = [group for group in groups if group.metrics]
+    metrics = sorted(
+        dict.fromkeys(m for group in evaluated for m in group.metrics),
+        key=lambda name: (int(name.partition("@")[2]), name),
+    )
+    tasks: list[str | None] = list(tasks_of(evaluated))
+    return [(task, m) for task in ([*tasks, None] if len(tasks) != 1 else tasks) for m in metrics]
+
+
+def tasks_of(groups: Sequence[Group]) -> list[str]:
+    """Tasks of any group, in order of appearance."""
+    evaluations = [e for group in groups for run in group.runs for e in run.evaluations]
+    return list(dict.fromkeys(task for e in evaluations for task in e.tasks))
+
+
+def estimate(group: Group, column: Column, moment: str, tasks: Sequence[str]) -> Estimate | None:
+    """Score of a cell; that of the average only from a group that has every task."""
+    task, metric = column
+    complete = all(set(e.tasks) >= set(tasks) for e in group.evaluations(moment))
+    return group.estimate(task, metric, moment) if task is not None or complete else None
+
+
+def single_table(groups: Sequence[Group]) -> Table:
+    """Scores before training, at the end and at best: the paper's Table 2 for these runs."""
+    cols, tasks = columns(groups), tasks_of(groups)
+    rows: list[TableRow] = []
+    models = list(dict.fromkeys(group.model for group in groups))
+    for model in models:
+        here = [group for group in groups if group.model == model]
+        rows += [TableRow(model, kind="section")] if len(models) > 1 else []
+        rows += _base_rows(model, here, cols, tasks)
+        finals = [[estimate(group, col, "final", tasks) for col in cols] for group in here]
+        highest = [
+            max((e.value for e in column if e), default=0.0) for column in zip(*finals, strict=True)
+        ]
+        for group, found in zip(here, finals, strict=True):
+            cells = [
+                _single_cell(e, len(here) > 1 and e is not None and e.value == top)
+                for e, top in zip(found, highest, strict=True)
+            ]
+            rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
+            rows += _paper_row(published.single_run(group), cols, _printed_single)
+    notes = ["95 % intervals in brackets, clustered by problem and, with several seeds, by seed."]
+    if any(cell.text.endswith(")") for row in rows if row.kind == "ours" for cell in row.cells):
+        notes.append(OPTIMISTIC)
+    if len(groups) > 1:
+        notes.append("Bold is the highest value of a column; whether it means anything is below.")
+    return Table("scores", "Scores, percent", "method", _head(cols), rows, notes)
+
+
+def _base_rows(
+    model: str, groups: Sequence[Group], cols: Sequence[Column], tasks: Sequence[str]
+) -> Iterator[TableRow]:
+    initial = [[estimate(group, col, "initial", tasks) for col in cols] for group in groups]
+    measured = [row for row in initial if any(row)]
+    if measured:
+        # Runs of one seed begin alike: the first group that was measured stands for all.
+        yield TableRow("before training", [_single_cell(e, False) for e in measured[0]], "base")
+    yield from _paper_row(published.base(model), cols, _printed_single)
+
+
+def _single_cell(found: Estimate | None, strong: bool) -> Cell:
+    if found is None:
+        return NOTHING
+    best = f" ({percent(found.best, 2)})" if found.best is not None else ""
+    return Cell(percent(found.value, 2) + best, bracket(found.low, found.high), strong)
+
+
+def _standing(group: Group) -> str:
+    seeds = len(group.scored)
+    many = f"{seeds} seeds" if seeds > 1 else ""
+    return ", ".join(part for part in (many, group.partial) if part)
+
+
+def _head(cols: Sequence[Column]) -> list[tuple[str, list[str]]]:
+    head: dict[str, list[str]] = {}
+    for task, metric in cols:
+        over = "Average" if task is None else published.TASKS.get(task, task)
+        head.setdefault(over, []).append(title_of(metric))
+    return list(head.items())
+
+
+def _paper_row(
+    row: Row | None, cols: Sequence[Column], printed: Callable[[Row, str], str]
+) -> Iterator[TableRow]:
+    """The paper's row for the same columns, if it has any of them."""
+    if row is None:
+        return
+    texts = []
+    for task, metric in cols:
+        name = "avg" if task is None else task
+        cell = f"{name}_{metric.replace('@', '')}"
+        known = any(key.startswith(f"{cell}_") for key in row)
+        texts.append(printed(row, cell) if known else "-")
+    # An average over other tasks than the paper's has nothing beside it.
+    own = {task for task, _ in cols if task is not None}
+    if own != set(published.TASKS):
+        texts = ["-" if col[0] is None else text for col, text in zip(cols, texts, strict=True)]
+    if any(text != "-" for text in texts):
+        yield TableRow(f"paper: {row['method']}", [Cell(text) for text in texts], "paper")
+
+
+def _printed_single(row: Row, name: str) -> str:
+    best = row[f"{name}_best"]
+    return row[f"{name}_final"] + (f" ({best})" if best else "")
+
+
+def _printed_repeated(row: Row, name: str) -> str:
+    return f"{row[f'{name}_mean']} ± {row[f'{name}_std']}"
+
+
+def repeated_table(groups: Sequence[Group]) -> Table | None:
+    """Mean and standard deviation over seeds at the end: the paper's Table 3 for these runs."""
+    several = [group for group in groups if len(group.scored) > 1]
+    if not several:
+        return None
+    cols, tasks = columns(groups), tasks_of(groups)
+    rows: list[TableRow] = []
+    for group in several:
+        found = [estimate(group, col, "final", tasks) for col in cols]
+        cells = [
+            NOTHING if e is None else Cell(f"{percent(e.value, 2)} ± {percent(e.std, 2)}")
+            for e in found
+        ]
+        note = f"{len(group.scored)} seeds"
+        models = {g.model for g in groups}
+        label = f"{group.label}, {group.model}" if len(models) > 1 else group.label
+        rows.append(TableRow(label, cells, "ours", note, group.series))
+        rows += _paper_row(published.repeated_runs(group), cols, _printed_repeated)
+    notes = ["Mean ± sample standard deviation (divisor n − 1) over seeds."]
+    if any(row.kind == "paper" for row in rows):
+        notes.append("The paper's ± has the divisor n: times 1.22 for its three runs to compare.")
+    return Table("seeds", "Final scores over seeds, percent", "method", _head(cols), rows, notes)
+
+
+def printed_tables() -> list[Table]:
+    """The paper's Tables 2 and 3, as printed."""
+    cols: list[Column] = [
+        (task, metric) for task in [*published.TASKS, None] for metric in ("mean@8", "pass@8")
+    ]
+    single: list[TableRow] = []
+    for model in published.models():
+        single.append(TableRow(model, kind="section"))
+        of_model = [row for row in published.rows("table2") if row["model"] == model]
+        single += [r for row in of_model for r in _paper_row(row, cols, _printed_single)]
+    repeated = [
+        r for row in published.rows("table3") for r in _paper_row(row, cols, _printed_repeated)
+    ]
+    titles = ("The paper's Table 2: one run each, final (best)",
+              "The paper's Table 3: Qwen3-1.7B, mean ± population std of three runs")  # fmt: skip
+    return [
+        Table(key, title, "method", _head(cols), rows)
+        for key, title, rows in zip(("paper2", "paper3"), titles, (single, repeated), strict=True)
+    ]
+
+
+def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
+    """Differences to the reference, with intervals, corrected p-values and verdicts."""
+    if not found:
+        return None
+    metric = next((c.metric for c in found if c.difference is not None), found[0].metric)
+    several = len({c.group.model for c in found}) > 1
+    rows = []
+    for c in found:
+        d = c.difference
+        numbers = [NOTHING] * 3
+        if d is not None:
+            value = f"{100 * d.value:+.1f}".replace("-", "−")
+            low, high = (f"{100 * bound:+.1f}".replace("-", "−") for bound in (d.low, d.high))
+            numbers = [
+                Cell(value, f"[{low}, {high}]" if d.low == d.low else ""),
+                Cell(_p(d.p)),
+                Cell(_p(c.p_holm), strong=c.resolved),
+            ]
+        label = f"{c.group.label}, {c.group.model}" if several else c.group.label
+        parts = [f"{c.seeds} seeds"] if c.seeds > 1 else []
+        parts += [f"at update {c.step}"] if c.step is not None else []
+        note = ", ".join(parts)
+        rows.append(TableRow(label, [*numbers, Cell(c.verdict)], "ours", note, c.group.series))
+    paired = "problem and seed" if any(c.seeds > 1 for c in found) else "problem"
+    family = len([c for c in found if c.difference is not None])
+    notes = [f"Final evaluations, paired by {paired}; {family} in the family of Holm's correction."]
+    if any(c.step is not None for c in found):
+        notes.append("Unfinished runs are compared at the last update that both were evaluated at.")
+    title = f"{title_of(metric)} against {found[0].reference.label}, points"
+    head = [("", ["difference", "p", "p (Holm)", "verdict"])]
+    return Table(key, title, "method", head, rows, notes, wide=True)
+
+
+def _p(p: float) -> str:
+    return "-" if p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+#: Old probabilities at which an interval that depends on them is listed.
+P_OLDS = (0.01, 0.5)
+
+
+def interval_table(groups: Sequence[Group]) -> Table | None:
+    """The ratio interval of every method that has one."""
+    rows: list[TableRow] = []
+    for group in {g.label: g for g in groups}.values():
+        if group.method is not None:
+            rows += _interval_rows(group, group.method)
+    if not rows:
+        return None
+    notes = ["No token inside the interval is cut."]
+    if any(row.note for row in rows):
+        notes.append("Where it depends on the token, it is given at two old probabilities p.")
+    head = [("", ["lowest ratio", "highest ratio"])]
+    return Table("intervals", "Ratio intervals", "method", head, rows, notes)
+
+
+def _interval_rows(group: Group, method: Method) -> Iterator[TableRow]:
+    p = torch.tensor(P_OLDS, dtype=torch.float64)
+    for given in (None, p):
+        try:
+            bounds = interval(method, given)
+        except ValueError:
+            continue
+        low, high = (torch.as_tensor(bound).reshape(-1).tolist() for bound in bounds)
+        notes = [""] if len(low) == 1 else [f"p = {x:g}" for x in P_OLDS]
+        for note, *ends in zip(notes, low, high, strict=True):
+            cells = [Cell(_ratio(end)) for end in ends]
+            yield TableRow(group.label, cells, note=note, series=group.series)
+        return
+
+
+def _ratio(end: float) -> str:
+    return "∞" if end == inf else f"{end:.4f}" if end < 1e4 else f"{end:.3g}"
+
+
+def tidy(groups: Sequence[Group]) -> str:
+    """Every number of the tables as CSV, one a line, in percent."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["model", "method", "moment", "task", "metric", "value", "low", "high", "std", "runs"]
+    )
+    cols, tasks = columns(groups), tasks_of(groups)
+    for group in groups:
+        for moment in ("initial", "final"):
+            for col in cols:
+                e = estimate(group, col, moment, tasks)
+                if e is None:
+                    continue
+                place = [group.model, group.label, moment, col[0] or "average", col[1]]
+                runs = len(group.evaluations(moment))
+                writer.writerow([*place, *map(_number, (e.value, e.low, e.high, e.std)), runs])
+                if e.best is not None:
+                    place[2] = "best"
+                    writer.writerow([*place, _number(e.best), "", "", "", runs])
+    return text.getvalue()
+
+
+def _number(share: float | None) -> str:
+    return "" if share is None or share != share else f"{100 * share:.4f}"

@@ -1,0 +1,296 @@
+"""What a report knows of a run: its directory, read and never written to."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trustclip.names import nearest
+from trustclip.recipes.evaluate import outcomes, scores
+from trustclip.report.samples import Row, Samples, lines
+
+#: Last update of a training that has logged nothing.
+_NOTHING: Row = {"step": 0}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The answers to all test problems at one point of a run.
+
+    Args:
+      step: updates done by then; None where no training took part.
+      scores: as `trustclip.recipes.evaluate.scores` makes them.
+      answers: correctness, ``{task: {problem: [0, 1, ...]}}``; empty where samples are gone.
+    """
+
+    step: int | None
+    scores: Mapping[str, Any]
+    answers: Mapping[str, Mapping[str, list[int]]]
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks."""
+        return list(self.scores["tasks"])
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the scores: ``["mean@8", "pass@8"]``."""
+        return [name for name in self.scores["average"] if "@" in name]
+
+    def score(self, task: str | None, metric: str) -> Mapping[str, float] | None:
+        """``{"value", "low", "high"}`` of a task, or of the average (None), if it was measured."""
+        part = self.scores["average"] if task is None else self.scores["tasks"].get(task, {})
+        return part.get(metric)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory.
+
+    Args:
+      path: the folder.
+      config: its ``config.yaml``.
+      environment: its ``environment.json``.
+      summary: its ``summary.json``, empty as long as there is none.
+      metrics: rows of ``metrics.jsonl`` by stage; of a step logged twice, the later.
+      evaluations: whole ones, in order.
+      samples: where its completions are.
+      remarks: what the reader of a report must know of this folder, in words.
+      entry: what its suite says of it (label, model, seed, method, reference), empty without one.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    metrics: Mapping[str, Sequence[Row]]
+    evaluations: Sequence[Evaluation]
+    samples: Samples
+    remarks: Sequence[str]
+    entry: Mapping[str, Any]
+
+    @property
+    def command(self) -> str:
+        return str(self.config.get("command") or self.summary.get("command") or "run")
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.path.resolve().name
+
+    @property
+    def seed(self) -> Any:
+        return self.entry.get("seed", self.config.get("seed"))
+
+    @property
+    def model(self) -> str:
+        """Name of the model that training began with, without its folders."""
+        if self.command == "demo":
+            return "tiny"
+        model = self.entry.get("model") or self.config.get("model") or "model"
+        parts = Path(str(model)).parts
+        return "/".join(parts[-2:]) if parts[-1:] == ("final",) else parts[-1]
+
+    @property
+    def method(self) -> Mapping[str, Any] | None:
+        """Method and hyper-parameters, ``{"name": ..., ...}``; None where nothing was trained."""
+        stage = self.config.get("rl") if self.command == "run" else self.config
+        given = self.entry.get("method") or self.summary.get("method")
+        if given is None and isinstance(stage, Mapping) and stage.get("method"):
+            given = {"name": stage["method"], **(stage.get("method_args") or {})}
+        return given
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        whole = bool(self.summary)
+        return bool(self.summary.get("finished", whole and self.command not in ("run", "demo")))
+
+    @property
+    def training(self) -> Sequence[Row]:
+        """Logged rows of the reinforcement."""
+        return self.metrics.get("rl", ())
+
+    @property
+    def last_step(self) -> int:
+        """Updates that were logged."""
+        return max((row["step"] for row in (self.training or (_NOTHING,))), default=0)
+
+    @property
+    def notices(self) -> list[Row]:
+        """What guards said, oldest first."""
+        return [*self.metrics.get("notice", ())]
+
+    @property
+    def initial(self) -> Evaluation | None:
+        """The evaluation before any update."""
+        return next((e for e in self.evaluations if e.step == 0), None)
+
+    @cached_property
+    def trained(self) -> list[Evaluation]:
+        """The evaluations after some update, or of no training at all."""
+        return [e for e in self.evaluations if e.step != 0]
+
+    @property
+    def final(self) -> Evaluation | None:
+        """The last evaluation after training."""
+        return self.trained[-1] if self.trained else None
+
+
+def read_run(path: Path) -> Run:
+    """Read a run directory, whatever state it is in.
+
+    Args:
+      path: the folder.
+
+    Raises:
+      ValueError: the folder is no run directory.
+    """
+    if not (path / "config.yaml").is_file():
+        raise ValueError(f"{path} is no run directory: it has no config.yaml.")
+    config = _mapping(path / "config.yaml")
+    summary = _mapping(path / "summary.json")
+    metrics, unreadable = _metrics(path / "metrics.jsonl")
+    samples = Samples.read(path)
+    last = max((row["step"] for row in metrics.get("rl", ())), default=0)
+    evaluations, remarks = _evaluations(samples, metrics.get("eval", []), summary, last)
+    unreadable += samples.unreadable
+    if unreadable:
+        remarks.append(
+            f"{unreadable} unreadable line{'s' * (unreadable > 1)} left out, as a kill leaves them"
+        )
+    run = Run(
+        path, config, _mapping(path / "environment.json"), summary, metrics, evaluations, samples,
+        remarks, _entry(path),
+    )  # fmt: skip
+    if not run.finished:
+        remarks.insert(0, f"unfinished: {run.last_step} updates logged so far")
+    return run
+
+
+def find(paths: Sequence[Path]) -> Iterator[Path]:
+    """Run directories among ``paths``: each itself, or all those of a suite.
+
+    Raises:
+      ValueError: a path is neither; the message names it, and run directories near it.
+    """
+    for path in paths:
+        if (path / "suite.yaml").is_file():
+            planned = _mapping(path / "suite.yaml").get("runs") or {}
+            runs = sorted(p.parent for p in path.glob("*/config.yaml"))
+            order = {name: place for place, name in enumerate(planned)}
+            trained = [run for run in runs if not run.name.startswith("sft-")]
+            if not trained:
+                raise ValueError(f"the suite {path} has no run yet.")
+            yield from sorted(trained, key=lambda run: order.get(run.name, len(order)))
+        elif (path / "config.yaml").is_file():
+            yield path
+        else:
+            raise ValueError(_no_run(path))
+
+
+def _no_run(path: Path) -> str:
+    if not path.is_dir():
+        siblings = [p.parent.name for p in path.parent.glob("*/config.yaml")]
+        near = nearest(path.name, siblings)
+        hint = f" Did you mean {path.parent / near}?" if near else ""
+        return f"there is no folder {path}.{hint}"
+    inside = sorted(p.parent.name for p in path.glob("*/config.yaml"))
+    hint = f" It holds run directories; name them: {', '.join(inside[:5])}." if inside else ""
+    return f"{path} is neither a run directory (no config.yaml) nor a suite (no suite.yaml).{hint}"
+
+
+def _mapping(path: Path) -> Mapping[str, Any]:
+    """The mapping in a YAML or JSON file; empty where there is none."""
+    if not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return value if isinstance(value, Mapping) else {}
+
+
+def _entry(path: Path) -> Mapping[str, Any]:
+    """What the suite around a run directory says of it, and which label is its reference."""
+    suite = _mapping(path.resolve().parent / "suite.yaml")
+    runs = suite.get("runs")
+    entry = runs.get(path.resolve().name) if isinstance(runs, Mapping) else None
+    return {**entry, "reference": suite.get("reference")} if isinstance(entry, Mapping) else {}
+
+
+def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:
+    """Rows by stage, each step once, and the number of unreadable lines."""
+    found: dict[tuple[Any, ...], Row] = {}
+    unreadable = 0
+    for _, _, row in lines(path) if path.exists() else ():
+        if row is None or not isinstance(row.get("step"), int):
+            unreadable += 1
+            continue
+        key = (str(row.get("stage")), row["step"], str(row.get("task")), str(row.get("notice")))
+        # A trainer logs its last step twice, the second time without the metrics.
+        found[key] = {**found.get(key, {}), **row}
+    by_stage: dict[str, list[Row]] = {}
+    for row in sorted(found.values(), key=lambda row: row["step"]):
+        by_stage.setdefault(str(row.get("stage")), []).append(row)
+    return by_stage, unreadable
+
+
+def _evaluations(
+    samples: Samples, logged: Sequence[Row], summary: Mapping[str, Any], last: int
+) -> tuple[list[Evaluation], list[str]]:
+    """Whole evaluations, from the completions where they are still there, and remarks."""
+    rows_of: dict[Any, list[Row]] = {}
+    for row in logged:
+        rows_of.setdefault(row["step"], []).append(row)
+    found = {step: Evaluation(step, _logged_scores(rows), {}) for step, rows in rows_of.items()}
+    for evaluation in _summarised(summary, last or None):
+        found.setdefault(evaluation.step, evaluation)
+    remarks = []
+    for (stage, given), answers in samples.answers.items():
+        step = {"before": 0, "after": last}.get(stage or "", given)
+        if step in found:
+            rows = list(answers.values())
+            found[step] = Evaluation(step, scores(rows), outcomes(rows))
+        else:
+            at = "" if step is None else f" at step {step}"
+            remarks.append(f"an evaluation{at} is not whole: {len(answers)} answers, not scored")
+    return sorted(found.values(), key=lambda e: inf if e.step is None else e.step), remarks
+
+
+def _logged_scores(rows: Sequence[Row]) -> Mapping[str, Any]:
+    """Scores of one step of ``metrics.jsonl``, in the form of `scores`."""
+    parts = {str(row.get("task")): _logged_part(row) for row in rows}
+    average = parts.pop("average", None)
+    return {"tasks": parts, "average": average or next(iter(parts.values()))}
+
+
+def _logged_part(row: Row) -> Mapping[str, Any]:
+    names = [key for key in row if "@" in key and "/" not in key]
+    intervals = {
+        name: {
+            "value": row[name],
+            "low": row.get(f"{name}/low"),
+            "high": row.get(f"{name}/high"),
+        }
+        for name in names
+    }
+    others = ("length", "truncated", "no_answer", "problems")
+    return intervals | {key: row[key] for key in others if key in row}
+
+
+def _summarised(summary: Mapping[str, Any], last: int | None) -> Iterator[Evaluation]:
+    """Evaluations that a summary holds."""
+    for name, step in (("initial", 0), ("before", 0), ("final", last), ("after", last)):
+        part = summary.get(name)
+        if isinstance(part, Mapping) and part:
+            whole = part if "average" in part else {"tasks": {}, "average": part}
+            yield Evaluation(step, whole, {})
+    if "tasks" in summary and "average" in summary:
+        yield Evaluation(None, {key: summary[key] for key in ("tasks", "average")}, {})

@@ -1,0 +1,205 @@
+"""What a report says first: its findings in plain sentences, and what they rest on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trustclip.report.comparison import Compared, gain
+from trustclip.report.curves import points_of
+from trustclip.report.groups import Group
+from trustclip.report.results import bracket, percent, title_of
+
+#: A gate that closes on fewer tokens than this is not told from none.
+_INERT = 1e-6
+#: A sign that stays with its number.
+_PERCENT = "\N{NO-BREAK SPACE}%"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence.
+
+    Args:
+      kind: ``"finding"``, ``"caution"`` (it limits what the findings say) or ``"fault"``.
+      text: the sentence.
+    """
+
+    kind: Literal["finding", "caution", "fault"]
+    text: str
+
+
+def headline(groups: Sequence[Group], compared: Sequence[Compared]) -> str:
+    """The one sentence to remember."""
+    found = [c for c in compared if c.difference is not None]
+    if found:
+        early = any(c.step is not None for c in found)
+        return _of_comparisons(found) + (" Not all runs are finished." if early else "")
+    scored = [group for group in groups if group.scored]
+    if scored and gain(scored[0]):
+        return _sentence(_gained(scored[0]))
+    if scored:
+        return _sentence(_standing(scored[0]))
+    return "No evaluation has come to its end yet."
+
+
+def _of_comparisons(found: Sequence[Compared]) -> str:
+    reference, metric = found[0].reference.label, title_of(found[0].metric)
+    higher, lower = ([c for c in found if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
+    if not higher and not lower:
+        if len(found) > 1:
+            return f"None of {len(found)} methods can be told apart from {reference} on these runs."
+        c = found[0]
+        return f"{c.group.label} and {reference} cannot be told apart on these runs."
+    parts = []
+    if lower:
+        names = _listed([c.group.label for c in lower])
+        parts.append(f"{reference} has a higher {metric} than {names}")
+    if higher:
+        names = _listed([c.group.label for c in higher])
+        which = "one" if lower else metric
+        verb = "have" if len(higher) > 1 else "has"
+        parts.append(f"{names} {verb} a higher {which} than {reference}")
+    return "; ".join(parts) + "."
+
+
+def findings(groups: Sequence[Group], compared: Sequence[Compared]) -> list[Finding]:
+    """The sentences under the headline, findings first."""
+    texts = [
+        *_comparisons(compared),
+        *_gains(groups, compared),
+        *_gates(groups),
+        *_faults(groups),
+        *_cautions(groups, compared),
+    ]
+    order = ("finding", "fault", "caution")
+    return sorted(texts, key=lambda finding: order.index(finding.kind))
+
+
+def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
+    found = [c for c in compared if c.difference is not None]
+    resolved = [c for c in found if c.resolved]
+    if len(resolved) == 1:
+        yield Finding("finding", _at(resolved[0]) + _sentence(resolved[0].verdict))
+    elif resolved:
+        gaps = _listed([f"{c.group.label} {_points(c)}" for c in resolved])
+        text = f"Points from {resolved[0].reference.label}: {gaps}, each p ≤ 0.05 after Holm's "
+        yield Finding("finding", f"{text}correction for {len(found)} comparisons.")
+    for c in [c for c in found if not c.resolved][:3]:
+        yield Finding(
+            "finding", f"{_at(c)}{c.group.label} ({_points(c)} points): {_sentence(c.verdict)}"
+        )
+    for c in compared:
+        if c.difference is None:
+            yield Finding("caution", f"{c.group.label} is {_sentence(c.verdict)}")
+
+
+def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
+    told = not [c for c in compared if c.difference is not None]
+    gained = [(g, d) for g in groups if g.scored and (d := gain(g))][1 if told else 0 :]
+    if len(gained) == 1:
+        yield Finding("finding", _sentence(_gained(gained[0][0])))
+    elif gained:
+        metric = title_of(gained[0][0].metrics[0])
+        parts = "; ".join(
+            f"{group.label} {_signed(d.value)} {bracket(d.low, d.high)}" for group, d in gained[:6]
+        )
+        more = f"; and {len(gained) - 6} more" if len(gained) > 6 else ""
+        yield Finding("finding", f"What training added to {metric}, in points: {parts}{more}.")
+
+
+def _gained(group: Group) -> str:
+    difference, metric = gain(group), group.metrics[0]
+    before, after = (group.estimate(None, metric, moment) for moment in ("initial", "final"))
+    assert difference is not None and before is not None and after is not None
+    interval = bracket(difference.low, difference.high)
+    verb = "moved" if difference.p > 0.05 else "raised" if difference.value > 0 else "lowered"
+    chance = ", no more than chance would" if difference.p > 0.05 else ""
+    return (
+        f"Training with {group.label} {verb} {title_of(metric)} from {percent(before.value)} to "
+        f"{percent(after.value)}{_PERCENT}: {_signed(difference.value)} points {interval}".rstrip()
+        + chance
+    )
+
+
+def _standing(group: Group) -> str:
+    metric = group.metrics[0]
+    e = group.estimate(None, metric)
+    assert e is not None
+    text = f"{group.label}: {title_of(metric)} {percent(e.value)}{_PERCENT}"
+    return f"{text} {bracket(e.low, e.high)}".rstrip()
+
+
+def _gates(groups: Sequence[Group]) -> Iterator[Finding]:
+    shares = {}
+    for group in groups:
+        values = [v for run in group.runs for v in points_of(run, "trustclip/gated").values()]
+        if values and (group.method is None or group.method.cuts):
+            shares[group.label] = sum(values) / len(values)
+    for label, share in shares.items():
+        if share < _INERT:
+            text = f"The gate of {label} never closed: these runs had no constraint"
+            yield Finding("fault", _sentence(text))
+    acting = {label: share for label, share in shares.items() if share >= _INERT}
+    if acting:
+        shown = [f"{label} {percent(share, 2)}{_PERCENT}" for label, share in [*acting.items()][:6]]
+        yield Finding("finding", f"The gate closed on this share of tokens: {'; '.join(shown)}.")
+
+
+def _faults(groups: Sequence[Group]) -> Iterator[Finding]:
+    runs = [run for group in groups for run in group.runs]
+    unfinished = [run for run in runs if not run.finished]
+    if unfinished:
+        many = f"{len(unfinished)} of {len(runs)} runs" if len(runs) > 1 else "The run"
+        verb = "are" if len(unfinished) > 1 else "is"
+        yield Finding("fault", f"{many} {verb} not finished; everything below is as of now.")
+    said = sum(len(run.notices) for run in runs)
+    if said:
+        times = f"{said} times" if said > 1 else "once"
+        yield Finding("fault", f"The guards had something to say {times}: see Notices.")
+
+
+def _cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
+    trained = [group for group in groups if group.scored and group.runs[0].method is not None]
+    single = [group for group in trained if len(group.scored) == 1]
+    if single and len(trained) > 1:
+        which = "Every method has" if len(single) == len(trained) else f"{len(single)} methods have"
+        yield Finding(
+            "caution",
+            f"{which} one training seed: its interval leaves out how much training runs differ.",
+        )
+    truncated = [
+        (group.label, share)
+        for group in groups
+        for e in group.evaluations("final")[:1]
+        if (share := e.scores["average"].get("truncated") or 0) > 0.1
+    ]
+    for label, share in truncated[:3]:
+        text = f"{percent(share, 0)}{_PERCENT} of the final answers of {label} were cut short."
+        yield Finding("caution", text)
+    if len({group.model for group in groups}) > 1 and compared:
+        yield Finding("caution", "Groups are compared within their model only.")
+
+
+def _at(c: Compared) -> str:
+    return "" if c.step is None else f"At update {c.step}: "
+
+
+def _gap(c: Compared) -> float:
+    return 0.0 if c.difference is None else c.difference.value
+
+
+def _points(c: Compared) -> str:
+    return _signed(_gap(c))
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "−")
+
+
+def _sentence(text: str) -> str:
+    """Text with one full stop at its end."""
+    return text if text.endswith(".") else text + "."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

@@ -1,0 +1,41 @@
+"""A page of ours in a real browser."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@contextmanager
+def opened(page: Path, **context: Any) -> Iterator[Any]:
+    """The page in headless Chromium, with no network; any complaint of its console fails.
+
+    Skips where playwright or the browser is absent.
+    """
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    executable = next(filter(None, map(shutil.which, NAMES)), None)
+    if executable is None:
+        pytest.skip("no Chromium on this machine (`make browser` installs Debian's)")
+    complaints: list[str] = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=executable, args=["--no-sandbox", "--disable-gpu"]
+        )
+        try:
+            tab = browser.new_context(**{"offline": True, **context}).new_page()
+            tab.on(
+                "console", lambda m: m.type in ("error", "warning") and complaints.append(m.text)
+            )
+            tab.on("pageerror", lambda error: complaints.append(str(error)))
+            tab.on("request", lambda r: r.url.startswith("http") and complaints.append(r.url))
+            tab.on("dialog", lambda d: (complaints.append(f"dialog {d.message}"), d.dismiss()))
+            tab.goto(page.resolve().as_uri())
+            yield tab
+        finally:
+            browser.close()
+    assert complaints == []

@@ -1,0 +1,573 @@
+"""The report: what it reads, how it counts, what it writes."""
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from synthetic_runs import HOSTILE, Spec, make_run, make_suite
+
+import trustclip as tc
+from trustclip import stats
+from trustclip.recipes.records import append_jsonl, write_json
+from trustclip.report import plots, published, results, samples
+from trustclip.report.build import build
+from trustclip.report.charts import spec
+from trustclip.report.collect import collect
+from trustclip.report.comparison import compare
+from trustclip.report.curves import lines_of
+from trustclip.report.groups import group_runs
+from trustclip.report.marks import Mark, Panel
+from trustclip.report.page import write_page
+from trustclip.report.runs import find, read_run
+from trustclip.report.tables import Cell, Table, TableRow, latex, markdown
+
+ATR = {"name": "atr", "delta": 0.07}
+CLIP = {"name": "clip", "epsilon": 0.2}
+DUAL = {"name": "dual_clip", "low": 0.2, "high": 0.2, "ceiling": 3.0}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("suite") / "made-up"
+    methods = {
+        "clip": Spec(CLIP, gain=0.1, gated=0.03),
+        "atr": Spec(ATR, gain=2.5),
+        "dual": Spec(DUAL, gain=2.4, gated=0.0),
+    }
+    return make_suite(folder, methods, reference="atr")
+
+
+@pytest.fixture(scope="module")
+def report(suite):
+    return collect([suite])
+
+
+@pytest.fixture(scope="module")
+def built(suite, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    return out, build([suite], out)
+
+
+def texts(report) -> list[str]:
+    return [finding.text for finding in report.findings]
+
+
+def tiny(path: Path, answers: dict[str, dict[str, list[int]]], **config: object) -> Path:
+    """A run with nothing in it but the answers of its final evaluation."""
+    path.mkdir(parents=True)
+    content = {"command": "run", "model": "tiny", "seed": 0, "rl": {"method": "atr"}, **config}
+    (path / "config.yaml").write_text(yaml.safe_dump(content))
+    append_jsonl(
+        path / "samples.jsonl",
+        [
+            {"stage": "eval", "step": 9, "task": task, "id": identity, "k": k, "correct": right,
+             "tokens": 5, "response": "x"}
+            for task, problems in answers.items()
+            for identity, given in problems.items()
+            for k, right in enumerate(given)
+        ],
+    )  # fmt: skip
+    append_jsonl(
+        path / "metrics.jsonl",
+        [{"stage": "eval", "step": 9, "task": task, "mean@2": 0.5} for task in answers],
+    )
+    write_json(path / "summary.json", {"command": "run", "finished": True})
+    return path
+
+
+# Reading
+
+
+def test_scores_are_counted_from_the_answers(tmp_path):
+    answers = {"a": {"1": [1, 1], "2": [1, 0]}, "b": {"1": [0, 0]}}
+    run = read_run(tiny(tmp_path / "run", answers))
+    assert run.final is not None and run.final.step == 9
+    assert run.final.score("a", "mean@2")["value"] == 0.75
+    assert run.final.score("b", "pass@2")["value"] == 0
+    assert run.final.score(None, "mean@2")["value"] == 0.375  # of the tasks, not of the problems
+    assert run.final.score("c", "mean@2") is None
+
+
+def test_an_answer_written_again_after_a_resume_counts_once(tmp_path):
+    path = tiny(tmp_path / "run", {"a": {"1": [0, 0], "2": [0, 0]}})
+    append_jsonl(
+        path / "samples.jsonl",
+        [{"stage": "eval", "step": 9, "task": "a", "id": "1", "k": 0, "correct": 1, "tokens": 5}],
+    )
+    run = read_run(path)
+    assert run.final.answers == {"a": {"1": [1, 0], "2": [0, 0]}}
+    assert len(run.samples.places) == 4
+
+
+def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path):
+    run = read_run(make_run(tmp_path / "run", Spec(ATR), until=33))
+    assert not run.finished and run.last_step == 33
+    assert [e.step for e in run.evaluations] == [0, 20]
+    assert run.remarks == [
+        "unfinished: 33 updates logged so far",
+        "1 unreadable line left out, as a kill leaves them",
+    ]
+
+
+def test_an_evaluation_that_was_cut_short_is_not_scored(tmp_path):
+    path = tiny(tmp_path / "run", {"a": {"1": [1, 1], "2": [1, 0]}})
+    row = {"stage": "eval", "step": 20, "task": "a", "id": "1", "k": 0, "correct": 1, "tokens": 5}
+    append_jsonl(path / "samples.jsonl", [row])
+    run = read_run(path)
+    assert [e.step for e in run.evaluations] == [9]
+    assert run.remarks == ["an evaluation at step 20 is not whole: 1 answers, not scored"]
+
+
+def test_logged_scores_stand_in_where_samples_are_gone(tmp_path):
+    path = make_run(tmp_path / "run", Spec(ATR))
+    before = read_run(path)
+    (path / "samples.jsonl").unlink()
+    run = read_run(path)
+    assert run.final.answers == {}
+    for task in ("amc23", None):
+        assert run.final.score(task, "mean@4") == before.final.score(task, "mean@4")
+    (path / "metrics.jsonl").unlink()
+    assert read_run(path).final.score(None, "pass@4") == before.final.score(None, "pass@4")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p / "atr", r"there is no folder .*atr\. Did you mean .*atr-1\?"),
+        (lambda p: p, r"neither a run directory .* It holds run directories; name them: atr-1"),
+        (lambda p: p / "empty", r"empty is neither a run directory \(no config.yaml\) nor a suite"),
+        (lambda p: p / "suite", r"the suite .*suite has no run yet"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path, make, message):
+    (tmp_path / "atr-1").mkdir()
+    (tmp_path / "atr-1" / "config.yaml").write_text("command: run\n")
+    for name in ("empty", "suite"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "suite" / "suite.yaml").write_text("name: x\n")
+    with pytest.raises(ValueError, match=message):
+        list(find([make(tmp_path)]))
+
+
+def test_a_suite_is_all_its_runs_in_its_own_order(suite):
+    names = [path.name.partition("-")[0] for path in find([suite])]
+    assert names == ["clip", "clip", "atr", "atr", "dual", "dual"]  # and not the SFT before them
+
+
+# Grouping and comparing
+
+
+def test_seeds_are_one_group_and_other_settings_another(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / f"a{seed}", Spec(ATR, seed=seed, steps=8, every=8))
+    make_run(tmp_path / "longer", Spec(ATR, steps=12, every=12))
+    make_run(tmp_path / "clip", Spec(CLIP, steps=8, every=8))
+    runs = [read_run(tmp_path / name) for name in ("a0", "a1", "longer", "clip")]
+    groups = group_runs(runs)
+    assert [(g.label, g.seeds, g.is_reference) for g in groups] == [
+        ("atr δ=0.07 (max_steps 8, every 8)", [0, 1], True),
+        ("atr δ=0.07 (max_steps 12, every 12)", [0], False),
+        ("clip ε=0.2", [0], False),
+    ]
+    assert [g.label for g in group_runs(runs, "clip ε=0.2") if g.is_reference] == ["clip ε=0.2"]
+
+
+def test_a_folder_names_no_code_to_run(tmp_path):
+    method = {"method": "antigravity:Method", "method_args": {}}
+    path = tiny(tmp_path / "run", {"a": {"1": [1, 0], "2": [0, 0]}}, rl=method)
+    (group,) = group_runs([read_run(path)])
+    assert group.method is None and group.label == "antigravity:Method"
+    assert "antigravity" not in sys.modules
+
+
+def test_intervals_over_seeds_are_those_of_the_statistics(report):
+    groups = {g.label: g for g in report.groups}
+    runs = [run.final.answers for run in groups["clip"].runs]
+    nested = [[a for p in answers.values() for a in p.values()] for answers in runs]
+    strata = [task for task, problems in runs[0].items() for _ in problems]
+    for metric, expected in (
+        ("mean@4", stats.mean_interval(nested, strata)),
+        ("pass@4", stats.pass_interval(nested, 4, strata)),
+    ):
+        found = groups["clip"].estimate(None, metric)
+        assert (found.value, found.low, found.high) == (expected.value, expected.low, expected.high)
+    one = [run.final.score(None, "mean@4")["value"] for run in groups["clip"].runs]
+    assert groups["clip"].estimate(None, "mean@4").std == pytest.approx(np.std(one, ddof=1))
+    best = [max(e.score(None, "mean@4")["value"] for e in r.trained) for r in groups["clip"].runs]
+    assert groups["clip"].estimate(None, "mean@4").best == pytest.approx(np.mean(best))
+
+
+def test_comparisons_are_those_of_the_statistics(suite):
+    groups = group_runs([read_run(path) for path in find([suite])])
+    reference = next(g for g in groups if g.is_reference)
+    assert reference.label == "atr"
+    nested = {
+        g.label: [
+            [a for p in run.final.answers.values() for a in p.values()] for run in g.runs
+        ]
+        for g in [reference, *(g for g in groups if not g.is_reference)]
+    }  # fmt: skip
+    strata = ["amc23"] * 20 + ["aime24"] * 10
+    for kind, k in (("mean", None), ("pass", 4)):
+        expected = {row.name: row for row in stats.compare(nested, strata, k=k)}
+        for c in compare(groups, kind):
+            theirs = expected[c.group.label]
+            assert c.difference == theirs.difference and c.metric == f"{kind}@4" and c.seeds == 2
+            assert c.p_holm == theirs.p_adjusted and c.verdict == theirs.verdict
+
+
+def test_an_unfinished_run_is_compared_where_both_have_been(tmp_path):
+    make_run(tmp_path / "a", Spec(ATR, gain=2.5))
+    make_run(tmp_path / "b", Spec(CLIP, gain=0.1), until=33)
+    report = collect([tmp_path / "a", tmp_path / "b"])
+    (c,) = report.compared
+    assert c.step == 20
+    (first, second) = (read_run(tmp_path / name).evaluations[1] for name in "ab")
+    flat = [[a for p in e.answers.values() for a in p.values()] for e in (second, first)]
+    expected = stats.paired_difference(*flat, ["amc23"] * 20 + ["aime24"] * 10)
+    assert c.difference == expected
+    assert report.headline.endswith("Not all runs are finished.")
+    assert "1 of 2 runs is not finished; everything below is as of now." in texts(report)
+
+
+def test_runs_that_cannot_be_compared_say_why(tmp_path):
+    tiny(tmp_path / "a", {"t": {"1": [1, 0], "2": [1, 1]}})
+    tiny(tmp_path / "b", {"t": {"1": [1, 0], "3": [1, 1]}}, rl={"method": "clip"})
+    tiny(tmp_path / "c", {"t": {"1": [1, 0], "2": [0, 1]}}, rl={"method": "kl2"})
+    report = collect([tmp_path / name for name in "abc"])
+    by_label = {c.group.label: c for c in report.compared}
+    assert by_label["clip ε=0.2"].difference is None
+    why = "not compared: the problems differ, or their samples are gone"
+    assert by_label["clip ε=0.2"].verdict == why
+    assert by_label["kl2 δ=0.07"].p_holm == by_label["kl2 δ=0.07"].difference.p  # a family of one
+
+
+def test_findings_name_a_gate_that_never_closed_and_what_guards_said(report):
+    found = texts(report)
+    assert "The gate of dual never closed: these runs had no constraint." in found
+    assert "The guards had something to say 3 times: see Notices." in found
+    assert any(t.startswith("The gate closed on this share of tokens: clip 1.") for t in found)
+
+
+# Tables
+
+
+def test_scores_stand_beside_the_papers(report):
+    tables = {table.key: table for table in report.tables}
+    rows = {row.label: row for row in tables["seeds"].rows}
+    columns = ["AMC2023 Mean@4", "AMC2023 Pass@4", "AIME2024 Mean@4"]
+    assert tables["seeds"].columns[:3] == columns
+    assert "paper: KL3 (δ = 0.07, ratio in [0.671, 1.422])" not in rows  # Mean@8, not Mean@4
+
+
+def test_the_papers_rows_are_found_by_model_and_method(tmp_path):
+    specs = {"atr": ATR, "clip": CLIP, "twin": {"name": "clip_higher", "low": 0.329, "high": 0.5}}
+    tasks = {"amc23": 4, "aime24": 4, "aime25": 4}
+    made = {k: Spec(m, k=8, tasks=tasks, steps=8, every=4) for k, m in specs.items()}
+    tables = {t.key: t for t in collect([make_suite(tmp_path / "s", made)]).tables}
+    single = {row.label: [cell.text for cell in row.cells] for row in tables["scores"].rows}
+    assert single["paper: ATR-based Clipping"][-2:] == ["22.93 (23.07)", "42.18 (44.00)"]
+    assert single["paper: Base Model"][0] == "28.61"
+    assert "paper: Clip-Higher" not in single  # other hyper-parameters
+    repeated = {row.label: [cell.text for cell in row.cells] for row in tables["seeds"].rows}
+    assert repeated["paper: Clip (ε = 0.2)"][-2:] == ["19.75 ± 0.10", "36.78 ± 1.27"]
+    assert repeated["paper: Clip-Higher (ε_l = 0.329, ε_u = 0.5)"][0] == "39.66 ± 0.61"
+
+
+def test_every_row_that_table_3_names_is_a_method():
+    titles = {row["method"] for row in published.rows("table3")}
+    assert {title for title, _ in published.REPEATED} < titles
+    for _, method in published.REPEATED:
+        tc.as_method(method)
+
+
+def test_other_tasks_and_other_k_leave_a_dash(tmp_path):
+    tiny(tmp_path / "a", {"t": {"1": [1, 0], "2": [1, 1]}, "u": {"1": [1, 1], "2": [0, 1]}})
+    tiny(tmp_path / "b", {"t": {"1": [1, 0, 1], "2": [1, 1, 1]}}, rl={"method": "clip"})
+    (table, *_) = collect([tmp_path / "a", tmp_path / "b"]).tables
+    assert table.columns == [
+        f"{task} {metric}" for task in ("t", "u", "Average")
+        for metric in ("Mean@2", "Pass@2", "Mean@3", "Pass@3")
+    ]  # fmt: skip
+    cells = {row.label: [cell.text for cell in row.cells] for row in table.rows}
+    assert cells["atr δ=0.07"] == ["75.00", "100.00", "-", "-"] * 3
+    assert cells["clip ε=0.2"] == ["-", "-", "83.33", "100.00", *["-"] * 8]
+
+
+def test_tables_are_escaped():
+    rows = [TableRow("a|b_c & 50%", [Cell("1 ± 2", "[0, 3]", strong=True), Cell("<p> $x$")])]
+    table = Table("t", "T_1", "method", [("A", ["x"]), ("B", ["y"])], rows, ["δ ≠ {1}"])
+    assert r"| a\|b_c & 50% | **1 ± 2** [0, 3] | \<p> $x$ |" in markdown(table)
+    tex = latex(table)
+    assert r"a\textbar{}b\_c \& 50\% & \textbf{1 $\pm$ 2} {\scriptsize [0, 3]} &" in tex
+    assert r"\textless{}p\textgreater{} \$x\$ \\" in tex and r"\caption{T\_1. $\delta$" in tex
+    assert tex.count("{") == tex.count("}")
+    assert r"\cmidrule(lr){2-2}\cmidrule(lr){3-3}" in tex
+
+
+def test_the_csv_has_every_number(built):
+    out, _ = built
+    lines = (out / "tables.csv").read_text().splitlines()
+    assert lines[0] == "model,method,moment,task,metric,value,low,high,std,runs"
+    # 3 methods; initial, final and best; 2 tasks and the average; 2 metrics
+    assert len(lines) == 1 + 3 * 3 * 3 * 2
+    final = next(x for x in lines if ",atr,final,average,mean@4," in x).split(",")
+    assert 0 < float(final[6]) < float(final[5]) < float(final[7]) < 100
+
+
+# Figures
+
+
+def test_figure_1_jumps_where_the_interval_ends(report):
+    figure = plots.constraint_figure(report.groups)
+    above, below, _ = figure.panels
+    for method, panel, bound in ((ATR, above, 1), (ATR, below, 0), (CLIP, above, 1)):
+        mark = next(m for m in panel.marks if m.name == method["name"])
+        edge = tc.interval(tc.as_method(method))[bound]
+        weights = dict(zip(mark.x, mark.y, strict=True))
+        near = [x for x in weights if abs(x / edge - 1) < 2e-6]
+        assert min(near) < edge < max(near)
+        for x in (min(near), max(near)):
+            kept = (x < edge) if bound else (x > edge)
+            assert weights[x] == pytest.approx(x if kept else 0)
+
+
+def test_curves_are_means_of_the_window_and_of_the_seeds(tmp_path):
+    for seed in (0, 1):
+        path = tiny(tmp_path / str(seed), {"t": {"1": [1, 0], "2": [1, 1]}}, seed=seed)
+        rows = [{"stage": "rl", "step": s, "reward": s + 10 * seed} for s in range(1, 41)]
+        append_jsonl(path / "metrics.jsonl", rows)
+    (group,) = group_runs([read_run(tmp_path / str(seed)) for seed in (0, 1)])
+    *faint, strong = lines_of(group, "reward")
+    assert [m.style for m in (*faint, strong)] == ["faint", "faint", "line"]
+    assert strong.x == list(range(3, 41))  # a window of 4: the first means are of too few
+    assert strong.y[-1] == pytest.approx(38.5 + 5)
+    assert strong.y[0] == pytest.approx(2 + 5)
+
+
+def test_a_sweep_is_found_where_one_threshold_differs(tmp_path):
+    for delta in (0.09, 0.05, 0.07):
+        make_run(tmp_path / str(delta), Spec({"name": "atr", "delta": delta}, steps=8, every=8))
+    make_run(tmp_path / "clip", Spec(CLIP, steps=8, every=8))
+    groups = group_runs([read_run(path) for path in sorted(tmp_path.iterdir())])
+    ((key, members),) = plots.sweeps(groups).items()
+    assert key == ("Qwen3-1.7B-Base", "atr", "delta")
+    assert [g.method.delta for g in members] == [0.05, 0.07, 0.09]
+    (figure,) = plots.sweep_figures(groups)
+    assert figure.key == "figure3-atr-delta"
+    assert [panel.title for panel in figure.panels] == ["Mean@4", "Pass@4", "Gated tokens"]
+    assert list(figure.panels[0].marks[0].x) == [0.05, 0.07, 0.09]
+
+
+def test_budgets_end_at_the_scores(report):
+    mean, passed = report.budgets[0].panels
+    group = next(g for g in report.groups if g.label == "atr")
+    for panel, metric in ((mean, "mean@4"), (passed, "pass@4")):
+        mark = next(m for m in panel.marks if m.name == "atr")
+        assert list(mark.x) == [1, 2, 3, 4]
+        assert mark.y[-1] == pytest.approx(100 * group.estimate(None, metric).value)
+
+
+def test_every_figure_is_one_that_plotly_knows(report):
+    from plotly.graph_objects import Figure
+
+    for figure in report.figures:
+        for panel in figure.panels:
+            drawn = spec(panel)
+            json.dumps(drawn, allow_nan=False)
+            Figure(drawn)  # refuses a property that does not exist
+
+
+def test_a_name_is_no_markup_in_a_chart():
+    mark = Mark("line", [1.0, 2.0], [1.0, float("nan")], "<a href='x'>atr</a>", 0)
+    (trace,) = spec(Panel("t", "x", "y", [mark]))["data"]
+    assert trace["name"] == "&lt;a href='x'&gt;atr&lt;/a&gt;" and trace["y"] == [1.0, None]
+
+
+def test_paper_figures_are_files(built):
+    out, files = built
+    keys = {path.stem for path in (out / "figures").iterdir()}
+    assert {"figure1", "figure2", "figure4", "gate", "quadrants", "ratios", "scores"} <= keys
+    for path in (out / "figures").iterdir():
+        head = path.read_bytes()[:5]
+        assert head == (b"%PDF-" if path.suffix == ".pdf" else b"<svg ")
+        assert path in files
+
+
+# Completions
+
+
+def test_shown_completions_are_few_and_from_everywhere(tmp_path, monkeypatch):
+    rows = [
+        {"stage": "rl", "step": step, "index": i, "id": "p", "response": "x" * 50, "reward": 1.0}
+        for step in range(100)
+        for i in range(8)
+    ]
+    append_jsonl(tmp_path / "samples.jsonl", rows)
+    found = samples.Samples.read(tmp_path)
+    assert len(found.chosen(10**9)) == 800
+    monkeypatch.setattr(samples, "MAX_ROWS", 60)
+    chosen = found.chosen(10**9)
+    steps = [place.group[1] for place in chosen]
+    assert len(chosen) == 60 == len(set(steps)) and steps == sorted(steps)
+    assert max(b - a for a, b in pairwise(steps)) <= 4
+    few = found.chosen(2000)
+    assert 5 < len(few) < 20 and sum(place.length for place in few) <= 2000
+
+
+def test_shown_completions_have_their_problem_and_their_gates(tmp_path):
+    path = make_run(tmp_path / "run", Spec(ATR, gated=0.2))
+    run = read_run(path)
+    problems = samples.Problems()
+    rows = samples.viewed(path, run.samples, 10**7, problems)
+    shown = [dict(zip(samples.COLUMNS, row, strict=True)) for row in rows]
+    trained = next(r for r in shown if r["stage"] == "rl" and r["step"] == 4 and r["k"] == 3)
+    gates = [json.loads(line) for line in (path / "gates.jsonl").read_text().splitlines()]
+    shares = [g["gated"][3] for g in gates if g["generated"][3] == 4]
+    assert len(shares) == 4 and trained["gated"] == pytest.approx(np.mean(shares), abs=1e-4)
+    assert problems.texts[trained["problem"]] == "Find $x_{3}$ if <b>3</b> = x."
+    assert {r["gated"] for r in shown if r["stage"] == "eval"} == {None}
+    long = next(r for r in shown if isinstance(r["response"], list))
+    head, left, tail = long["response"]
+    assert len(head) + left + len(tail) == len(HOSTILE[6])
+    assert tail.endswith("<SOLUTION>4</SOLUTION>")
+
+
+class Page(HTMLParser):
+    """Elements of a page, and the text of its scripts by id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.scripts, self.elements, self.inside = {}, [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag == "script":
+            self.inside = dict(attrs).get("id", f"code-{len(self.scripts)}")
+            self.scripts[self.inside] = ""
+
+    def handle_endtag(self, tag):
+        if tag == "script":
+            self.inside = None
+
+    def handle_data(self, data):
+        if self.inside:
+            self.scripts[self.inside] += data
+
+
+def test_no_text_of_a_run_becomes_markup(built):
+    out, _ = built
+    text = (out / "index.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert [tag for tag, _ in page.elements].count("script") == 4
+    assert not {tag for tag, _ in page.elements} & {"img", "iframe", "object", "embed", "b"}
+    assert all("src" not in attrs and not attrs.get("href", "#")[0] not in "#d"
+               for _, attrs in page.elements)  # fmt: skip
+    stored = json.loads(page.scripts["data-samples"])
+    column = stored["columns"].index("response")
+    responses = [row[column] for run in stored["runs"] for row in run["rows"]]
+    for hostile in HOSTILE:
+        assert samples.cut(hostile) in responses
+    # The page's own policy allows its two scripts, by their hashes, and nothing from elsewhere.
+    policy = next(a["content"] for t, a in page.elements if a.get("http-equiv"))
+    code = [body for name, body in page.scripts.items() if name.startswith("code")]
+    for body in code:
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'") and "unsafe-inline'; img" in policy
+    assert "&lt;b&gt;lower&lt;/b&gt; the learning rate" in text
+
+
+def test_runs_are_only_read(suite, built):
+    def state():
+        return {
+            str(path): (path.stat().st_mtime_ns, path.stat().st_size)
+            for path in suite.rglob("*")
+        }  # fmt: skip
+
+    before = state()
+    collect([suite])
+    assert state() == before
+
+
+def test_the_report_of_one_run_goes_into_its_folder(tmp_path):
+    path = tmp_path / "demo"
+    path.mkdir()
+    (path / "config.yaml").write_text("command: demo\nmethod: atr\nseed: 0\n")
+    rows = [{"stage": "rl", "step": s, "entropy": 0.5, "trustclip/gated": 0.0} for s in range(1, 5)]
+    append_jsonl(path / "metrics.jsonl", rows)
+    answers = {"before": [0, 1], "after": [1, 1]}
+    append_jsonl(
+        path / "samples.jsonl",
+        [
+            {"stage": stage, "task": "arithmetic", "id": f"arithmetic: {p}", "k": k, "correct": c,
+             "tokens": 3, "extracted": "1", "response": "1", "truncated": False, "judged": "direct"}
+            for stage, given in answers.items() for p in range(8) for k, c in enumerate(given)
+        ],
+    )  # fmt: skip
+    parts = {stage: {"mean@2": {"value": sum(a) / 2}} for stage, a in answers.items()}
+    summary = {"command": "demo", "method": ATR, "finished": True, **parts}
+    write_json(path / "summary.json", summary)
+    assert write_page(path, "A small policy learns") == "report.html"
+    text = (path / "report.html").read_text()
+    assert "raised Mean@2 from 50.0 to 100.0\N{NO-BREAK SPACE}%" in text
+    assert len(text) < 6_000_000
+    with pytest.raises(ValueError, match=r"nowhere"):
+        write_page(tmp_path / "nowhere", "x")
+
+
+@pytest.mark.parametrize("command", ["eval", "rl", "sft"])
+def test_runs_of_single_commands_have_a_report(tmp_path, command):
+    path = tmp_path / command
+    path.mkdir()
+    (path / "config.yaml").write_text(f"command: {command}\nmodel: some/model\nseed: 0\n")
+    if command == "eval":
+        row = {"stage": "eval", "task": "t", "k": 0, "correct": 1, "tokens": 3, "response": "1"}
+        append_jsonl(path / "samples.jsonl", [{**row, "id": str(i)} for i in range(4)])
+        part = {"mean@1": {"value": 1, "low": 0.5, "high": 1}, "problems": 4}
+        write_json(path / "summary.json", {"tasks": {"t": part}, "average": part})
+    else:
+        append_jsonl(path / "metrics.jsonl", [{"stage": command, "step": 1, "reward": 0.5}])
+    report = collect([path])
+    assert report.groups[0].label == ("model" if command == "eval" else f"{command} {command}")
+    # Four right answers of four: 4 / (4 + t^2), t = 3.182 with three degrees of freedom.
+    scored = "model: Mean@1 100.0\N{NO-BREAK SPACE}% [28.3, 100.0]."
+    unscored = "No evaluation has come to its end yet."
+    assert report.headline == (scored if command == "eval" else unscored)
+    assert len(build([path], tmp_path / "out")) >= 4
+
+
+def test_a_report_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="at least one run directory"):
+        build([], tmp_path)
+
+
+def test_neither_plotly_nor_matplotlib_is_loaded_to_read_runs():
+    code = (
+        "import sys, trustclip.report.collect, trustclip.report.page; "
+        "sys.exit('plotly' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_titles_and_labels_are_text(tmp_path):
+    rl = {"method": "<img src=x>", "method_args": {}}
+    tiny(tmp_path / "run", {"a": {"1": [1, 0], "2": [0, 0]}}, rl=rl, name="</style><script>")
+    build([tmp_path / "run"], tmp_path / "out", title="<i>mine</i>")
+    text = (tmp_path / "out/index.html").read_text()
+    assert "&lt;i&gt;mine&lt;/i&gt;" in text and "&lt;img src=x&gt;" in text
+    assert not {tag for tag, _ in Page(text).elements} & {"i", "img"}
+    assert "</style><script>" not in text
+
+
+def test_a_tables_percent_is_a_true_minus():
+    assert results.percent(-0.044) == "−4.4" and results.bracket(None, None) == ""

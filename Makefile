@@ -1,12 +1,13 @@
-# make demo   a small policy learns under ATR-GRPO        make test   install and run the tests
-# make check  lint, types, import contract                make setup  install everything, run nothing
+# make demo   a small policy learns under ATR-GRPO     make test-slow  kills, resumes, a browser
+# make test   install and run the tests                make browser    Chromium for them, on Debian
+# make check  lint, types, import contract             make setup      install, run nothing
 PYTHON ?= python3
 BIN := .venv/bin
 RUN := .venv/.installed-run
 DEV := .venv/.installed-dev
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo test check
+.PHONY: setup demo test test-slow browser check
 
 setup: $(DEV)
 
@@ -14,7 +15,13 @@ demo: $(RUN)
 	$(BIN)/trustclip demo
 
 test: $(DEV)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+
+test-slow: $(DEV)
+	$(BIN)/python -m pytest -q -n 2 --dist load -m slow
+
+browser:
+	command -v chromium || (apt-get update -q && apt-get install -qy --no-install-recommends chromium)
 
 check: $(DEV)
 	$(BIN)/ruff check src tests benchmarks

@@ -62,7 +62,7 @@ def kill(folder: Path, kills: int) -> None:
     assert exit_code(forked(lambda: train(folder / "whole", save_total_limit=None))) == 0
     dice = random.Random(0)
     told = {
-        "kills": 0, "while_writing": 0, "unrecoverable": 0, "more_than_one_interval_lost": 0,
+        "kills": 0, "while_writing": 0, "unrecoverable": [], "more_than_one_interval_lost": 0,
         "complete_runs": 0, "different": [],
     }  # fmt: skip
     run, reached = folder / "run-0", 0
@@ -76,8 +76,8 @@ def kill(folder: Path, kills: int) -> None:
             told["while_writing"] += bool(list((run / "checkpoints").glob(".[wr]*")))
             try:
                 newest = CheckpointStore(run / "checkpoints").newest()
-            except CheckpointError:
-                told["unrecoverable"] += 1
+            except CheckpointError as error:
+                told["unrecoverable"].append(str(error))
                 break
             step = 0 if newest is None else int(newest.name[5:])
             told["more_than_one_interval_lost"] += step < reached
@@ -87,7 +87,7 @@ def kill(folder: Path, kills: int) -> None:
             told["different"] += differences(folder / "whole", run, after=SETTINGS["max_steps"] - 1)
             run, reached = folder / f"run-{told['complete_runs']}", 0
         else:
-            told["unrecoverable"] += 1
+            told["unrecoverable"].append(f"a worker ended with {code}")
             break
     print(json.dumps(told))
 

@@ -226,3 +226,13 @@ def test_single_typos_find_their_way_back():
         family = [other for other in keys if other.rpartition(".")[0] == section]
         found += typo in keys or nearest(typo, family) == key
     assert found >= 190
+
+
+def test_a_method_may_be_written_as_in_suites(tmp_path):
+    spelt = GOOD.replace(
+        "method: atr\n  method_args: {delta: 0.05}", "method: {name: atr, delta: 0.05}"
+    )
+    assert spelt != GOOD
+    assert load_recipe(written(tmp_path, spelt)) == load_recipe(written(tmp_path))
+    wrong = spelt.replace("delta: 0.05", "dleta: 0.05")
+    assert "did you mean 'delta'?" in errors_of(written(tmp_path, wrong))

@@ -386,9 +386,9 @@ def test_killed_at_random_and_nothing_is_lost(tmp_path):
     kills = int(os.environ.get("TRUSTCLIP_CAMPAIGN", "20"))
     told = process("kill", str(tmp_path), str(kills))
     print(told)
+    assert told["unrecoverable"] == []
     assert told["kills"] == kills
     assert told["while_writing"] >= kills // 5
-    assert told["unrecoverable"] == 0
     assert told["more_than_one_interval_lost"] == 0
     assert told["complete_runs"] >= 1
     assert told["different"] == []

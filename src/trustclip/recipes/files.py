@@ -127,6 +127,7 @@ def load_recipe(path: Path, changes: Mapping[str, Any] | None = None) -> Recipe:
         raise ValueError(f"{path} is no recipe: it holds no keys.")
     for key in [key for key in ("command",) if key in content]:
         del content[key]  # config.yaml of a run directory is a recipe, too
+    _spread_method(content.get("rl"))
     for name, value in (changes or {}).items():
         _change(content, name, value)
     recipe, errors = check(content)
@@ -195,6 +196,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, Path) else value
+
+
+def _spread_method(section: Any) -> None:
+    """``method: {name: atr, delta: 0.1}``, as suites write it, into ``method`` and its arguments."""
+    if isinstance(section, dict) and "method_args" not in section:
+        spec = section.get("method")
+        if isinstance(spec, dict) and "name" in spec:
+            section["method_args"] = {key: value for key, value in spec.items() if key != "name"}
+            section["method"] = spec["name"]
 
 
 def _change(content: dict[str, Any], name: str, value: Any) -> None:

@@ -83,9 +83,8 @@ class Results:
         }
 
     def _before(self, group: Group) -> dict[str, Any]:
-        """Scores before training; of one run where all begin from the same model."""
-        initial = [run.initial for run in group.runs if run.initial is not None]
-        return _scores(group, initial if self._plan.settings.sft_seed == "run" else initial[:1])
+        """Scores before training, each run's own evaluation of the model that it begins from."""
+        return _scores(group, [run.initial for run in group.runs if run.initial is not None])
 
     def _row(self, group: Group, compared: Sequence[Compared]) -> dict[str, Any]:
         final = _moment(group, "final")

@@ -357,3 +357,20 @@ def test_precision(method: tc.Method, given: torch.dtype, computed: torch.dtype)
     assert method.surrogate(batch).objective.dtype == computed
     assert tc.coefficient(method, batch).dtype == computed
     assert tc.policy_loss(method, batch).value.dtype == computed
+
+
+@every_method
+def test_a_row_is_its_own(method: tc.Method) -> None:
+    """What engines rely on when they leave completions out that cannot matter."""
+    if method.statistics_over == "micro_batch":
+        return
+    batch = random_batch(method)
+    if method.statistics_over == "generation":
+        batch = dataclasses.replace(batch, statistics=method.statistics(batch))
+    whole = tc.coefficient(method, batch)
+    still = batch.advantages == 0
+    assert method.moves_without_advantage or not whole[still].any()
+    rows = torch.tensor([0, 2, 3, 6])
+    held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    some = {k: v[rows] if isinstance(v, Tensor) else v for k, v in held.items()}
+    assert torch.allclose(tc.coefficient(method, tc.TokenBatch(**some)), whole[rows], rtol=1e-12)

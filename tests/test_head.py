@@ -1,63 +1,245 @@
-"""Exact KL from hidden states against two dense softmaxes."""
+"""Log-probabilities and entropies from hidden states against a dense softmax."""
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from trustclip.head import exact, exact_kl
-
-
-def dense(new, old, w_new, w_old, order, temperature):
-    p = (new.double() @ w_new.double().T / temperature).log_softmax(-1)
-    q = (old.double() @ w_old.double().T / temperature).log_softmax(-1)
-    a, b = (q, p) if order == "old_new" else (p, q)
-    return (a.exp() * (a - b)).sum(-1)
+from trustclip.head import exact_kl, product, score, selected_logprobs, topk
 
 
-@pytest.mark.parametrize("order", ["old_new", "new_old"])
-@pytest.mark.parametrize("trained_head", [False, True])
-def test_equals_the_dense_formula(order, trained_head, monkeypatch):
-    monkeypatch.setattr(exact, "_CHUNK_LOGITS", 64)  # chunks of one row, and a last one
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Blocks of 5 rows, tiles of 256 columns: a vocabulary of 700 ends within a tile."""
+    monkeypatch.setitem(product._ROWS, "cpu", 5)
+    monkeypatch.setitem(product._TILE, "cpu", 256)
+
+
+def dense(hidden, weight, ids, bias=None, temperature=1.0):
+    logits = hidden @ weight.T
+    logp = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
+    return logp.gather(1, ids[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
+
+
+def inputs(tokens=13, vocabulary=700, width=6, dtype=torch.float64):
     g = torch.Generator().manual_seed(0)
-    new, w = torch.randn(7, 5, generator=g), torch.randn(50, 5, generator=g)
-    old = new + 0.2 * torch.randn(7, 5, generator=g)
-    w_old = w + 0.1 * torch.randn(50, 5, generator=g) if trained_head else None
-    got = exact_kl(new, old, w, w_old, order, temperature=0.7)
-    want = dense(new, old, w, w if w_old is None else w_old, order, 0.7)
-    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-7)
+    hidden = torch.randn(tokens, width, generator=g, dtype=dtype)
+    weight = torch.randn(vocabulary, width, generator=g, dtype=dtype)
+    bias = torch.randn(vocabulary, generator=g, dtype=dtype)
+    return hidden, weight, torch.randint(0, vocabulary, (tokens,), generator=g), bias
 
 
-def test_is_never_negative_and_small_where_policies_are_close():
+def results(function, leaves, ids, coefficients, **options):
+    """Values, and the gradients of each leaf that requires one."""
+    hidden, weight, bias = leaves = [x if x is None else x.detach().clone() for x in leaves]
+    for leaf, trained in zip(leaves, options.pop("trained"), strict=True):
+        if leaf is not None:
+            leaf.requires_grad_(trained)
+    logp, entropy = function(hidden, weight, ids, bias=bias, **options)
+    g, h = coefficients
+    (logp @ g + (0 if h is None else entropy @ h)).backward()
+    grads = [x.grad for x in leaves if x is not None and x.requires_grad]
+    return [logp.detach(), entropy.detach(), *grads]
+
+
+@pytest.mark.parametrize(
+    "trained", [(True, False, False), (True, True, True), (False, True, False)]
+)
+@pytest.mark.parametrize("of_entropy", [False, True])
+@pytest.mark.parametrize(("biased", "temperature"), [(False, 1.0), (True, 0.7)])
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_values_and_gradients(
+    trained, of_entropy, biased, temperature, dtype, within, small_tiles
+):  # fmt: skip
+    hidden, weight, ids, bias = inputs()
     g = torch.Generator().manual_seed(1)
-    new, w = torch.randn(64, 16, generator=g), torch.randn(2000, 16, generator=g)
-    old = new + 1e-4 * torch.randn(64, 16, generator=g)
-    kl = exact_kl(new, old, w)
-    assert (kl >= 0).all()
-    want = dense(new, old, w, w, "old_new", 1.0)
-    assert (kl.double() - want).abs().max() < 2e-8
+    coefficients = [torch.randn(13, generator=g, dtype=torch.float64) for _ in range(2)]
+    coefficients[0][3:6] = 0
+    coefficients[1][4:7] = 0
+    if not of_entropy:
+        coefficients[1] = None
+    options = {"trained": trained, "temperature": temperature}
+
+    def run(function, dtype):
+        leaves = [x.to(dtype) for x in (hidden, weight)] + [bias.to(dtype) if biased else None]
+        return results(
+            function,
+            leaves,
+            ids,
+            [x if x is None else x.to(dtype) for x in coefficients],
+            **options,
+        )
+
+    for got, want in zip(run(selected_logprobs, dtype), run(dense, torch.float64), strict=True):
+        assert got.dtype == dtype
+        assert (got.double() - want).abs().max() <= within * want.abs().max()
 
 
-def test_a_policy_that_gave_a_token_up_costs_what_it_should():
-    eye = torch.eye(3, dtype=torch.float64)
-    old = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
-    new = torch.tensor([[60.0, 0.0, -60.0]], dtype=torch.float64)
-    for order in ("old_new", "new_old"):
-        want = dense(new, old, eye, eye, order, 1.0)
-        torch.testing.assert_close(exact_kl(new, old, eye, order=order), want, rtol=1e-9, atol=0)
+def test_gradcheck(small_tiles):
+    hidden, weight, ids, bias = inputs(tokens=3, vocabulary=300, width=3)
+    ids[1] = -100
+    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
+
+    def values(h, w, b):
+        return selected_logprobs(h, w, ids, bias=b, temperature=0.8)
+
+    assert torch.autograd.gradcheck(values, leaves, fast_mode=True)
+    frozen = weight.detach(), bias.detach()
+    assert torch.autograd.gradcheck(lambda h: values(h, *frozen), hidden)
+    assert torch.autograd.gradcheck(lambda h: values(h, *frozen)[0], hidden)
 
 
-def test_nothing_and_nonsense():
-    w = torch.randn(10, 4)
-    assert exact_kl(torch.zeros(0, 4), torch.zeros(0, 4), w).shape == (0,)
-    with pytest.raises(ValueError, match="order"):
-        exact_kl(torch.zeros(1, 4), torch.zeros(1, 4), w, order="forward")  # type: ignore[arg-type]
+def test_rows_with_a_negative_id_are_zero_and_cost_no_gradient(small_tiles):
+    hidden, weight, ids, _ = inputs()
+    skipped = torch.tensor([0, 4, 12])
+    masked = ids.index_fill(0, skipped, -100)
+    hidden[skipped] = torch.nan  # padding may hold anything
+    for trained in (False, True):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained)
+        logp, entropy = selected_logprobs(h, w, masked)
+        (logp.sum() + entropy.sum()).backward()
+        assert not logp[skipped].any() and not entropy[skipped].any() and not h.grad[skipped].any()
+        kept = masked >= 0
+        want = dense(hidden[kept], weight, ids[kept])
+        torch.testing.assert_close((logp[kept], entropy[kept]), want, rtol=1e-12, atol=1e-12)
+        assert w.grad is None or w.grad.isfinite().all()
 
 
-def test_bfloat16_head_is_computed_in_float32():
-    g = torch.Generator().manual_seed(2)
-    new, w = torch.randn(5, 8, generator=g).bfloat16(), torch.randn(30, 8, generator=g).bfloat16()
-    old = new + 0.1
-    got = exact_kl(new, old, w)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(
-        got.double(), dense(new, old, w, w, "old_new", 1.0), rtol=1e-4, atol=1e-6
-    )
+@pytest.mark.parametrize("tokens", [0, 1])
+@pytest.mark.parametrize("trained", [False, True])
+def test_no_token_and_one(tokens, trained):
+    hidden, weight, ids, bias = inputs(tokens)
+    hidden.requires_grad_()
+    weight.requires_grad_(trained)
+    logp, entropy = selected_logprobs(hidden, weight, ids, bias=bias)
+    assert logp.shape == entropy.shape == (tokens,)
+    (logp.sum() + entropy.sum()).backward()
+    assert hidden.grad.shape == (tokens, 6)
+    assert not trained or (weight.grad != 0).any() == bool(tokens)
+
+
+def test_every_row_masked():
+    hidden, weight, ids, _ = inputs()
+    logp, _ = selected_logprobs(hidden.requires_grad_(), weight, ids - 1000)
+    logp.sum().backward()
+    assert not logp.any() and not hidden.grad.any()
+
+
+def test_without_entropy_and_without_gradient():
+    hidden, weight, ids, _ = inputs()
+    logp, entropy = selected_logprobs(hidden, weight, ids, entropy=False)
+    assert entropy is None and not logp.requires_grad
+    torch.testing.assert_close(logp, dense(hidden, weight, ids)[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_bfloat16_adds_in_float32(trained, small_tiles):
+    hidden, weight, ids, _ = inputs(dtype=torch.bfloat16)
+    leaves = [hidden, weight, None]
+    coefficients = torch.ones(13), None
+    got = results(selected_logprobs, leaves, ids, coefficients, trained=(True, trained, False))
+    wide = [hidden.float(), weight.float(), None]
+    want = results(dense, wide, ids, coefficients, trained=(True, trained, False))
+    assert got[0].dtype == got[1].dtype == torch.float32
+    for x, y in zip(got[:2], want[:2], strict=True):
+        assert (x - y).abs().max() <= 1e-6 * y.abs().max()
+    for x, y in zip(got[2:], want[2:], strict=True):  # rounded once, at the end
+        assert x.dtype == torch.bfloat16 and (x - y).abs().max() <= 2**-8 * y.abs().max()
+
+
+def test_large_logits_and_sure_tokens():
+    weight = torch.eye(3)
+    hidden = torch.tensor([[1e4, 0.0, 0.0], [-1e4, 0.0, 0.0], [20.0, 0.0, 0.0]])
+    logp, entropy = selected_logprobs(hidden, weight, torch.tensor([0, 0, 0]))
+    assert logp[:2].tolist() == [0, -10000.693359375]
+    want_logp, want_entropy = dense(hidden[2:].double(), weight.double(), torch.tensor([0]))
+    assert logp[2].item() == pytest.approx(want_logp.item(), abs=1e-7)
+    assert entropy[2].item() == pytest.approx(want_entropy.item(), abs=1e-8)
+    assert entropy[:2].tolist() == pytest.approx([0, 0.6931472], rel=1e-6)
+    assert (logp <= 0).all() and (entropy >= 0).all()
+
+
+def test_is_deterministic():
+    hidden, weight, ids, _ = inputs(tokens=300, vocabulary=3000, dtype=torch.float32)
+    runs = [
+        results(
+            selected_logprobs, [hidden, weight, None], ids, [torch.ones(300)] * 2,
+            trained=(True, True, False),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
+
+
+def test_second_derivatives_are_refused():
+    hidden, weight, ids, _ = inputs()
+    logp, _ = selected_logprobs(hidden.requires_grad_(), weight, ids)
+    (grad,) = torch.autograd.grad(logp.exp().sum(), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": torch.full((13,), 700)}, "below the vocabulary's size, 700"),
+        ({"ids": torch.zeros(13)}, "int64 of shape"),
+        ({"ids": torch.zeros(12).long()}, "int64 of shape"),
+        ({"hidden": torch.zeros(13, 5).double()}, r"must be \[tokens, 6\]"),
+        ({"weight": torch.zeros(6)}, r"must be \[vocabulary, hidden\]"),
+        ({"bias": torch.zeros(6)}, r"must be \[700\]"),
+        ({"temperature": 0.0}, "must be positive"),
+    ],
+)
+def test_bad_input(change, message):
+    hidden, weight, ids, _ = inputs()
+    arguments = {"hidden": hidden, "weight": weight, "ids": ids} | change
+    with pytest.raises(ValueError, match=message):
+        selected_logprobs(**arguments)
+
+
+class Largest(TorchDispatchMode):
+    """Size of the largest tensor that any operation makes or writes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for x in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(x, torch.Tensor):
+                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
+        return made
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_memory_is_flat_in_the_vocabulary(trained, monkeypatch):
+    """No logits of all tokens: the largest tensor is one tile, whatever N and V."""
+    tile, tokens, vocabulary = 1 << 17, 1100, 600
+    monkeypatch.setitem(product._TILE, "cpu", tile)
+    g = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, 4, generator=g).requires_grad_()
+    weight = torch.randn(vocabulary, 4, generator=g).requires_grad_(trained)
+    ids = torch.randint(0, vocabulary, (tokens,), generator=g)
+
+    def largest(function):
+        with Largest() as found:
+            logp, _ = function(hidden, weight, ids)
+            logp.sum().backward()
+        return found.numel
+
+    tiled = max(tile, 256 * product._ROWS["cpu"])  # no tile is narrower than 256 columns
+    assert largest(dense) >= tokens * vocabulary > 2 * tiled
+    assert largest(selected_logprobs) <= tiled
+    with Largest() as found:
+        topk(hidden.detach(), weight.detach(), 3)
+        score(hidden.detach(), weight.detach(), ids, mean=True)
+    assert found.numel <= tiled
+
+
+def test_exact_kl_holds_a_chunk_of_logits(monkeypatch):
+    from trustclip.head import exact
+
+    monkeypatch.setitem(exact._CHUNK_LOGITS, "cpu", 60_000)
+    hidden, weight, _, _ = inputs(tokens=100, vocabulary=6000, dtype=torch.float32)
+    with Largest() as found:
+        exact_kl(hidden, hidden + 0.1, weight)
+    assert found.numel == 60_000

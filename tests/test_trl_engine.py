@@ -206,8 +206,8 @@ def test_exact_kl_is_exact(tmp_path, lora, order, monkeypatch):
     seen = []
     kept = ConstrainedGRPOTrainer._constrain
 
-    def spy(self, inputs, logps, entropy, states):
-        kept(self, inputs, logps, entropy, states)
+    def spy(self, inputs, *scored):
+        kept(self, inputs, *scored)
         batch, _ = inputs["gate"]
         seen.append((dict(inputs), getattr(batch, f"kl_{order}").clone(), batch.mask))
 

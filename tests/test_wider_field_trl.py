@@ -28,7 +28,7 @@ TWINS = {
 
 def assert_same_training(ours: Run, theirs: Run) -> None:
     assert len(theirs.grad_norms) == 6
-    assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=1e-5)
+    assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=5e-5)
     assert ours.parameters is not None and theirs.parameters is not None
     # Adam divides by the gradient's size: one that is all rounding error moves a weight as well.
     distance = (ours.parameters - theirs.parameters).norm()

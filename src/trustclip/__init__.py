@@ -30,6 +30,9 @@ _HOMES = {
     "policy_loss": "loss",
 }
 
+#: Modules that are public by their own name.
+_MODULES = ("controllers",)
+
 __all__ = [
     "Loss",
     "Method",
@@ -38,6 +41,7 @@ __all__ = [
     "__version__",
     "as_method",
     "coefficient",
+    "controllers",
     "definition",
     "interval",
     "method",
@@ -46,6 +50,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from trustclip import controllers as controllers
     from trustclip.batch import Loss as Loss
     from trustclip.batch import Surrogate as Surrogate
     from trustclip.batch import TokenBatch as TokenBatch
@@ -68,6 +73,8 @@ class _Public(ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f".{name}", __name__)
         if name not in _HOMES:
             raise AttributeError(f"module 'trustclip' has no attribute {name!r}")
         return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

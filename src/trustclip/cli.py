@@ -23,6 +23,7 @@ COMMANDS = {
     "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
     "report": ("evidence", "a page, tables and figures from run directories"),
+    "explain": ("evidence", "what the gate of a run did, in sentences, and what to try next"),
     "compare": ("evidence", "what the difference between evaluations is worth"),
     "grade": ("evidence", "grade stored completions again"),
     "decontaminate": ("evidence", "test problems that stand in a training set"),
@@ -31,6 +32,8 @@ COMMANDS = {
     "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
     "theory": ("constraints", "the paper's theorems, computed on both sides"),
     "tabular": ("constraints", "methods on a bandit and a tree, where everything is exact"),
+    "bench": ("bench", "what the head, the bounds and the methods cost, next to others"),
+    "control": ("constraints", "methods in PPO on Gymnasium environments, over seeds"),
     "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
 }
 

@@ -78,6 +78,10 @@ class Composite(Method):
         return any(part.needs_kl_gradient for part in self.parts)
 
     @property
+    def moves_without_advantage(self) -> bool:
+        return any(part.moves_without_advantage for part in self.parts)
+
+    @property
     def reverses(self) -> bool:
         return any(part.reverses for part in self.parts)
 

@@ -1,7 +1,8 @@
 """What the gate did: per-token quantities as sums and counts, ready to add over ranks and steps."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -9,13 +10,22 @@ from torch import Tensor
 
 from trustclip import divergences
 from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import masked_sum, safe_exp
+from trustclip.gates import moves_outward
+from trustclip.masked import masked_sum, safe_exp, zero_masked
+from trustclip.method import Method
 
 Metrics = dict[str, tuple[Tensor, Tensor]]
 
 #: Quadrants by the sign of the advantage and the side of 1 the ratio is on. A ratio of exactly 1
 #: belongs to none: no constraint on the ratio can close there.
 QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below")
+
+#: Edges of the buckets of old probabilities: the rare tokens, and those that are nearly sure.
+P_OLD_EDGES = (0, 0.01, 0.1, 0.5, 0.9, 1)
+
+#: Edges of the buckets of entropy, nats. Fixed, not quantiles of a batch: so sums add up over
+#: micro-batches and ranks, and one run's buckets are another's.
+ENTROPY_EDGES = (0, 0.01, 0.1, 0.5, 1, math.inf)
 
 #: Quantiles of the ratio that a `Window` reports.
 QUANTILES = (0.01, 0.5, 0.99)
@@ -35,7 +45,7 @@ def quadrant(name: str, batch: TokenBatch) -> Tensor:
 
 
 @torch.no_grad()
-def token_metrics(batch: TokenBatch, surrogate: Surrogate) -> Metrics:
+def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None = None) -> Metrics:
     r"""Per-token metrics of one batch as (sum, count); divide after adding up.
 
     ``gated`` is the share of tokens whose gradient was cut; ``gated/<quadrant>`` the same, of all
@@ -44,11 +54,13 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate) -> Metrics:
     k3 of KL(old || new)); ``off_policy`` the share of tokens with a ratio other than 1;
     ``zero_advantage`` the share that cannot matter (in groups of equal rewards);
     ``nonfinite`` the share whose log-ratio is no finite number; ``entropy``, ``kl_old_new`` and
-    ``kl_new_old`` the batch's own, where it has them.
+    ``kl_new_old`` the batch's own, where it has them. Besides those of `parts_gated`, `moments` and
+    `agreement`.
 
     Args:
       batch: the tokens.
       surrogate: what the method made of them.
+      method: the method, for `agreement`.
 
     Returns:
       name -> (sum, count), scalars without gradient.
@@ -80,11 +92,142 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate) -> Metrics:
         **surrogate.extras,
     }
     count = mask.sum().to(x.dtype)
-    return {
+    means = {
         name: (masked_sum(value.to(x.dtype), mask), count)
         for name, value in values.items()
         if value is not None
     }
+    delta = None if method is None else kl_threshold(method)
+    exact = {} if delta is None else agreement(batch, gated, delta)
+    return {**means, **parts_gated(batch, gated), **moments(batch, gated), **exact}
+
+
+def parts_gated(batch: TokenBatch, gated: Tensor) -> Metrics:
+    r"""Share of gated tokens among those of one kind.
+
+    ``gated/p_old_LOW_HIGH`` among tokens of an old probability above LOW and up to HIGH (see
+    `P_OLD_EDGES`); ``gated/position_1`` to ``_4`` in the first to the last quarter of a completion;
+    ``gated/entropy_LOW_HIGH`` where the policy has that entropy (nats; see `ENTROPY_EDGES`), if the
+    batch says so.
+
+    Args:
+      batch: the tokens.
+      gated: True where the gradient was cut. Shape [batch, time].
+
+    Example:
+      >>> old = torch.tensor([[0.005, 0.3, 0.4, 0.95]]).log()
+      >>> batch = TokenBatch(old, old, torch.ones(1, 4), torch.ones(1, 4, dtype=torch.bool))
+      >>> shares = parts_gated(batch, torch.tensor([[True, True, False, False]]))
+      >>> [[x.item() for x in shares[f"gated/p_old_{name}"]] for name in ("0_0.01", "0.1_0.5")]
+      [[1.0, 1.0], [1.0, 2.0]]
+    """
+    mask = batch.mask
+    place = (mask.cumsum(dim=1) - 1).clamp(min=0) * 4 // mask.sum(dim=1, keepdim=True).clamp(min=1)
+    kinds = [
+        (_ranges("p_old", P_OLD_EDGES), _bucket(batch.p_old, P_OLD_EDGES)),
+        ([f"position_{i}" for i in range(1, 5)], place),
+    ]
+    if batch.entropy is not None:
+        names = _ranges("entropy", ENTROPY_EDGES)
+        kinds.append((names, _bucket(batch.entropy, ENTROPY_EDGES)))
+    pairs: Metrics = {}
+    both = torch.stack([gated & mask, mask]).flatten(1).to(batch.logp_old.dtype)
+    for names, kind in kinds:
+        sums = both.new_zeros(2, len(names)).index_add_(1, kind.flatten(), both)
+        pairs |= {f"gated/{name}": (sums[0, i], sums[1, i]) for i, name in enumerate(names)}
+    return pairs
+
+
+def _ranges(what: str, edges: Sequence[float]) -> list[str]:
+    return [f"{what}_{low:g}_{high:g}" for low, high in pairwise(edges)]
+
+
+def _bucket(x: Tensor, edges: Sequence[float]) -> Tensor:
+    return torch.bucketize(x, x.new_tensor(edges[1:-1]))
+
+
+def moments(batch: TokenBatch, gated: Tensor) -> Metrics:
+    r"""What the gate took away, and how much of the sample the ratios leave.
+
+    ``advantage_cut`` is the share of $\sum|A|$ on gated tokens. From ``ratio_squared`` a `Window`
+    makes ``ess``, the effective sample size over the number of tokens,
+    $(\sum w)^2 / (N\sum w^2)$. Where the batch has entropies, ``entropy_slope/kept`` and
+    ``entropy_slope/cut`` are minus the covariance of Theorem 5.2,
+    $-w A I (\log\pi + \mathcal H)$ with $I$ the kept or the gated tokens: the change of entropy, to
+    first order and per unit of step size, that the kept tokens cause and that the gated ones would
+    have caused.
+
+    Args:
+      batch: the tokens.
+      gated: True where the gradient was cut. Shape [batch, time].
+
+    Example:
+      >>> old = torch.tensor([[0.5, 0.5]]).log()
+      >>> batch = TokenBatch(torch.tensor([[0.5, 1.0]]).log(), old, torch.tensor([[1.0, -3.0]]),
+      ...                    torch.ones(1, 2, dtype=torch.bool))
+      >>> found = moments(batch, torch.tensor([[False, True]]))
+      >>> {name: round((total / count).item(), 4) for name, (total, count) in found.items()}
+      {'advantage_cut': 0.75, 'ratio_squared': 2.5}
+    """
+    x, mask, a = batch.log_ratio, batch.mask, batch.advantages
+    count = mask.sum().to(x.dtype)
+    size = a.abs()
+    found = {
+        "advantage_cut": (masked_sum(size, mask & gated), masked_sum(size, mask)),
+        "ratio_squared": (masked_sum(safe_exp(2 * x), mask), count),
+    }
+    if batch.entropy is not None:
+        finite = mask & x.isfinite() & batch.logp.isfinite()
+        slope = zero_masked(-safe_exp(x) * a * (batch.logp + batch.entropy), finite)
+        found["entropy_slope/cut"] = (masked_sum(slope, gated), count)
+        found["entropy_slope/kept"] = (masked_sum(slope, ~gated), count)
+    return found
+
+
+def agreement(batch: TokenBatch, gated: Tensor, delta: float) -> Metrics:
+    """How the gate agrees with one that sees the exact KL divergence, on the same tokens.
+
+    ``agreement/precision`` is the share of the gated tokens that method ``full_kl`` would have
+    gated, too, at the same threshold, and ``agreement/recall`` the share of those it would have
+    gated that are; nothing where the batch has no ``kl_old_new``.
+
+    Args:
+      batch: the tokens.
+      gated: True where the gradient was cut. Shape [batch, time].
+      delta: threshold, nats.
+
+    Example:
+      >>> old = torch.full((1, 3), -1.0)
+      >>> batch = TokenBatch(old + 0.5, old, torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool),
+      ...                    kl_old_new=torch.tensor([[0.1, 0.01, 0.1]]))
+      >>> found = agreement(batch, torch.tensor([[True, True, False]]), 0.07)
+      >>> [(total / count).item() for total, count in found.values()]
+      [0.5, 0.5]
+    """
+    if batch.kl_old_new is None:
+        return {}
+    outward = moves_outward(batch.log_ratio, batch.advantages)
+    exact = batch.mask & outward & (batch.kl_old_new > delta)
+    gated = batch.mask & outward & gated
+    both = (exact & gated).sum().to(batch.logp.dtype)
+    return {
+        "agreement/precision": (both, gated.sum().to(both.dtype)),
+        "agreement/recall": (both, exact.sum().to(both.dtype)),
+    }
+
+
+def kl_threshold(method: Method) -> float | None:
+    """Nats within which a method holds an estimate of a token's KL divergence; None if it does not.
+
+    Example:
+      >>> import trustclip as tc
+      >>> kl_threshold(tc.method("kl2", delta=0.05)), kl_threshold(tc.method("clip"))
+      (0.05, None)
+    """
+    if method.estimates_kl and getattr(method, "level", "token") == "token":
+        return getattr(method, "delta")  # noqa: B009
+    parts = getattr(method, "parts", ())
+    return kl_threshold(parts[0]) if parts else None
 
 
 @torch.no_grad()
@@ -142,9 +285,9 @@ class Window:
         self._metrics: Metrics = {}
         self._histogram: Tensor | None = None
 
-    def add(self, batch: TokenBatch, surrogate: Surrogate) -> None:
+    def add(self, batch: TokenBatch, surrogate: Surrogate, method: Method | None = None) -> None:
         """Take in one batch and what the method made of it."""
-        for name, (total, count) in token_metrics(batch, surrogate).items():
+        for name, (total, count) in token_metrics(batch, surrogate, method).items():
             before = self._metrics.get(name)
             self._metrics[name] = (
                 (total, count) if before is None else (before[0] + total, before[1] + count)
@@ -163,6 +306,8 @@ class Window:
     def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
         """Means and quantiles of everything taken in; empty when nothing was.
 
+        A share among tokens of a kind that there was none of is left out.
+
         Args:
           reduce: sums a tensor over ranks; called once, on every rank alike.
         """
@@ -175,7 +320,10 @@ class Window:
         summary = {
             name: (total / max(count, 1)).item()
             for name, (total, count) in zip(names, means, strict=True)
+            if count > 0 or "/" not in name
         }
+        # Cauchy and Schwarz: at most 1.
+        summary["ess"] = summary["ratio"] ** 2 / max(summary.pop("ratio_squared"), 1e-30)
         for q in QUANTILES:
             summary[f"ratio_q{round(100 * q):02d}"] = ratio_quantile(packed[2 * len(names) :], q)
         return summary

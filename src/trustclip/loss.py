@@ -46,7 +46,7 @@ def policy_loss(
     surrogate = method.surrogate(batch)
     per_token = -surrogate.objective
     value = aggregate(aggregation, per_token, batch.mask, max_length, total_tokens)
-    return Loss(value, per_token, diagnostics.token_metrics(batch, surrogate))
+    return Loss(value, per_token, diagnostics.token_metrics(batch, surrogate, method))
 
 
 def coefficient(method: Method, batch: TokenBatch) -> Tensor:

@@ -57,6 +57,9 @@ class Method(ABC):
     #: Whether the gradient has a factor that the objective's value does not follow (stop-gradient).
     score_form: ClassVar[bool] = False
 
+    #: Whether ``delta`` bounds an estimate of the token's KL divergence, in nats.
+    estimates_kl: ClassVar[bool] = False
+
     #: Hyper-parameters that may be tensors [batch, time]: a threshold for each token.
     per_token: ClassVar[tuple[str, ...]] = ()
 
@@ -79,6 +82,11 @@ class Method(ABC):
     @property
     def needs_kl_gradient(self) -> bool:
         """True where the gradient of the full KL, not only of the sampled token, takes part."""
+        return False
+
+    @property
+    def moves_without_advantage(self) -> bool:
+        """True where a token of zero advantage can get a gradient."""
         return False
 
     @property

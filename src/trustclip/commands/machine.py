@@ -7,7 +7,9 @@ from trustclip.arguments import parse
 
 
 def doctor(argv: Sequence[str]) -> int:
-    """Versions, devices, and the arithmetic of a schedule."""
+    """Versions, devices, the arithmetic of a schedule; ``--verl CONFIG`` reads one of verl's."""
+    if "--verl" in argv:
+        return _verl(argv[list(argv).index("--verl") + 1 :])
 
     @dataclasses.dataclass
     class Options:
@@ -43,3 +45,17 @@ def doctor(argv: Sequence[str]) -> int:
     else:
         print(f"{'constraint':<14}can act from the second update of a generation on")
     return 0
+
+
+def _verl(arguments: Sequence[str]) -> int:
+    """Sentences about a configuration of verl; 1 where one of them is an error."""
+    from trustclip.engines.verl_checks import findings, installed
+    from trustclip.engines.verl_config import load
+
+    config = load(arguments)
+    found = list(findings(config, installed()))
+    for finding in found:
+        print(f"{finding.level + ':':<7}{finding.text}")
+    errors = sum(finding.level == "error" for finding in found)
+    print(f"{errors} error{'' if errors == 1 else 's'}" if errors else "nothing wrong was found")
+    return 1 if errors else 0

@@ -17,21 +17,21 @@ _LOGIT_CHANGES = (
 )
 
 
-def _language_model(model: nn.Module) -> Any:
+def language_model(model: nn.Module) -> Any:
     """The causal language model inside an adapter wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def head(model: nn.Module) -> nn.Linear:
     """Output head of the model: its weight is [vocabulary, hidden]."""
-    return _language_model(model).get_output_embeddings()
+    return language_model(model).get_output_embeddings()
 
 
 @contextlib.contextmanager
 def captured(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the backbone's last hidden states of every forward pass inside the block."""
     states: list[Tensor] = []
-    handle = _language_model(model).base_model.register_forward_hook(
+    handle = language_model(model).base_model.register_forward_hook(
         lambda module, args, output: states.append(output.last_hidden_state.detach())
     )
     try:
@@ -54,18 +54,22 @@ def trained_head(model: nn.Module) -> Tensor | None:
     return weight.detach().clone() if weight.requires_grad else None
 
 
-def check_head(model: nn.Module) -> None:
-    """Raise a ValueError where exact KL from hidden states would be wrong for this model."""
-    config = _language_model(model).config.get_text_config()
+def unusual(model: nn.Module) -> str | None:
+    """Why logits of this model are not its head times its last hidden states, or None."""
+    config = language_model(model).config.get_text_config()
     for name in _LOGIT_CHANGES:
         if getattr(config, name, None) not in (None, 1, 1.0):
-            raise ValueError(
-                f"exact KL is not available for this architecture: it changes its logits by "
-                f"{name}={getattr(config, name)!r}. Choose a method on the ratio, e.g. 'atr'."
-            )
+            return f"it changes its logits by {name}={getattr(config, name)!r}"
     weight = head(model).weight
-    if weight.dim() != 2 or weight.numel() == 0:
+    if weight.dim() != 2 or weight.numel() == 0 or hasattr(weight, "ds_id"):
+        return "its output head is sharded (DeepSpeed ZeRO-3)"
+    return None
+
+
+def check_head(model: nn.Module) -> None:
+    """Raise a ValueError where exact KL from hidden states would be wrong for this model."""
+    if reason := unusual(model):
         raise ValueError(
-            "exact KL needs the whole output head on every rank, and here it is sharded "
-            "(DeepSpeed ZeRO-3). Use ZeRO-2, or a method on the ratio, e.g. 'atr'."
+            f"exact KL is not available for this model: {reason}. Choose a method on the ratio, "
+            "e.g. 'atr'" + (", or ZeRO-2." if "ZeRO" in reason else ".")
         )

@@ -11,54 +11,41 @@ bonus, LoRA, accumulation, distribution) stays TRL's. Two private names of TRL a
 
 import contextlib
 import math
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-# No library of ours phones home, and importing one of theirs on a user's behalf must not either.
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-
 # pyright: reportPrivateImportUsage=false
-from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl import GRPOTrainer, SFTConfig, SFTTrainer
 
 from trustclip import diagnostics
 from trustclip.batch import Surrogate, TokenBatch
 from trustclip.engines import hidden
 from trustclip.engines.adapting import Adapting
+from trustclip.engines.decoding import decoder_for, draws_plainly
 from trustclip.engines.durable import Durable
-from trustclip.engines.schedule import Schedule
+from trustclip.engines.scoring import obstacle, use_head
 from trustclip.engines.shares import GateShares, clip_ratios
+from trustclip.engines.skipping import only, rows_that_matter, widened
+from trustclip.engines.trl_config import ConstrainedGRPOConfig, GRPOConfig
 from trustclip.head import exact_kl
 from trustclip.loss import gradient
 from trustclip.masked import MAX_LOG_RATIO
-from trustclip.method import Method, method
-from trustclip.names import unknown
 
 __all__ = [
     "ConstrainedGRPOConfig",
     "ConstrainedGRPOTrainer",
     "DurableSFTTrainer",
+    "GRPOConfig",
+    "GRPOTrainer",
     "SFTConfig",
     "SFTTrainer",
 ]
-
-#: Loss types of TRL that only aggregate; the others bring a gate of their own.
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-
-#: TRL's own clip and what to say instead: ignored settings are refused, not ignored.
-_REPLACED = {
-    "epsilon": "method='clip', method_args={'epsilon': ...}",
-    "epsilon_high": "method='clip_higher', method_args={'low': ..., 'high': ...}",
-    "delta": "method='dual_clip', method_args={'ceiling': ...}",
-    "importance_sampling_level": "method_args={'level': 'sequence'}",
-}
-
 
 #: Where batch statistics travel in TRL's dictionary of inputs.
 _STATISTICS = "statistics/"
@@ -67,93 +54,11 @@ _STATISTICS = "statistics/"
 _LOGS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
 
 
-@dataclass
-class ConstrainedGRPOConfig(GRPOConfig):
-    """`trl.GRPOConfig` with a method in place of TRL's clip.
-
-    Args:
-      method: name of the constraint (see ``trustclip methods``), or ``"package.module:Class"``.
-      method_args: its hyper-parameters, for example ``{"delta": 0.07}``.
-      allow_inert: train although the schedule keeps the ratio at 1, where no constraint acts.
-      inert_patience: warn once when the gate has closed on no token for this many updates.
-
-    Raises:
-      ValueError: unknown method or hyper-parameter; a setting of TRL that cannot be honoured; a
-        schedule under which the constraint is inert.
-
-    Example:
-      >>> args = ConstrainedGRPOConfig("out", method="atr", method_args={"delta": 0.07},
-      ...     num_iterations=2, per_device_train_batch_size=8, use_cpu=True, bf16=False)
-      >>> args.constraint().delta, args.schedule().updates_per_generation
-      (0.07, 2.0)
-    """
-
-    _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "method_args"]
-
-    method: str = field(
-        default="atr", metadata={"help": "Name of the constraint, or package.module:Class."}
-    )
-    method_args: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Hyper-parameters of the constraint, as a mapping."}
-    )
-    allow_inert: bool = field(
-        default=False, metadata={"help": "Train although the schedule makes the method inert."}
-    )
-    inert_patience: int = field(
-        default=50, metadata={"help": "Warn when the gate closed on no token for this long."}
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        chosen = self.constraint()
-        problems = [*_not_honoured(self, chosen)]
-        if problems:
-            raise ValueError("cannot train with these settings: " + " ".join(problems))
-        if self.schedule().inert and not (self.allow_inert or chosen.acts_on_policy):
-            raise ValueError(self.schedule().explain_inert(self.method))
-
-    def constraint(self) -> Method:
-        """The method that `method` and `method_args` name."""
-        return method(self.method, **(self.method_args or {}))  # type: ignore[arg-type]
-
-    def schedule(self) -> Schedule:
-        """How many updates one generation serves."""
-        return Schedule(
-            int(self.steps_per_generation or 1),
-            self.num_iterations,
-            self.gradient_accumulation_steps,
-        )
-
-
-def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
-    """One sentence per setting that would be silently ignored or wrong."""
-    if args.loss_type not in LOSS_TYPES:
-        yield unknown("loss_type", args.loss_type, LOSS_TYPES) + (
-            " The others bring a gate of their own; a method names one here."
-        )
-    for name, instead in _REPLACED.items():
-        default = GRPOConfig.__dataclass_fields__[name].default
-        if getattr(args, name) != default:
-            yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
-    if chosen.needs_kl_gradient:
-        yield (
-            f"{args.method!r} in this variant needs the gradient of the full KL, and TRL passes "
-            "only that of the sampled token's log-probability; use trustclip.policy_loss."
-        )
-    if chosen.reverses and args.off_policy_mask_threshold is not None:
-        yield (
-            f"off_policy_mask_threshold reads the sign of the advantage, and {args.method!r} in "
-            "this variant reverses it for tokens that it rolls back; set one of the two."
-        )
-    if args.inert_patience < 1:
-        yield f"inert_patience must be at least 1, got {args.inert_patience}."
-
-
 class DurableSFTTrainer(Durable, SFTTrainer):
     """`trl.SFTTrainer` that continues exactly after a kill: see `Durable.train_durably`."""
 
 
-class ConstrainedGRPOTrainer(Adapting, Durable, GRPOTrainer):
+class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
     """`trl.GRPOTrainer` that trains with the method its config names.
 
     Takes the arguments of `trl.GRPOTrainer`; ``args`` must be a `ConstrainedGRPOConfig`. Logs
@@ -196,6 +101,7 @@ class ConstrainedGRPOTrainer(Adapting, Durable, GRPOTrainer):
         self._needs_hidden = any(name.startswith("kl_") for name in self.method.requires)
         self._inputs: dict[str, Any] | None = None  # of the loss being computed, if one is
         self._scored: list[tuple[Tensor, Tensor | None]] | None = None  # while generating
+        self._sampled: list[list[list[float]]] = []  # log-probabilities of what was just sampled
         self._old_head: Tensor | None = None
         self._windows = {"train": diagnostics.Window(), "eval": diagnostics.Window()}
         self._last_closed = 0
@@ -204,7 +110,9 @@ class ConstrainedGRPOTrainer(Adapting, Durable, GRPOTrainer):
         # TRL's own clip, wide open: its loss is -w A for any advantages.
         self.epsilon_low = self.epsilon_high = math.inf
         if self._needs_hidden:
-            hidden.check_head(self.accelerator.unwrap_model(self.model))
+            hidden.check_head(self._unwrapped())
+        self._wants_entropy = False
+        self._choose_head()
         if any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.model.modules()):
             warnings.warn(
                 "the model has active dropout: two passes of one policy differ, so ratios differ "
@@ -212,8 +120,46 @@ class ConstrainedGRPOTrainer(Adapting, Durable, GRPOTrainer):
                 stacklevel=2,
             )
 
+    def _choose_head(self) -> None:
+        """Put our output head into the model, where that is asked for or faster."""
+        wanted = self.args.head
+        reason = obstacle(self._unwrapped())
+        if reason is None and (self.is_deepspeed_enabled or self.args.cast_lm_head_to_fp32):
+            reason = "DeepSpeed or cast_lm_head_to_fp32 is on"
+        if wanted == "trustclip" and reason is not None:
+            raise ValueError(f"head='trustclip' cannot serve this model: {reason}. Use 'auto'.")
+        on_cpu = self.accelerator.device.type == "cpu"
+        if wanted == "trustclip" or (wanted == "auto" and on_cpu and reason is None):
+            use_head(self._unwrapped(), self.temperature, lambda: self._wants_entropy)
+
+    def get_train_dataloader(self) -> Any:
+        loader: Any = super().get_train_dataloader()
+        if self.accelerator.device.type == "cpu":
+            loader.device = None  # a batch is texts, and moving them nowhere takes its time
+        return loader
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        decoder = self._decoder()
+        if decoder is None:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        limit, ends = self.max_completion_length, set(self.eos_token_ids)
+        decoded = decoder.decode(prompt_ids, limit, ends, self.temperature)
+        self._sampled.append([completion.logps for completion in decoded])
+        return [completion.tokens for completion in decoded], None
+
+    def _decoder(self) -> Any:
+        """Our decoding loop where it draws from the distribution that was asked for, or None."""
+        ours = (
+            self.args.decoder == "auto"
+            and not (self.use_vllm or self.use_transformers_continuous_batching)
+            and not self.args.generation_kwargs
+            and draws_plainly(self.generation_config)
+            and self.accelerator.distributed_type in ("NO", "MULTI_CPU")
+        )
+        return decoder_for(self._unwrapped()) if ours else None
+
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self._scored = []
+        self._scored, self._sampled = [], []
         try:
             output = super()._generate_and_score_completions(inputs)
             scored = self._scored
@@ -245,24 +191,74 @@ class ConstrainedGRPOTrainer(Adapting, Durable, GRPOTrainer):
         finally:
             self._inputs = None
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._scored is not None and (known := self._known(attention_mask, args)) is not None:
+            return known, None, None
+        self._wants_entropy = kwargs.get("compute_entropy", False)
+        rows = None
+        if self._inputs is not None and self._may_skip:
+            rows = rows_that_matter(self._inputs)
+        if rows is not None:
+            input_ids, attention_mask = input_ids[rows], attention_mask[rows]
         watched = self._needs_hidden and (self._inputs, self._scored) != (None, None)
         unwrapped = self.accelerator.unwrap_model(model)
         with hidden.captured(unwrapped) if watched else contextlib.nullcontext([]) as states:
-            scored = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        logps, entropies, _ = scored
+            logps, entropies, aux = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, *args, **kwargs
+            )
         last = hidden.of_completions(states, logps.shape[1]) if states else None
         if self._inputs is not None:
-            self._constrain(self._inputs, logps.detach(), entropies.detach(), last)
+            if rows is not None:
+                logps, entropies, last = widened(self._inputs, rows, logps, entropies, last)
+            self._constrain(self._inputs, logps.detach(), entropies.detach(), last, rows)
         elif self._scored is not None:
             self._scored.append((logps, last))
-        return scored
+        return logps, entropies, aux
+
+    def _known(self, attention_mask: Tensor, args: tuple[Any, ...]) -> Tensor | None:
+        """Log-probabilities of the policy that has just sampled, where sampling has told them."""
+        if len(self._sampled) != 1 or self._needs_hidden or self.beta:
+            return None
+        length = args[0]
+        if list(map(len, self._sampled[0])) != attention_mask[:, -length:].sum(dim=1).tolist():
+            return None  # tools have added to what was sampled
+        rows = [row + [0.0] * (length - len(row)) for row in self._sampled[0]]
+        return torch.tensor(rows, device=attention_mask.device)
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether a completion without an advantage is certain to have no gradient."""
+        return (
+            self.args.skip_zero_advantage
+            and self.model.training
+            and not (
+                self.beta
+                or self._entropy_bonus_enabled
+                or self.aux_loss_enabled
+                or self.top_entropy_quantile < 1
+                or self.method.moves_without_advantage
+                or self.method.statistics_over == "micro_batch"
+            )
+        )
 
     @torch.no_grad()
     def _constrain(
-        self, inputs: dict[str, Any], logps: Tensor, entropy: Tensor, states: Tensor | None
+        self,
+        inputs: dict[str, Any],
+        logps: Tensor,
+        entropy: Tensor,
+        states: Tensor | None,
+        rows: Tensor | None,
     ) -> None:
-        """Put advantages into ``inputs`` under which TRL's gradient is the method's."""
+        """Put advantages into ``inputs`` under which TRL's gradient is the method's.
+
+        ``rows`` are those that were scored, None for all; the others cannot matter.
+        """
+        generated = inputs.get("generated")
+        if generated is not None and bool((generated == self.state.global_step).all()):
+            inputs.pop("old_per_token_logps", None)  # it is the policy still, and the ratio just 1
         old = inputs.get("old_per_token_logps")
         batch = self._tokens(inputs, logps, logps if old is None else old, entropy, states)
         if self.method.statistics_over and batch.statistics is None:
@@ -275,8 +271,13 @@ class ConstrainedGRPOTrainer(Adapting, Durable, GRPOTrainer):
             inputs["old_per_token_logps"] = torch.where(harmless, old, logps - x)
         inputs["advantages"] = c / x.exp()
         inputs["gate"] = (batch, surrogate)
-        self._windows[self._mode].add(batch, surrogate)
-        self._measure(batch, surrogate)
+        seen = batch if rows is None else only(batch, rows)
+        self._windows[self._mode].add(seen, surrogate, self.method)
+        self._measure(seen, surrogate)
+        skipped = 0.0 if rows is None else 1 - len(rows) / len(logps)
+        self._metrics[self._mode]["trustclip/skipped"].append(
+            self.accelerator.gather(logps.new_tensor(skipped)).mean().item()
+        )
         if self.on_gates is not None and self._mode == "train":
             self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
 

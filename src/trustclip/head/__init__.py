@@ -1,5 +1,19 @@
 """The loss head: from hidden states to log-probabilities and divergences, logits never whole."""
 
+from trustclip.head.bregman import bregman_kl as bregman_kl
 from trustclip.head.exact import exact_kl as exact_kl
+from trustclip.head.logprobs import Scores as Scores
+from trustclip.head.logprobs import score as score
+from trustclip.head.logprobs import selected_logprobs as selected_logprobs
+from trustclip.head.topk import topk as topk
+from trustclip.head.topk import topk_kl as topk_kl
 
-__all__ = ["exact_kl"]
+__all__ = [
+    "Scores",
+    "bregman_kl",
+    "exact_kl",
+    "score",
+    "selected_logprobs",
+    "topk",
+    "topk_kl",
+]

@@ -52,6 +52,7 @@ class ATR(Method):
       (arXiv 2602.05494), 2026, Eq. 5-6
     """
 
+    estimates_kl = True
     per_token = ("delta",)
 
     delta: Positive = 0.07

@@ -41,6 +41,7 @@ class ISKL3(Method):
       the first form as a penalty: `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025
     """
 
+    estimates_kl = True
     per_token = ("delta",)
 
     delta: Positive = 0.07

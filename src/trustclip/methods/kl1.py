@@ -37,6 +37,7 @@ class KL1(Method):
       (arXiv 2602.05494), 2026, Table 3
     """
 
+    estimates_kl = True
     per_token = ("delta",)
 
     delta: Positive = 0.07

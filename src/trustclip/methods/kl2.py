@@ -28,6 +28,7 @@ class KL2(Method):
       (arXiv 2602.05494), 2026, Table 3
     """
 
+    estimates_kl = True
     per_token = ("delta",)
 
     delta: Positive = 0.07

@@ -62,6 +62,10 @@ class KLCov(Method):
         return ("keys",)
 
     @property
+    def moves_without_advantage(self) -> bool:
+        return True
+
+    @property
     def reverses(self) -> bool:
         return True
 

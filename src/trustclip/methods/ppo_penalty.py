@@ -55,6 +55,10 @@ class PPOPenalty(Method):
         return self.estimator == "exact"
 
     @property
+    def moves_without_advantage(self) -> bool:
+        return True
+
+    @property
     def reverses(self) -> bool:
         return True
 

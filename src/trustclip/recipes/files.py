@@ -199,7 +199,7 @@ def _plain(value: Any) -> Any:
 
 
 def _spread_method(section: Any) -> None:
-    """``method: {name: atr, delta: 0.1}``, as suites write it, into ``method`` and its arguments."""
+    """Take ``method: {name: atr, delta: 0.1}``, as suites write it, apart."""
     if isinstance(section, dict) and "method_args" not in section:
         spec = section.get("method")
         if isinstance(spec, dict) and "name" in spec:
@@ -231,14 +231,16 @@ def _tell(item: ErrorDetails) -> str:
     where = ".".join(map(str, item["loc"]))
     if item["type"] == "unexpected_keyword_argument":
         *sections, _ = item["loc"]
-        owner = SECTIONS.get(sections[0], Recipe) if sections else Recipe
+        owner = SECTIONS.get(str(sections[0]), Recipe) if sections else Recipe
         allowed = [f.name for f in dataclasses.fields(owner)]  # type: ignore[arg-type]
         return unknown("key", where, [".".join([*map(str, sections), name]) for name in allowed])
     if item["type"] in ("missing", "missing_argument"):
         return f"`{where}` is missing."
     text = f"`{where}` {rule(item['msg'])}, got {item['input']!r}."
     if item["type"] == "literal_error":
-        near = nearest(item["input"], re.findall(r"'([^']*)'", item["ctx"]["expected"]))
+        near = nearest(
+            item["input"], re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected", ""))
+        )
         text += f" Did you mean {near!r}?" if near else ""
     return text
 

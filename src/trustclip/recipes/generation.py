@@ -94,16 +94,31 @@ class Local:
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 
     def _batch(self, ids: list[list[int]]) -> list[Completion]:
-        inputs = self._tokenizer.pad(
-            {"input_ids": ids}, return_tensors="pt", padding_side="left"
-        ).to(self._model.device)
-        length = inputs["input_ids"].shape[1]
+        length = max(map(len, ids))
         room = self._model.config.get_text_config().max_position_embeddings - length
         limit = min(self._sampling.max_tokens, room)
         if limit < 1:
             return [Completion("", 0, truncated=True) for _ in ids]
+        return [self._completion(row, limit) for row in self._tokens(ids, length, limit)]
+
+    def _tokens(self, ids: list[list[int]], length: int, limit: int) -> list[list[int]]:
+        """New tokens of each row, with or without what follows the end mark."""
+        from trustclip.engines.decoding import decoder_for
+
+        decoder = decoder_for(self._model) if self._sampling.top_p == 1 else None
+        if decoder is not None:
+            decoded = decoder.decode(ids, limit, self._ends, self._sampling.temperature)
+            return [completion.tokens for completion in decoded]
+        inputs = self._tokenizer.pad(
+            {"input_ids": ids}, return_tensors="pt", padding_side="left"
+        ).to(self._model.device)
         output = self._model.generate(**inputs, max_new_tokens=limit, **self._options())
-        return [self._completion(row[length:].tolist(), limit) for row in output]
+        return output[:, length:].tolist()
+
+    @property
+    def _ends(self) -> set[int]:
+        ends = self._model.generation_config.eos_token_id
+        return set(ends) if isinstance(ends, list) else {ends} - {None}
 
     def _options(self) -> dict[str, Any]:
         if self._sampling.temperature == 0:
@@ -116,8 +131,7 @@ class Local:
         }
 
     def _completion(self, ids: list[int], limit: int) -> Completion:
-        ends = self._model.generation_config.eos_token_id
-        ends = set(ends) if isinstance(ends, list) else {ends}
+        ends = self._ends
         count = next((i + 1 for i, token in enumerate(ids) if token in ends), None)
         tokens = len(ids) if count is None else count
         text = self._tokenizer.decode(ids[:tokens], skip_special_tokens=True)

@@ -1,0 +1,130 @@
+"""A whole training step of a tiny model on a CPU: generation, rewards, update."""
+
+import contextlib
+import io
+import statistics
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from trustclip.bench.table import Table
+
+#: Row -> settings of ours, or None for stock TRL.
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    "TRL's own": None,
+    "ours": {},
+    "ours, samples by transformers": {"decoder": "transformers"},
+    "ours, output head of TRL": {"head": "trl"},
+    "ours, nothing skipped": {"skip_zero_advantage": False},
+}
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Extent of ``trustclip bench step``."""
+
+    updates: int = 32
+    """Updates of a run."""
+    updates_per_generation: int = 16
+    """Updates on each generation of samples."""
+    completions: int = 16
+    """Completions of an update, 8 of a prompt."""
+    tokens: int = 32
+    """Longest completion."""
+    repeats: int = 5
+    """Turns; the median is told."""
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "updates_per_generation", "completions", "tokens", "repeats"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} must be at least 1, got {getattr(self, name)}.")
+        if self.completions % 8:
+            raise ValueError(f"--completions must be a multiple of 8, got {self.completions}.")
+
+
+def run(options: StepOptions) -> list[Table]:
+    """The table of ``trustclip bench step``."""
+    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for turn in range(-1, options.repeats):
+        for name, settings in VARIANTS.items():
+            taken = _seconds(options, settings)
+            if turn >= 0:  # the first turn fills caches and builds what is built once
+                seconds[name].append(taken)
+    stock = statistics.median(seconds["TRL's own"])
+    rows = [(name, 1e3 * statistics.median(values)) for name, values in seconds.items()]
+    return [
+        Table(
+            f"A training step: {options.completions} completions of up to {options.tokens} tokens, "
+            f"{options.updates_per_generation} updates a generation",
+            ("who", "CPU ms", "× TRL's own"),
+            [(name, taken, taken / 1e3 / stock) for name, taken in rows],
+            [
+                f"Median of {options.repeats} runs of {options.updates} updates, in turn; a random "
+                "Qwen3 of 0.4 M parameters, float32; half of the prompts have one reward for all."
+            ],
+        )
+    ]
+
+
+def _seconds(options: StepOptions, settings: dict[str, Any] | None) -> float:
+    """CPU seconds of an update."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = _trainer(options, settings, folder)
+        with contextlib.redirect_stdout(io.StringIO()):
+            start = time.process_time()
+            trainer.train()
+            return (time.process_time() - start) / options.updates
+
+
+def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str) -> Any:
+    from datasets import Dataset
+
+    from trustclip.engines import trl
+    from trustclip.recipes.tiny import tiny_model
+    from trustclip.tasks.arithmetic import Arithmetic
+
+    stock = settings is None
+    chosen = {"epsilon": 0.2} if stock else {"method": "clip", **settings}
+    args = (trl.GRPOConfig if stock else trl.ConstrainedGRPOConfig)(
+        folder,
+        per_device_train_batch_size=options.completions,
+        num_generations=8,
+        steps_per_generation=options.updates_per_generation,
+        max_completion_length=options.tokens,
+        max_steps=options.updates,
+        learning_rate=1e-4,
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        num_iterations=2 if options.updates_per_generation == 1 else 1,
+        logging_steps=8,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        **chosen,
+    )
+    model, tokenizer = tiny_model()
+    prompts = [
+        [{"role": "user", "content": problem.problem}] for problem in Arithmetic().train(256)
+    ]
+    return (trl.GRPOTrainer if stock else trl.ConstrainedGRPOTrainer)(
+        model=model,
+        reward_funcs=_half_dense,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=tokenizer,
+    )
+
+
+def _half_dense(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
+    """Different rewards within a group for every other prompt, one for all elsewhere."""
+    texts = [completion[0]["content"] for completion in completions]
+    dense = [sum(map(str.isalnum, text)) / max(len(text), 1) for text in texts]
+    odd = [sum(map(ord, prompt[0]["content"])) % 2 for prompt in prompts]
+    return [reward if own else 0.5 for reward, own in zip(dense, odd, strict=True)]

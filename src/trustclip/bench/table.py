@@ -1,0 +1,103 @@
+"""What a benchmark says: a table with its machine, for a terminal, for a page and for a program."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Rich
+
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns.
+
+    Args:
+      title: what was measured, with its sizes.
+      columns: headings, each with its unit.
+      rows: numbers unrounded; None for what does not apply.
+      notes: how it was measured.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = field(default=())
+
+    def print(self, console: Console) -> None:
+        table = Rich(box=None, pad_edge=False)
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if index else "left", no_wrap=not index)
+        for row in self.rows:
+            table.add_row(*map(shown, row))
+        console.print(f"\n{self.title}", style="bold", highlight=False)
+        console.print(table)
+        for note in self.notes:
+            console.print(note, style="dim", highlight=False)
+
+    def markdown(self) -> str:
+        """The table in Markdown.
+
+        Example:
+          >>> print(Table("t", ["what", "ms"], [["a", 1.234], ["b", None]]).markdown())
+          **t**
+          <BLANKLINE>
+          | what | ms |
+          |---|---:|
+          | a | 1.23 |
+          | b | – |
+          <BLANKLINE>
+        """
+        rows = [self.columns, *([shown(cell) for cell in row] for row in self.rows)]
+        lines = ["| " + " | ".join(row) + " |" for row in rows]
+        lines.insert(1, "|---|" + "---:|" * (len(self.columns) - 1))
+        return "\n".join([f"**{self.title}**", "", *lines, "", *self.notes])
+
+
+def shown(cell: Cell) -> str:
+    """A cell as people read it: three digits.
+
+    Example:
+      >>> [shown(x) for x in ("a", None, 1234.5, 0.00123456, 12, 0.0)]
+      ['a', '–', '1234', '0.00123', '12', '0']
+    """
+    if cell is None:
+        return "–"
+    if isinstance(cell, float) and abs(cell) >= 100:
+        return f"{cell:.0f}"
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers hold for: processor, PyTorch, threads, date."""
+    import torch
+
+    found = {
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    if device == "cuda":
+        found["device"] = torch.cuda.get_device_name()
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def document(tables: Sequence[Table], on: dict[str, Any]) -> dict[str, Any]:
+    """Everything as JSON can hold it."""
+    return {"machine": on, "tables": [asdict(table) for table in tables]}

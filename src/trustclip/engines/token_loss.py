@@ -1,0 +1,67 @@
+"""What every engine that calls a loss per micro-batch needs of a method: per-token loss, means."""
+
+import torch
+from torch import Tensor
+
+from trustclip import diagnostics
+from trustclip.batch import Surrogate, TokenBatch
+from trustclip.loss import gradient
+from trustclip.method import Method
+
+#: Beginnings of the names of metrics over a part of the tokens: engines average the means of
+#: micro-batches, and one without a token of that part has none.
+_OF_A_PART = ("advantage_cut", "gated/entropy_", "gated/p_old_", "gated/position_")
+
+
+def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
+    r"""Minus the objective, with the gradient of each token in its own entry.
+
+    The value is :math:`-J_t` and the gradient that of :math:`-c_t A_t \log\pi_\theta(y_t)`. The two
+    sums have one gradient, but only here does a weight on an entry weigh that token alone: at
+    sequence level :math:`J_t` depends on every token of its sequence.
+
+    Args:
+      chosen: the method.
+      batch: the tokens.
+
+    Returns:
+      (per-token loss, surrogate); the loss is 0 where masked. Shape [batch, time].
+
+    Example:
+      >>> import trustclip as tc
+      >>> logp = torch.tensor([[-1.0, -0.2]], requires_grad=True)
+      >>> batch = tc.TokenBatch(logp, torch.tensor([[-1.0, -1.0]]), torch.ones(1, 2),
+      ...                       torch.ones(1, 2, dtype=torch.bool))
+      >>> loss, surrogate = per_token_loss(tc.method("atr"), batch)
+      >>> loss.sum().backward()
+      >>> logp.grad
+      tensor([[-1., -0.]])
+    """
+    c, surrogate = gradient(chosen, batch)
+    return -(surrogate.objective.detach() + c * (batch.logp - batch.logp.detach())), surrogate
+
+
+@torch.no_grad()
+def means(
+    batch: TokenBatch, surrogate: Surrogate, tokens: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Sums over the tokens of `trustclip.diagnostics.token_metrics`, by the number of tokens.
+
+    Shares of a part of the tokens are left out: no engine averages those rightly.
+
+    Args:
+      batch: the tokens.
+      surrogate: what the method made of them.
+      tokens: what to divide by; the tokens of this batch when None.
+    """
+    count = batch.mask.sum().clamp(min=1) if tokens is None else tokens
+    return {
+        f"trustclip/{name}": total / count
+        for name, (total, _) in diagnostics.token_metrics(batch, surrogate).items()
+        if not name.startswith(_OF_A_PART)
+    }
+
+
+def as_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """Scalars as Python floats, with one transfer from the device."""
+    return dict(zip(metrics, torch.stack([*metrics.values()]).tolist(), strict=True))

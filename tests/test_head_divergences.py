@@ -1,0 +1,163 @@
+"""KL divergences from hidden states against two dense softmaxes."""
+
+import pytest
+import torch
+
+from trustclip.head import bregman_kl, exact, exact_kl, product, score, topk, topk_kl
+
+
+def dense(new, old, w_new, w_old, order, temperature):
+    p = (new.double() @ w_new.double().T / temperature).log_softmax(-1)
+    q = (old.double() @ w_old.double().T / temperature).log_softmax(-1)
+    a, b = (q, p) if order == "old_new" else (p, q)
+    return (a.exp() * (a - b)).sum(-1)
+
+
+@pytest.mark.parametrize("order", ["old_new", "new_old"])
+@pytest.mark.parametrize("trained_head", [False, True])
+def test_equals_the_dense_formula(order, trained_head, monkeypatch):
+    monkeypatch.setitem(exact._CHUNK_LOGITS, "cpu", 64)  # chunks of one row, and a last one
+    g = torch.Generator().manual_seed(0)
+    new, w = torch.randn(7, 5, generator=g), torch.randn(50, 5, generator=g)
+    old = new + 0.2 * torch.randn(7, 5, generator=g)
+    w_old = w + 0.1 * torch.randn(50, 5, generator=g) if trained_head else None
+    got = exact_kl(new, old, w, w_old, order, temperature=0.7)
+    want = dense(new, old, w, w if w_old is None else w_old, order, 0.7)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-7)
+
+
+def test_is_never_negative_and_small_where_policies_are_close():
+    g = torch.Generator().manual_seed(1)
+    new, w = torch.randn(64, 16, generator=g), torch.randn(2000, 16, generator=g)
+    old = new + 1e-4 * torch.randn(64, 16, generator=g)
+    kl = exact_kl(new, old, w)
+    assert (kl >= 0).all()
+    want = dense(new, old, w, w, "old_new", 1.0)
+    assert (kl.double() - want).abs().max() < 2e-8
+
+
+def test_a_policy_that_gave_a_token_up_costs_what_it_should():
+    eye = torch.eye(3, dtype=torch.float64)
+    old = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
+    new = torch.tensor([[60.0, 0.0, -60.0]], dtype=torch.float64)
+    for order in ("old_new", "new_old"):
+        want = dense(new, old, eye, eye, order, 1.0)
+        torch.testing.assert_close(exact_kl(new, old, eye, order=order), want, rtol=1e-9, atol=0)
+
+
+def policies(tokens=9, vocabulary=700, width=6, dtype=torch.float64, moved=0.2):
+    g = torch.Generator().manual_seed(3)
+    new = torch.randn(tokens, width, generator=g, dtype=dtype)
+    old = new + moved * torch.randn(tokens, width, generator=g, dtype=dtype)
+    return new, old, torch.randn(vocabulary, width, generator=g, dtype=dtype)
+
+
+def test_nothing_and_nonsense():
+    w = torch.randn(10, 4)
+    assert exact_kl(torch.zeros(0, 4), torch.zeros(0, 4), w).shape == (0,)
+    with pytest.raises(ValueError, match="order"):
+        exact_kl(torch.zeros(1, 4), torch.zeros(1, 4), w, order="forward")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="one shape"):
+        exact_kl(torch.zeros(1, 4), torch.zeros(2, 4), w)
+    with pytest.raises(ValueError, match="hidden states must be"):
+        exact_kl(torch.zeros(1, 5), torch.zeros(1, 5), w)
+
+
+def test_bfloat16_head_is_computed_in_float32():
+    g = torch.Generator().manual_seed(2)
+    new, w = torch.randn(5, 8, generator=g).bfloat16(), torch.randn(30, 8, generator=g).bfloat16()
+    old = new + 0.1
+    got = exact_kl(new, old, w)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(
+        got.double(), dense(new, old, w, w, "old_new", 1.0), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_token_that_only_the_other_policy_can_draw():
+    """e^d overflows and underflows in turn: float32 against float64, both orders."""
+    new, old = torch.tensor([[200.0, 0.0, -3.0]]), torch.tensor([[0.0, 90.0, -3.0]])
+    eye = torch.eye(3)
+    for order, want in (("old_new", 290.0 - 90.0), ("new_old", 290.0 - 200.0)):
+        got = exact_kl(new, old, eye, order=order)
+        assert got.item() == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", ["old_new", "new_old"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_bregman_divergence_of_the_log_partition_is_the_exact_kl(order, temperature):
+    new, old, w = policies()
+    bias = torch.linspace(-1, 1, len(w), dtype=w.dtype)
+    ids = torch.arange(len(new))
+    options = {"bias": bias, "temperature": temperature}
+    scores = [score(h, w, ids, mean=True, **options) for h in (new, old)]
+    got = bregman_kl(new, scores[0], old, scores[1], order, temperature=temperature)
+    want = exact_kl(new, old, w, order=order, **options)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+
+
+def test_bregman_needs_the_mean_of_the_first_policy_and_skips_what_both_skip():
+    new, old, w = policies(tokens=3)
+    ids = torch.tensor([1, -100, 2])
+    with_mean, without = score(new, w, ids, mean=True), score(old, w, ids)
+    kl = bregman_kl(new, with_mean, old, without, "new_old")
+    assert kl[1] == 0 and (kl[[0, 2]] > 0).all()
+    with pytest.raises(ValueError, match="mean of the old policy"):
+        bregman_kl(new, with_mean, old, without, "old_new")
+    with pytest.raises(ValueError, match="order"):
+        bregman_kl(new, with_mean, old, without, "reverse")  # type: ignore[arg-type]
+
+
+def test_bregman_costs_no_product_where_the_gradient_of_a_frozen_head_is_made():
+    new, _, w = policies()
+    scores = score(new.requires_grad_(), w, torch.zeros(len(new)).long(), mean=True)
+    scores.logp.sum().backward()
+    want = (new.detach() @ w.T).softmax(-1) @ w
+    assert scores.mean is not None and not scores.mean.requires_grad
+    torch.testing.assert_close(scores.mean, want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(new.grad, w[0] - scores.mean, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 5, 699])
+def test_top_k_is_that_of_the_dense_softmax(k, monkeypatch):
+    monkeypatch.setitem(product._TILE, "cpu", 256)  # tiles of 256 columns, the smallest
+    _, old, w = policies()
+    ids, logp = topk(old, w, k, temperature=0.7)
+    want = (old @ w.T / 0.7).log_softmax(-1).topk(k)
+    assert torch.equal(ids, want.indices)
+    torch.testing.assert_close(logp, want.values, rtol=1e-12, atol=1e-12)
+
+
+def test_top_k_out_of_range_and_of_nothing():
+    w = torch.randn(10, 4)
+    for k in (0, 10):
+        with pytest.raises(ValueError, match="from 1 to 9"):
+            topk(torch.zeros(1, 4), w, k)
+    ids, logp = topk(torch.zeros(0, 4), w, 3)
+    assert ids.shape == logp.shape == (0, 3)
+    assert topk_kl(torch.zeros(0, 4), torch.zeros(0).double(), w, ids, logp).shape == (0,)
+
+
+@pytest.mark.parametrize("order", ["old_new", "new_old"])
+@pytest.mark.parametrize("k", [1, 20])
+def test_what_top_k_loses_is_the_divergence_among_the_others(order, k):
+    """KL - KL_{K + tail} = P(tail) KL(tail conditionals) >= 0."""
+    new, old, w = policies(moved=0.6)
+    ids, logp_old = topk(old, w, k)
+    log_partition = score(new, w, ids[:, 0]).log_partition
+    got = topk_kl(new, log_partition, w, ids, logp_old, order)
+    a, b = ((h @ w.T).softmax(-1) for h in ((old, new) if order == "old_new" else (new, old)))
+    a, b = a.scatter(1, ids, 0), b.scatter(1, ids, 0)
+    tail, tail_b = a.sum(1, keepdim=True), b.sum(1, keepdim=True)
+    lost = (a * ((a / tail).log() - (b / tail_b).log())).nan_to_num(0).sum(1)
+    assert (lost > 1e-4).all()
+    torch.testing.assert_close(
+        exact_kl(new, old, w, order=order) - got, lost, rtol=1e-9, atol=1e-12
+    )
+
+
+def test_top_k_of_a_policy_that_did_not_move_is_zero_in_float32():
+    new, _, w = policies(dtype=torch.float32)
+    ids, logp = topk(new, w, 5)
+    kl = topk_kl(new, score(new, w, ids[:, 0]).log_partition, w, ids, logp)
+    assert kl.abs().max() < 1e-6

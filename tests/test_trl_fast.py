@@ -1,0 +1,145 @@
+"""What the TRL engine does not compute: prompts in the head, completions that cannot matter."""
+
+import pytest
+import torch
+from test_trl_engine import build, gradient_of, one_batch
+from trl_runs import constrained
+
+from trustclip.engines import scoring
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+
+BUILT = (ConstrainedGRPOConfig, ConstrainedGRPOTrainer)
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+
+
+def rows_of_passes(trainer):
+    """Number of rows of every forward pass from here on."""
+    rows = []
+    trainer.model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    return rows
+
+
+def with_zeros(inputs, advantages=(1.0, 0.0, 0.25, 0.0, 0.0, 0.7)):
+    return {**inputs, "advantages": torch.tensor(advantages)}
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("method", ["atr", "clip_higher", "gspo", "soft_gate", "cispo"])
+def test_the_gradient_is_the_same_without_what_cannot_matter(tmp_path, loss_type, method):
+    settings = {"method": method, "loss_type": loss_type}
+    whole = build(tmp_path, *BUILT, **settings, skip_zero_advantage=False)
+    fast = build(tmp_path, *BUILT, **settings)
+    inputs = with_zeros(one_batch(whole))
+    all_rows, some_rows = rows_of_passes(whole), rows_of_passes(fast)
+    want, got = gradient_of(whole, inputs), gradient_of(fast, inputs)
+    assert want.norm() > 1e-4
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-6 * want.norm().item())
+    assert (all_rows, some_rows) == ([6], [3])
+    assert fast._metrics["train"]["trustclip/skipped"] == [0.5]
+    assert whole._metrics["train"]["trustclip/skipped"] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "ppo_penalty"},
+        {"method": "trpo"},
+        {"method": "clip", "entropy_coef": 0.1},
+        {"method": "clip", "top_entropy_quantile": 0.5},
+        {"method": "clip", "skip_zero_advantage": False},
+    ],
+    ids=lambda s: "-".join(map(str, s.values())),
+)
+def test_nothing_is_left_out_where_it_could_matter(tmp_path, settings):
+    trainer = build(tmp_path, *BUILT, **settings)
+    inputs = with_zeros(one_batch(trainer))
+    rows = rows_of_passes(trainer)
+    gradient_of(trainer, inputs)
+    assert rows == [6]
+
+
+def test_a_kl_to_a_reference_keeps_every_row(tmp_path):
+    trainer = build(tmp_path, *BUILT, method="clip")
+    trainer.beta = 0.1
+    inputs = with_zeros(one_batch(trainer))
+    rows = rows_of_passes(trainer)
+    gradient_of(trainer, inputs)
+    assert rows == [6]
+
+
+def test_a_batch_without_advantage_still_takes_part(tmp_path):
+    trainer = build(tmp_path, *BUILT, method="atr")
+    inputs = with_zeros(one_batch(trainer), [0.0] * 6)
+    rows = rows_of_passes(trainer)
+    gradient = gradient_of(trainer, inputs)
+    assert rows == [1] and not gradient.any()
+
+
+def test_truncated_completions_are_left_out_too(tmp_path):
+    trainer = build(tmp_path, *BUILT, method="atr")
+    inputs = one_batch(trainer)
+    inputs["completion_mask"][0] = 0
+    rows = rows_of_passes(trainer)
+    gradient_of(trainer, inputs)
+    assert rows == [4]  # one has no advantage, one no token
+
+
+@pytest.mark.parametrize("method", ["full_kl", "clip_cov", "atr"])
+def test_training_is_the_same_without_what_cannot_matter(tmp_path, monkeypatch, method):
+    import trl_runs
+
+    monkeypatch.setattr(trl_runs, "share_of_even_digits", reward_of_half)
+    whole = constrained(tmp_path / "a", method, skip_zero_advantage=False)
+    fast = constrained(tmp_path / "b", method)
+    assert fast.grad_norms == pytest.approx(whole.grad_norms, rel=1e-4)
+    torch.testing.assert_close(fast.parameters, whole.parameters, rtol=1e-4, atol=1e-5)
+    skipped = fast.column("trustclip/skipped")
+    assert 0.2 < sum(skipped) / len(skipped) < 0.9
+    for name in ("trustclip/gated/positive_above", "entropy"):
+        assert fast.column(name) != whole.column(name)  # of the tokens that can matter
+
+
+def reward_of_half(prompts, completions, **_):
+    """Half of the prompts give every completion the same reward."""
+    import trl_runs
+
+    dense = [sum(ch in "02468abcdefgh" for ch in text) / max(len(text), 1) for text in completions]
+    half = set(trl_runs.PROMPTS[::2])
+    return [0.5 if p in half else r for p, r in zip(prompts, dense, strict=True)]
+
+
+def test_only_completion_tokens_enter_the_head(tmp_path, monkeypatch):
+    trainer = build(tmp_path, *BUILT, method="atr")
+    seen = []
+    kept = scoring.selected_logprobs
+
+    def spy(hidden, weight, ids, **options):
+        seen.append((len(ids), int((ids >= 0).sum())))
+        return kept(hidden, weight, ids, **options)
+
+    inputs = one_batch(trainer)
+    monkeypatch.setattr(scoring, "selected_logprobs", spy)
+    gradient_of(trainer, inputs)
+    scored = inputs["completion_mask"][inputs["advantages"] != 0]
+    assert seen == [(5 * 12, int(scored.sum()))]
+
+
+@pytest.mark.parametrize("method", ["atr", "full_kl"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_both_heads_train_alike(tmp_path, method, lora):
+    ours = constrained(tmp_path / "a", method, lora=lora, head="trustclip")
+    theirs = constrained(tmp_path / "b", method, lora=lora, head="trl")
+    assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=1e-4)
+    torch.testing.assert_close(ours.parameters, theirs.parameters, rtol=1e-4, atol=1e-5)
+    for name in ("entropy", "trustclip/k3", "trustclip/gated"):
+        assert ours.column(name) == pytest.approx(theirs.column(name), rel=1e-3, abs=1e-6)
+
+
+def test_an_unusual_head_is_left_to_trl_or_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"head='trustclip' cannot serve this model: DeepSpeed or"):
+        build(tmp_path, *BUILT, method="atr", head="trustclip", cast_lm_head_to_fp32=True)
+    build(tmp_path, *BUILT, method="atr", cast_lm_head_to_fp32=True)
+    with pytest.raises(ValueError, match="did you mean 'trustclip'"):
+        ConstrainedGRPOConfig(str(tmp_path), head="trustclp", num_iterations=2, use_cpu=True)

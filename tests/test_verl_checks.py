@@ -1,0 +1,176 @@
+"""What `trustclip doctor --verl` says of a configuration; no verl needed."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trustclip.cli import main
+from trustclip.engines.verl_checks import BUILT_IN, Finding, Installed, findings, installed
+from trustclip.engines.verl_config import load
+from trustclip.engines.verl_limits import LOSS_MODES, TARGET
+
+HERE = Installed("0.9.1")
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+#: As verl resolves it, with a method of ours and four updates per generation.
+GOOD: dict[str, Any] = {
+    "actor_rollout_ref": {
+        "model": {"external_lib": None},
+        "actor": {
+            "ppo_mini_batch_size": 256,
+            "ppo_epochs": 1,
+            "clip_ratio": 0.2,
+            "clip_ratio_low": 0.2,
+            "clip_ratio_high": 0.2,
+            "clip_ratio_c": 3.0,
+            "tau_pos": 1.0,
+            "tau_neg": 1.05,
+            "loss_agg_mode": "token-mean",
+            "loss_scale_factor": None,
+            "policy_loss": {
+                "_target_": TARGET,
+                "loss_mode": "trustclip",
+                "clip_cov_ratio": 0.0002,
+                "clip_cov_lb": 1.0,
+                "clip_cov_ub": 5.0,
+                "kl_cov_ratio": 0.0002,
+                "ppo_kl_coef": 0.1,
+                "dro_beta": None,
+                "method": "atr",
+                "method_args": {"delta": 0.07},
+            },
+        },
+    },
+    "algorithm": {"rollout_correction": {"bypass_mode": False}},
+    "data": {"train_batch_size": 1024},
+    "trainer": {"use_v1": True},
+}
+
+
+def with_changes(**changes: Any) -> dict[str, Any]:
+    """`GOOD` with values at dotted paths (written with ``__``); None of ``...`` removes."""
+    config = copy.deepcopy(GOOD)
+    for path, value in changes.items():
+        *parents, last = path.replace("LOSS", LOSS.replace(".", "__")).split("__")
+        place = config
+        for name in parents:
+            place = place.setdefault(name, {})
+        if value is ...:
+            del place[last]
+        else:
+            place[last] = value
+    return config
+
+
+def said(config: dict[str, Any], verl: Installed = HERE, level: str = "error") -> list[str]:
+    return [found.text for found in findings(config, verl) if found.level == level]
+
+
+def test_a_good_configuration_has_no_error() -> None:
+    assert list(findings(GOOD, HERE)) == [
+        Finding(
+            "note",
+            "data.train_batch_size / ppo_mini_batch_size x ppo_epochs = 1024 / 256 x 1 = 4 updates "
+            "per generation; 'atr' can act.",
+        )
+    ]
+
+
+ACTOR = "actor_rollout_ref__actor"
+WRONG = {
+    "unknown mode": ({"LOSS__loss_mode": "trustclip_art"}, "did you mean 'trustclip_atr'"),
+    "verl's unknown": ({"LOSS__loss_mode": "vanila"}, "did you mean 'vanilla'"),
+    "verl's own": ({"LOSS__loss_mode": "vanilla"}, "leaves `method` unused; say 'trustclip'"),
+    "unknown method": ({"LOSS__method": "art"}, "unknown method 'art'; did you mean 'atr'"),
+    "hyper-parameter": ({"LOSS__method_args": {"dleta": 1}}, "did you mean 'delta'"),
+    "misspelt key": ({"LOSS__metod": "atr"}, f"unknown key of {LOSS} 'metod'; did you mean"),
+    "no target": ({"LOSS___target_": ...}, f"takes no `method`; set {LOSS}._target_={TARGET}"),
+    "refused": ({"LOSS__method": "full_kl", "LOSS__method_args": {}}, "it needs `kl_old_new`"),
+    "clip_ratio": ({f"{ACTOR}__clip_ratio": 0.1}, "clip_ratio=0.1 has no effect"),
+    "dual clip": ({f"{ACTOR}__clip_ratio_c": 10.0}, "thresholds of dual_clip"),
+    "sapo": ({f"{ACTOR}__tau_neg": 2.0}, "tau_neg=2.0 has no effect"),
+    "clip_cov": ({"LOSS__clip_cov_ratio": 0.1}, "clip_cov_ratio=0.1 has no effect"),
+    "one update": ({"data__train_batch_size": 256}, "'atr' would be inert"),
+    "scale": ({f"{ACTOR}__loss_agg_mode": "seq-mean-token-sum-norm"}, "loss_scale_factor"),
+}
+
+
+@pytest.mark.parametrize(("changes", "text"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_said_in_one_sentence(changes: dict[str, Any], text: str) -> None:
+    (error,) = said(with_changes(**changes))
+    assert text in error
+
+
+BYPASS = {"algorithm__rollout_correction__bypass_mode": True}
+
+
+@pytest.mark.parametrize(
+    ("more", "replaced"),
+    [
+        ({"trainer__use_v1": False}, True),
+        ({"async_training": {}}, True),
+        ({"rollout__n_gpus_per_node": 8}, True),
+        ({}, False),
+    ],
+    ids=["v0", "fully async", "one step off", "v1"],
+)
+def test_bypass_mode_replaces_the_loss_in_some_trainers(
+    more: dict[str, Any], replaced: bool
+) -> None:
+    config = with_changes(**BYPASS, **more)
+    assert any("replaces loss_mode" in text for text in said(config)) == replaced
+    assert bool(said(config, level="note")) != replaced
+
+
+def test_one_update_is_enough_for_a_method_that_acts_on_policy() -> None:
+    config = with_changes(data__train_batch_size=256, LOSS__method="pspo", LOSS__method_args={})
+    assert said(config) == []
+
+
+def test_a_plugin_that_is_not_loaded() -> None:
+    config = with_changes(
+        LOSS___target_="verl.workers.config.PolicyLossConfig",
+        LOSS__method=...,
+        LOSS__method_args=...,
+        LOSS__loss_mode="trustclip_atr",
+    )
+    assert said(config) == []
+    absent = Installed("0.9.1", BUILT_IN, plugin=False)
+    (error,) = said(config, absent)
+    assert "will not import trustclip" in error and TARGET in error
+    assert said(GOOD, absent) == []
+    library = copy.deepcopy(config)
+    library["actor_rollout_ref"]["model"]["external_lib"] = "trustclip.engines.verl"
+    assert said(library, absent) == []
+
+
+def test_notes_about_the_installation() -> None:
+    assert "not installed" in said(GOOD, Installed(None), "note")[0]
+    assert "untested" in said(GOOD, Installed("0.8.0"), "note")[0]
+    assert set(installed().loss_modes) >= {*BUILT_IN, *LOSS_MODES}
+
+
+def test_the_command_reads_a_resolved_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(GOOD), encoding="utf-8")
+    assert main(["doctor", "--verl", str(path)]) == 0
+    assert "nothing wrong was found" in capsys.readouterr().out
+    path.write_text(yaml.safe_dump(with_changes(LOSS__method="art")), encoding="utf-8")
+    assert main(["doctor", "--verl", str(path)]) == 1
+    assert "error: unknown method 'art'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["missing.yaml"]], ids=str)
+def test_the_command_needs_a_configuration(arguments: list[str]) -> None:
+    assert main(["doctor", "--verl", *arguments]) == 2
+
+
+def test_a_file_of_no_mapping(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("- 1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="expected a mapping"):
+        load([str(tmp_path / "list.yaml")])

@@ -1,0 +1,281 @@
+"""Every method through verl's own registry, on tensors: loss, gradient, metrics, refusals."""
+
+import dataclasses
+import math
+from typing import Any
+
+import engine_cases
+import method_cases
+import pytest
+import torch
+from torch import Tensor
+
+import trustclip as tc
+
+pytest.importorskip("verl.trainer", reason="verl is not installed here: make verl-setup")
+
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+from trustclip import diagnostics
+from trustclip.engines.verl import TrustclipLossConfig
+from trustclip.engines.verl_limits import LOSS_MODES, TARGET
+
+trained = pytest.mark.parametrize("method", engine_cases.TRAINED, ids=method_cases.label)
+every_mode = pytest.mark.parametrize("loss_type", engine_cases.VERL_MODES)
+
+
+def settings_of(method: tc.Method) -> TrustclipLossConfig:
+    arguments = {key: value for key, value in method.to_dict().items() if key != "name"}
+    return TrustclipLossConfig(method=method.name, method_args=arguments)
+
+
+def actor(policy_loss: PolicyLossConfig, **global_batch: Any) -> FSDPActorConfig:
+    """verl's configuration of the actor, with what `ppo_loss` writes into it before every call."""
+    config = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=4, ppo_micro_batch_size_per_gpu=2, policy_loss=policy_loss
+    )
+    config.global_batch_info.update(
+        {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None, **global_batch},
+        loss_scale_factor=engine_cases.MAX_LENGTH,
+    )
+    return config
+
+
+def called(
+    batch: tc.TokenBatch,
+    config: FSDPActorConfig,
+    mode: str = "token-mean",
+    is_weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """(loss, its gradient in the log-probabilities, metrics), through the registry."""
+    logp = batch.logp.detach().clone().requires_grad_()
+    loss, metrics = get_policy_loss_fn(config.policy_loss.loss_mode)(
+        old_log_prob=batch.logp_old,
+        log_prob=logp,
+        advantages=batch.advantages,
+        response_mask=batch.mask,
+        loss_agg_mode=mode,
+        config=config,
+        rollout_is_weights=is_weights,
+    )
+    (gradient,) = torch.autograd.grad(loss, logp)
+    return loss.detach(), gradient, metrics
+
+
+# Loss and gradient -----------------------------------------------------------------------------
+
+
+@every_mode
+@trained
+def test_verl_gives_the_gradient_of_both_engines(method: tc.Method, loss_type: str) -> None:
+    batch = engine_cases.batch_for(method)
+    config = actor(settings_of(method))
+    loss, gradient, _ = called(batch, config, engine_cases.VERL_MODES[loss_type])
+    want = engine_cases.expected_gradient(method, batch, loss_type)
+    torch.testing.assert_close(gradient.double(), want, rtol=2e-6, atol=1e-9)
+    per_token = tc.policy_loss(method, batch).per_token.double()
+    total = (engine_cases.weights(loss_type, batch.mask) * per_token).sum()
+    torch.testing.assert_close(loss.double(), total, rtol=1e-5, atol=1e-7)
+
+
+@trained
+def test_the_loss_is_that_of_policy_loss(method: tc.Method) -> None:
+    batch = engine_cases.batch_for(method, torch.float64)
+    leaf = batch.logp.clone().requires_grad_()
+    ours = tc.policy_loss(method, batch.with_logp(leaf), "token_mean")
+    ours.value.backward()
+    loss, gradient, metrics = called(batch, actor(settings_of(method)))
+    torch.testing.assert_close(loss, ours.value.detach())
+    torch.testing.assert_close(gradient, leaf.grad)
+    whole = {
+        k: total / count for k, (total, count) in ours.metrics.items() if count == tokens(batch)
+    }
+    logged = {name for name in metrics if name.startswith("trustclip/")}
+    assert logged == {f"trustclip/{name}" for name in whole}
+    for name, mean in whole.items():
+        assert metrics[f"trustclip/{name}"] == pytest.approx(mean.item(), abs=1e-12)
+
+
+def tokens(batch: tc.TokenBatch) -> int:
+    """Unmasked ones: means over fewer cannot be averaged over micro-batches."""
+    return int(batch.mask.sum())
+
+
+@trained
+def test_a_weight_of_verl_weighs_its_token_alone(method: tc.Method) -> None:
+    batch = engine_cases.batch_for(method)
+    is_weights = torch.linspace(0.2, 2.0, batch.logp.numel()).view_as(batch.logp)
+    is_weights = torch.where(batch.mask, is_weights, torch.nan)
+    _, gradient, _ = called(batch, actor(settings_of(method)), "token-sum", is_weights)
+    want = -tc.coefficient(method, batch) * torch.where(batch.mask, is_weights, 0.0)
+    torch.testing.assert_close(gradient, want, rtol=2e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("mode", [*engine_cases.VERL_MODES.values(), "token-sum"])
+@pytest.mark.parametrize("name", ["atr", "gspo", "soft_gate"])
+def test_micro_batches_and_ranks_add_up(name: str, mode: str, ranks: int, size: int) -> None:
+    method = tc.method(name)
+    whole = engine_cases.batch_for(method, torch.float64)
+    info = {"batch_num_tokens": int(whole.mask.sum()), "global_batch_size": len(whole.logp)}
+    want, gradient, _ = called(whole, actor(settings_of(method), **info), mode)
+    config = actor(settings_of(method), dp_size=ranks, **info)
+    parts = [called(rows(whole, i, i + size), config, mode) for i in range(0, 7, size)]
+    # FSDP averages gradients over ranks, and accumulation adds them up.
+    assert sum(loss for loss, *_ in parts).item() / ranks == pytest.approx(want.item())
+    width = whole.logp.shape[1]
+    padded = [torch.nn.functional.pad(g, (0, width - g.shape[1])) for _, g, _ in parts]
+    torch.testing.assert_close(torch.cat(padded) / ranks, gradient)
+
+
+def rows(batch: tc.TokenBatch, start: int, stop: int) -> tc.TokenBatch:
+    """Some rows, as short as their longest answer: what verl makes of a micro-batch."""
+    length = int(batch.mask[start:stop].nonzero()[:, 1].max()) + 1
+    return tc.TokenBatch(
+        *(x[start:stop, :length] for x in method_cases.astuple(batch)),
+    )
+
+
+def test_a_sum_by_the_longest_answer_depends_on_the_split() -> None:
+    """What `doctor --verl` calls an error: seq-mean-token-sum-norm without loss_scale_factor."""
+    method = tc.method("atr")
+    whole = engine_cases.batch_for(method, torch.float64)
+    config = actor(settings_of(method), global_batch_size=len(whole.logp))
+    config.global_batch_info["loss_scale_factor"] = None
+    mode = "seq-mean-token-sum-norm"
+    want, *_ = called(whole, config, mode)
+    parts = [called(rows(whole, i, i + 1), config, mode)[0] for i in range(7)]
+    assert abs(sum(parts).item() - want.item()) > 0.1 * abs(want.item())
+
+
+def test_same_gradient_as_verls_own_clip_without_its_dual_clip() -> None:
+    batch = engine_cases.batch_for(tc.method("clip_higher"))
+    ours = called(batch, actor(settings_of(tc.method("clip_higher", low=0.2, high=0.28))))[1]
+    theirs = dataclasses.replace(
+        actor(PolicyLossConfig()), clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=1e9
+    )
+    torch.testing.assert_close(called(batch, theirs)[1], ours)
+
+
+def test_same_gradient_as_verls_own_dual_clip() -> None:
+    batch = engine_cases.batch_for(tc.method("dual_clip"))
+    method = tc.method("dual_clip", low=0.2, high=0.2, ceiling=1.3)
+    theirs = dataclasses.replace(actor(PolicyLossConfig()), clip_ratio_c=1.3)
+    torch.testing.assert_close(
+        called(batch, theirs)[1], called(batch, actor(settings_of(method)))[1]
+    )
+
+
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -100.0])
+def test_padding_never_matters(rubbish: float) -> None:
+    clean = engine_cases.batch_for(tc.method("atr"))
+    config = actor(settings_of(tc.method("atr")))
+    raw = [torch.where(clean.mask, x, rubbish) for x in method_cases.astuple(clean)[:3]]
+    logp = raw[0].clone().requires_grad_()
+    loss, metrics = get_policy_loss_fn("trustclip")(
+        old_log_prob=raw[1],
+        log_prob=logp,
+        advantages=raw[2],
+        response_mask=clean.mask.float(),
+        config=config,
+    )
+    want, gradient, same = called(clean, config)
+    assert loss.item() == want.item() and metrics == same
+    assert torch.equal(torch.autograd.grad(loss, logp)[0], gradient)
+
+
+# Metrics ---------------------------------------------------------------------------------------
+
+
+def test_metrics_are_python_floats_of_the_gate() -> None:
+    batch = engine_cases.batch_for(tc.method("atr"))
+    _, _, metrics = called(batch, actor(settings_of(tc.method("atr"))))
+    assert {type(value) for value in metrics.values()} == {float}
+    shares = [metrics[f"trustclip/gated/{name}"] for name in diagnostics.QUADRANTS]
+    assert 0 < sum(shares) == pytest.approx(metrics["trustclip/gated"])
+    assert metrics["actor/pg_clipfrac"] == metrics["trustclip/gated"]
+    x = batch.log_ratio[batch.mask]
+    assert metrics["actor/ppo_kl"] == pytest.approx(-x.mean().item(), rel=1e-5)
+    assert metrics["trustclip/k3"] == pytest.approx((x.exp() - 1 - x).mean().item(), rel=1e-4)
+
+
+def test_metrics_of_nothing_are_zero() -> None:
+    mask = torch.zeros(1, 3, dtype=torch.bool)
+    nothing = tc.TokenBatch(*(torch.zeros(1, 3) for _ in range(3)), mask)
+    loss, gradient, metrics = called(nothing, actor(TrustclipLossConfig(), batch_num_tokens=5))
+    assert loss.item() == 0 and not gradient.any() and set(metrics.values()) == {0.0}
+
+
+# Configuration ---------------------------------------------------------------------------------
+
+
+def test_every_loss_mode_is_registered_by_importing_verl() -> None:
+    assert set(LOSS_MODES) <= set(POLICY_LOSS_REGISTRY)
+    assert {f"trustclip_{name}" for name in tc.methods()} < set(LOSS_MODES)
+
+
+def hydra(**policy_loss: Any) -> Any:
+    """What verl does with the configuration of the actor, on the driver and in every worker."""
+    return omega_conf_to_dataclass(
+        {
+            "_target_": "verl.workers.config.FSDPActorConfig",
+            "strategy": "fsdp2",
+            "rollout_n": 4,
+            "ppo_micro_batch_size_per_gpu": 2,
+            "policy_loss": {"_target_": TARGET, "loss_mode": "trustclip", **policy_loss},
+        }
+    )
+
+
+def test_the_configuration_names_the_method() -> None:
+    config = hydra(method="atr", method_args={"delta": 0.05})
+    assert config.policy_loss.constraint() == tc.method("atr", delta=0.05)
+    inner = {"name": "kl2", "delta": 0.01}
+    both = hydra(method="both", method_args={"first": "atr", "second": inner})
+    assert both.policy_loss.constraint() == tc.method("atr") & tc.method("kl2", delta=0.01)
+
+
+@pytest.mark.parametrize(
+    ("policy_loss", "said"),
+    [
+        ({"method": "art"}, "did you mean 'atr'"),
+        ({"method_args": {"dleta": 0.1}}, "did you mean 'delta'"),
+        ({"method_args": {"delta": -1}}, "greater than 0"),
+        ({"metod": "atr"}, "metod"),
+        ({"loss_mode": "vanilla", "method": "atr"}, "leaves the method unused"),
+        ({"loss_mode": "trustclip_art"}, "did you mean 'trustclip_atr'"),
+        ({"loss_mode": "trustclip_kl2", "method": "atr"}, "name two methods"),
+        ({"method": "full_kl"}, "trustclip.engines.trl"),
+        ({"method": "clip_cov"}, "trustclip.engines.trl"),
+        ({"method": "trpo"}, "statistics over all ranks"),
+        ({"method": "tis"}, "rollout_correction.rollout_is"),
+        ({"method_args": {"delta": {"controller": "target_gate", "share": 0.1}}}, "adapts"),
+    ],
+    ids=str,
+)
+def test_a_wrong_configuration_ends_at_once(policy_loss: dict[str, Any], said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        hydra(**policy_loss)
+
+
+@pytest.mark.parametrize("method", engine_cases.REFUSED, ids=method_cases.label)
+def test_what_verl_cannot_supply_is_refused(method: tc.Method) -> None:
+    with pytest.raises(ValueError, match=f"{method.name!r} cannot be trained in verl: it "):
+        settings_of(method)
+
+
+def test_a_refused_name_without_our_configuration_ends_at_the_first_call() -> None:
+    batch = engine_cases.batch_for(tc.method("atr"))
+    with pytest.raises(ValueError, match="'full_kl' cannot be trained in verl"):
+        called(batch, actor(PolicyLossConfig(loss_mode="trustclip_full_kl")))
+
+
+@pytest.mark.parametrize("name", sorted({m.name for m in engine_cases.TRAINED} - {"truly_ppo"}))
+def test_a_name_alone_is_the_method_with_its_defaults(name: str) -> None:
+    method = tc.method(name)
+    batch = engine_cases.batch_for(method)
+    _, gradient, _ = called(batch, actor(PolicyLossConfig(loss_mode=f"trustclip_{name}")))
+    torch.testing.assert_close(gradient, called(batch, actor(settings_of(method)))[1])

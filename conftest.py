@@ -1,5 +1,7 @@
-"""Doctests of modules whose third-party package has an environment of its own run there alone."""
+"""Modules whose third-party package has an environment of its own have their doctests run there."""
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("verl") else ["src/trustclip/engines/verl*.py"]
+_NEEDS = {"verl": "src/trustclip/engines/verl*.py", "triton": "src/trustclip/head/kernels.py"}
+
+collect_ignore_glob = [pattern for package, pattern in _NEEDS.items() if not find_spec(package)]

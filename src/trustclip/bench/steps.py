@@ -88,7 +88,7 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
     from trustclip.tasks.arithmetic import Arithmetic
 
     stock = settings is None
-    chosen = {"epsilon": 0.2} if stock else {"method": "clip", **settings}
+    chosen: dict[str, Any] = {"epsilon": 0.2} if stock else {"method": "clip", **settings}
     args = (trl.GRPOConfig if stock else trl.ConstrainedGRPOConfig)(
         folder,
         per_device_train_batch_size=options.completions,
@@ -115,7 +115,7 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
     ]
     return (trl.GRPOTrainer if stock else trl.ConstrainedGRPOTrainer)(
         model=model,
-        reward_funcs=_half_dense,
+        reward_funcs=_half_dense,  # type: ignore[arg-type]
         args=args,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=tokenizer,

@@ -135,7 +135,7 @@ def test_top_k_out_of_range_and_of_nothing():
             topk(torch.zeros(1, 4), w, k)
     ids, logp = topk(torch.zeros(0, 4), w, 3)
     assert ids.shape == logp.shape == (0, 3)
-    assert topk_kl(torch.zeros(0, 4), torch.zeros(0).double(), w, ids, logp).shape == (0,)
+    assert topk_kl(torch.zeros(0, 4), torch.zeros(0).double(), w, (ids, logp)).shape == (0,)
 
 
 @pytest.mark.parametrize("order", ["old_new", "new_old"])
@@ -145,7 +145,7 @@ def test_what_top_k_loses_is_the_divergence_among_the_others(order, k):
     new, old, w = policies(moved=0.6)
     ids, logp_old = topk(old, w, k)
     log_partition = score(new, w, ids[:, 0]).log_partition
-    got = topk_kl(new, log_partition, w, ids, logp_old, order)
+    got = topk_kl(new, log_partition, w, (ids, logp_old), order)
     a, b = ((h @ w.T).softmax(-1) for h in ((old, new) if order == "old_new" else (new, old)))
     a, b = a.scatter(1, ids, 0), b.scatter(1, ids, 0)
     tail, tail_b = a.sum(1, keepdim=True), b.sum(1, keepdim=True)
@@ -159,5 +159,5 @@ def test_what_top_k_loses_is_the_divergence_among_the_others(order, k):
 def test_top_k_of_a_policy_that_did_not_move_is_zero_in_float32():
     new, _, w = policies(dtype=torch.float32)
     ids, logp = topk(new, w, 5)
-    kl = topk_kl(new, score(new, w, ids[:, 0]).log_partition, w, ids, logp)
+    kl = topk_kl(new, score(new, w, ids[:, 0]).log_partition, w, (ids, logp))
     assert kl.abs().max() < 1e-6

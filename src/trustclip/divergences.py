@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from trustclip.masked import safe_exp, safe_expm1
+from trustclip.masked import MAX_LOG_RATIO, safe_exp, safe_expm1
 
 #: Gap in nats beyond which `categorical_kl` adds the terms of the lesser token one by one.
 _FAR = 20.0
@@ -54,13 +54,17 @@ def k3(log_ratio: Tensor) -> Tensor:
 def is_k3(log_ratio: Tensor) -> Tensor:
     r"""Importance-weighted k3: $w\,(1/w - 1 + \log w) = 1 - w + w\log w \ge 0$.
 
-    Estimates KL(new || old) without bias from samples of the old policy. Computed as w k3(-x).
+    Estimates KL(new || old) without bias from samples of the old policy. Computed as w k3(-x) where
+    w is not small, which keeps the digits near w = 1; it tends to 1 as w tends to 0.
 
     Example:
       >>> round(is_k3(torch.tensor(2.0, dtype=torch.float64).log()).item(), 12)
       0.38629436112
+      >>> is_k3(torch.tensor([-1.0, -100.0, -torch.inf]))
+      tensor([0.2642, 1.0000, 1.0000])
     """
-    return safe_exp(log_ratio) * k3(-log_ratio)
+    w, x = safe_exp(log_ratio), log_ratio.clamp(min=-MAX_LOG_RATIO)
+    return torch.where(x < -1, 1 - w * (1 - x), w * k3(-x))
 
 
 def k3_product(log_ratio: Tensor) -> Tensor:

@@ -142,11 +142,11 @@ def with_bregman_kl(problem: Problem) -> Callable[[], Tensor]:
 def with_topk_kl(problem: Problem) -> Callable[[], Tensor]:
     """With KL(old || new) over the old policy's top 20 and any other, kept likewise."""
     weight = problem.weight.detach()
-    ids, logp_old = head.topk(problem.hidden_old, weight, min(_TOP, len(weight) - 1))
+    old = head.topk(problem.hidden_old, weight, min(_TOP, len(weight) - 1))
 
     def call() -> Tensor:
         new = head.score(problem.hidden, problem.weight, problem.ids)
-        head.topk_kl(problem.hidden.detach(), new.log_partition, weight, ids, logp_old)
+        head.topk_kl(problem.hidden.detach(), new.log_partition, weight, old)
         return problem.backward(new.logp)
 
     return call

@@ -19,6 +19,8 @@ def methods(argv: Sequence[str]) -> int:
     class Options:
         figure: Path | None = None
         """Write a picture (SVG) of every method's gate to this file."""
+        page: Path | None = None
+        """Write a page (HTML) with a slider for every hyper-parameter to this file."""
         markdown: bool = False
         """Print the table in Markdown."""
 
@@ -28,6 +30,12 @@ def methods(argv: Sequence[str]) -> int:
 
         options.figure.write_text(every_gate(), encoding="utf-8")
         print(options.figure)
+        return 0
+    if options.page is not None:
+        from trustclip.report.atlas_page import atlas_page
+
+        options.page.write_text(atlas_page(), encoding="utf-8")
+        print(options.page)
         return 0
     rows = [_method_row(name, cls) for name, cls in _methods().items()]
     if options.markdown:
@@ -145,4 +153,13 @@ def tabular(argv: Sequence[str]) -> int:
     rest, out = taken(list(argv), "--out")
     settings = parse(TabularSettings, rest, "tabular", PRESETS)
     run_tabular(settings, Console(), None if out is None else Path(out))
+    return 0
+
+
+def control(argv: Sequence[str]) -> int:
+    """Methods in PPO on Gymnasium environments."""
+    from trustclip.control import PRESETS, ControlSettings, run_control
+
+    settings = parse(ControlSettings, argv, "control", PRESETS)
+    run_control(settings, Console())
     return 0

@@ -92,3 +92,20 @@ def report(argv: Sequence[str]) -> int:
     for path in build(options.runs, options.output_dir):
         print(path)
     return 0
+
+
+def explain(argv: Sequence[str]) -> int:
+    """``trustclip explain RUN``: what its gate did."""
+
+    @dataclasses.dataclass
+    class Options:
+        run: tyro.conf.Positional[Path]
+        """A run directory."""
+
+    options = parse(Options, argv, "explain")
+    from trustclip.report.explain import explain as said
+
+    console = Console(width=min(Console().width, 100), highlight=False)
+    for paragraph in said(options.run):
+        console.print(paragraph, markup=False)
+    return 0

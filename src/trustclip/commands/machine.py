@@ -2,14 +2,23 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from trustclip.arguments import parse
 
+if TYPE_CHECKING:
+    from trustclip.engines.verl_checks import Finding
+
 
 def doctor(argv: Sequence[str]) -> int:
-    """Versions, devices, the arithmetic of a schedule; ``--verl CONFIG`` reads one of verl's."""
+    """Versions, devices, the arithmetic of a schedule; ``--verl CONFIG`` reads one of verl's.
+
+    ``--distributed [RECIPE]``, under the launcher that is to train: what it would really run.
+    """
     if "--verl" in argv:
         return _verl(argv[list(argv).index("--verl") + 1 :])
+    if "--distributed" in argv:
+        return _distributed([part for part in argv if part != "--distributed"])
 
     @dataclasses.dataclass
     class Options:
@@ -53,7 +62,62 @@ def _verl(arguments: Sequence[str]) -> int:
     from trustclip.engines.verl_config import load
 
     config = load(arguments)
-    found = list(findings(config, installed()))
+    return _said(list(findings(config, installed())))
+
+
+def _distributed(arguments: Sequence[str]) -> int:
+    """What the ranks that a launcher started would do with a recipe, or with these settings."""
+    import os
+    from pathlib import Path
+
+    from trustclip.engines.ranks import Load, described, findings, found
+    from trustclip.method import method
+    from trustclip.recipes.checks import schedule_of
+    from trustclip.recipes.files import load_recipe
+    from trustclip.recipes.settings import RLStage
+
+    @dataclasses.dataclass
+    class Options:
+        method: str = "atr"
+        """The constraint that should act."""
+        per_device_train_batch_size: int = 8
+        """Completions per micro-batch and rank."""
+        num_generations: int = 8
+        """Completions per prompt."""
+        gradient_accumulation_steps: int = 4
+        """Micro-batches per update."""
+        steps_per_generation: int | None = None
+        """Micro-batches per generation; as many as an update has when unset."""
+        num_iterations: int = 2
+        """Passes over a generation."""
+        use_vllm: bool = False
+        """Generate with vLLM."""
+
+    if arguments and not arguments[0].startswith("-"):
+        stage = load_recipe(Path(arguments[0])).rl
+        if stage is None:
+            raise ValueError(f"{arguments[0]} has no section `rl`: nothing to spread over ranks.")
+    else:
+        stage = RLStage("arithmetic", **dataclasses.asdict(parse(Options, arguments, "doctor")))
+    load = Load(
+        method(stage.method, **stage.method_args),
+        stage.per_device_train_batch_size,
+        stage.num_generations,
+        schedule_of(stage),
+        str(stage.trl.get("vllm_mode", "colocate")) if stage.use_vllm else "",
+        stage.save_steps > 0,
+    )
+    world = found(stage.trl)
+    problems = list(findings(world, load))
+    if os.environ.get("RANK", "0") != "0":  # the first rank speaks for all
+        return 1 if any(problem.level == "error" for problem in problems) else 0
+    for label, text in described(world, load):
+        print(f"{label:<14}{text}")
+    return _said(problems)
+
+
+def _said(found: "Sequence[Finding]") -> int:
+    """Print what was found; 1 where one of it is an error."""
     for finding in found:
         print(f"{finding.level + ':':<7}{finding.text}")
     errors = sum(finding.level == "error" for finding in found)

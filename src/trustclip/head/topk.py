@@ -78,8 +78,7 @@ def topk_kl(
     hidden: Tensor,
     log_partition: Tensor,
     weight: Tensor,
-    ids: Tensor,
-    logp_old: Tensor,
+    old: tuple[Tensor, Tensor],
     order: Order = "old_new",
     *,
     bias: Tensor | None = None,
@@ -95,8 +94,7 @@ def topk_kl(
       hidden: last hidden states of the current policy. Shape [N, H].
       log_partition: `Scores.log_partition` of them, from `score` with the same head. Shape [N].
       weight: $W$ of the current policy. Shape [V, H].
-      ids: `topk` of the old policy. Shape [N, K].
-      logp_old: their log-probabilities under it, nats. Shape [N, K].
+      old: `topk` of the old policy: ids, and log-probabilities in nats. Both [N, K].
       order: ``"old_new"`` for KL(old || new), ``"new_old"`` for KL(new || old).
       bias: $b$. Shape [V].
       temperature: $T$, that of the score.
@@ -113,21 +111,21 @@ def topk_kl(
       >>> new = torch.tensor([[0.4, 0.4, 0.15, 0.05]], dtype=torch.float64).log()
       >>> eye = torch.eye(4, dtype=torch.float64)
       >>> log_partition = score(new, eye, torch.tensor([0])).log_partition
-      >>> round(topk_kl(new, log_partition, eye, *topk(old, eye, 2)).item(), 12)
+      >>> round(topk_kl(new, log_partition, eye, topk(old, eye, 2)).item(), 12)
       0.025267153922
       >>> round(exact_kl(new, old, eye).item(), 12)  # the other two changed places
       0.054035361167
     """
     check_order(order)
-    head = Head(weight, bias, temperature)
+    head, (ids, logp_old) = Head(weight, bias, temperature), old
     logp_new = widen(logp_old).new_empty(logp_old.shape)
     rows = max(1, _GATHERED // max(1, ids.shape[1] * weight.shape[1]))
     for start in range(0, len(ids), rows):
         block = slice(start, start + rows)
         z = head.logits_of(hidden[block], ids[block])
         logp_new[block] = z.double().sub_(log_partition[block, None])
-    new, old = (_with_other(logp) for logp in (logp_new, widen(logp_old)))
-    return categorical_kl(old, new) if order == "old_new" else categorical_kl(new, old)
+    first, second = (_with_other(logp) for logp in (widen(logp_old), logp_new))
+    return categorical_kl(*((first, second) if order == "old_new" else (second, first)))
 
 
 def _with_other(logp: Tensor) -> Tensor:

@@ -59,6 +59,9 @@ def _(settings: RLStage) -> Iterator[Complaint]:
             f"per_device_train_batch_size x steps_per_generation = {samples} completions per "
             f"generation is no multiple of num_generations = {settings.num_generations}.",
         )
+    if settings.reward_noise and settings.reward != "correct":
+        text = "`reward_noise` turns the reward 'correct' round, which `reward` replaces."
+        yield ("reward_noise",), text
     if settings.trl:
         from trustclip.engines import passthrough
 

@@ -11,6 +11,7 @@ from trustclip.recipes.callbacks import Checkups, Interrupted, Recorder, silence
 from trustclip.recipes.checks import refuse
 from trustclip.recipes.guards import Guards
 from trustclip.recipes.models import load_model, lora_config, save_model
+from trustclip.recipes.noise import flipped
 from trustclip.recipes.problems import training_problems
 from trustclip.recipes.progress import Stage
 from trustclip.recipes.records import RunDirectory
@@ -98,7 +99,8 @@ def reinforce(
     Returns:
       None when SIGTERM or Ctrl-C ended it; everything is saved, and the same call continues.
     """
-    reward = RecordedReward(run, prompt_style(settings.prompt_style).extraction)
+    style = prompt_style(settings.prompt_style).extraction
+    reward = RecordedReward(run, style, settings.reward_noise, settings.seed)
     sink = open_sink(settings.sink, run.path.name, asdict(settings), run.path)
     try:
         trainer = _trainer(model, tokenizer, problems, settings, run, reward)
@@ -162,12 +164,15 @@ class RecordedReward:
     Args:
       run: where to.
       style: where the answer stands; see `trustclip.rewards.extract_answer`.
+      noise: share of the rewards to turn round; ``samples.jsonl`` keeps the true ones, and says of
+        which the policy was told the opposite.
+      seed: of the run.
     """
 
     __name__ = "correct"
 
-    def __init__(self, run: RunDirectory, style: Any) -> None:
-        self._run = run
+    def __init__(self, run: RunDirectory, style: Any, noise: float = 0.0, seed: int = 0) -> None:
+        self._run, self._noise, self._seed = run, noise, seed
         self._reward = AnswerReward(style=style)
 
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
@@ -175,16 +180,25 @@ class RecordedReward:
         rewards = self._reward(prompts, completions, **columns)
         state = columns.get("trainer_state")
         first = int(os.environ.get("RANK", "0")) * len(rewards)
+        step = getattr(state, "global_step", None)
+        turned = [
+            self._noise > 0
+            and flipped(self._noise, self._seed, identity, f"{step}/{first + place}")
+            for place, identity in enumerate(columns["id"])
+        ]
+        if self._noise and "log_metric" in columns:
+            columns["log_metric"]("reward_noise", sum(turned) / max(len(turned), 1))
         self._run.sample(
             {
                 "stage": "rl",
-                "step": getattr(state, "global_step", None),
+                "step": step,
                 "index": first + place,
                 "id": identity,
                 "gold": gold,
                 "response": completion[0]["content"] if completion else "",
                 "tokens": len(ids),
                 "reward": reward,
+                **({"turned": turned[place]} if self._noise else {}),
             }
             for place, (identity, gold, completion, ids, reward) in enumerate(
                 zip(
@@ -197,7 +211,7 @@ class RecordedReward:
                 )
             )
         )
-        return rewards
+        return [1.0 - r if turn else r for r, turn in zip(rewards, turned, strict=True)]
 
     def close(self) -> None:
         """End the verifier's processes."""

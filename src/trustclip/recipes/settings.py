@@ -112,6 +112,8 @@ class RLStage:
     """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
     reward: Literal["correct", "notebook"] = "correct"
     """1 for a right final answer and 0 otherwise, or the shaped rewards of the public notebook."""
+    reward_noise: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of the answer rewards to turn round, the same ones whenever the run is repeated."""
     overlong_cache: Whole = 0
     """Add DAPO's soft penalty over this many last tokens of the longest completion; 0 for none."""
     max_prompt_length: Count | None = None

@@ -258,11 +258,12 @@ def describe(method: Mapping[str, Any]) -> str:
       >>> describe({"name": "atr", "delta": 0.05, "level": "sequence"})
       'atr δ=0.05 level=sequence'
     """
-    name = str(method["name"])
+    kind = "name" if "name" in method else "controller"
+    name = str(method[kind])
     cls = methods().get(name)
     defaults = {f.name: f.default for f in fields(cls)} if cls else {}  # type: ignore[arg-type]
     given = {**{k: defaults[k] for k in THRESHOLDS if k in defaults}, **method}
-    del given["name"]
+    del given[kind]
     shown = {
         _SYMBOLS.get(key, key): describe(value) if isinstance(value, Mapping) else value
         for key, value in given.items()

@@ -1,0 +1,269 @@
+"""Methods x environments x seeds in PPO, resumable, as a table: ``trustclip control``."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from trustclip.checked import checked
+from trustclip.method import Method, as_method
+from trustclip.recipes.records import write_json
+from trustclip.stats import Difference, Interval, RunSummary, welch
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+#: Name for a gate that never closes.
+UNCONSTRAINED = "none"
+_OPEN = {"name": "clip_higher", "low": 1.0, "high": 1e9}
+#: What a missing package is answered with.
+_EXTRA = "this needs the extra `control`: pip install 'trustclip[control]' ({error})."
+
+
+@checked
+class ControlSettings:
+    """What to train and how. PPO's own settings are the same for every method."""
+
+    envs: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--env"])] = ("CartPole-v1",)
+    """Gymnasium environments, of discrete or box actions."""
+    methods: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--method"])] = ("clip", "atr")
+    """Methods: a name, or "{name: atr, delta: 0.05}"; "none" is a gate that never closes."""
+    reference: str | None = None
+    """Method that the others are compared with; clip, or the first, when unset."""
+    seeds: Annotated[int, Field(ge=2)] = 5
+    """Runs of each."""
+    steps: Count = 16384
+    """Steps in the environment."""
+    n_envs: Count = 8
+    """Copies of the environment."""
+    n_steps: Count = 128
+    """Steps of each copy in a generation."""
+    n_epochs: Count = 10
+    """Passes over a generation: the first update of each sees ratio 1."""
+    batch_size: Annotated[int, Field(ge=2)] = 256
+    """States in an update."""
+    learning_rate: Positive = 1e-3
+    """Of Adam."""
+    output_dir: Path = Path("runs/control")
+    """A file for each run; those that are there are not run again."""
+
+    def __post_init__(self) -> None:
+        for text in self.methods:
+            parsed(text)
+        if self.reference not in (None, *self.methods):
+            raise ValueError(f"`reference` must be one of the methods, got {self.reference!r}.")
+
+    @property
+    def base(self) -> str:
+        """The reference."""
+        return self.reference or ("clip" if "clip" in self.methods else self.methods[0])
+
+
+def parsed(text: str) -> Method:
+    """The method that a text names.
+
+    Example:
+      >>> parsed("{name: atr, delta: 0.05}").to_dict()["delta"]
+      0.05
+    """
+    import yaml
+
+    return as_method(_OPEN if text == UNCONSTRAINED else yaml.safe_load(text))
+
+
+#: Larger tables by name: a quarter of an hour, and a night, on one core.
+PRESETS = {
+    "small": ControlSettings(
+        envs=("CartPole-v1", "InvertedPendulum-v5", "InvertedDoublePendulum-v5"),
+        methods=(
+            UNCONSTRAINED,
+            "clip",
+            "{name: clip, epsilon: 0.375}",  # as wide as atr: the mean of its two offsets
+            "atr",
+            "full_kl",
+            "{name: truly_ppo, variant: truly}",
+        ),
+        steps=10240,
+        learning_rate=3e-3,
+    ),
+    "night": ControlSettings(
+        envs=(
+            "CartPole-v1", "Acrobot-v1", "InvertedDoublePendulum-v5", "Hopper-v5",
+            "HalfCheetah-v5",
+        ),
+        methods=(
+            UNCONSTRAINED, "clip", "clip_higher", "atr", "kl2", "full_kl", "trpo", "soft_gate",
+            "{name: truly_ppo, variant: truly}",
+        ),
+        seeds=8,
+        steps=102400,
+    ),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run: where it is written and what it is of."""
+
+    env: str
+    method: str
+    seed: int
+    path: Path
+    settings: dict[str, Any]
+
+
+def cells(settings: ControlSettings) -> Iterator[Cell]:
+    """Every run, seed by seed, so that an interruption leaves whole comparisons."""
+    given = dataclasses.asdict(settings)  # type: ignore[call-overload]
+    shared = {k: given[k] for k in _PPO}
+    for seed in range(settings.seeds):
+        for env in settings.envs:
+            for text in settings.methods:
+                what = {"env": env, "method": parsed(text).to_dict(), "seed": seed, **shared}
+                key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
+                name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{env}-{text}").strip("-")
+                path = settings.output_dir / f"{name}-seed{seed}-{key}.json"
+                yield Cell(env, text, seed, path, what)
+
+
+#: Settings of PPO, in its own names but for ``steps``.
+_PPO = ("steps", "n_envs", "n_steps", "n_epochs", "batch_size", "learning_rate")
+
+
+def train(cell: Cell) -> dict[str, Any]:
+    """Train one run and evaluate it.
+
+    Returns:
+      ``final``, mean return of 16 episodes of the trained policy's likeliest actions;
+      ``training``, that of all episodes of the training; the gate's means over it.
+
+    Raises:
+      ValueError: the extra is missing, or the environment or method cannot be used.
+    """
+    try:
+        import gymnasium  # pyright: ignore[reportMissingImports]
+        from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
+        from stable_baselines3.common import (  # pyright: ignore[reportMissingImports]
+            env_util,
+            evaluation,
+        )
+    except ImportError as error:
+        raise ValueError(_EXTRA.format(error=error)) from error
+    from trustclip.control.ppo import constrain
+
+    given, seed = cell.settings, cell.seed
+    try:
+        envs, held_out = (
+            env_util.make_vec_env(cell.env, n_envs=given["n_envs"], seed=first)
+            for first in (seed, seed + 10_000)
+        )
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ValueError(f"environment {cell.env!r}: {error}") from error
+    settings = {name: given[name] for name in _PPO if name not in ("steps", "n_envs")}
+    model = PPO("MlpPolicy", envs, seed=seed, device="cpu", **settings)
+    history = constrain(model, parsed(cell.method)).constraint.history
+    model.learn(given["steps"])
+    episodes = [r for rewards in envs.env_method("get_episode_rewards") for r in rewards]
+    final, _ = evaluation.evaluate_policy(model, held_out, n_eval_episodes=16)
+    gate = {name: sum(h[name] for h in history) / len(history) for name in ("gated", "k3", "ess")}
+    return {"final": float(final), "training": sum(episodes) / max(len(episodes), 1), **gate}
+
+
+def run_control(settings: ControlSettings, console: Console) -> list[dict[str, Any]]:
+    """Run what has not been run, and print the table.
+
+    Args:
+      settings: see `ControlSettings`.
+      console: gets progress and table.
+
+    Returns:
+      A row for each environment and method, as `rows` makes them.
+    """
+    settings.output_dir.mkdir(parents=True, exist_ok=True)
+    every = list(cells(settings))
+    outcomes = {}
+    for number, cell in enumerate(every, start=1):
+        if not cell.path.exists():
+            console.print(f"{number}/{len(every)} {cell.env} {cell.method} seed {cell.seed}")
+            write_json(cell.path, {**cell.settings, "outcome": train(cell)})
+        outcome = json.loads(cell.path.read_text(encoding="utf-8"))["outcome"]
+        outcomes.setdefault((cell.env, cell.method), []).append(outcome)
+    found = rows(outcomes, settings.base)
+    console.print(table(found, settings))
+    return found
+
+
+def rows(
+    outcomes: dict[tuple[str, str], list[dict[str, float]]], reference: str
+) -> list[dict[str, Any]]:
+    """Means with 95 % intervals over seeds, and differences from the reference by Welch's test.
+
+    Example:
+      >>> some = {"final": 1.0, "training": 1.0, "gated": 0.0, "k3": 0.0, "ess": 1.0}
+      >>> two = [some, {**some, "final": 3.0}]
+      >>> rows({("E", "clip"): two}, "clip")[0]["final"].value
+      2.0
+    """
+    found = []
+    for (env, method), seeds in outcomes.items():
+        row: dict[str, Any] = {"env": env, "method": method}
+        base = outcomes[env, reference]
+        for name in ("final", "training"):
+            mine = RunSummary.of([o[name] for o in seeds])
+            row[name] = mine.interval()
+            if method != reference:
+                row[f"less_{name}"] = welch(mine, RunSummary.of([o[name] for o in base]))
+        means = {k: sum(o[k] for o in seeds) / len(seeds) for k in ("gated", "k3", "ess")}
+        found.append({**row, **means})
+    return sorted(found, key=lambda row: list(outcomes).index((row["env"], row["method"])))
+
+
+def table(found: Sequence[dict[str, Any]], settings: ControlSettings) -> Table:
+    """The rows, to read."""
+    made = Table(box=None, pad_edge=False)
+    for title in _COLUMNS:
+        made.add_column(title.format(reference=settings.base), overflow="fold")
+    for line in lines(found):
+        made.add_row(*line)
+    return made
+
+
+_COLUMNS = (
+    "environment", "method", "final return", "less {reference}", "return while training",
+    "less {reference}", "gated", "k3",
+)  # fmt: skip
+
+
+def markdown(found: Sequence[dict[str, Any]], reference: str) -> str:
+    """The rows as a Markdown table."""
+    head = [title.format(reference=reference) for title in _COLUMNS]
+    body = [head, ["---"] * len(head), *([*line] for line in lines(found))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in body) + "\n"
+
+
+def lines(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The rows as text."""
+    for row in found:
+        yield (
+            row["env"], row["method"], _interval(row["final"]), _less(row.get("less_final")),
+            _interval(row["training"]), _less(row.get("less_training")),
+            f"{row['gated']:.1%}", f"{row['k3']:.4f}",
+        )  # fmt: skip
+
+
+def _interval(one: Interval) -> str:
+    return f"{one.value:.0f} [{one.low:.0f}, {one.high:.0f}]"
+
+
+def _less(one: Difference | None) -> str:
+    if one is None:
+        return "-"
+    return f"{one.value:+.0f} [{one.low:+.0f}, {one.high:+.0f}]"

@@ -1,0 +1,23 @@
+"""Reward noise: a share of the rewards turned round, the same ones whenever a run is repeated."""
+
+import hashlib
+
+
+def flipped(share: float, seed: int, problem: str, sample: str) -> bool:
+    """Whether the reward of a sample is turned round.
+
+    By a hash of the sample's key, so that it depends on no order of computing, on no rank and on
+    nothing drawn before.
+
+    Args:
+      share: of all samples, in [0, 1].
+      seed: of the run.
+      problem: its id.
+      sample: what tells the problem's samples apart: the update they were sampled at, and a number.
+
+    Example:
+      >>> sum(flipped(0.1, 0, "p", f"3/{i}") for i in range(10_000)) / 10_000
+      0.099
+    """
+    key = f"{seed}/{problem}/{sample}".encode()
+    return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2.0**64

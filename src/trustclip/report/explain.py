@@ -1,0 +1,280 @@
+"""What the gate of a run did, in plain sentences, and what to try next."""
+
+from collections.abc import Iterator, Sequence
+from math import isfinite, log
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from trustclip import divergences
+from trustclip.method import Method, as_method
+from trustclip.recipes.records import read_jsonl
+from trustclip.report.groups import describe
+from trustclip.report.runs import Run, find, read_run
+from trustclip.report.samples import Row
+
+_PREFIX = "trustclip/"
+_QUADRANTS = {
+    "positive_above": "rewarded tokens that had already become likelier (A > 0, ratio above 1)",
+    "positive_below": "rewarded tokens that had become rarer (A > 0, ratio below 1)",
+    "negative_above": "punished tokens that had become likelier (A < 0, ratio above 1)",
+    "negative_below": "punished tokens that had already become rarer (A < 0, ratio below 1)",
+}
+_KINDS = {
+    "p_old": "By old probability",
+    "position": "By quarter of the completion",
+    "entropy": "By entropy (nats)",
+}
+#: Shares of gated tokens under which a gate hardly acts, and over which it stops training.
+SELDOM, OFTEN = 1e-4, 0.2
+#: Share of the entropy it began with below which it has fallen far.
+FALLEN = 0.5
+#: Mean reward above which there is little left to explore for.
+SOLVED = 0.8
+#: A kind of token is gated more than others where its share is this many times the mean.
+STANDS_OUT = 2.0
+
+
+def explain(folder: Path) -> list[str]:
+    """What the gate did in a run.
+
+    Args:
+      folder: a run directory; it is only read.
+
+    Returns:
+      Sentences, a paragraph each; the last one says what to try next.
+
+    Raises:
+      ValueError: no run directory, a suite of several, or a run that has trained nothing.
+    """
+    folders = list(find([folder]))
+    if len(folders) > 1:
+        names = ", ".join(path.name for path in folders[:5])
+        raise ValueError(f"{folder} holds {len(folders)} runs; name one: {names}.")
+    run = read_run(folders[0])
+    rows = [row for row in run.training if _PREFIX + "gated" in row]
+    if run.method is None or not rows:
+        raise ValueError(f"{folder} has logged no update under a constraint.")
+    method = as_method(run.method)
+    said = [_subject(run), _gate(method, rows)]
+    if _mean(rows, "gated") > 0:
+        said += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
+    said += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
+    said += [f"Told while it trained, at update {n['step']}: {n['text']}" for n in run.notices]
+    return [*said, "Next: " + " ".join(_next(method, rows))]
+
+
+def _values(rows: Sequence[Row], name: str, prefix: str = _PREFIX) -> list[float]:
+    found = [row.get(prefix + name) for row in rows]
+    return [v for v in found if isinstance(v, int | float) and isfinite(v)]
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    values = _values(rows, name)
+    return fmean(values) if values else 0.0
+
+
+def _percent(share: float) -> str:
+    return "0 %" if share == 0 else "under 0.01 %" if share < 1e-4 else f"{100 * share:.2g} %"
+
+
+def _subject(run: Run) -> str:
+    state = "" if run.finished else ", unfinished"
+    method = describe(run.method or {})
+    return f"{run.name}: {method} on {run.model}, {run.last_step} updates{state}."
+
+
+def _gate(method: Method, rows: Sequence[Row]) -> str:
+    shares = {row["step"]: row[_PREFIX + "gated"] for row in rows}
+    closed = [step for step, share in shares.items() if share and share > 0]
+    off_policy = _mean(rows, "off_policy")
+    if off_policy == 0:
+        return (
+            "The constraint was inert: every token was trained on at ratio 1, where no constraint "
+            "on the ratio can act."
+        )
+    if not method.cuts:
+        return (
+            f"This method weighs tokens and cuts none; {_percent(off_policy)} of tokens had a "
+            "ratio other than 1, where its weight differs from that of plain policy gradient."
+        )
+    if not closed:
+        return (
+            f"The constraint was inert: its gate closed on no token in {len(shares)} logged "
+            "updates, so training was that of no constraint at all."
+        )
+    top = max(shares, key=lambda step: shares[step] or 0)
+    return (
+        f"The gate cut {_percent(_mean(rows, 'gated'))} of tokens. It closed on some token in "
+        f"{len(closed)} of {len(shares)} logged updates, first in update {closed[0]}, and most, "
+        f"on {_percent(shares[top])}, in update {top}."
+    )
+
+
+def _quadrants(rows: Sequence[Row]) -> str:
+    shares = {name: _mean(rows, f"gated/{name}") for name in _QUADRANTS}
+    total = sum(shares.values()) or 1.0
+    ordered = sorted(shares, key=lambda name: -shares[name])
+    parts = [f"{100 * shares[n] / total:.0f} % were {_QUADRANTS[n]}" for n in ordered if shares[n]]
+    return "Of the tokens cut, " + ("; ".join(parts) or "all were at ratio 1") + "."
+
+
+def _kinds(rows: Sequence[Row]) -> Iterator[str]:
+    mean = _mean(rows, "gated")
+    for kind, title in _KINDS.items():
+        prefix = f"{_PREFIX}gated/{kind}_"
+        names = list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
+        shares = {n.removeprefix(prefix): _mean(rows, n.removeprefix(_PREFIX)) for n in names}
+        if not shares:
+            continue
+        ordered = sorted(shares, key=lambda name: float(name.partition("_")[0]))
+        listed = ", ".join(f"{_percent(shares[name])} of {_named(kind, name)}" for name in ordered)
+        most = max(shares, key=lambda name: shares[name])
+        times = shares[most] / mean
+        told = f" Most cut, {times:.1f} times the mean: {_named(kind, most)}."
+        yield f"{title}, the gate cut {listed}.{told if times > STANDS_OUT else ''}"
+
+
+def _named(kind: str, name: str) -> str:
+    if kind == "position":
+        return f"quarter {name}"
+    low, _, high = name.partition("_")
+    return f"those above {low}" if high == "inf" else f"those from {low} to {high}"
+
+
+def _when(rows: Sequence[Row]) -> Iterator[str]:
+    half = len(rows) // 2
+    if half >= 4:
+        early, late = (_mean(part, "gated") for part in (rows[:half], rows[half:]))
+        yield (
+            f"In the first half of training it cut {_percent(early)}, in the second "
+            f"{_percent(late)}."
+        )
+
+
+def _mass(rows: Sequence[Row]) -> Iterator[str]:
+    if _values(rows, "advantage_cut"):
+        cut, gated = _mean(rows, "advantage_cut"), _mean(rows, "gated")
+        yield (
+            f"With them went {_percent(cut)} of the advantages' mass: a cut token weighed "
+            f"{cut / gated:.1f} times the mean."
+        )
+
+
+def _completions(run: Run) -> Iterator[str]:
+    """From the gated share of each completion of each update."""
+    path = run.path / "gates.jsonl"
+    rows = read_jsonl(path) if path.exists() else []
+    every = [
+        (share, row["step"], row["generated"][i], row["index"][i])
+        for row in rows
+        for i, share in enumerate(row["gated"])
+    ]
+    hit = [entry for entry in every if entry[0] > 0]
+    if hit:
+        share, step, generated, index = max(hit)
+        yield (
+            f"It touched {_percent(len(hit) / len(every))} of completions; most of all number "
+            f"{index} of the generation after update {generated}, {_percent(share)} of whose "
+            f"tokens were cut in update {step}."
+        )
+
+
+def _distance(rows: Sequence[Row]) -> str:
+    low, high = (_values(rows, f"ratio_q{q}") for q in ("01", "99"))
+    reach = f"; 98 % of ratios lay in [{fmean(low):.3g}, {fmean(high):.3g}]" if low and high else ""
+    sizes = _values(rows, "ess")
+    size = f"; the effective sample was at least {100 * min(sizes):.0f} %" if sizes else ""
+    return (
+        f"The policy moved by {_mean(rows, 'k3'):.2g} nats per token and update (k3){reach}{size}."
+    )
+
+
+def _threshold(rows: Sequence[Row]) -> Iterator[str]:
+    prefix = _PREFIX + "threshold/"
+    for key in dict.fromkeys(k for row in rows for k in row if k.startswith(prefix)):
+        name = key.removeprefix(prefix)
+        values = _values(rows, f"threshold/{name}")
+        yield (
+            f"The threshold {name} went from {values[0]:.3g} to {values[-1]:.3g}, between "
+            f"{min(values):.3g} and {max(values):.3g}."
+        )
+
+
+def _agreement(rows: Sequence[Row]) -> Iterator[str]:
+    precision, recall = (_values(rows, f"agreement/{name}") for name in ("precision", "recall"))
+    if precision and recall:
+        yield (
+            f"Against the exact KL divergence at the same threshold, {fmean(precision):.0%} of the "
+            f"tokens cut were rightly cut, and {fmean(recall):.0%} of those to cut were."
+        )
+
+
+def _entropy(rows: Sequence[Row]) -> Iterator[str]:
+    values = _values(rows, "entropy")
+    if not values:
+        return
+    few = max(len(values) // 10, 1)
+    first, last = fmean(values[:few]), fmean(values[-few:])
+    said = f"Entropy went from {first:.3g} to {last:.3g} nats per token."
+    cut, kept = (_values(rows, f"entropy_slope/{name}") for name in ("cut", "kept"))
+    if cut and kept and fmean(cut) != 0:
+        effect = "lowered" if fmean(cut) > 0 else "raised"
+        said += (
+            f" To first order the tokens kept pushed it {_direction(fmean(kept))}, and those cut "
+            f"would have pushed it {_direction(fmean(cut))}, "
+            f"{abs(fmean(cut) / (fmean(kept) or 1)):.2g} times as hard: the gate {effect} it."
+        )
+    yield said
+
+
+def _direction(slope: float) -> str:
+    return "up" if slope > 0 else "down"
+
+
+def _next(method: Method, rows: Sequence[Row]) -> Iterator[str]:
+    """Advice, by what stands out."""
+    gated, entropy = _mean(rows, "gated"), _values(rows, "entropy")
+    if _mean(rows, "off_policy") == 0:
+        yield "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1."
+    elif method.cuts and gated < SELDOM:
+        yield f"a tighter threshold, if the constraint should act: {_cutting(rows)}."
+    elif gated > OFTEN:
+        yield (
+            f"with {_percent(gated)} of tokens cut the gate does the learning rate's work: lower "
+            "the learning rate, take fewer updates per generation, or widen the threshold."
+        )
+    elif _solved(rows):
+        yield "nothing stands out: where entropy fell, the answers became right."
+    elif entropy and fmean(entropy[-3:]) < FALLEN * fmean(entropy[:3]):
+        rising = _mean(rows, "gated/positive_above") > 0.5 * gated
+        yield (
+            "entropy has fallen by more than half; the gate mostly holds back rewarded tokens on "
+            "their way up, so try a wider upper bound (clip_higher, or atr with a larger delta)."
+            if rising
+            else "entropy has fallen by more than half, and not because the gate holds back what "
+            "would raise it: try a smaller learning rate or an entropy bonus before the gate."
+        )
+    else:
+        yield "nothing stands out; compare with other methods over several seeds (trustclip suite)."
+
+
+def _solved(rows: Sequence[Row]) -> bool:
+    rewards = _values(rows, "reward", prefix="")
+    return bool(rewards) and rewards[-1] > SOLVED
+
+
+def _cutting(rows: Sequence[Row]) -> str:
+    """A threshold that would have acted, from the ratios that were there."""
+    low, high = (_values(rows, f"ratio_q{q}") for q in ("01", "99"))
+    if not (low and high):
+        return "hold the gate at a share with the controller target_gate"
+    bounds = fmean(low), fmean(high)
+    reached = min(
+        divergences.k3(torch.tensor(log(bound), dtype=torch.float64)).item() for bound in bounds
+    )
+    return (
+        f"atr with delta {reached:.2g} reaches the outermost ratios there were, 1 % on one side, "
+        "and the controller target_gate finds a threshold for a share"
+    )

@@ -1,0 +1,176 @@
+"""Control: PPO under our methods is Stable-Baselines3's own where it should be, and exact."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trustclip as tc
+from trustclip.control import ControlSettings, suite
+
+EXTRA = "needs the extra `control` (stable-baselines3, gymnasium)"
+
+
+# Without the extra -------------------------------------------------------------------------------
+
+
+def test_settings_are_checked_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'atr'"):
+        ControlSettings(methods=("art",), output_dir=tmp_path)
+    with pytest.raises(ValueError, match="`reference` must be one of the methods, got 'kl2'"):
+        ControlSettings(methods=("atr",), reference="kl2", output_dir=tmp_path)
+    assert ControlSettings(methods=("atr",), output_dir=tmp_path).base == "atr"
+
+
+def test_every_run_has_a_file_of_its_own_and_seeds_come_first(tmp_path: Path) -> None:
+    settings = ControlSettings(
+        envs=("A-v1", "B-v1"), methods=("clip", "{name: atr, delta: 0.05}"), output_dir=tmp_path
+    )
+    every = list(suite.cells(settings))
+    assert len({cell.path for cell in every}) == len(every) == 2 * 2 * 5
+    assert [cell.seed for cell in every] == [seed for seed in range(5) for _ in range(4)]
+    other = dataclasses.replace(settings, learning_rate=0.1)  # type: ignore[type-var]
+    assert not {c.path for c in every} & {c.path for c in suite.cells(other)}
+    moved = dataclasses.replace(settings, seeds=9)  # type: ignore[type-var]
+    assert {c.path for c in every} < {c.path for c in suite.cells(moved)}
+
+
+def test_runs_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch) -> None:
+    from rich.console import Console
+
+    run: list[str] = []
+
+    def train(cell: suite.Cell) -> dict[str, float]:
+        run.append(cell.path.name)
+        best = 10.0 * (cell.method == "atr") + cell.seed
+        return {"final": best, "training": best, "gated": 0.1, "k3": 0.01, "ess": 1.0}
+
+    monkeypatch.setattr(suite, "train", train)
+    settings = ControlSettings(methods=("clip", "atr"), seeds=3, output_dir=tmp_path)
+    found = suite.run_control(settings, Console(quiet=True))
+    assert len(run) == 6
+    next(tmp_path.glob("*atr-seed1*")).unlink()
+    assert suite.run_control(settings, Console(quiet=True)) == found
+    assert len(run) == 7 and "atr-seed1" in run[-1]
+    atr = next(row for row in found if row["method"] == "atr")
+    assert atr["final"].value == 11.0 and atr["less_final"].value == 10.0
+    half = 2.7764451 * math.sqrt(2 / 3)  # t(0.975, 4) times the standard error of 1, 2, 3 twice
+    assert atr["less_final"].high == pytest.approx(10 + half, rel=1e-6)
+    text = suite.markdown(found, "clip")
+    assert "| CartPole-v1 | atr | 11 [9, 13] | +10 [+8, +12] |" in text
+    stored = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert stored["env"] == "CartPole-v1" and stored["steps"] == 16384
+
+
+# With it -----------------------------------------------------------------------------------------
+
+ENVS = {"categorical": "CartPole-v1", "gaussian": "Pendulum-v1"}
+PPO = dict(
+    n_steps=128, batch_size=32, n_epochs=4, learning_rate=1e-2, seed=3, device="cpu", ent_coef=0.01
+)
+
+
+def model(env: str, method: str | None, /, steps: int = 256, **hyperparameters: Any) -> Any:
+    sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
+    from trustclip.control.ppo import constrain
+
+    torch.set_num_threads(1)
+    made = sb3.PPO("MlpPolicy", env, **PPO)
+    if method is not None:
+        constrain(made, tc.method(method, **hyperparameters))
+    return made.learn(steps)
+
+
+def parameters(made: Any) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in made.policy.parameters()])
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_clip_is_stable_baselines_own_ppo(kind: str) -> None:
+    own, ours = model(ENVS[kind], None), model(ENVS[kind], "clip")
+    assert torch.equal(parameters(own), parameters(ours))
+    assert max(h["gated"] for h in ours.constraint.history) > 0, (
+        "the clip never acts: nothing is compared"
+    )
+    assert not torch.equal(parameters(ours), parameters(model(ENVS[kind], "atr")))
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_the_exact_kl_divergence_is_exact(kind: str) -> None:
+    """Against its definition: a sum over actions, or a mean over many samples of the policy."""
+    made = model(ENVS[kind], "full_kl", steps=128)
+    constraint = made.constraint
+    data = next(made.rollout_buffer.get(16))
+    constraint._data = data
+    exact = constraint._exact()
+    new = made.policy.get_distribution(data.observations).distribution
+    old = constraint._old.get_distribution(data.observations).distribution
+    for p, q, name in ((old, new, "kl_old_new"), (new, old, "kl_new_old")):
+        if kind == "categorical":
+            want = (p.probs * (p.logits - q.logits)).sum(dim=1)
+            tolerance = 1e-6
+        else:
+            torch.manual_seed(0)
+            y = p.sample((100_000,))
+            gaps = (p.log_prob(y) - q.log_prob(y)).sum(dim=-1)
+            want = gaps.mean(dim=0)
+            tolerance = 5 * gaps.std(dim=0).max().item() / math.sqrt(len(gaps))
+        assert want.max() > 1e-4
+        torch.testing.assert_close(exact[name][:, 0], want, rtol=0, atol=tolerance)
+
+
+def test_a_method_with_a_gradient_through_the_kl_divergence_trains() -> None:
+    truly = model("CartPole-v1", "truly_ppo", variant="truly")
+    alone = model("CartPole-v1", "truly_ppo", variant="tr_ppo", delta=0.03)
+    assert not torch.equal(parameters(truly), parameters(alone))
+    assert truly.constraint.history[-1]["kl_old_new"] >= 0
+
+
+def test_trpo_stops_by_the_exact_mean() -> None:
+    tight, wide = (model("CartPole-v1", "trpo", delta=d) for d in (1e-9, 1e9))
+    assert tight.constraint.history[-1]["gated"] > 0.9
+    assert wide.constraint.history[-1]["gated"] == 0
+    assert "kl_old_new" in tight.constraint.history[-1]
+
+
+def test_a_threshold_adapts() -> None:
+    made = model("CartPole-v1", "atr", delta={"controller": "target_gate", "share": 0.3})
+    assert made.constraint.method.inner.delta < 0.07
+    assert made.constraint.history[-1]["threshold/delta"] < 0.07
+
+
+@pytest.mark.parametrize(
+    ("env", "method", "hyperparameters", "words"),
+    [
+        ("Pendulum-v1", "dppo", {}, "a density"),
+        ("Pendulum-v1", "trgppo", {}, "a density"),
+        ("CartPole-v1", "dppo", {"divergence": "top_k_kl"}, "`top_k_kl`"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    env: str, method: str, hyperparameters: dict, words: str
+) -> None:
+    pytest.importorskip("stable_baselines3", reason=EXTRA)
+    with pytest.raises(ValueError, match=words):
+        model(env, method, **hyperparameters)
+
+
+def test_a_wrong_environment_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3", reason=EXTRA)
+    cell = next(suite.cells(ControlSettings(envs=("CartPool-v1",), output_dir=tmp_path)))
+    with pytest.raises(ValueError, match="'CartPool-v1'"):
+        suite.train(cell)
+
+
+def test_a_run_from_start_to_end(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3", reason=EXTRA)
+    settings = ControlSettings(
+        steps=512, n_envs=2, n_steps=64, n_epochs=2, batch_size=64, output_dir=tmp_path
+    )
+    cell = next(suite.cells(settings))
+    first, again = suite.train(cell), suite.train(cell)
+    assert first == again and first["final"] > 0 and first["training"] > 0

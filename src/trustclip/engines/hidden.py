@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 #: Settings by which some architectures change logits after the head; exact KL would need each.
 _LOGIT_CHANGES = (
@@ -51,7 +52,19 @@ def of_completions(states: list[Tensor], length: int) -> Tensor:
 def trained_head(model: nn.Module) -> Tensor | None:
     """Copy of the head's weight if training will change it, None if it is frozen."""
     weight = head(model).weight
-    return weight.detach().clone() if weight.requires_grad else None
+    return whole(weight).detach().clone() if weight.requires_grad else None
+
+
+def whole(parameter: Any) -> Any:
+    """A parameter that FSDP2 or DeepSpeed ZeRO-3 has sharded, gathered: on every rank together."""
+    if isinstance(parameter, DTensor):
+        return parameter.full_tensor()
+    if not hasattr(parameter, "ds_id"):
+        return parameter
+    import deepspeed  # type: ignore[import-not-found]
+
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()
 
 
 def unusual(model: nn.Module) -> str | None:
@@ -60,9 +73,6 @@ def unusual(model: nn.Module) -> str | None:
     for name in _LOGIT_CHANGES:
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"it changes its logits by {name}={getattr(config, name)!r}"
-    weight = head(model).weight
-    if weight.dim() != 2 or weight.numel() == 0 or hasattr(weight, "ds_id"):
-        return "its output head is sharded (DeepSpeed ZeRO-3)"
     return None
 
 
@@ -71,5 +81,5 @@ def check_head(model: nn.Module) -> None:
     if reason := unusual(model):
         raise ValueError(
             f"exact KL is not available for this model: {reason}. Choose a method on the ratio, "
-            "e.g. 'atr'" + (", or ZeRO-2." if "ZeRO" in reason else ".")
+            "e.g. 'atr'."
         )

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers.utils.generic import ModelOutput
 
-from trustclip.engines.hidden import language_model, unusual
+from trustclip.engines.hidden import language_model, unusual, whole
 from trustclip.head import selected_logprobs
 
 
@@ -63,7 +62,7 @@ def use_head(model: nn.Module, temperature: float, wants_entropy: Callable[[], b
             return before(*args, **(kwargs if labels is None else {**kwargs, "labels": labels}))
         outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
         states, head = outputs.last_hidden_state[:, :-1], self.get_output_embeddings()
-        weight, bias = _whole(head.weight), _whole(head.bias)
+        weight, bias = whole(head.weight), whole(head.bias)
         labels = labels[:, 1:].to(weight.device)
         logp, entropy = selected_logprobs(
             states.to(weight.device).flatten(0, 1),
@@ -76,8 +75,3 @@ def use_head(model: nn.Module, temperature: float, wants_entropy: Callable[[], b
         return Scored(logp.view_as(labels), None if entropy is None else entropy.view_as(labels))
 
     inner.forward = types.MethodType(forward, inner)
-
-
-def _whole(parameter: Any) -> Any:
-    """A parameter that FSDP2 has sharded, gathered."""
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter

@@ -355,8 +355,8 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
         head = hidden.head(self.accelerator.unwrap_model(self.model))
         order = "old_new" if name == "kl_old_new" else "new_old"
         kl[mask] = exact_kl(
-            new[mask], old[mask], head.weight, self._old_head, order,
-            bias=head.bias, temperature=self.temperature,
+            new[mask], old[mask], hidden.whole(head.weight), self._old_head, order,
+            bias=hidden.whole(head.bias), temperature=self.temperature,
         ).float()  # fmt: skip
         return kl
 

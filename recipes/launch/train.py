@@ -1,0 +1,53 @@
+"""One method under any launcher: `trl.GRPOTrainer` with a constraint, and nothing kept but the end.
+
+`trustclip run` continues exactly after a kill, which FSDP and DeepSpeed do not allow; this script
+is for them. Settings are fields of `ConstrainedGRPOConfig` and of `Task`, in a file (``--config``)
+or on the command line.
+"""
+
+from dataclasses import dataclass
+
+from trl import TrlParser
+
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+from trustclip.recipes.models import load_model
+from trustclip.rewards import AnswerReward
+from trustclip.tasks.arithmetic import Arithmetic
+from trustclip.tasks.prompts import messages, prompt_style
+from trustclip.tasks.sources import load_problems
+
+
+@dataclass
+class Task:
+    """What to train, and on what: the same names as in a recipe."""
+
+    model: str
+    dataset: str
+    prompt_style: str = "solution"
+    limit: int | None = None
+
+
+def main() -> None:
+    from datasets import Dataset
+
+    task, args = TrlParser((Task, ConstrainedGRPOConfig)).parse_args_and_config()
+    if task.dataset == "arithmetic":
+        problems = Arithmetic(seed=args.seed).train(task.limit or 1024)
+    else:
+        problems = load_problems(task.dataset, limit=task.limit)
+    rows = [
+        {"prompt": messages(problem.problem, task.prompt_style), "answer": problem.answer}
+        for problem in problems
+    ]
+    model, tokenizer = load_model(task.model, task.prompt_style, args.seed)
+    reward = AnswerReward(style=prompt_style(task.prompt_style).extraction)
+    trainer = ConstrainedGRPOTrainer(
+        model, reward, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+    )
+    trainer.train()
+    trainer.save_model()
+    reward.verifier.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""What tests of several ranks run under a launcher; the first rank tells the rest, as JSON.
+
+``rank_processes.py train FOLDER [NAMES]``: the runs of `RUNS`, or those named.
+``rank_processes.py zero FOLDER STAGE``: the same under DeepSpeed.
+``rank_processes.py fault FOLDER KIND``: KIND is raise, kill or none.
+Importing takes longer than a run, so one launch does many.
+"""
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl_runs
+from durable_runs import grpo, timeless
+
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+
+#: Completions of an update, over all ranks.
+GLOBAL_BATCH = 16
+
+
+class SameSamples(ConstrainedGRPOTrainer):
+    """Every completion has random numbers of its own: the same, however many ranks share them."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        first = self.accelerator.process_index * len(prompt_ids)
+        completions = []
+        for row, prompt in enumerate(prompt_ids, start=first):
+            torch.manual_seed(1000 * self.state.global_step + row)
+            completions += super()._generate_single_turn([prompt], *args, **kwargs)[0]
+        self._sampled = [[row for rows in self._sampled for row in rows]] if self._sampled else []
+        return completions, None
+
+
+def varied(completions, **_) -> list[float]:
+    """So dense that no group of completions has one reward, and no rank nothing to do."""
+    return [sum(ord(c) * (i + 1) % 7 for i, c in enumerate(text)) / 30 for text in completions]
+
+
+def half_constant(prompts, completions, **_) -> list[float]:
+    """All completions of every other prompt get the same reward."""
+    dense = varied(completions)
+    half = set(trl_runs.PROMPTS[::2])
+    return [0.5 if p in half else r for p, r in zip(prompts, dense, strict=True)]
+
+
+def only_of_first_rank(prompts, completions, **_) -> list[float]:
+    """Completions in the second half of the global batch all get the same reward."""
+    dense, world = varied(completions), int(os.environ["WORLD_SIZE"])
+    first = int(os.environ["RANK"]) * len(dense)
+    assert len(dense) * world == GLOBAL_BATCH
+    return [r if first + i < GLOBAL_BATCH // 2 else 0.5 for i, r in enumerate(dense)]
+
+
+ATR = {"method": "atr", "method_args": {"delta": 0.01}}
+
+#: Settings of each run, and the reward where it is not dense.
+RUNS: dict[str, tuple[dict[str, Any], Callable[..., list[float]]]] = {
+    "atr": (ATR, varied),
+    "clip_cov": ({"method": "clip_cov"}, varied),
+    "full_kl": (
+        {"method": "full_kl", "method_args": {"delta": 0.01}},
+        varied,
+    ),
+    "token-mean": ({**ATR, "loss_type": "dapo"}, varied),
+    "skipping": (ATR, half_constant),
+    "nothing skipped": ({**ATR, "skip_zero_advantage": False}, half_constant),
+    "idle rank": (ATR, only_of_first_rank),
+    "idle rank, nothing skipped": ({**ATR, "skip_zero_advantage": False}, only_of_first_rank),
+}
+
+
+def trainer_of(
+    folder: Path, reward: Any, kind: type = SameSamples, **settings: Any
+) -> ConstrainedGRPOTrainer:
+    from datasets import Dataset
+    from transformers import PrinterCallback
+
+    model, tokenizer = trl_runs.fresh_model()
+    local = GLOBAL_BATCH // int(os.environ["WORLD_SIZE"])
+    common = {**trl_runs.COMMON, "per_device_train_batch_size": local}
+    trainer = kind(
+        model=model,
+        reward_funcs=reward,
+        args=ConstrainedGRPOConfig(output_dir=str(folder), **{**common, **settings}),
+        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
+        processing_class=tokenizer,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def told_of(trainer: ConstrainedGRPOTrainer) -> dict[str, Any]:
+    """What ran, what it logged, and how far the ranks' parameters are apart."""
+    from accelerate.utils import gather_object
+
+    parameters = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    rows = [row for row in trainer.state.log_history if "grad_norm" in row]
+    return {
+        "world": trainer.accelerator.num_processes,
+        "type": str(trainer.accelerator.distributed_type.value),
+        "wrapper": type(trainer.model_wrapped).__name__,
+        "rows": timeless(rows),
+        "parameters": gather_object([parameters.double().sum().item()]),
+        "norm": parameters.double().norm().item(),
+    }
+
+
+def train(folder: Path, names: list[str]) -> dict[str, Any]:
+    told = {}
+    for name in names or RUNS:
+        settings, reward = RUNS[name]
+        trainer = trainer_of(folder / name, reward, **settings)
+        trainer.train()
+        told[name] = told_of(trainer)
+    if not names:
+        told["guards"] = guarded(folder / "guards")
+    return told
+
+
+def guarded(folder: Path) -> dict[str, Any]:
+    """A run whose loss is NaN in the third update on the last rank alone."""
+    from accelerate.utils import gather_object
+    from transformers import TrainerCallback
+
+    from trustclip.recipes.guards import Guards
+
+    class Broken(SameSamples):
+        def _compute_loss(self, model, inputs):
+            last = self.accelerator.process_index == self.accelerator.num_processes - 1
+            bad = self.state.global_step == 2 and last
+            return super()._compute_loss(model, inputs) * (math.nan if bad else 1.0)
+
+    after: list[float] = []
+
+    class Watcher(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **_):
+            after.append(sum(p.detach().double().sum().item() for p in model.parameters()))
+
+    said: list[str] = []
+    guards = Guards(lambda step, name, text: said.append(f"{step} {name}"))
+    trainer = trainer_of(folder, varied, Broken, **ATR)
+    trainer.add_callback(guards)
+    trainer.add_callback(Watcher())
+    trainer.train()
+    return {
+        **told_of(trainer),
+        "skipped": gather_object([guards.summary()["skipped_steps"]]),
+        "said": gather_object([said]),
+        "after": gather_object([after]),
+    }
+
+
+def zero(folder: Path, stage: int) -> dict[str, Any]:
+    """The methods under DeepSpeed, or without it at stage 0."""
+    config = {
+        "zero_optimization": {"stage": stage},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    told: dict[str, Any] = {}
+    for name in ("atr", "clip_cov", "full_kl"):
+        settings, reward = RUNS[name]
+        settings = {**settings, "decoder": "transformers", "deepspeed": config if stage else None}
+        trainer = trainer_of(folder / name, reward, **settings)
+        trainer.train()
+        rows = [row for row in trainer.state.log_history if "grad_norm" in row]
+        told[name] = {"rows": timeless(rows), "wrapper": type(trainer.model_wrapped).__name__}
+    return told
+
+
+def fault(folder: Path, kind: str) -> None:
+    """A durable run whose second rank raises or is killed in its fourth generation."""
+    settings = {"per_device_train_batch_size": 8, "max_steps": 12, "num_iterations": 2}
+    trainer = grpo(folder, **ATR, **settings)
+    reward, rank = trainer.reward_funcs[0], trainer.accelerator.process_index
+    plain = type(reward).__call__
+
+    class Failing(type(reward)):
+        def __call__(self, *args, **kwargs):
+            if rank == 1 and self.calls == 3 and kind != "none":
+                (folder / "failed").write_text(str(time.time()))
+                if kind == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError("a reward that fails")
+            return plain(self, *args, **kwargs)
+
+    reward.__class__ = Failing
+    trainer.train_durably()
+
+
+def main(command: str, folder: Path, rest: list[str]) -> None:
+    told = {
+        "train": lambda: train(folder, rest),
+        "zero": lambda: zero(folder, int(rest[0])),
+        "fault": lambda: fault(folder, rest[0]),
+    }[command]()
+    if os.environ["RANK"] == "0":
+        (folder / "told.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,166 @@
+"""Two ranks against one: the same updates from the same global batch, and what a lost rank does.
+
+Processes are started as users start them, by torch's launcher; gloo is the backend of a CPU.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+METHODS = ("atr", "clip_cov", "full_kl")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A launch that is over."""
+
+    code: int
+    seconds: float
+    output: str
+
+
+def launched(*arguments: str, ranks: int, limit: float = 240, **environment: str) -> Ended:
+    """What became of ``rank_processes.py`` on some ranks; everything ends with the limit."""
+    here, began = Path(__file__).parent, time.monotonic()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(ranks), "--shutdown-timeout", "5"),
+            *(str(here / "rank_processes.py"), *arguments),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(here),
+            **environment,
+        },
+    )
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"not over after {limit} s: {output[-3000:]}")
+    return Ended(process.returncode, time.monotonic() - began, output)
+
+
+def told_by(folder: Path, *arguments: str, ranks: int, **environment: str) -> dict:
+    """What the first rank wrote down."""
+    folder.mkdir(exist_ok=True)
+    command, *rest = arguments
+    ended = launched(command, str(folder), *rest, ranks=ranks, **environment)
+    assert ended.code == 0, ended.output[-3000:]
+    return json.loads((folder / "told.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[int, dict]:
+    """Every run of `rank_processes.RUNS`, on one rank and on two."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return {ranks: told_by(folder / str(ranks), "train", ranks=ranks) for ranks in (1, 2)}
+
+
+def column(run: dict, name: str) -> list[float]:
+    return [row[name] for row in run["rows"]]
+
+
+def test_there_are_two_ranks_and_ddp(runs):
+    """A launcher that starts one process, or a wrapper that is not there, would pass the rest."""
+    for run in runs[2].values():
+        assert (run["world"], run["type"]) == (2, "MULTI_CPU")
+        assert run["wrapper"] == "DistributedDataParallel"
+    for run in runs[1].values():
+        assert (run["world"], run["type"]) == (1, "MULTI_CPU")
+
+
+@pytest.mark.parametrize("name", [*METHODS, "token-mean"])
+def test_two_ranks_take_the_updates_of_one(runs, name):
+    one, two = runs[1][name], runs[2][name]
+    assert len(one["rows"]) == 6 and max(column(one, "trustclip/gated")) > 0.05
+    assert column(two, "grad_norm") == pytest.approx(column(one, "grad_norm"), rel=1e-6)
+    assert two["norm"] == pytest.approx(one["norm"], rel=1e-6)
+    assert two["parameters"][0] == two["parameters"][1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_ranks_log_what_one_does(runs, name):
+    one, two = runs[1][name]["rows"], runs[2][name]["rows"]
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys() and len(a) > 30
+        # TRL averages the ranks' mean entropies, whatever their number of tokens.
+        assert b.pop("entropy") == pytest.approx(a.pop("entropy"), rel=1e-3)
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["skipping", "idle rank"])
+def test_leaving_rows_out_changes_no_gradient_whichever_rank_has_them(runs, name):
+    whole = "nothing skipped" if name == "skipping" else "idle rank, nothing skipped"
+    wanted = column(runs[1][whole], "grad_norm")
+    assert max(column(runs[1][whole], "trustclip/skipped")) == 0
+    for ranks in (1, 2):
+        run = runs[ranks][name]
+        assert column(run, "grad_norm") == pytest.approx(wanted, rel=1e-5)
+        assert len(set(run["parameters"])) == 1
+    left_out = [max(column(runs[ranks][name], "trustclip/skipped")) for ranks in (1, 2)]
+    # A rank without a row that matters passes one, to take part in the collective calls.
+    assert left_out == ([0.5, 0.5] if name == "skipping" else [0.5, 7 / 16])
+
+
+def test_a_bad_gradient_on_one_rank_skips_the_update_on_all(runs):
+    run = runs[2]["guards"]
+    assert run["skipped"] == [1, 1]
+    assert run["said"] == [["3 nonfinite_gradient"], []]  # once: the first rank speaks
+    assert run["after"][0] == run["after"][1]
+    sums = run["after"][0]
+    assert sums[2] == sums[1] and len(set(sums)) == 5
+    assert run["norm"] == pytest.approx(runs[1]["guards"]["norm"], rel=1e-6)
+
+
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None,
+    reason="deepspeed is not installed (a separate package; on a CPU it compiles an operator)",
+)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_takes_the_updates_of_one_rank(tmp_path, stage):
+    one = told_by(tmp_path / "one", "zero", "0", ranks=1)
+    two = told_by(tmp_path / "two", "zero", str(stage), ranks=2, DS_ACCELERATOR="cpu")
+    for name in METHODS:
+        assert two[name]["wrapper"] == "DeepSpeedEngine"
+        ours, wanted = (column(run[name], "grad_norm") for run in (two, one))
+        assert ours == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("raise", "a reward that fails"), ("kill", "exitcode  : -9")],
+    ids=["raise", "kill"],
+)
+def test_a_lost_rank_ends_the_job_and_the_last_checkpoint_serves(tmp_path, kind, words):
+    ended = launched("fault", str(tmp_path), kind, ranks=2)
+    after = time.time() - float((tmp_path / "failed").read_text())
+    assert ended.code == 1 and after < 15
+    cause = ended.output[ended.output.index("Root Cause") :]
+    assert "rank      : 1" in cause and words in ended.output
+    reached = len(list((tmp_path / "checkpoints").glob("step-*")))
+    assert reached >= 5
+    again = launched("fault", str(tmp_path), "none", ranks=2)
+    assert again.code == 0, again.output[-3000:]
+    assert (tmp_path / "checkpoints" / "step-000012").is_dir()

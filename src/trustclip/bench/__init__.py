@@ -14,4 +14,9 @@ TOPICS = {
     ),
     "step": ("steps", "a training step on a CPU, next to stock TRL's", "StepOptions"),
     "methods": ("methods", "gradient weights of every method", "MethodOptions"),
+    "scale": (
+        "scale",
+        "a step on 1 to 512 H100, on paper: a cost model, not a run",
+        "ScaleOptions",
+    ),
 }

@@ -134,8 +134,20 @@ def suite(argv: Sequence[str]) -> int:
     class Options:
         file: tyro.conf.Positional[Path]
         """YAML file of the suite; see recipes/suites."""
-        max_parallel: int = 1
-        """Runs at once."""
+        max_parallel: int | None = None
+        """Runs at once; 1 on this machine, as many as the scheduler takes elsewhere."""
+        on: str = "local"
+        """Where runs work: local, slurm (jobs, by submitit) or ray (tasks)."""
+        gpus: int | None = None
+        """GPUs of a run; 1 when unset. For slurm and ray, as the next two."""
+        cpus: int | None = None
+        """Processors of a run; 4 when unset."""
+        extra: tuple[str, ...] = ()
+        """NAME=VALUE: an option of sbatch (account=me), or an amount of a Ray resource."""
+        hours: float | None = None
+        """Time limit of a Slurm job; 24 when unset. At its end a run saves; call again."""
+        partition: str | None = None
+        """Partition of a Slurm cluster."""
         dry_run: bool = False
         """Only say what would run."""
 
@@ -146,5 +158,9 @@ def suite(argv: Sequence[str]) -> int:
         options.file,
         Console(),
         max_parallel=options.max_parallel,
+        on=options.on,
+        resources={
+            name: getattr(options, name) for name in ("gpus", "cpus", "extra", "hours", "partition")
+        },
         dry_run=options.dry_run,
     )

@@ -172,7 +172,7 @@ def train(cell: Cell) -> dict[str, Any]:
     history = constrain(model, parsed(cell.method)).constraint.history
     model.learn(given["steps"])
     episodes = [r for rewards in envs.env_method("get_episode_rewards") for r in rewards]
-    final, _ = evaluation.evaluate_policy(model, held_out, n_eval_episodes=16)
+    final: Any = evaluation.evaluate_policy(model, held_out, n_eval_episodes=16)[0]
     gate = {name: sum(h[name] for h in history) / len(history) for name in ("gated", "k3", "ess")}
     return {"final": float(final), "training": sum(episodes) / max(len(episodes), 1), **gate}
 

@@ -60,10 +60,15 @@ class RunProcess:
       folder: run directory.
       command: what to run.
       environment: of the process.
+      where: its working directory; this one's when None.
     """
 
     def __init__(
-        self, folder: Path, command: Sequence[str], environment: Mapping[str, str]
+        self,
+        folder: Path,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        where: Path | None = None,
     ) -> None:
         self._log = folder / "run.log"
         self.started = time.monotonic()
@@ -80,6 +85,7 @@ class RunProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=environment,
+                    cwd=where,
                     start_new_session=True,
                 )
 
@@ -118,11 +124,19 @@ class RunProcess:
 
     def last_lines(self) -> list[str]:
         """The end of what it wrote."""
-        with self._log.open("rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(self._start, end - 16_384))
-            text = log.read().decode(errors="replace")
-        return text.splitlines()[-LAST_LINES:]
+        return log_end(self._log, self._start)
+
+
+def log_end(log: Path, start: int) -> list[str]:
+    """The last lines of a log, of what stands behind byte ``start``; none where there is no log."""
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - 16_384))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[-LAST_LINES:]
 
 
 def environment(slot: int, slots: int, devices: Sequence[str]) -> dict[str, str]:
@@ -160,14 +174,19 @@ def gpus() -> list[str]:
 
 
 class Interruptions:
-    """Counts Ctrl-C and SIGTERM instead of dying of them, inside ``with``."""
+    """Counts signals instead of dying of them, inside ``with``.
 
-    def __init__(self) -> None:
+    Args:
+      signals: to count; Ctrl-C and SIGTERM unless given.
+    """
+
+    def __init__(self, *signals: signal.Signals) -> None:
+        self._signals = signals or (signal.SIGINT, signal.SIGTERM)
         self.count = 0
         self.status = 0
 
     def __enter__(self) -> "Interruptions":
-        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {s: signal.signal(s, self._note) for s in self._signals}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,9 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
@@ -13,9 +14,10 @@ from rich.table import Table
 
 from trustclip.recipes.records import append_jsonl, write_text
 from trustclip.report.groups import describe
+from trustclip.suite.launchers import Launcher, Local, Resources, Running, elsewhere, resources_of
 from trustclip.suite.markdown import overview
 from trustclip.suite.plan import Job, Plan, plan
-from trustclip.suite.processes import Interruptions, RunProcess, environment, gpus, only_suite
+from trustclip.suite.processes import Interruptions, only_suite
 from trustclip.suite.table import Results
 from trustclip.suite.watch import Display, State
 
@@ -28,7 +30,9 @@ def run_suite(
     path: Path,
     console: Console,
     *,
-    max_parallel: int = 1,
+    max_parallel: int | None = None,
+    on: str = "local",
+    resources: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     command: Sequence[str] = COMMAND,
 ) -> int:
@@ -40,7 +44,10 @@ def run_suite(
     Args:
       path: YAML file of `SuiteSettings`.
       console: gets the progress and the table.
-      max_parallel: runs at once.
+      max_parallel: runs at once; when None 1 on this machine, and elsewhere all, since a scheduler
+        has its queue.
+      on: ``"local"``, ``"slurm"`` or ``"ray"``.
+      resources: of a run elsewhere, as `resources_of` takes them.
       dry_run: only say what would run.
       command: ``trustclip``; ends with status 0 where all it did is saved.
 
@@ -51,28 +58,51 @@ def run_suite(
       ValueError: with everything that is wrong with the file, or if another suite works in its
         folder.
     """
-    if max_parallel < 1:
+    if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel must be at least 1, got {max_parallel}.")
+    asked = resources_of(on, resources or {})
     suite = plan(path)
     if dry_run:
         console.print(_intention(suite))
         return 0
-    with only_suite(suite.out):
-        said = f"trustclip suite {shlex.quote(str(path))} --max-parallel {max_parallel}"
+    slots = max_parallel or (1 if asked is None else len(suite.jobs))
+    with closing(_launcher(on, asked, slots)) as launcher, only_suite(suite.out):
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
-        return _Suite(suite, console, max_parallel, command, said).run()
+        said = f"trustclip suite {shlex.quote(str(path))}{_said(on, resources or {})}"
+        said += f" --max-parallel {slots}" if asked is None or max_parallel else ""
+        return _Suite(suite, console, slots, _Start(launcher, command), said).run()
+
+
+def _launcher(on: str, asked: Resources | None, slots: int) -> Launcher:
+    return Local(slots) if asked is None else elsewhere(on, asked)
+
+
+def _said(on: str, resources: Mapping[str, Any]) -> str:
+    """The place and its options as the command line says them."""
+    if on == "local":
+        return ""
+    texts = [f" --on {on}"]
+    for name, value in resources.items():
+        for one in value if isinstance(value, tuple | list) else [value]:
+            texts += [] if one is None else [f" --{name} {shlex.quote(str(one))}"]
+    return "".join(texts)
+
+
+class _Start(NamedTuple):
+    launcher: Launcher
+    command: Sequence[str]
+
+    def __call__(self, job: Job, slot: int) -> Running:
+        return self.launcher.start(job.path, [*self.command, *_arguments(job)], slot)
 
 
 class _Suite:
-    def __init__(
-        self, suite: Plan, console: Console, slots: int, command: Sequence[str], said: str
-    ) -> None:
-        self._plan, self._console, self._command = suite, console, command
+    def __init__(self, suite: Plan, console: Console, slots: int, start: _Start, said: str) -> None:
+        self._plan, self._console, self._start_run = suite, console, start
         self._slots = slots
-        self._gpus = gpus() if slots > 1 else []
         self._results = Results(suite, said)
         self._states: dict[str, State] = {job.name: "waiting" for job in suite.jobs}
-        self._active: dict[int, tuple[Job, RunProcess]] = {}
+        self._active: dict[int, tuple[Job, Running]] = {}
         self._failures: dict[str, str] = {}
         self._display = Display(console, suite.jobs, self._states)
 
@@ -126,9 +156,8 @@ class _Suite:
 
     def _start(self, job: Job) -> None:
         slot = min(set(range(self._slots)) - self._active.keys())
-        around = environment(slot, self._slots, self._gpus)
         self._display.restart(job)
-        process = RunProcess(job.path, [*self._command, *_arguments(job)], around)
+        process = self._start_run(job, slot)
         self._active[slot] = job, process
         self._states[job.name] = "running"
         # No pid: a process of an earlier call works there; it is waited for.
@@ -147,7 +176,7 @@ class _Suite:
                 process.ask_to_end()
                 self._note(job.name, "asked to end")
 
-    def _close(self, job: Job, process: RunProcess, status: int) -> None:
+    def _close(self, job: Job, process: Running, status: int) -> None:
         """A process has ended: what its run directory says counts, then its exit status."""
         self._display.update(now=True)
         asked = self._states[job.name] == "ending"

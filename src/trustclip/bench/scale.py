@@ -1,0 +1,186 @@
+"""Where a step's time goes on 1 to 512 H100s: a model on paper, nothing is run."""
+
+from dataclasses import dataclass, replace
+
+from trustclip.bench.step_model import MODELS, Cost, Shape, Work, cost, fits
+from trustclip.bench.step_rates import RATES
+from trustclip.bench.table import Cell, Table
+from trustclip.names import unknown
+
+GPUS = (1, 8, 16, 64, 512)
+#: GPUs of the table that compares steps of different kinds.
+COMPARED = 64
+#: Rows of an update whose memory is told.
+ROWS = 16_384
+
+#: Published steps of NeMo RL 0.4, synchronous, bfloat16: GPUs, mean tokens of a text, seconds.
+PUBLISHED = (
+    (Shape("Llama-3.1-8B", 32, 4096, 32, 8, 14336, vocabulary=128_256), 16, 1060, 97.7),
+    (MODELS["32b"], 32, 3206, 393.0),
+    (MODELS["30b-a3b"], 32, 3154, 225.0),
+)
+#: Tokens of a prompt, which those leave unsaid.
+PUBLISHED_PROMPT = 100
+
+
+@dataclass(frozen=True)
+class ScaleOptions(Work):
+    """Step that ``trustclip bench scale`` is asked about."""
+
+    model: str | None = None
+    """1.7b, 8b, 32b or 30b-a3b; all when unset."""
+    gpus: int | None = None
+    """H100s; 1, 8, 16, 64 and 512 when unset."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is not None and self.model not in MODELS:
+            raise ValueError(unknown("model", self.model, MODELS))
+        if self.gpus is not None and self.gpus < 1:
+            raise ValueError(f"--gpus must be at least 1, got {self.gpus}.")
+
+
+def run(options: ScaleOptions) -> list[Table]:
+    """The tables of ``trustclip bench scale``."""
+    models = [MODELS[options.model]] if options.model else list(MODELS.values())
+    counts = (options.gpus,) if options.gpus else GPUS
+    compared = options.gpus or COMPARED
+    return [
+        _steps(models, counts, options),
+        _kinds(models, compared, options),
+        _memory(models, compared, options),
+        _comparison(),
+        _rates(),
+    ]
+
+
+def _title(work: Work) -> str:
+    tuned = "all weights trained" if work.tuning == "full" else "LoRA, head frozen"
+    passes = f", {work.epochs} passes" if work.epochs > 1 else ""
+    zero = f", {work.zero_share:.0%} without advantage" if work.zero_share else ""
+    return (
+        f"{work.completions} completions of {work.tokens} tokens (longest {work.longest}) to "
+        f"prompts of {work.prompt}, {work.updates} updates{passes}{zero}, {tuned}"
+    )
+
+
+def _steps(models: list[Shape], counts: tuple[int, ...], work: Work) -> Table:
+    columns = (
+        "model", "H100", "rollout s", "old log-probs s", "update s", "weights to sampler s",
+        "step s", "head, % of step", "exact KL s", "% of step", "% of step without rollout",
+        "other gates ms",
+    )  # fmt: skip
+    rows: list[list[Cell]] = []
+    for model in models:
+        for gpus in counts:
+            told = _cells(cost(model, gpus, work)) if fits(model, gpus, work.tuning) else ()
+            rows.append([model.name, gpus, *(told or [None] * (len(columns) - 2))])
+    return Table(
+        f"A step: {_title(work)}",
+        columns,
+        rows,
+        [
+            "Derived. Sampling and training share the GPUs and take turns. Head: part of old "
+            "log-probs and update. Exact KL, and the bytes that any "
+            "other gate reads and writes: on top of the step. –: weights, gradients "
+            "and optimizer, or one copy for sampling, do not fit."
+        ],
+    )
+
+
+def _cells(found: Cost) -> list[Cell]:
+    return [
+        *found[:4],
+        found.step,
+        100 * found.head / found.step,
+        found.exact_kl,
+        100 * found.exact_kl / found.step,
+        100 * found.exact_kl / found.training,
+        1e3 * found.gate,
+    ]
+
+
+def _kinds(models: list[Shape], gpus: int, work: Work) -> Table:
+    """Share of exact KL in steps of other kinds."""
+    short = {"tokens": 256, "longest": 512}
+    kinds: list[tuple[str, Work, bool]] = [
+        ("as above", work, False),
+        ("LoRA, head frozen: kept scores serve", replace(work, tuning="lora"), False),
+        ("63 % of completions without advantage", replace(work, zero_share=0.63), False),
+        ("completions of 256 tokens, longest 512", replace(work, **short), False),
+        ("4 passes over a generation", replace(work, epochs=4), False),
+        ("sampling beside it, on GPUs of its own", work, True),
+        ("the last three at once", replace(work, epochs=4, **short), True),
+        ("the last three at once, LoRA", replace(work, epochs=4, **short, tuning="lora"), True),
+    ]
+    rows = [
+        [name, *(_share(model, gpus, kind, alone) for model in models)]
+        for name, kind, alone in kinds
+    ]
+    return Table(
+        f"Exact KL, % of a step on {gpus} H100",
+        ("step", *(model.name for model in models)),
+        rows,
+        ["Derived. Sampling beside it: % of what is left of the step, which then sets the pace."],
+    )
+
+
+def _share(model: Shape, gpus: int, work: Work, alone: bool) -> float | None:
+    if not fits(model, gpus, work.tuning):
+        return None
+    found = cost(model, gpus, work)
+    return 100 * found.exact_kl / (found.training if alone else found.step)
+
+
+def _memory(models: list[Shape], gpus: int, work: Work) -> Table:
+    tokens = work.completions * work.tokens
+    return Table(
+        f"Memory of the old policy, bfloat16, {ROWS} tokens or a generation of {tokens}",
+        (
+            "model", "hidden states MB", "a generation GB", f"of it per GPU of {gpus}, GB",
+            "old head GB", "top-20 MB", "logits never made GB",
+        ),
+        [
+            [
+                model.name,
+                2e-6 * ROWS * model.hidden,
+                2e-9 * tokens * model.hidden,
+                2e-9 * tokens * model.hidden / gpus,
+                1e-9 * model.product,
+                6e-6 * ROWS * 20,
+                1e-9 * ROWS * model.product / model.hidden,
+            ]
+            for model in models
+        ],
+        [
+            "Derived. With a frozen head the mean of its rows is kept beside each hidden state, "
+            "as much again; the old head is kept only where the head is trained."
+        ],
+    )  # fmt: skip
+
+
+def _comparison() -> Table:
+    rows: list[list[Cell]] = []
+    for model, gpus, length, seconds in PUBLISHED:
+        work = Work(prompt=PUBLISHED_PROMPT, tokens=length - PUBLISHED_PROMPT)
+        found = cost(model, gpus, work)
+        rows.append([model.name, gpus, length, seconds, found.step, found.step / seconds])
+    return Table(
+        "The model next to whole steps that were published",
+        ("model", "H100", "mean tokens", "published s", "model s", "model ÷ published"),
+        rows,
+        [
+            "Published: NeMo RL 0.4, GRPO on policy, 2048 texts of at most 4096 tokens, 512 an "
+            "update. Where the model is faster than people are, it overstates the share of a "
+            "constraint."
+        ],
+    )
+
+
+def _rates() -> Table:
+    return Table(
+        "What it rests on",
+        ("meaning", "value", "unit", "mark", "source"),
+        [[r.meaning, f"{r.value:.3g}", r.unit, r.mark, r.source] for r in RATES.values()],
+        ["A rate is what others reached with their own code; none was measured here on a GPU."],
+    )

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from trustclip.method import method
@@ -38,6 +39,8 @@ def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     Raises:
       ValueError: unknown method or hyper-parameter, or a run directory that is taken.
     """
+    # A model this small gains nothing from threads, and their number would change the numbers.
+    torch.set_num_threads(1)
     chosen = method(settings.method, **settings.method_args)
     folder = settings.output_dir or _free(Path(f"runs/demo-{settings.method}-seed{settings.seed}"))
     console.print(f"{chosen}, seed {settings.seed}, run directory {folder}", highlight=False)

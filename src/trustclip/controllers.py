@@ -143,7 +143,10 @@ def target_gate(
     """
     if not 0 < share < 1:
         raise ValueError(f"`share` must be in (0, 1), got {share!r}.")
-    return Target(metric="gated", target=share, response="falls", **_rest(initial, rate, low, high))
+    return Target(
+        metric="gated", target=share, response="falls", initial=initial, rate=rate, low=low,
+        high=high,
+    )  # fmt: skip
 
 
 def target_kl(
@@ -167,7 +170,9 @@ def target_kl(
       response: ``"falls"`` for a price, such as ``beta`` of ``ppo_penalty``: the higher, the less
         the policy moves.
     """
-    return Target(metric=metric, target=kl, response=response, **_rest(initial, rate, low, high))
+    return Target(
+        metric=metric, target=kl, response=response, initial=initial, rate=rate, low=low, high=high
+    )
 
 
 def target_entropy(
@@ -190,14 +195,10 @@ def target_entropy(
         with an upper bound, which is what keeps rare tokens from becoming likelier
         (``clip_higher``'s argument); with a lower bound it falls.
     """
-    rest = _rest(initial, rate, low, high)
-    return Target(metric="entropy", target=entropy, response=response, **rest)
-
-
-def _rest(
-    initial: float | None, rate: float, low: float | None, high: float | None
-) -> dict[str, Any]:
-    return {"initial": initial, "rate": rate, "low": low, "high": high}
+    return Target(
+        metric="entropy", target=entropy, response=response, initial=initial, rate=rate, low=low,
+        high=high,
+    )  # fmt: skip
 
 
 @checked

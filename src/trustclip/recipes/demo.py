@@ -17,7 +17,6 @@ from trustclip.method import method
 from trustclip.recipes.pipeline import run_recipe
 from trustclip.recipes.records import RunDirectory
 from trustclip.recipes.settings import (
-    ARITHMETIC,
     PRESETS,
     TINY,
     DemoSettings,
@@ -60,16 +59,7 @@ def recipe_of(settings: DemoSettings, folder: Path) -> Recipe:
         max_steps=UPDATES * settings.generations,
         learning_rate=1.5e-4,
     )
-    evaluation = RecipeEval(
-        tasks=ARITHMETIC,
-        prompt_style="plain",
-        k=8,
-        temperature=1.0,
-        top_p=1.0,
-        max_tokens=32,
-        batch_size=256,
-        limit=settings.test_problems,
-    )
+    evaluation = _stage(RecipeEval, PRESETS["eval"]["tiny"], k=8, limit=settings.test_problems)
     return Recipe(
         name="demo",
         model=TINY,
@@ -82,7 +72,9 @@ def recipe_of(settings: DemoSettings, folder: Path) -> Recipe:
 
 
 def _stage(cls: Any, preset: Any, **changes: Any) -> Any:
-    return cls(**{f.name: getattr(preset, f.name) for f in fields(cls)} | changes)
+    """A stage with the values of a preset, where the preset has them, and ``changes``."""
+    names = [f.name for f in fields(cls) if hasattr(preset, f.name)]
+    return cls(**{name: getattr(preset, name) for name in names} | changes)
 
 
 def _free(path: Path) -> Path:

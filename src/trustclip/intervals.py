@@ -194,23 +194,25 @@ def log_bernoulli_kl(logp_old: Tensor, delta: float, steps: int = 4) -> tuple[Te
     # The odds of p = 1 are infinite; a probability this close to 1 has the same ratio bounds to
     # every digit that a float32 log-probability carries.
     logp = logp_old.double().clamp(min=-300.0, max=-1e-13)
-    p, rest = logp.exp(), -torch.expm1(logp)
+    p, rest = logp.exp(), logp.expm1().neg_()
     s = torch.minimum(p, rest)
-    variance = s * (1 - s)
+    variance = (1 - s).mul_(s)
     # For small delta, x^2 = 2c; for small s, x = log c at the high root; both, smoothly:
     c = delta / variance
-    start = (c + (2 * c).sqrt()).log1p()
-    x = torch.stack((-start, start))
+    start = (2 * c).sqrt_().add_(c).log1p_()
+    x = torch.stack((start.neg(), start))
+    # One allocation for all steps: the system gives fresh pages of this size away slowly.
+    growth, partition, value = x.new_empty(3, *x.shape)
     for step in range(steps):
-        growth = x.exp().sub_(1)
-        shift = s * growth
-        partition = shift + 1
-        # log1p costs twice what log does and only the last step's digits stay.
-        value = partition.log() if step < steps - 1 else shift.log1p()
+        torch.exp(x, out=growth).sub_(1)
+        torch.mul(growth, s, out=value)
+        torch.add(value, 1, out=partition)
+        # log1p costs three times what log does, and only the last step's digits stay.
+        torch.log(partition, out=value) if step < steps - 1 else value.log1p_()
         value.sub_(delta).addcmul_(s, x, value=-1)
-        x.addcdiv_(value, growth.mul_(variance).div_(partition), value=-1)
+        x.addcdiv_(value.mul_(partition), growth.mul_(variance), value=-1)
     # The logit of the token itself is that of s, or its opposite where p > 1/2.
-    log_ratio = x.mul_(rest.copysign(0.5 - p)).sub_(delta)
+    log_ratio = x.mul_(rest.copysign_(0.5 - p)).sub_(delta)
     low, high = torch.minimum(*log_ratio), torch.maximum(*log_ratio)
     return low.to(logp_old.dtype), high.to(logp_old.dtype)
 

@@ -160,6 +160,11 @@ def test_what_the_settings_change():
     assert sizes(plain)["KV cache"] == 32 * 2048 * token * (4 + 1 + 2)
     kept = sizes(of(method="full_kl"))["old hidden states"]
     assert kept == 32 * 1846 * 2048 * 2
+    assert sizes(of(trl={"exact_kl_every": 4}))["old hidden states"] == kept
+    # Our head leaves what the exact KL is made of: a float64 and 2048 numbers of float32 a token.
+    ours = sizes(of(method="full_kl", trl={"head": "trustclip"}))
+    assert ours["old log-partitions and means"] == 32 * 1846 * (8 + 4 * 2048)
+    assert "exact KL" not in ours and ours["output head"] < sizes(plain)["output head"]
     for memory in (plain, saved, full):
         assert memory.peak == max(memory.of(phase) for phase in PHASES)
 

@@ -83,7 +83,7 @@ def test_further_diagnostics_where_they_are(tmp_path: Path) -> None:
     rows = [row(**more)] * (STEPS - 1) + [row(**{**more, "threshold/delta": 0.09})]
     text = said(make(tmp_path / "run", rows))
     assert "4 % of the advantages' mass: a cut token weighed 2.0 times the mean" in text
-    assert "50% of the tokens cut were rightly cut, and 25% of those to cut were" in text
+    assert "would have cut 50% of the tokens that were cut; of those it would have" in text
     assert "kept pushed it down, and those cut would have pushed it up, 0.2 times" in text
     assert "the gate lowered it" in text and "at least 90 %" in text
     assert "threshold delta went from 0.07 to 0.09" in text

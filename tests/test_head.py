@@ -11,7 +11,7 @@ from trustclip.head import exact_kl, product, score, selected_logprobs, topk
 def small_tiles(monkeypatch):
     """Blocks of 5 rows, tiles of 256 columns: a vocabulary of 700 ends within a tile."""
     monkeypatch.setitem(product._ROWS, "cpu", 5)
-    monkeypatch.setitem(product._TILE, "cpu", 256)
+    monkeypatch.setitem(product.TILE_LOGITS, "cpu", 256)
 
 
 def dense(hidden, weight, ids, bias=None, temperature=1.0):
@@ -214,7 +214,7 @@ class Largest(TorchDispatchMode):
 def test_memory_is_flat_in_the_vocabulary(trained, monkeypatch):
     """No logits of all tokens: the largest tensor is one tile, whatever N and V."""
     tile, tokens, vocabulary = 1 << 17, 1100, 600
-    monkeypatch.setitem(product._TILE, "cpu", tile)
+    monkeypatch.setitem(product.TILE_LOGITS, "cpu", tile)
     g = torch.Generator().manual_seed(0)
     hidden = torch.randn(tokens, 4, generator=g).requires_grad_()
     weight = torch.randn(vocabulary, 4, generator=g).requires_grad_(trained)
@@ -238,7 +238,7 @@ def test_memory_is_flat_in_the_vocabulary(trained, monkeypatch):
 def test_exact_kl_holds_a_chunk_of_logits(monkeypatch):
     from trustclip.head import exact
 
-    monkeypatch.setitem(exact._CHUNK_LOGITS, "cpu", 60_000)
+    monkeypatch.setitem(exact.CHUNK_LOGITS, "cpu", 60_000)
     hidden, weight, _, _ = inputs(tokens=100, vocabulary=6000, dtype=torch.float32)
     with Largest() as found:
         exact_kl(hidden, hidden + 0.1, weight)

@@ -16,7 +16,7 @@ def dense(new, old, w_new, w_old, order, temperature):
 @pytest.mark.parametrize("order", ["old_new", "new_old"])
 @pytest.mark.parametrize("trained_head", [False, True])
 def test_equals_the_dense_formula(order, trained_head, monkeypatch):
-    monkeypatch.setitem(exact._CHUNK_LOGITS, "cpu", 64)  # chunks of one row, and a last one
+    monkeypatch.setitem(exact.CHUNK_LOGITS, "cpu", 64)  # chunks of one row, and a last one
     g = torch.Generator().manual_seed(0)
     new, w = torch.randn(7, 5, generator=g), torch.randn(50, 5, generator=g)
     old = new + 0.2 * torch.randn(7, 5, generator=g)
@@ -120,7 +120,7 @@ def test_bregman_costs_no_product_where_the_gradient_of_a_frozen_head_is_made():
 
 @pytest.mark.parametrize("k", [1, 5, 699])
 def test_top_k_is_that_of_the_dense_softmax(k, monkeypatch):
-    monkeypatch.setitem(product._TILE, "cpu", 256)  # tiles of 256 columns, the smallest
+    monkeypatch.setitem(product.TILE_LOGITS, "cpu", 256)  # tiles of 256 columns, the smallest
     _, old, w = policies()
     ids, logp = topk(old, w, k, temperature=0.7)
     want = (old @ w.T / 0.7).log_softmax(-1).topk(k)

@@ -75,6 +75,7 @@ def test_a_batch_without_advantage_still_takes_part(tmp_path):
     rows = rows_of_passes(trainer)
     gradient = gradient_of(trainer, inputs)
     assert rows == [1] and not gradient.any()
+    assert trainer._windows["train"].read() == {}  # the row that took part is no measurement
 
 
 def test_truncated_completions_are_left_out_too(tmp_path):
@@ -113,14 +114,14 @@ def reward_of_half(prompts, completions, **_):
 def test_only_completion_tokens_enter_the_head(tmp_path, monkeypatch):
     trainer = build(tmp_path, *BUILT, method="atr")
     seen = []
-    kept = scoring.selected_logprobs
+    kept = scoring.score
 
     def spy(hidden, weight, ids, **options):
         seen.append((len(ids), int((ids >= 0).sum())))
         return kept(hidden, weight, ids, **options)
 
     inputs = one_batch(trainer)
-    monkeypatch.setattr(scoring, "selected_logprobs", spy)
+    monkeypatch.setattr(scoring, "score", spy)
     gradient_of(trainer, inputs)
     scored = inputs["completion_mask"][inputs["advantages"] != 0]
     assert seen == [(5 * 12, int(scored.sum()))]

@@ -304,7 +304,7 @@ class Window:
         self._metrics, self._histogram = state["metrics"], state["histogram"]
 
     def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
-        """Means and quantiles of everything taken in; empty when nothing was.
+        """Means and quantiles of everything taken in; empty when that was not one token.
 
         A share among tokens of a kind that there was none of is left out.
 
@@ -317,6 +317,8 @@ class Window:
         pairs = torch.stack([torch.stack(self._metrics[name]) for name in names])
         packed = reduce(torch.cat([pairs.flatten().double(), self._histogram.double()])).cpu()
         means = packed[: 2 * len(names)].view(-1, 2)
+        if means[names.index("gated"), 1] == 0:
+            return {}
         summary = {
             name: (total / max(count, 1)).item()
             for name, (total, count) in zip(names, means, strict=True)

@@ -29,7 +29,8 @@ class Adapting(Durable):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
         if self._update is not None and self.accelerator.sync_gradients:
-            self.method = self.method.after(self._update.read(self._sum))
+            if metrics := self._update.read(self._sum):
+                self.method = self.method.after(metrics)
             self._update = None
         return loss
 

@@ -29,14 +29,13 @@ def head(model: nn.Module) -> nn.Linear:
 
 
 @contextlib.contextmanager
-def captured(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the backbone's last hidden states of every forward pass inside the block."""
-    states: list[Tensor] = []
+def captured(model: nn.Module, states: list[Tensor]) -> Iterator[None]:
+    """Put the backbone's last hidden states of every forward pass inside the block into a list."""
     handle = language_model(model).base_model.register_forward_hook(
         lambda module, args, output: states.append(output.last_hidden_state.detach())
     )
     try:
-        yield states
+        yield
     finally:
         handle.remove()
 

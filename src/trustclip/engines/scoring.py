@@ -2,7 +2,6 @@
 
 import functools
 import types
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from trustclip.engines.hidden import language_model, unusual, whole
-from trustclip.head import selected_logprobs
+from trustclip.head import Scores, score
 
 
 @dataclass
@@ -28,6 +27,21 @@ class Scored(ModelOutput):
     aux_loss: Tensor | None = None
 
 
+@dataclass
+class Asked:
+    """What our head in a model is asked for, beside log-probabilities; may change at every pass.
+
+    Args:
+      entropy: make entropies.
+      mean: make `trustclip.head.Scores.mean` where no gradient needs it.
+      scores: gets what each pass has found out, or None. Leading shape [batch, time - 1].
+    """
+
+    entropy: bool = False
+    mean: bool = False
+    scores: list[Scores] | None = None
+
+
 def obstacle(model: nn.Module) -> str | None:
     """Why our head cannot serve this model, or None."""
     if reason := unusual(model):
@@ -40,7 +54,7 @@ def obstacle(model: nn.Module) -> str | None:
     return None
 
 
-def use_head(model: nn.Module, temperature: float, wants_entropy: Callable[[], bool]) -> None:
+def use_head(model: nn.Module, temperature: float) -> Asked:
     """Let ``model(..., labels=labels, fused_lm_head=True)`` answer with `Scored`, by our head.
 
     Only positions with a label enter the head: neither prompts nor padding. Every other call goes
@@ -49,8 +63,11 @@ def use_head(model: nn.Module, temperature: float, wants_entropy: Callable[[], b
     Args:
       model: causal language model, or an adapter around one; see `obstacle`.
       temperature: that of sampling.
-      wants_entropy: asked at every pass.
+
+    Returns:
+      What it answers to.
     """
+    asked = Asked()
     inner = language_model(model)
     before = inner.forward
 
@@ -64,14 +81,19 @@ def use_head(model: nn.Module, temperature: float, wants_entropy: Callable[[], b
         states, head = outputs.last_hidden_state[:, :-1], self.get_output_embeddings()
         weight, bias = whole(head.weight), whole(head.bias)
         labels = labels[:, 1:].to(weight.device)
-        logp, entropy = selected_logprobs(
+        flat = score(
             states.to(weight.device).flatten(0, 1),
             weight,
             labels.flatten(),
             bias=bias,
             temperature=temperature,
-            entropy=wants_entropy(),
+            entropy=asked.entropy,
+            mean=asked.mean,
         )
-        return Scored(logp.view_as(labels), None if entropy is None else entropy.view_as(labels))
+        scores = Scores(*(None if x is None else x.unflatten(0, labels.shape) for x in flat))  # type: ignore[arg-type]
+        if asked.scores is not None:
+            asked.scores.append(scores)
+        return Scored(scores.logp, scores.entropy)
 
     inner.forward = types.MethodType(forward, inner)
+    return asked

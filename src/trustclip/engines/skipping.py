@@ -26,16 +26,15 @@ def rows_that_matter(inputs: dict[str, Any]) -> Tensor | None:
     advantages, mask = inputs["advantages"], inputs["completion_mask"].bool()
     if "tool_mask" in inputs:
         mask = mask & inputs["tool_mask"].bool()
-    moved = advantages != 0
-    matters = (mask & (moved if moved.dim() == 2 else moved[:, None])).any(dim=1)
+    matters = _matters(advantages if advantages.dim() == 2 else advantages[:, None], mask)
     if matters.all():
         return None
     return matters.nonzero().squeeze(1) if matters.any() else torch.zeros_like(matters[:1]).long()
 
 
 def widened(
-    inputs: dict[str, Any], rows: Tensor, logps: Tensor, entropies: Tensor, states: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    inputs: dict[str, Any], rows: Tensor, logps: Tensor, entropies: Tensor
+) -> tuple[Tensor, Tensor]:
     """What was computed of some rows, for all: elsewhere the policy is taken to be the old one.
 
     The entropy there is the mean of the others, so that a mean over all tokens is theirs.
@@ -45,30 +44,27 @@ def widened(
       rows: those that were computed. Shape [rows].
       logps: Shape [rows, time].
       entropies: Shape [rows, time].
-      states: hidden states, or None. Shape [rows, time, hidden].
 
     Returns:
-      The three for the whole batch.
+      Both for the whole batch.
     """
     mask, old = inputs["completion_mask"], inputs.get("old_per_token_logps")
     counted = mask[rows].to(entropies.dtype)
     mean = (entropies.detach() * counted).sum() / counted.sum().clamp(min=1)
-    if states is not None:
-        states = _spread(states, rows, states.new_zeros(len(mask), *states.shape[1:]))
     elsewhere = torch.zeros_like(mask, dtype=logps.dtype) if old is None else old
-    return (
-        _spread(logps, rows, elsewhere),
-        _spread(entropies, rows, mean.expand(mask.shape)),
-        states,
-    )
+    return spread(logps, rows, elsewhere), spread(entropies, rows, mean.expand(mask.shape))
 
 
-def only(batch: TokenBatch, rows: Tensor) -> TokenBatch:
-    """The batch with the tokens of all other rows masked."""
-    chosen = torch.zeros_like(batch.mask)
-    chosen[rows] = True
-    return replace(batch, mask=batch.mask & chosen)
+def only_what_matters(batch: TokenBatch) -> TokenBatch:
+    """The batch with the tokens of all completions masked that cannot matter."""
+    return replace(batch, mask=batch.mask & _matters(batch.advantages, batch.mask)[:, None])
 
 
-def _spread(values: Tensor, rows: Tensor, elsewhere: Tensor) -> Tensor:
+def _matters(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Which completions have an advantage on a token that counts. Shape [batch]."""
+    return (mask & (advantages != 0)).any(dim=1)
+
+
+def spread(values: Tensor, rows: Tensor, elsewhere: Tensor) -> Tensor:
+    """``elsewhere`` with ``values`` in some of its rows."""
     return elsewhere.detach().to(values.dtype).index_copy(0, rows, values)

@@ -9,7 +9,6 @@ bonus, LoRA, accumulation, distribution) stays TRL's. Two private names of TRL a
 ``inputs["advantages"]`` after calling the latter; the parity tests decide which releases qualify.
 """
 
-import contextlib
 import math
 import sys
 import warnings
@@ -25,15 +24,14 @@ from trl import GRPOTrainer, SFTConfig, SFTTrainer
 
 from trustclip import diagnostics
 from trustclip.batch import Surrogate, TokenBatch
-from trustclip.engines import hidden
 from trustclip.engines.adapting import Adapting
 from trustclip.engines.decoding import decoder_for, draws_plainly
 from trustclip.engines.durable import Durable
-from trustclip.engines.scoring import obstacle, use_head
+from trustclip.engines.exact import Evidence, WatchesKL
+from trustclip.engines.scoring import Asked, obstacle, use_head
 from trustclip.engines.shares import GateShares, clip_ratios
-from trustclip.engines.skipping import only, rows_that_matter, widened
+from trustclip.engines.skipping import only_what_matters, rows_that_matter, widened
 from trustclip.engines.trl_config import ConstrainedGRPOConfig, GRPOConfig
-from trustclip.head import exact_kl
 from trustclip.loss import gradient
 from trustclip.masked import MAX_LOG_RATIO
 
@@ -58,7 +56,7 @@ class DurableSFTTrainer(Durable, SFTTrainer):
     """`trl.SFTTrainer` that continues exactly after a kill: see `Durable.train_durably`."""
 
 
-class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
+class ConstrainedGRPOTrainer(Adapting, WatchesKL, GRPOTrainer):
     """`trl.GRPOTrainer` that trains with the method its config names.
 
     Takes the arguments of `trl.GRPOTrainer`; ``args`` must be a `ConstrainedGRPOConfig`. Logs
@@ -98,21 +96,17 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
         if not isinstance(args, ConstrainedGRPOConfig):
             raise ValueError(f"`args` must be a ConstrainedGRPOConfig, got {type(args).__name__}.")
         self.method = args.constraint()
-        self._needs_hidden = any(name.startswith("kl_") for name in self.method.requires)
         self._inputs: dict[str, Any] | None = None  # of the loss being computed, if one is
-        self._scored: list[tuple[Tensor, Tensor | None]] | None = None  # while generating
+        self._scored: list[tuple[Tensor, Evidence | None]] | None = None  # while generating
         self._sampled: list[list[list[float]]] = []  # log-probabilities of what was just sampled
-        self._old_head: Tensor | None = None
         self._windows = {"train": diagnostics.Window(), "eval": diagnostics.Window()}
         self._last_closed = 0
         self._shares = GateShares()
         super().__init__(model, reward_funcs, args, **kwargs)
         # TRL's own clip, wide open: its loss is -w A for any advantages.
         self.epsilon_low = self.epsilon_high = math.inf
-        if self._needs_hidden:
-            hidden.check_head(self._unwrapped())
-        self._wants_entropy = False
-        self._choose_head()
+        self._asked = self._choose_head()
+        self._prepare_exact(self._asked)
         if any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.model.modules()):
             warnings.warn(
                 "the model has active dropout: two passes of one policy differ, so ratios differ "
@@ -120,8 +114,8 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
                 stacklevel=2,
             )
 
-    def _choose_head(self) -> None:
-        """Put our output head into the model, where that is asked for or faster."""
+    def _choose_head(self) -> Asked | None:
+        """Put our output head into the model, where that is wanted or faster."""
         wanted = self.args.head
         reason = obstacle(self._unwrapped())
         if reason is None and (self.is_deepspeed_enabled or self.args.cast_lm_head_to_fp32):
@@ -130,7 +124,8 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
             raise ValueError(f"head='trustclip' cannot serve this model: {reason}. Use 'auto'.")
         on_cpu = self.accelerator.device.type == "cpu"
         if wanted == "trustclip" or (wanted == "auto" and on_cpu and reason is None):
-            use_head(self._unwrapped(), self.temperature, lambda: self._wants_entropy)
+            return use_head(self._unwrapped(), self.temperature)
+        return None
 
     def get_train_dataloader(self) -> Any:
         loader: Any = super().get_train_dataloader()
@@ -169,9 +164,7 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
         first = self.accelerator.process_index * len(ids)
         output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
         output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
-        if old is not None and self._needs_hidden:
-            output["old_hidden"] = next(states for logps, states in scored if logps is old)
-            self._old_head = hidden.trained_head(self.accelerator.unwrap_model(self.model))
+        output |= self._kept(next((seen for logps, seen in scored if logps is old), None))
         if old is not None and self.method.statistics_over == "generation":
             statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
             output |= {_STATISTICS + name: value for name, value in statistics.items()}
@@ -194,32 +187,34 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        if self._scored is not None and (known := self._known(attention_mask, args)) is not None:
-            return known, None, None
-        self._wants_entropy = kwargs.get("compute_entropy", False)
-        rows = None
-        if self._inputs is not None and self._may_skip:
-            rows = rows_that_matter(self._inputs)
+        policy, inputs, known = self._watched(), self._inputs, None
+        if self._scored is not None:
+            known = self._known(attention_mask, args)
+            if known is not None and policy is None:
+                return known, None, None
+        rows = rows_that_matter(inputs) if inputs is not None and self._may_skip else None
         if rows is not None:
             input_ids, attention_mask = input_ids[rows], attention_mask[rows]
-        watched = self._needs_hidden and (self._inputs, self._scored) != (None, None)
-        unwrapped = self.accelerator.unwrap_model(model)
-        with hidden.captured(unwrapped) if watched else contextlib.nullcontext([]) as states:
+        if self._asked is not None:
+            self._asked.entropy = kwargs.get("compute_entropy", False)
+        with self._watching(self.accelerator.unwrap_model(model), policy) as seen:
             logps, entropies, aux = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, *args, **kwargs
             )
-        last = hidden.of_completions(states, logps.shape[1]) if states else None
-        if self._inputs is not None:
+        evidence = None if seen is None else seen.of_completions(logps.shape[1])
+        if inputs is not None:
+            kl = self._kl(inputs, self._mask(inputs), evidence, rows)
             if rows is not None:
-                logps, entropies, last = widened(self._inputs, rows, logps, entropies, last)
-            self._constrain(self._inputs, logps.detach(), entropies.detach(), last, rows)
+                logps, entropies = widened(inputs, rows, logps, entropies)
+            self._constrain(inputs, logps.detach(), entropies.detach(), kl, rows)
         elif self._scored is not None:
-            self._scored.append((logps, last))
+            logps = logps if known is None else known
+            self._scored.append((logps, evidence))
         return logps, entropies, aux
 
     def _known(self, attention_mask: Tensor, args: tuple[Any, ...]) -> Tensor | None:
         """Log-probabilities of the policy that has just sampled, where sampling has told them."""
-        if len(self._sampled) != 1 or self._needs_hidden or self.beta:
+        if len(self._sampled) != 1 or self.beta:
             return None
         length = args[0]
         if list(map(len, self._sampled[0])) != attention_mask[:, -length:].sum(dim=1).tolist():
@@ -249,18 +244,17 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
         inputs: dict[str, Any],
         logps: Tensor,
         entropy: Tensor,
-        states: Tensor | None,
+        kl: dict[str, Tensor],
         rows: Tensor | None,
     ) -> None:
         """Put advantages into ``inputs`` under which TRL's gradient is the method's.
 
         ``rows`` are those that were scored, None for all; the others cannot matter.
         """
-        generated = inputs.get("generated")
-        if generated is not None and bool((generated == self.state.global_step).all()):
-            inputs.pop("old_per_token_logps", None)  # it is the policy still, and the ratio just 1
+        if self._on_policy(inputs):
+            inputs.pop("old_per_token_logps", None)  # so that the ratio is just 1
         old = inputs.get("old_per_token_logps")
-        batch = self._tokens(inputs, logps, logps if old is None else old, entropy, states)
+        batch = self._tokens(inputs, logps, logps if old is None else old, entropy, kl)
         if self.method.statistics_over and batch.statistics is None:
             batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
         c, surrogate = gradient(self.method, batch)
@@ -271,7 +265,7 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
             inputs["old_per_token_logps"] = torch.where(harmless, old, logps - x)
         inputs["advantages"] = c / x.exp()
         inputs["gate"] = (batch, surrogate)
-        seen = batch if rows is None else only(batch, rows)
+        seen = batch if rows is None else only_what_matters(batch)
         self._windows[self._mode].add(seen, surrogate, self.method)
         self._measure(seen, surrogate)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(logps)
@@ -317,13 +311,12 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
         logps: Tensor,
         old: Tensor,
         entropy: Tensor | None = None,
-        states: Tensor | None = None,
+        kl: dict[str, Tensor] | None = None,
     ) -> TokenBatch:
         """The `TokenBatch` of one of TRL's input dictionaries."""
         advantages = inputs["advantages"]
         if advantages.dim() == 1:
             advantages = advantages[:, None].expand_as(logps)
-        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
         statistics = {
             name.removeprefix(_STATISTICS): value
             for name, value in inputs.items()
@@ -333,11 +326,13 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
             "entropy": entropy,
             "keys": self._keys(inputs["sample_index"], logps.shape[1]),
             "statistics": statistics or None,
+            **(kl or {}),
         }
-        if self._needs_hidden and states is not None:
-            for name in {"kl_old_new", "kl_new_old"}.intersection(self.method.requires):
-                optional[name] = self._exact_kl(name, states, inputs.get("old_hidden"), mask)
-        return TokenBatch(logps, old, advantages.to(logps.dtype), mask, **optional)
+        return TokenBatch(logps, old, advantages.to(logps.dtype), self._mask(inputs), **optional)
+
+    def _mask(self, inputs: dict[str, Any]) -> Tensor:
+        """Tokens that count. Shape [batch, time]."""
+        return (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
 
     def _keys(self, sample_index: Tensor, length: int) -> Tensor:
         """A number of its own for every (update, sample, position). Shape [batch, length]."""
@@ -346,19 +341,6 @@ class ConstrainedGRPOTrainer(Adapting, GRPOTrainer):
         position = torch.arange(length, device=row.device)
         # Tools can lengthen a completion past its limit; 2^20 positions hold any context.
         return row[:, None] * (1 << 20) + position
-
-    def _exact_kl(self, name: str, new: Tensor, old: Tensor | None, mask: Tensor) -> Tensor:
-        """Exact KL at the unmasked positions, 0 elsewhere. Shape [batch, time]."""
-        kl = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-        if old is None:  # the policy is still the one that sampled
-            return kl
-        head = hidden.head(self.accelerator.unwrap_model(self.model))
-        order = "old_new" if name == "kl_old_new" else "new_old"
-        kl[mask] = exact_kl(
-            new[mask], old[mask], hidden.whole(head.weight), self._old_head, order,
-            bias=hidden.whole(head.bias), temperature=self.temperature,
-        ).float()  # fmt: skip
-        return kl
 
     def _sum(self, x: Tensor) -> Tensor:
         """Sum over ranks."""

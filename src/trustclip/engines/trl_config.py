@@ -45,6 +45,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
         models it knows, with plain sampling, on a CPU. (vLLM comes before both.)
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
+      exact_kl_every: in every so many-th generation, also compute the exact KL divergence of each
+        token trained on, and how the gate agrees with one that sees it; 0 for never. The training
+        stays the same to the last bit.
 
     Raises:
       ValueError: unknown method or hyper-parameter; a setting of TRL that cannot be honoured; a
@@ -80,6 +83,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
     )
     skip_zero_advantage: bool = field(
         default=True, metadata={"help": "Leave out completions that cannot move the policy."}
+    )
+    exact_kl_every: int = field(
+        default=0, metadata={"help": "Watch the exact KL in every so many-th generation."}
     )
 
     def __post_init__(self) -> None:
@@ -127,5 +133,6 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
             f"off_policy_mask_threshold reads the sign of the advantage, and {args.method!r} in "
             "this variant reverses it for tokens that it rolls back; set one of the two."
         )
-    if args.inert_patience < 1:
-        yield f"inert_patience must be at least 1, got {args.inert_patience}."
+    for name, least in (("inert_patience", 1), ("exact_kl_every", 0)):
+        if getattr(args, name) < least:
+            yield f"{name} must be at least {least}, got {getattr(args, name)}."

@@ -1,6 +1,8 @@
 """The loss head: from hidden states to log-probabilities and divergences, logits never whole."""
 
 from trustclip.head.bregman import bregman_kl as bregman_kl
+from trustclip.head.exact import ORDERS as ORDERS
+from trustclip.head.exact import Order as Order
 from trustclip.head.exact import exact_kl as exact_kl
 from trustclip.head.logprobs import Scores as Scores
 from trustclip.head.logprobs import score as score
@@ -9,6 +11,8 @@ from trustclip.head.topk import topk as topk
 from trustclip.head.topk import topk_kl as topk_kl
 
 __all__ = [
+    "ORDERS",
+    "Order",
     "Scores",
     "bregman_kl",
     "exact_kl",

@@ -1,18 +1,29 @@
 """Exact KL divergence of two policies with one head, from what scoring them has found already."""
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 
 from trustclip.head.exact import Order, check_order
-from trustclip.head.logprobs import Scores
+
+
+class Partition(Protocol):
+    """What is known of each softmax: its log-partition and, maybe, its mean; see `Scores`."""
+
+    @property
+    def log_partition(self) -> Any: ...
+
+    @property
+    def mean(self) -> Any: ...
 
 
 @torch.no_grad()
 def bregman_kl(
     hidden_new: Tensor,
-    new: Scores,
+    new: Partition,
     hidden_old: Tensor,
-    old: Scores,
+    old: Partition,
     order: Order = "old_new",
     *,
     temperature: float = 1.0,

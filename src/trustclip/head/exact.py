@@ -1,18 +1,20 @@
 """Exact KL divergence of two policies from their hidden states, in chunks of tokens."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from trustclip.divergences import k3
 from trustclip.head.product import Head
+from trustclip.names import unknown
 
 Order = Literal["old_new", "new_old"]
+ORDERS: tuple[Order, ...] = get_args(Order)
 
 #: Logits that a chunk of tokens holds per policy: 64 MiB of float32 on a CPU, 128 MiB on a GPU,
 #: whose products want more rows.
-_CHUNK_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 25}
+CHUNK_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 25}
 #: Logits that go through all steps together: 256 KiB, which stay in a core's cache; 32 MiB.
 _BLOCK = {"cpu": 1 << 16, "cuda": 1 << 23}
 #: Gap in nats beyond which a term is b, to every digit of float64: b - a + a d at a < e^-40 b.
@@ -72,7 +74,7 @@ def exact_kl(
     new = Head(weight, bias, temperature)
     old = new if weight_old is None else Head(weight_old, bias, temperature)
     kl = hidden_new.new_zeros(len(hidden_new), dtype=new.dtype)
-    rows = max(1, _CHUNK_LOGITS[kl.device.type] // new.vocabulary)
+    rows = max(1, CHUNK_LOGITS[kl.device.type] // new.vocabulary)
     memory = [kl.new_empty(min(rows, len(kl)), new.vocabulary) for _ in range(2)]
     for start in range(0, len(kl), rows):
         chunk = slice(start, start + rows)
@@ -84,8 +86,8 @@ def exact_kl(
 
 def check_order(order: str) -> None:
     """Raise a ValueError unless ``order`` is one."""
-    if order not in ("old_new", "new_old"):
-        raise ValueError(f"`order` must be 'old_new' or 'new_old', got {order!r}.")
+    if order not in ORDERS:
+        raise ValueError(unknown("order", order, ORDERS))
 
 
 def _logits(head: Head, hidden: Tensor, memory: Tensor) -> Tensor:

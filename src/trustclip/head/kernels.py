@@ -70,7 +70,7 @@ def _fold_gradient(
 
 
 def fold(logits: Tensor, running: Running, weights: Tensor, shrink: Tensor) -> None:
-    """`trustclip.head.softmax.fold`; ``logits`` stay as they are."""
+    """`trustclip.head.softmax.fold`."""
     rows, width = logits.shape
     _fold[(rows,)](
         logits, running.peak, running.total, running.moment, weights, shrink, width,

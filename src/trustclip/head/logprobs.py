@@ -194,7 +194,8 @@ def _statistics(
     target, shrink = torch.zeros_like(running.peak), torch.empty_like(running.peak)
     wanted = plan.mean or plan.direct
     mean = hidden.new_zeros(hidden.shape, dtype=head.dtype) if wanted else None
-    logits, weights = Tile(head, tokens, head.dtype), Tile(head, tokens, head.factors)
+    logits = Tile(head, tokens, head.dtype)
+    weights = logits if head.factors == head.dtype else Tile(head, tokens, head.factors)
     take = twin(fold, hidden)
     for block in head.blocks(tokens):
         operand = head.operand(hidden[block])

@@ -11,7 +11,7 @@ from trustclip.masked import widen
 #: Largest number of rows of a tile, by device. More rows read the weight less often.
 _ROWS = {"cpu": 1024, "cuda": 2048}
 #: Logits of a tile: 8 MiB of float32 on a CPU (near its caches), 64 MiB on a GPU.
-_TILE = {"cpu": 1 << 21, "cuda": 1 << 24}
+TILE_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 24}
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Head:
 
     def columns(self, rows: int) -> Iterator[slice]:
         """The vocabulary in tiles, for blocks of ``rows`` tokens."""
-        width = max(256, _TILE[self._device] // max(rows, 1))
+        width = max(256, TILE_LOGITS[self._device] // max(rows, 1))
         for start in range(0, self.vocabulary, width):
             yield slice(start, min(start + width, self.vocabulary))
 

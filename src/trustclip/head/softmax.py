@@ -6,7 +6,6 @@ small enough for its cache goes through all steps.
 """
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -59,23 +58,26 @@ def fold(logits: Tensor, running: Running, weights: Tensor, shrink: Tensor) -> N
     r"""Take a tile into the statistics.
 
     Args:
-      logits: $z$, overwritten. Shape [rows, columns].
+      logits: $z$. Shape [rows, columns].
       running: statistics, updated in place.
-      weights: receives $e^{z - m}$ with the new $m$. Shape [rows, columns].
+      weights: receives $e^{z - m}$ with the new $m$; may be ``logits``. Shape [rows, columns].
       shrink: receives $e^{m_{before} - m}$, by which earlier sums of weights shrink. Shape [rows].
     """
-    before, total = running.peak.clone(), torch.empty_like(running.total)
-    moment = None if running.moment is None else torch.empty_like(running.moment)
-    for rows in _blocks(logits):
-        z, e = logits[rows], weights[rows]
-        peak = torch.maximum(before[rows], z.amax(dim=1), out=running.peak[rows])
-        torch.exp(z.sub_(peak[:, None]), out=e)
-        torch.sum(e, dim=1, dtype=z.dtype, out=total[rows])
-        if moment is not None:
-            torch.sum(z.mul_(e), dim=1, out=moment[rows])
+    before = running.peak.clone()
+    total, moment = torch.empty_like(before), torch.empty_like(before)
+    size = _rows(logits)
+    memory = torch.empty_like(logits[:size])
+    parts = (logits, weights, before, running.peak, total, moment)
+    for z, e, last, peak, mass, first in zip(*(x.split(size) for x in parts), strict=True):
+        torch.maximum(last, z.amax(dim=1), out=peak)
+        below = torch.sub(z, peak[:, None], out=memory[: len(z)])
+        torch.exp(below, out=e)
+        torch.sum(e, dim=1, dtype=z.dtype, out=mass)
+        if running.moment is not None:
+            torch.sum(below.mul_(e), dim=1, out=first)
     gap = before.sub_(running.peak)
     torch.exp(gap, out=shrink)
-    if running.moment is not None and moment is not None:
+    if running.moment is not None:
         running.moment.addcmul_(running.total, gap).mul_(shrink).add_(moment)
     running.total.mul_(shrink).add_(total)
 
@@ -99,7 +101,9 @@ def fold_gradient(
       grad_logp: $g$. Shape [rows].
       grad_entropy: $h$, or None for 0. Shape [rows].
     """
-    for rows in _blocks(logits):
+    size = _rows(logits)
+    for start in range(0, len(logits), size):
+        rows = slice(start, start + size)
         logp = logits[rows].sub_(log_partition[rows, None])
         g = grad_logp[rows, None]
         if grad_entropy is None or entropy is None:
@@ -109,10 +113,9 @@ def fold_gradient(
             logp.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(g).mul_(p).neg_()
 
 
-def _blocks(logits: Tensor) -> Iterator[slice]:
-    size = len(logits) if logits.is_cuda else max(1, _BLOCK // logits.shape[1])
-    for start in range(0, len(logits), size):
-        yield slice(start, start + size)
+def _rows(logits: Tensor) -> int:
+    """How many rows of a tile go through all steps together."""
+    return max(1, len(logits) if logits.is_cuda else _BLOCK // logits.shape[1])
 
 
 @cache

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from trustclip.head.exact import CHUNK_LOGITS
+from trustclip.head.product import TILE_LOGITS
 from trustclip.method import method
 from trustclip.recipes.checks import schedule_of
 from trustclip.recipes.settings import RLStage
@@ -23,8 +25,6 @@ from trustclip.recipes.settings import RLStage
 TILE = 4096, 32768
 #: Copies of a tile alive at once in its backward pass in plain PyTorch; Triton works in place.
 CPU_TILES = 8
-#: Logits that the exact KL works on at once, in float32, and copies of them alive at once.
-KL_LOGITS, KL_COPIES = 1 << 24, 6
 #: Tensors of a layer's largest size alive at once besides what is kept for the backward pass.
 WORKING = 4
 #: Copies of a step's logits alive at once while sampling, in float32.
@@ -129,7 +129,7 @@ def estimate(
     kept = found.kept
     if settings.gradient_checkpointing:
         kept = layers * batch * length * text.hidden_size * found.width + found.kept // layers
-    head = _head(text, found, batch * length, device)
+    head = _head(text, settings, found, prompt_length, device)
     # Gradients of other micro-batches are there from the start; else they replace what was kept.
     accumulated = settings.gradient_accumulation_steps > 1
     parts = [
@@ -141,7 +141,7 @@ def estimate(
         Part("activations", kept + WORKING * found.largest, ("backward",)),
         Part("output head", head, ("backward",)),
         Part("rollout buffer", 48 * samples * length),
-        *_exact_kl(text, settings, found, (samples, length), head),
+        *_exact_kl(text, settings, found, (samples, length), device, head),
         *_generation(text, settings, found, samples, prompt_length),
     ]
     whole = Memory(tuple(parts)).peak
@@ -150,11 +150,23 @@ def estimate(
     return Memory(tuple(part for part in parts if part.size))
 
 
-def _head(text: Any, found: Footprint, tokens: int, device: str) -> int:
-    """Backward pass of TRL's chunked head: tiles of logits, gradients in float32."""
-    rows, columns = min(tokens, TILE[0]), min(text.vocab_size, TILE[1])
-    # On a GPU the buffer of a tile counts as wide as it may be, on a CPU what is written of it.
-    tiles = 2 * rows * TILE[1] if device == "cuda" else 4 * CPU_TILES * rows * columns
+def _ours(settings: RLStage, device: str) -> bool:
+    """Whether our output head scores; see `trustclip.engines.trl_config`."""
+    wanted = settings.trl.get("head", "auto")
+    return wanted == "trustclip" or (wanted == "auto" and device == "cpu")
+
+
+def _head(text: Any, settings: RLStage, found: Footprint, prompt: int, device: str) -> int:
+    """Backward pass of the output head: tiles of logits, gradients in float32."""
+    tokens = settings.per_device_train_batch_size * settings.max_completion_length
+    if _ours(settings, device):
+        # On a GPU a tile of weights in half precision stands beside that of logits.
+        tiles = (6 if device == "cuda" else 4) * min(TILE_LOGITS[device], tokens * text.vocab_size)
+    else:
+        tokens += settings.per_device_train_batch_size * prompt
+        rows, columns = min(tokens, TILE[0]), min(text.vocab_size, TILE[1])
+        # On a GPU the buffer of a tile counts as wide as it may be, on a CPU what is written of it.
+        tiles = 2 * rows * TILE[1] if device == "cuda" else 4 * CPU_TILES * rows * columns
     gradients = 4 * tokens * text.hidden_size
     if found.head:
         gradients += 4 * text.vocab_size * text.hidden_size + found.head
@@ -162,23 +174,29 @@ def _head(text: Any, found: Footprint, tokens: int, device: str) -> int:
 
 
 def _exact_kl(
-    text: Any, settings: RLStage, found: Footprint, samples: tuple[int, int], head: int
+    text: Any, settings: RLStage, found: Footprint, samples: tuple[int, int], device: str, head: int
 ) -> list[Part]:
-    """Hidden states of the old policy, for methods on the exact KL."""
-    needs = method(settings.method, **settings.method_args).requires
-    if not any(need.startswith("kl_") for need in needs):
+    """What is kept of the old policy for exact KL divergences, and what they are made in."""
+    needs = {n for n in method(settings.method, **settings.method_args).requires if n[:3] == "kl_"}
+    if settings.trl.get("exact_kl_every"):
+        needs.add("kl_old_new")
+    if not needs:
         return []
     count, length = samples
-    state = text.hidden_size * found.width
-    completion = settings.max_completion_length
-    logits = settings.per_device_train_batch_size * completion * text.vocab_size
-    chunk = 4 * KL_COPIES * min(KL_LOGITS, logits)
-    return [
+    completion, state = settings.max_completion_length, text.hidden_size * found.width
+    parts = [
         Part("old hidden states", count * completion * state),
-        Part("old output head", found.head),
         Part("hidden states being scored", count * length * state, ("generation",)),
+    ]
+    if _ours(settings, device) and not found.head:  # from what both passes have found
+        mean = 4 * text.hidden_size if "kl_old_new" in needs else 0
+        return [*parts, Part("old log-partitions and means", count * completion * (8 + mean))]
+    logits = settings.per_device_train_batch_size * completion * text.vocab_size
+    return [
+        *parts,
+        Part("old output head", found.head),
         # It is over before the head's backward pass begins, and takes the same room.
-        Part("exact KL", max(0, chunk - head), ("backward",)),
+        Part("exact KL", max(0, 8 * min(CHUNK_LOGITS[device], logits) - head), ("backward",)),
     ]
 
 

@@ -206,8 +206,8 @@ def _agreement(rows: Sequence[Row]) -> Iterator[str]:
     precision, recall = (_values(rows, f"agreement/{name}") for name in ("precision", "recall"))
     if precision and recall:
         yield (
-            f"Against the exact KL divergence at the same threshold, {fmean(precision):.0%} of the "
-            f"tokens cut were rightly cut, and {fmean(recall):.0%} of those to cut were."
+            f"The exact KL divergence at the same threshold would have cut {fmean(precision):.0%} "
+            f"of the tokens that were cut; of those it would have cut, {fmean(recall):.0%} were."
         )
 
 

@@ -1,0 +1,90 @@
+"""The exact KL divergence in the TRL engine: for free where the head is frozen, or only watched."""
+
+import pytest
+import torch
+import trl_runs
+from test_trl_fast import reward_of_half
+from trl_runs import constrained
+
+from trustclip.engines import exact
+from trustclip.engines.trl import ConstrainedGRPOConfig
+
+#: Nothing is cut, and everything is known.
+ALL_KNOWN = {"name": "both", "first": "atr", "second": {"name": "full_kl", "delta": 1000}}
+
+
+def watched(tmp_path, **settings):
+    return constrained(tmp_path, "atr", {"delta": 0.001}, **settings)
+
+
+@pytest.mark.parametrize("order", ["old_new", "new_old"])
+def test_a_frozen_head_makes_no_logits_again(tmp_path, monkeypatch, order):
+    seen = []
+    kept = exact.bregman_kl
+
+    def spy(*args, **options):
+        seen.append(kept(*args, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(exact, "bregman_kl", spy)
+    monkeypatch.setattr(exact, "exact_kl", None)
+    run = constrained(tmp_path, "full_kl", {"order": order, "delta": 1e-3}, lora=True)
+    assert len(seen) == 4  # two generations of three updates, the first of each on-policy
+    assert max(run.column(f"trustclip/kl_{order}")) > 1e-3
+    assert max(run.column("trustclip/gated")) > 0
+    inputs = run.trainer._buffered_inputs[0]
+    assert ("old_mean" in inputs) == (order == "old_new")
+
+
+def test_a_trained_head_makes_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(exact, "bregman_kl", None)
+    run = constrained(tmp_path, "full_kl", {"delta": 1e-3})
+    assert max(run.column("trustclip/kl_old_new")) > 1e-3
+
+
+@pytest.mark.parametrize("decoder", ["auto", "transformers"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_watching_changes_no_bit_of_the_training(tmp_path, monkeypatch, decoder, lora):
+    monkeypatch.setattr(trl_runs, "share_of_even_digits", reward_of_half)
+    settings = {"decoder": decoder, "lora": lora, "learning_rate": 1e-2}
+    blind = watched(tmp_path / "a", **settings)
+    seeing = watched(tmp_path / "b", exact_kl_every=1, **settings)
+    assert seeing.grad_norms == blind.grad_norms
+    assert torch.equal(seeing.parameters, blind.parameters)
+    assert not blind.column("trustclip/kl_old_new")
+    assert seeing.column("trustclip/kl_old_new")[::3] == [0, 0]  # on-policy
+    assert min(seeing.column("trustclip/kl_old_new")[1:3]) > 0
+    for name in ("precision", "recall"):
+        assert not blind.column(f"trustclip/agreement/{name}")
+        assert 0 < max(seeing.column(f"trustclip/agreement/{name}")) <= 1
+
+
+def test_what_is_watched_is_what_a_method_would_have_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(trl_runs, "share_of_even_digits", reward_of_half)
+    args = {"first": {"name": "atr", "delta": 0.001}, "second": ALL_KNOWN["second"]}
+    a = watched(tmp_path / "a", exact_kl_every=1)
+    b = constrained(tmp_path / "b", "both", args)
+    assert a.grad_norms == pytest.approx(b.grad_norms, rel=1e-5)
+    for name in ("kl_old_new", "agreement/precision", "agreement/recall"):
+        want = b.column(f"trustclip/{name}")
+        assert len(want) >= 2
+        assert a.column(f"trustclip/{name}") == pytest.approx(want, rel=1e-4, abs=1e-7)
+
+
+def test_every_second_generation(tmp_path):
+    run = watched(tmp_path, exact_kl_every=2, max_steps=9)
+    known = ["trustclip/kl_old_new" in row for row in run.history]
+    assert known == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_a_method_that_needs_one_may_be_watched_too(tmp_path):
+    settings = {"order": "new_old", "delta": 1e-3}
+    blind = constrained(tmp_path / "a", "full_kl", settings)
+    seeing = constrained(tmp_path / "b", "full_kl", settings, exact_kl_every=2)
+    assert seeing.grad_norms == blind.grad_norms
+    assert max(seeing.column("trustclip/kl_old_new")) > 0
+
+
+def test_less_than_never_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="exact_kl_every must be at least 0, got -1"):
+        ConstrainedGRPOConfig(str(tmp_path), num_iterations=2, use_cpu=True, exact_kl_every=-1)

@@ -35,6 +35,7 @@ verl-setup: $(VERL)/.installed
 
 verl-test: $(VERL)/.installed
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -m "not slow" tests/verl_engine tests/test_other_engines.py src/trustclip/engines/verl.py
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -k ray tests/test_suite_elsewhere.py
 
 verl-e2e: $(VERL)/.installed
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/verl_engine/test_main_ppo.py

@@ -2,7 +2,7 @@
 
 ``rank_processes.py train FOLDER [NAMES]``: the runs of `RUNS`, or those named.
 ``rank_processes.py zero FOLDER STAGE``: the same under DeepSpeed.
-``rank_processes.py fault FOLDER KIND``: KIND is raise, kill or none.
+``rank_processes.py fault FOLDER KIND``: KIND is raise, kill, hang or none.
 Importing takes longer than a run, so one launch does many.
 """
 
@@ -62,6 +62,8 @@ def only_of_first_rank(prompts, completions, **_) -> list[float]:
 
 ATR = {"method": "atr", "method_args": {"delta": 0.01}}
 
+HELD = {"controller": "target_gate", "share": 0.02, "initial": 0.01}
+
 #: Settings of each run, and the reward where it is not dense.
 RUNS: dict[str, tuple[dict[str, Any], Callable[..., list[float]]]] = {
     "atr": (ATR, varied),
@@ -71,6 +73,8 @@ RUNS: dict[str, tuple[dict[str, Any], Callable[..., list[float]]]] = {
         varied,
     ),
     "token-mean": ({**ATR, "loss_type": "dapo"}, varied),
+    "adapting": ({**ATR, "method_args": {"delta": HELD}}, varied),
+    "watched": ({**ATR, "exact_kl_every": 2}, varied),
     "skipping": (ATR, half_constant),
     "nothing skipped": ({**ATR, "skip_zero_advantage": False}, half_constant),
     "idle rank": (ATR, only_of_first_rank),
@@ -180,9 +184,19 @@ def zero(folder: Path, stage: int) -> dict[str, Any]:
     return told
 
 
+#: Seconds after which a rank gives up waiting for another one.
+TIMEOUT = 20
+
+
+def rest_for_ever() -> None:
+    while True:
+        time.sleep(3600)
+
+
 def fault(folder: Path, kind: str) -> None:
-    """A durable run whose second rank raises or is killed in its fourth generation."""
+    """A durable run whose second rank raises, is killed or hangs in its fourth generation."""
     settings = {"per_device_train_batch_size": 8, "max_steps": 12, "num_iterations": 2}
+    settings["ddp_timeout"] = TIMEOUT
     trainer = grpo(folder, **ATR, **settings)
     reward, rank = trainer.reward_funcs[0], trainer.accelerator.process_index
     plain = type(reward).__call__
@@ -193,6 +207,8 @@ def fault(folder: Path, kind: str) -> None:
                 (folder / "failed").write_text(str(time.time()))
                 if kind == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if kind == "hang":
+                    rest_for_ever()
                 raise RuntimeError("a reward that fails")
             return plain(self, *args, **kwargs)
 

@@ -1,5 +1,6 @@
 """The cost of a step on paper: its limits, its sources, and the page that quotes it."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,18 @@ def test_the_page_quotes_the_program():
     text = PAGE.read_text(encoding="utf-8")
     for table in run(ScaleOptions()):
         assert table.markdown() in text, f"docs/scale.md: {table.title} (trustclip bench scale)"
+
+
+def test_the_command_prints_the_rows_of_the_page(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")  # a narrow terminal costs no digit
+    assert main(["bench", "scale"]) == 0
+    printed = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith(("| Qwen3-", "| Llama-"))
+    ]
+    assert len(rows) == 27 and all(row in printed for row in rows)
 
 
 def test_what_the_page_says_in_words():

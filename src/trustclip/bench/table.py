@@ -30,13 +30,20 @@ class Table:
     notes: Sequence[str] = field(default=())
 
     def print(self, console: Console) -> None:
+        """Print it whole: a terminal that is too narrow wraps lines, and no digit is left out."""
         table = Rich(box=None, pad_edge=False)
-        for index, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if index else "left", no_wrap=not index)
-        for row in self.rows:
-            table.add_row(*map(shown, row))
+        cells = [list(map(shown, row)) for row in self.rows]
+        widths = [
+            max(map(len, [*column.split(), *(row[index] for row in cells)]))
+            for index, column in enumerate(self.columns)
+        ]
+        for index, (column, width) in enumerate(zip(self.columns, widths, strict=True)):
+            table.add_column(column, justify="right" if index else "left", min_width=width)
+        for row in cells:
+            table.add_row(*row)
         console.print(f"\n{self.title}", style="bold", highlight=False)
-        console.print(table)
+        needed = sum(widths) + len(widths) - 1
+        console.print(table, width=max(console.width, needed), crop=False)
         for note in self.notes:
             console.print(note, style="dim", highlight=False)
 

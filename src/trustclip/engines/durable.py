@@ -31,6 +31,7 @@ from transformers.trainer_callback import ExportableState
 from trustclip.engines import states, weights
 from trustclip.engines.checkpoints import CheckpointError, CheckpointStore
 from trustclip.engines.exactness import check_identity, check_settings, identity
+from trustclip.engines.rollcall import leave_if_lost, roll_call
 
 _STATE = "trainer_state.json"
 
@@ -101,7 +102,8 @@ class Durable(Trainer):
                 )
             self._together(lambda: self._store.origin(self._cursor))
         self._rest = {}
-        return super().train(None, *args, **kwargs)
+        with roll_call(self.args.ddp_timeout):
+            return super().train(None, *args, **kwargs)
 
     def train_durably(self) -> bool:
         """Train from the newest valid checkpoint of ``output_dir``, or from the start.
@@ -114,6 +116,7 @@ class Durable(Trainer):
 
         Raises:
           CheckpointError: a checkpoint cannot be written, or none of those there can be used.
+          LostRankError: a rank is lost, or has let the others wait for ``ddp_timeout`` seconds.
           ValueError: they are of other settings or another model, or the settings do not allow
             training to continue exactly.
         """
@@ -122,7 +125,7 @@ class Durable(Trainer):
         self._rest = {}
         self._listening = True
         try:
-            with _on_request(self._ask_to_stop):
+            with _on_request(self._ask_to_stop), roll_call(self.args.ddp_timeout):
                 newest = self._together(self._newest)
                 if newest is not None:
                     check_identity(self, newest)
@@ -337,6 +340,7 @@ class Durable(Trainer):
     # -- signals -----------------------------------------------------------------------------------
 
     def _ask_to_stop(self) -> None:
+        leave_if_lost()
         self._terminated = True
 
     def asked_to_stop(self) -> bool:

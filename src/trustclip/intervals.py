@@ -16,6 +16,9 @@ from torch import Tensor
 
 Bounds = tuple[float, float]
 
+#: Change of a logit below which e^x - 1 is -1 in float64; exponentials that underflow are slow.
+_FAR = -40.0
+
 
 def log_offsets(low: float, high: float) -> Bounds:
     r"""Log-ratio bounds of $1 - low \le w \le 1 + high$; no lower bound for ``low`` = 1.
@@ -204,7 +207,7 @@ def log_bernoulli_kl(logp_old: Tensor, delta: float, steps: int = 4) -> tuple[Te
     # One allocation for all steps: the system gives fresh pages of this size away slowly.
     growth, partition, value = x.new_empty(3, *x.shape)
     for step in range(steps):
-        torch.exp(x, out=growth).sub_(1)
+        torch.clamp(x, min=_FAR, out=growth).exp_().sub_(1)
         torch.mul(growth, s, out=value)
         torch.add(value, 1, out=partition)
         # log1p costs three times what log does, and only the last step's digits stay.

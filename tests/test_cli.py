@@ -49,6 +49,24 @@ def test_bounds_by_probability():
     assert "1.308484" in done.stdout and done.returncode == 0
 
 
+def test_bounds_of_a_threshold_that_adapts_are_those_of_its_range():
+    gate = "{controller: target_gate, share: 0.02, initial: 0.07, high: 0.1}"
+    done = trustclip("bounds", "atr", "--side", "outward", f"--delta={gate}")
+    assert done.returncode == 0, done.stderr
+    for words in ("delta = 0.07    initial  0.670972", "0.0175", "delta = 0.1", "adapts"):
+        assert words in done.stdout
+    assert "clip_higher" not in done.stdout and "epsilon=" not in done.stdout  # no twin
+    done = trustclip("bounds", "trgppo", "--delta", "{controller: target_kl, kl: 0.01}")
+    assert "initial threshold" in done.stdout and "1.308484" in done.stdout
+
+
+def test_python_m_trustclip_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "trustclip", "bonds"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "did you mean 'bounds'" in done.stderr
+
+
 def test_methods_lists_every_file_of_the_folder():
     from pathlib import Path
 
@@ -76,9 +94,20 @@ def test_doctor_does_the_arithmetic():
         (["bounds", "atr", "--delat", "1"], ["'delat'", "'delta'"]),
         (["bounds", "atr", "--delta", "-1"], ["delta", "greater than 0", "-1.0"]),
         (["bounds", "soft_gate"], ["no ratio interval"]),
+        (["bounds", "atr", "--delta", "{controller: target_gat}"], ["did you mean 'target_gate'"]),
+        (["bounds", "atr", "--delta", "{controler: target_gate}"], ["`controller` by 'controler'"]),
+        (
+            ["bounds", "atr", "--delta", "{controller: target_gate"],
+            ["neither a number", "per_token"],
+        ),
+        (["bounds", "atr", "--delta=0,1"], ["--delta", "could not convert", "0,1"]),
         (["demo", "--method", "art"], ["unknown method", "'atr'"]),
         (["demo", "--method.delat", "3"], ["'delat'", "'delta'"]),
         (["demo", "--method.delta", "nan"], ["delta", "greater than 0", "nan"]),
+        (
+            ["demo", "--method.delta", "{controller: target_gate, shre: 1}"],
+            ["'shre'", "did you mean 'share'"],
+        ),
         (["demo", "--seeed", "3"], ["--seed"]),
         (["rl", "--preset", "tinny"], ["'tinny'", "'tiny'"]),
         (["rl", "--preset", "tiny", "--learning-rate", "-1"], ["learning_rate", "greater than 0"]),

@@ -14,6 +14,8 @@ from method_cases import random_batch
 import trustclip as tc
 from trustclip import controllers, diagnostics
 from trustclip.adaptive import Adaptive
+from trustclip.arguments import parse
+from trustclip.recipes.settings import RLSettings
 
 GATE = {"controller": "target_gate", "share": 0.02, "initial": 0.07}
 
@@ -38,6 +40,30 @@ def test_yaml_and_python_say_the_same() -> None:
     assert by_code == by_yaml == tc.method(**by_code.to_dict())
     assert yaml.safe_load(yaml.safe_dump(by_code.to_dict())) == by_code.to_dict()
     assert by_code.name == "atr" and by_code.adapts and not tc.method("atr").adapts
+
+
+def test_the_command_line_says_the_same(tmp_path) -> None:
+    text = "{controller: target_gate, share: 0.02, initial: 0.07}"
+    for flags in (["--method.delta", text], [f"--method.delta={text}"]):
+        rest = ["--dataset", "arithmetic", "--model", "tiny", "--output-dir", str(tmp_path)]
+        settings = parse(RLSettings, [*rest, *flags, "--method.side", "strict"], "rl")
+        chosen = tc.method(settings.method, **settings.method_args)
+        assert chosen == tc.method("atr", delta=GATE, side="strict")
+        assert yaml.safe_load(yaml.safe_dump(settings.method_args)) == settings.method_args
+    two = ["--method", "clip_higher", "--method.low", "{controller: target_gate, share: 0.1}"]
+    settings = parse(RLSettings, [*rest, *two, "--method.high", "0.3"], "rl")
+    chosen = tc.method(settings.method, **settings.method_args)
+    low = controllers.target_gate(share=0.1)
+    assert chosen == tc.method("clip_higher", low=low, high=0.3)
+
+
+def test_a_part_on_the_command_line_is_written_down_with_its_name(tmp_path) -> None:
+    rest = ["--dataset", "arithmetic", "--model", "tiny", "--output-dir", str(tmp_path)]
+    part = "{name: atr, delta: {controller: target_gate, share: 0.02, initial: 0.07}}"
+    settings = parse(RLSettings, [*rest, "--method", "tis", "--method.inner", part], "rl")
+    assert settings.method_args["inner"]["name"] == "atr"
+    chosen = tc.method(settings.method, **settings.method_args)
+    assert chosen == tc.method("tis", inner=tc.method("atr", delta=GATE)) and chosen.adapts
 
 
 def test_until_it_moves_it_is_the_method() -> None:

@@ -359,3 +359,22 @@ def test_the_engines_warning_of_an_inert_constraint_becomes_a_notice(tmp_path):
     assert "gate closed on no token" in said[0][2]
     texts = [str(w.message) for w in heard]
     assert "something else" in texts and not any("inert" in text for text in texts)
+
+
+def test_a_run_whose_constraint_is_inert_has_the_notice_in_its_record(tmp_path, monkeypatch):
+    """By the command, from a model that knows nothing and learns from noise."""
+    from trustclip.commands import experiments
+    from trustclip.recipes import rl
+    from trustclip.recipes.records import read_jsonl
+
+    monkeypatch.setattr(rl, "starting_model", lambda *_: fresh_model())
+    monkeypatch.setattr(rl, "save_model", lambda *_: None)
+    arguments = ["--max-steps", "5", "--method.delta", "50", "--trl.inert_patience", "3"]
+    arguments += ["--reward-noise", "0.5"]
+    out = tmp_path / "run"
+    assert experiments.rl(["--preset", "tiny", "--output-dir", str(out), *arguments]) == 0
+    (notice,) = [row for row in read_jsonl(out / "metrics.jsonl") if row["stage"] == "notice"]
+    assert (notice["step"], notice["notice"]) == (3, "inert_constraint")
+    assert "gate closed on no token" in notice["text"]
+    (told,) = json.loads((out / "summary.json").read_text())["notices"]
+    assert told["notice"] == "inert_constraint"

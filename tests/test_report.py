@@ -22,7 +22,7 @@ from trustclip.report.build import build
 from trustclip.report.charts import spec
 from trustclip.report.collect import collect
 from trustclip.report.comparison import compare
-from trustclip.report.curves import lines_of
+from trustclip.report.curves import bucket_figure, lines_of
 from trustclip.report.groups import group_runs
 from trustclip.report.marks import Mark, Panel
 from trustclip.report.page import write_page
@@ -316,11 +316,11 @@ def test_tables_are_escaped():
 def test_the_csv_has_every_number(built):
     out, _ = built
     lines = (out / "tables.csv").read_text().splitlines()
-    assert lines[0] == "model,method,moment,task,metric,value,low,high,std,runs"
+    assert lines[0] == "model,swept,method,moment,task,metric,value,low,high,std,runs"
     # 3 methods; initial, final and best; 2 tasks and the average; 2 metrics
     assert len(lines) == 1 + 3 * 3 * 3 * 2
     final = next(x for x in lines if ",atr,final,average,mean@4," in x).split(",")
-    assert 0 < float(final[6]) < float(final[5]) < float(final[7]) < 100
+    assert 0 < float(final[7]) < float(final[6]) < float(final[8]) < 100
 
 
 # Figures
@@ -351,6 +351,23 @@ def test_curves_are_means_of_the_window_and_of_the_seeds(tmp_path):
     assert strong.x == list(range(3, 41))  # a window of 4: the first means are of too few
     assert strong.y[-1] == pytest.approx(38.5 + 5)
     assert strong.y[0] == pytest.approx(2 + 5)
+
+
+def test_shares_of_the_kinds_of_tokens(tmp_path):
+    """Of the updates that had any of a kind, in the order of the buckets."""
+    path = tiny(tmp_path / "0", {"t": {"1": [1, 0]}}, seed=0)
+    kinds = {"p_old_0.1_0.5": 0.2, "position_2": 0.5, "entropy_1_inf": 0.1, "p_old_0_0.01": 0.4}
+    rows = [{f"trustclip/gated/{name}": share for name, share in kinds.items()}, {}]
+    rows[1]["trustclip/gated/p_old_0_0.01"] = 0.2
+    append_jsonl(
+        path / "metrics.jsonl", [{"stage": "rl", "step": s, **r} for s, r in enumerate(rows)]
+    )
+    figure = bucket_figure(group_runs([read_run(path)]))
+    marks = {panel.title: panel.marks[0] for panel in figure.panels}
+    assert [*marks] == ["By old probability", "By quarter of the completion", "By entropy"]
+    assert marks["By old probability"].x == ["≤ 0.01", "≤ 0.5"]
+    assert marks["By old probability"].y == pytest.approx([30, 20])
+    assert [marks[name].x for name in [*marks][1:]] == [["2"], ["> 1"]]
 
 
 def test_a_sweep_is_found_where_one_threshold_differs(tmp_path):

@@ -482,6 +482,7 @@ def test_shipped_suites_hold_the_papers_methods(path):
     assert made.settings.name == path.stem and made.out == Path("runs") / path.stem
     assert made.methods[made.reference] == method("atr")
     found = list(made.methods.values())
+    settings = len({job.setting for job in made.runs}) // len({job.model for job in made.runs})
     names = {label.partition("-epsilon")[0].partition("-delta")[0] for label in made.methods}
     if "table2" in path.stem:
         models = 1 if "tiny" in path.stem else 2
@@ -496,10 +497,14 @@ def test_shipped_suites_hold_the_papers_methods(path):
         assert all(one in found for one in tuned) and len(found) == 17
         low, high = tc.interval(made.methods["none"])
         assert low == 0 and high > 1e8
+    elif "noise" in path.stem:
+        models = 1
+        assert method("clip") in found and method("clip_higher") in found
+        assert len({job.settings["rl"]["reward_noise"] for job in made.runs}) == settings > 2
     else:
         models = 1
         assert names == {"atr"} and method("atr", delta=0.05) in found
-    assert len(made.runs) == models * len(found) * len(made.settings.seeds)
+    assert len(made.runs) == models * settings * len(found) * len(made.settings.seeds)
     assert len({job.path for job in made.jobs}) == len(made.jobs)
 
 

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
 
-from trustclip.names import unknown
+from trustclip.names import nearest, unknown
+
+if TYPE_CHECKING:
+    from trustclip.method import Method
 
 T = TypeVar("T")
 
@@ -66,26 +70,68 @@ def _with_method(settings: Any, of_method: list[str]) -> Any:
     if not of_method:
         return settings
     chosen = method_from(cls, of_method, f"--method {settings.method}")
+    defaults = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
     changed = {
-        f.name: getattr(chosen, f.name)
-        for f in fields(cls)  # type: ignore[arg-type]
-        if getattr(chosen, f.name) != f.default
+        name: value
+        for name, value in chosen.to_dict().items()
+        if name in defaults and value != _plain(defaults[name])
     }
     return replace(settings, method_args={**settings.method_args, **changed})
 
 
-def method_from(cls: type[T], argv: Sequence[str], command: str) -> T:
+def _plain(value: Any) -> Any:
+    """A default as `Method.to_dict` writes it."""
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def method_from(cls: "type[Method]", argv: Sequence[str], command: str) -> "Method":
     """A method from its hyper-parameters as arguments, e.g. ``["--delta", "0.05"]``.
 
+    In place of a number a controller may stand, as YAML writes it: ``["--delta", "{controller:
+    target_gate, share: 0.02}"]``.
+
     Raises:
-      ValueError: unknown hyper-parameter, or a value out of range.
+      ValueError: unknown hyper-parameter, a value out of range, or no controller.
     """
+    from trustclip.method import method
+
     allowed = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for argument in argv:
         key = argument.removeprefix("--").partition("=")[0].replace("-", "_")
         if argument.startswith("--") and key not in (*allowed, "help"):
             raise ValueError(unknown(f"hyper-parameter of {command}", key, allowed))
-    return tyro.cli(cls, args=list(argv), prog=f"trustclip {command}")
+    words = [w for a in argv for w in (a.split("=", 1) if a.startswith("--") else [a])]
+    pairs = [*pairwise(["", *words])]
+    controllers = {flag: one for flag, text in pairs if (one := _controller(flag, text))}
+    rest = [word for before, word in pairs if not {before, word} & controllers.keys()]
+    chosen = tyro.cli(cls, args=rest, prog=f"trustclip {command}")
+    given = {flag.removeprefix("--").replace("-", "_"): one for flag, one in controllers.items()}
+    return method(**{**chosen.to_dict(), **given}) if given else chosen
+
+
+def _controller(flag: str, text: str) -> Mapping[str, Any] | None:
+    """The controller that ``text`` writes down; None for what is no mapping, or a method's.
+
+    Raises:
+      ValueError: a mapping that is neither.
+    """
+    from trustclip.controllers import NAMED
+    from trustclip.recipes.files import parse_scalar
+
+    if not (flag.startswith("--") and text.lstrip().startswith("{")):
+        return None
+    value = parse_scalar(text)
+    given = list(value) if isinstance(value, Mapping) else []
+    if "controller" in given:
+        return value
+    if "name" in given:
+        return None
+    near = nearest("controller", given)
+    hint = f" Did you mean `controller` by {near!r}?" if near else ""
+    raise ValueError(
+        f"{flag} {text!r} is neither a number nor a controller, {{controller: NAME, ...}}.{hint} "
+        f"NAME may be: {', '.join(NAMED)}."
+    )
 
 
 def changes_of(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

@@ -70,28 +70,52 @@ def bounds(argv: Sequence[str]) -> int:
         print(
             "usage: trustclip bounds METHOD [--HYPER-PARAMETER VALUE ...]\n\n"
             "The ratio interval inside which the gate of METHOD never closes, and the settings of\n"
-            "stock TRL and verl with the same gradient. Methods: " + ", ".join(_methods())
+            "stock TRL and verl with the same gradient. Of a threshold that adapts, such as\n"
+            '--delta "{controller: target_gate, share: 0.02}": the intervals of its initial value\n'
+            "and of the ends of its range. Methods: " + ", ".join(_methods())
         )
         return 0 if argv else 2
     import torch
 
+    from trustclip.adaptive import Adaptive
     from trustclip.method import interval, method_class
 
     name, *rest = argv
     cls = method_class(name)
     chosen = method_from(cls, rest, f"bounds {name}")
-    print(chosen)
+    initial = chosen.inner if isinstance(chosen, Adaptive) else chosen
+    print(initial)
     try:
-        low, high = interval(chosen)
+        low, high = interval(initial)
     except ValueError as error:
         if "p_old" not in str(error):
             raise
-        _bounds_by_probability(chosen, torch)
+        if isinstance(chosen, Adaptive):
+            print("at its initial threshold, which adapts:")
+        _bounds_by_probability(initial, torch)
         return 0
+    if isinstance(chosen, Adaptive):
+        return _bounds_of_thresholds(chosen)
     assert isinstance(low, float) and isinstance(high, float)
     print(f"ratio interval  [{low:.12f}, {high:.12f}]")
     print(f"log-ratio       [{_log(low):.12f}, {math.log(high):.12f}]")
     _print_twins(chosen, low, high)
+    return 0
+
+
+def _bounds_of_thresholds(chosen: Any) -> int:
+    """The interval of the initial thresholds, and of each at the ends of its range."""
+    from trustclip.method import interval
+
+    table = Table("threshold", "", "low", "high", box=None, pad_edge=False)
+    for name, one in chosen.controllers:
+        start = getattr(chosen.inner, name)
+        lowest, highest = one.between(start)
+        for where, value in (("initial", start), ("lowest", lowest), ("highest", highest)):
+            low, high = interval(dataclasses.replace(chosen.inner, **{name: value}))
+            table.add_row(f"{name} = {value:g}", where, f"{low:.6f}", f"{high:.6f}")
+    Console().print(table)
+    print("the threshold adapts: no stock setting of TRL or verl is its twin")
     return 0
 
 

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -183,11 +182,6 @@ class RunDirectory:
 
     def _appended(self) -> list[Path]:
         return sorted(path for pattern in APPENDED for path in self.path.glob(pattern))
-
-    def forget(self) -> None:
-        """Remove what an attempt without a checkpoint has left, to begin anew."""
-        self.rewind({})
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""

@@ -112,7 +112,8 @@ def reinforce(
                 checkups.trainer = trainer
                 trainer.add_callback(checkups)
             try:
-                complete = trainer.train_durably()
+                with guards.listening():
+                    complete = trainer.train_durably()
             except Interrupted:
                 complete = False
     finally:

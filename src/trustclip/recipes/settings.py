@@ -101,7 +101,7 @@ class RLStage:
     dataset: str
     """Problems with answers: .jsonl, .parquet or .csv file, hub id, or "arithmetic"."""
     method: str = "atr"
-    """The constraint: see `trustclip methods`, or "package.module:Class"."""
+    """One of `trustclip methods`, or "package.module:Class"; --method.NAME sets its parameters."""
     method_args: Arguments = field(default_factory=dict)
     """Its hyper-parameters; on the command line as --method.NAME VALUE."""
     prompt_style: Style = "solution"
@@ -266,7 +266,7 @@ class DemoSettings:
     """A small policy learns under a constraint, from nothing, on a laptop CPU, in minutes."""
 
     method: str = "atr"
-    """The constraint: see `trustclip methods`, or "package.module:Class"."""
+    """One of `trustclip methods`, or "package.module:Class"; --method.NAME sets its parameters."""
     method_args: Arguments = field(default_factory=dict)
     """Its hyper-parameters; on the command line as --method.NAME VALUE."""
     seed: int = 0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from trustclip.report.figures import _STYLE, _svg, plt
+from trustclip.report.figures import STYLE, as_svg, plt
 from trustclip.report.marks import PALETTE
 
 
@@ -19,7 +19,7 @@ class Measured(Protocol):
 
 def scaling(tables: Sequence[Measured]) -> str:
     """Seconds and memory over one size each: a row of two panels per table."""
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             len(tables), 2, figsize=(7.2, 2.6 * len(tables)), layout="constrained", squeeze=False
         )
@@ -39,4 +39,4 @@ def scaling(tables: Sequence[Measured]) -> str:
                 axis.set_ylim(bottom=0)
                 axis.set_xlim(left=0)
         axes[0, 0].legend(frameon=False)
-        return _svg(figure)
+        return as_svg(figure)

@@ -1,13 +1,13 @@
 """What a report says, gathered: groups, tables, figures and findings of run directories."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from trustclip.report import curves, plots, published, results, verdict
+from trustclip.report import curves, plots, published, results, swept, verdict
 from trustclip.report.comparison import Compared, compare
-from trustclip.report.groups import Group, group_runs
+from trustclip.report.groups import Group, by_setting, group_runs
 from trustclip.report.marks import Figure
 from trustclip.report.runs import find, read_run
 from trustclip.report.tables import Table
@@ -21,7 +21,7 @@ class Report:
 
     Args:
       groups: the runs.
-      compared: groups against the reference of their model, by Mean@K.
+      compared: groups against the reference of their setting, by Mean@K.
       headline: the one sentence to remember.
       findings: the sentences under it.
       tables: scores, seeds, comparisons.
@@ -29,9 +29,9 @@ class Report:
       intervals: ratio intervals of the methods.
       scores: figure of final scores.
       constraint: Figure 1.
-      training: Figure 2, one a model.
-      sweeps: Figure 3, one a hyper-parameter.
-      budgets: Figure 4, one a model.
+      training: Figure 2, one a setting.
+      sweeps: Figure 3, one a hyper-parameter; and methods over a setting that their suite sweeps.
+      budgets: Figure 4, one a setting.
       gates: what the gate did.
     """
 
@@ -62,7 +62,9 @@ class Report:
         """What the report is about, in a line."""
         runs = [run for group in self.groups for run in group.runs]
         parts = [
-            _many(len(self.groups), "method" if all(r.method for r in runs) else "group"),
+            _many(len({g.label for g in self.groups}), "method")
+            if all(r.method for r in runs)
+            else _many(len(self.groups), "group"),
             _many(len(runs), "run"),
             ", ".join(dict.fromkeys(run.model for run in runs)),
             ", ".join(published.TASKS.get(t, t) for t in results.tasks_of(self.groups)),
@@ -108,28 +110,29 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
         intervals=_some(results.interval_table(groups)),
         scores=_some(plots.forest_figure(groups, by_mean)),
         constraint=_some(plots.constraint_figure(groups)),
-        training=_by_model(groups, curves.training_figure),
-        sweeps=plots.sweep_figures(groups),
-        budgets=_by_model(groups, plots.budget_figure),
-        gates=_some(
-            curves.gate_figure(groups),
-            curves.quadrant_figure(groups),
-            curves.ratio_figure(groups),
-            curves.bucket_figure(groups),
-        ),
+        training=_for_each(groups, curves.training_figure),
+        sweeps=[*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)],
+        budgets=_for_each(groups, plots.budget_figure),
+        gates=[
+            *_for_each(groups, curves.gate_figure),
+            *_some(curves.quadrant_figure(groups), curves.ratio_figure(groups)),
+            *_for_each(groups, curves.bucket_figure),
+        ],
     )
 
 
-def _by_model(
+def _for_each(
     groups: Sequence[Group], draw: Callable[[Sequence[Group], str], Figure | None]
 ) -> list[Figure]:
-    """A figure for each model, named by its number where there are several."""
-    models = list(dict.fromkeys(group.model for group in groups))
-    drawn = []
-    for number, model in enumerate(models):
-        suffix = f"-{number + 1}" if len(models) > 1 else ""
-        drawn.append(draw([group for group in groups if group.model == model], suffix))
-    return _some(*drawn)
+    """A figure for each setting, named and numbered where there are several."""
+    settings = by_setting(groups)
+    if len(settings) == 1:
+        return _some(draw(groups, ""))
+    drawn = [
+        (setting, draw(here, f"-{number}"))
+        for number, (setting, here) in enumerate(settings.items(), start=1)
+    ]
+    return [replace(f, title=f"{f.title}: {setting}") for setting, f in drawn if f is not None]
 
 
 def _some(*found: Item | None) -> list[Item]:

@@ -13,11 +13,11 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Compared:
-    """One group against the reference of its model, on the runs of the seeds that both have.
+    """One group against the reference of its setting, on the runs of the seeds that both have.
 
     Args:
       group: the group.
-      reference: of its model.
+      reference: of its setting.
       metric: for example ``"mean@8"``.
       seeds: pairs of runs.
       step: update at which they are compared while one of them is unfinished; None at the end.
@@ -59,22 +59,22 @@ class _Pair:
 
 
 def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
-    """Every group against the reference of its model, at the final evaluation.
+    """Every group against the reference of its setting, at the final evaluation.
 
     As long as a run of a pair is unfinished: at the last update at which both were evaluated.
 
     Args:
-      groups: of any models; the comparisons of all of them are one family for Holm's correction.
+      groups: of any settings; the comparisons in all of them are one family for Holm's correction.
       kind: ``"mean"`` for Mean@K, ``"pass"`` for Pass@K.
 
     Returns:
       One for each group that is no reference and has been evaluated.
     """
-    references = {group.model: group for group in groups if group.is_reference}
+    references = {group.setting: group for group in groups if group.is_reference}
     pairs = [
-        _pair(group, references[group.model])
+        _pair(group, references[group.setting])
         for group in groups
-        if not group.is_reference and group.scored and references[group.model].scored
+        if not group.is_reference and group.scored and references[group.setting].scored
     ]
     family = [pair for pair in pairs if not pair.obstacle]
     found = [

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from trustclip.report.groups import Group, pooled
+from trustclip.report.groups import Group, names, pooled
 from trustclip.report.marks import (
     BANDS,
     NEUTRAL,
@@ -58,6 +58,8 @@ def lines_of(group: Group, key: str, factor: float = 1.0) -> list[Mark]:
     else:
         faint = [_smooth(points, window) for points in runs]
         strong = mean_over_runs(faint)
+        if not strong:
+            return []
     marks = [_mark("faint", points, group) for points in faint]
     return [*marks, _mark("line", strong, group)]
 
@@ -87,8 +89,8 @@ def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """Figure 2: return, entropy, completion length and scores over updates.
 
     Args:
-      groups: of one model.
-      suffix: of the figure's key, where there are several models.
+      groups: of one setting.
+      suffix: of the figure's key, where there are several settings.
     """
     panels = [
         Panel(title, "update", unit, marks)
@@ -148,12 +150,16 @@ def _score_marks(group: Group, metric: str) -> list[Mark]:
     return [*marks, Mark("line", x, y, group.label, group.series)]
 
 
-def gate_figure(groups: Sequence[Group]) -> Figure | None:
+def gate_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """How often the gate closed, and how far the policy moved, over updates: all groups."""
     metrics = (
         ("trustclip/gated", "Gated tokens", "percent of tokens", 100.0),
         ("trustclip/k3", "Mean k3 from the old policy", "nats per token", 1.0),
         ("trustclip/off_policy", "Tokens with a ratio other than 1", "percent of tokens", 100.0),
+        ("trustclip/advantage_cut", "Advantages on gated tokens", "percent of their sum", 100.0),
+        ("trustclip/ess", "Effective sample size", "percent of tokens", 100.0),
+        ("trustclip/agreement/precision", "Gated, and by the exact KL, too", "percent", 100.0),
+        ("trustclip/agreement/recall", "Gated of those by the exact KL", "percent", 100.0),
     )
     panels = [
         Panel(title, "update", unit, marks)
@@ -166,13 +172,13 @@ def gate_figure(groups: Sequence[Group]) -> Figure | None:
         "The gate can close only where the ratio has left 1: the first update on a generation of "
         "samples is on-policy and no constraint acts in it."
     )
-    return Figure("gate", "The gate over updates", caption, panels)
+    return Figure(f"gate{suffix}", "The gate over updates", caption, panels)
 
 
 def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
     """Gated tokens by the sign of the advantage and the side of the ratio, a panel for a group."""
     panels = []
-    for group in groups:
+    for title, group in zip(names(groups), groups, strict=True):
         marks = []
         for quadrant, meaning, colour in QUADRANTS:
             points = _over_seeds(group, f"trustclip/gated/{quadrant}", 100.0)
@@ -184,9 +190,7 @@ def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
                          group=group.series)
                 )  # fmt: skip
         if marks:
-            panels.append(
-                Panel(group.label, "update", "percent of tokens", marks, group=group.series)
-            )
+            panels.append(Panel(title, "update", "percent of tokens", marks, group=group.series))
     if not panels:
         return None
     panels = _alike(panels, 0)
@@ -199,11 +203,11 @@ def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
 
 def ratio_figure(groups: Sequence[Group]) -> Figure | None:
     """Quantiles of the ratio against the method's own bounds, a panel for a group."""
-    names = (("q99", "99 % quantile"), ("q50", "median"), ("q01", "1 % quantile"))
+    quantiles = (("q99", "99 % quantile"), ("q50", "median"), ("q01", "1 % quantile"))
     panels = []
-    for group in groups:
+    for title, group in zip(names(groups), groups, strict=True):
         marks = []
-        for quantile, name in names:
+        for quantile, name in quantiles:
             points = _over_seeds(group, f"trustclip/ratio_{quantile}")
             if points:
                 mark = _mark("line", points, group)
@@ -215,9 +219,7 @@ def ratio_figure(groups: Sequence[Group]) -> Figure | None:
                 Mark("dashed", ends, [bound, bound], name, NEUTRAL, group=group.series)
                 for name, bound in fixed_bounds(group)
             ]
-            panels.append(
-                Panel(group.label, "update", "ratio new / old", marks, group=group.series)
-            )
+            panels.append(Panel(title, "update", "ratio new / old", marks, group=group.series))
     if not panels:
         return None
     panels = _alike(panels)
@@ -255,26 +257,51 @@ def fixed_bounds(group: Group) -> list[tuple[str, float]]:
     return [("lowest ratio", float(low)), ("highest ratio", float(high))]
 
 
-def bucket_figure(groups: Sequence[Group]) -> Figure | None:
-    """Gated share by the probability of the token under the old policy, over the whole run."""
-    prefix = "trustclip/gated/p_old_"
-    marks = []
-    for group in groups:
-        rows = [row for run in group.runs for row in run.training]
-        values: dict[str, list[float]] = {}
-        for row in rows:
-            for key, value in row.items():
-                if key.startswith(prefix) and value is not None:
-                    name = key.removeprefix(prefix).replace("_", " to ")
-                    values.setdefault(name, []).append(value)
-        if values:
-            y = [100 * sum(v) / len(v) for v in values.values()]
-            marks.append(Mark("points", list(values), y, group.label, group.series))
-    if not marks:
+#: Kinds of tokens the gate's share is told of: in the metrics, and to people.
+_KINDS = (
+    ("p_old", "old probability"),
+    ("position", "quarter of the completion"),
+    ("entropy", "entropy, nats"),
+)
+
+
+def bucket_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+    """Gated share among tokens of one kind, over the whole run: a panel for each sort of kind."""
+    panels = []
+    for kind, axis in _KINDS:
+        marks = [mark for group in groups if (mark := _shares(group, f"trustclip/gated/{kind}_"))]
+        if marks:
+            title = f"By {axis.partition(',')[0]}"
+            panels.append(Panel(title, axis, "percent of them gated", marks))
+    if not panels:
         return None
-    panel = Panel("Gated tokens by old probability", "old probability", "percent", marks)
-    caption = "By the token's probability under the old policy, mean over updates."
-    return Figure("old-probability", "Rare and common tokens", caption, [panel])
+    caption = (
+        "Share of gated tokens among those of a probability under the old policy, of a quarter of "
+        "the completion, of an entropy of the policy where they stand; mean over updates."
+    )
+    return Figure(f"kinds{suffix}", "Which kinds of tokens are gated", caption, panels)
+
+
+def _shares(group: Group, prefix: str) -> Mark | None:
+    """Mean share of gated tokens in each bucket of one sort, in their order, percent."""
+    values: dict[str, list[float]] = {}
+    for row in (row for run in group.runs for row in run.training):
+        for key, value in row.items():
+            if key.startswith(prefix) and value is not None:
+                values.setdefault(key.removeprefix(prefix), []).append(value)
+    if not values:
+        return None
+    buckets = sorted(values, key=lambda name: float(name.partition("_")[0]))
+    shares = [100 * sum(values[name]) / len(values[name]) for name in buckets]
+    return Mark("points", [_bucket(name) for name in buckets], shares, group.label, group.series)
+
+
+def _bucket(name: str) -> str:
+    """A bucket by the edge that tells it from its neighbours: ``"0.01_0.1"`` is ``"≤ 0.1"``."""
+    low, between, high = name.partition("_")
+    if not between:
+        return name
+    return f"> {low}" if high == "inf" else f"≤ {high}"
 
 
 def _over_seeds(group: Group, key: str, factor: float = 1.0) -> dict[int, float]:

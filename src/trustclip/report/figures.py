@@ -1,6 +1,7 @@
 """Figures, by matplotlib: the only module that draws."""
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from trustclip.report.marks import BANDS, DASHES, NEUTRAL, PALETTE, Figure, Mark
 
 #: Matplotlib's names of our dashes.
 _LINESTYLES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
-_STYLE: Any = {
+#: Settings of every picture, for `matplotlib.pyplot.rc_context`.
+STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -38,15 +40,18 @@ def save(figure: Figure, folder: Path) -> list[Path]:
     Returns:
       The two files.
     """
-    wide = min(len(figure.panels), 3)
+    first, wide = figure.panels[0], min(len(figure.panels), 3)
     lines = -(-len(figure.panels) // wide)
     tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         drawn, axes = plt.subplots(
             lines, wide, figsize=(3.1 * wide, tall * lines), layout="constrained", squeeze=False
         )
         for axis, panel in zip(axes.flat, figure.panels, strict=False):
             _draw(axis, panel)
+            # Names that stand to the left of the first panel leave room for the others.
+            repeated = axis is not axes.flat[0] and panel.across and _rows(panel) == _rows(first)
+            axis.tick_params(labelleft=not repeated)
         for axis in axes.flat[len(figure.panels) :]:
             axis.set_axis_off()
         # A panel of areas, or of one group alone, has names of its own.
@@ -56,7 +61,7 @@ def save(figure: Figure, folder: Path) -> list[Path]:
         drawn.set_layout_engine(None)  # laid out once, for both files
         paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
         drawn.savefig(paths[0], metadata={"CreationDate": None})
-        paths[1].write_text(_svg(drawn), encoding="utf-8")
+        paths[1].write_text(as_svg(drawn), encoding="utf-8")
     return paths
 
 
@@ -73,7 +78,8 @@ def _draw(axis: Any, panel: Panel) -> None:
     if panel.log_x:
         axis.set_xscale("log", base=2 if panel.ticks else 10)
     if panel.ticks:
-        axis.set_xticks(list(panel.ticks), [f"{tick:g}" for tick in panel.ticks])
+        axis.set_xticks(list(panel.ticks), tick_labels(panel.ticks, log=panel.log_x))
+        axis.set_xticks([], minor=True)
     if panel.x_range is not None:
         axis.set_xlim(*panel.x_range)
     if panel.y_range is not None:
@@ -85,6 +91,37 @@ def _draw(axis: Any, panel: Panel) -> None:
     if panel.across:
         axis.grid(visible=False, axis="y")
         axis.margins(y=0.15)
+
+
+#: Width of a character, and room between two labels, as shares of a panel's axis.
+CHARACTER, ROOM = 0.028, 0.02
+
+
+def tick_labels(ticks: Sequence[float], *, log: bool) -> list[str]:
+    """Labels of ticks, empty where one would run into the one before it.
+
+    Args:
+      ticks: places, rising.
+      log: whether the axis is logarithmic.
+
+    Example:
+      >>> tick_labels([0.1, 0.2, 0.3, 0.329, 0.4], log=True)
+      ['0.1', '0.2', '0.3', '', '0.4']
+    """
+    places = [math.log(tick) if log else tick for tick in ticks]
+    whole = places[-1] - places[0]
+    labels: list[str] = []
+    end = -math.inf
+    for tick, place in zip(ticks, places, strict=True):
+        half = whole * CHARACTER * len(f"{tick:g}") / 2
+        fits = place - half >= end
+        labels.append(f"{tick:g}" if fits else "")
+        end = place + half + whole * ROOM if fits else end
+    return labels
+
+
+def _rows(panel: Panel) -> list[str]:
+    return list(dict.fromkeys(mark.name for mark in panel.marks))
 
 
 def _named(panel: Panel) -> bool:
@@ -133,8 +170,10 @@ def _legend(figure: Any, axes: Sequence[Any]) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if len(found) > 1:
+        each = 0.5 + 0.08 * max(map(len, found))  # inches of a line's sample and its name
+        columns = max(1, int(figure.get_figwidth() / each))
         figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=5, frameon=False
+            found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False
         )
 
 
@@ -146,7 +185,7 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
     """
     columns = 4
     lines = -(-len(curves) // columns)
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             lines, columns, figsize=(9.6, 1.75 * lines), sharex=True, sharey=True,
             layout="constrained", squeeze=False,
@@ -171,10 +210,11 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
         handles, labels = axes.flat[0].get_legend_handles_labels()
         spare = axes.flat[-1] if len(curves) < axes.size else axes.flat[0]
         spare.legend(handles, labels, loc="center", frameon=False)
-        return _svg(figure)
+        return as_svg(figure)
 
 
-def _svg(figure: Any) -> str:
+def as_svg(figure: Any) -> str:
+    """A figure as SVG, without the date; the figure is closed."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     plt.close(figure)

@@ -40,18 +40,20 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one method, model and schedule.
+    """Runs of one method in one setting.
 
     Args:
-      label: its name in the report, unique among the groups of its model.
+      label: its name in the report, unique among the groups of its setting.
       model: where its training began.
+      setting: the model and what its suite sweeps, in words: what groups are compared within.
       runs: one for each seed.
       series: number of its colour.
-      is_reference: whether the other groups of the model are compared with it.
+      is_reference: whether the other groups of the setting are compared with it.
     """
 
     label: str
     model: str
+    setting: str
     runs: Sequence[Run]
     series: int = 0
     is_reference: bool = False
@@ -167,7 +169,7 @@ def shared_answers(
 
 
 def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]:
-    """Groups in the order of their first runs, labelled, coloured, with a reference per model.
+    """Groups in the order of their first runs, labelled, coloured, with a reference per setting.
 
     Args:
       runs: any.
@@ -180,15 +182,35 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
     labels = _labels([runs[0] for runs in members])
     colours = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     groups = [
-        Group(label, runs[0].model, sorted(runs, key=lambda r: str(r.seed)), colours[label])
+        Group(label, runs[0].model, runs[0].setting, sorted(runs, key=_by_seed), colours[label])
         for label, runs in zip(labels, members, strict=True)
     ]
-    for model in dict.fromkeys(group.model for group in groups):
-        here = [group for group in groups if group.model == model]
+    for here in by_setting(groups).values():
         named = [g for g in here if g.label == reference]
         chosen = (named or [g for g in here if _is_suites_reference(g)] or here)[0]
         groups[groups.index(chosen)] = replace(chosen, is_reference=True)
     return groups
+
+
+def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each setting."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.setting, []).append(group)
+    return found
+
+
+def names(groups: Sequence[Group]) -> list[str]:
+    """What each is called among the others: by its label, and what settings differ in."""
+    if len(by_setting(groups)) < 2:
+        return [group.label for group in groups]
+    if len({group.model for group in groups}) > 1:
+        return [f"{group.label}, {group.setting}" for group in groups]
+    return [f"{g.label} at {g.setting.removeprefix(f'{g.model}, ')}" for g in groups]
+
+
+def _by_seed(run: Run) -> str:
+    return str(run.seed)
 
 
 def _is_suites_reference(group: Group) -> bool:
@@ -199,8 +221,8 @@ def _is_suites_reference(group: Group) -> bool:
 def _identity(run: Run) -> str:
     """What the runs of one group have in common, as text."""
     if run.entry:
-        parts = [str(run.path.resolve().parent), run.entry.get("model"), run.entry.get("label")]
-        return json.dumps(parts)
+        told = [run.entry.get(key) for key in ("model", "label", "swept")]
+        return json.dumps([str(run.path.resolve().parent), *told])
     return json.dumps([run.method, _essential(run.config)], sort_keys=True, default=str)
 
 
@@ -211,16 +233,16 @@ def _essential(value: Any) -> Any:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """A label for each, with what tells it from another of the same label and model."""
+    """A label for each, with what tells it from another of the same label and setting."""
     plain = [_label(run) for run in runs]
-    pairs = [(run.model, label) for run, label in zip(runs, plain, strict=True)]
+    pairs = [(run.setting, label) for run, label in zip(runs, plain, strict=True)]
     labels = []
     for run, label, pair in zip(runs, plain, pairs, strict=True):
         twins = [r for r, other in zip(runs, pairs, strict=True) if other == pair]
         if len(twins) > 1:
             label = f"{label} ({_difference(run, twins) or run.name})"
         labels.append(label)
-    if len({(run.model, label) for run, label in zip(runs, labels, strict=True)}) < len(runs):
+    if len({(run.setting, label) for run, label in zip(runs, labels, strict=True)}) < len(runs):
         labels = [f"{label} ({run.name})" for run, label in zip(runs, labels, strict=True)]
     return labels
 

@@ -11,7 +11,7 @@ from trustclip.method import interval
 from trustclip.report.atlas import P_OLD, curve
 from trustclip.report.comparison import Compared
 from trustclip.report.curves import points_of
-from trustclip.report.groups import Group
+from trustclip.report.groups import Group, by_setting, names
 from trustclip.report.marks import NEUTRAL, Figure, Mark, Panel
 from trustclip.report.results import tasks_of, title_of
 
@@ -101,9 +101,10 @@ def forest_figure(groups: Sequence[Group], compared: Sequence[Compared]) -> Figu
 
 
 def _final_panel(scored: Sequence[Group]) -> Panel:
-    metric, several = scored[0].metrics[0], len({group.model for group in scored}) > 1
+    metric, several = scored[0].metrics[0], len(by_setting(scored)) > 1
     marks = [] if several else [_whisker("before training", scored[0], metric, "initial")]
-    marks += [_whisker(_name(group, several), group, metric) for group in reversed(scored)]
+    named = [*zip(names(scored), scored, strict=True)]
+    marks += [_whisker(name, group, metric) for name, group in reversed(named)]
     average = ", average of the tasks" if len(tasks_of(scored)) > 1 else ""
     drawn = [mark for mark in marks if mark is not None]
     return Panel(f"{title_of(metric)}{average}", "percent", "", drawn, across=True)
@@ -111,11 +112,10 @@ def _final_panel(scored: Sequence[Group]) -> Panel:
 
 def _difference_panel(scored: Sequence[Group], found: Sequence[Compared]) -> Panel:
     """Differences in the order of the scores, the reference itself at 0."""
-    several = len({group.model for group in scored}) > 1
-    by_group = {(c.group.model, c.group.label): c.difference for c in found}
+    by_group = {(c.group.setting, c.group.label): c.difference for c in found}
     marks = []
-    for group in reversed(scored):
-        d, name = by_group.get((group.model, group.label)), _name(group, several)
+    for name, group in reversed([*zip(names(scored), scored, strict=True)]):
+        d = by_group.get((group.setting, group.label))
         if d is not None:
             whisker = [100 * d.low], [100 * d.high]
             marks.append(Mark("points", [100 * d.value], [], name, group.series, *whisker))
@@ -123,10 +123,6 @@ def _difference_panel(scored: Sequence[Group], found: Sequence[Compared]) -> Pan
             marks.append(Mark("points", [0.0], [], name, group.series))
     title = f"Difference to {found[0].reference.label}"
     return Panel(title, "points", "", marks, across=True, rule=0)
-
-
-def _name(group: Group, several: bool) -> str:
-    return f"{group.label}, {group.model}" if several else group.label
 
 
 def _whisker(name: str, group: Group, metric: str, moment: str = "final") -> Mark | None:
@@ -142,15 +138,15 @@ def _whisker(name: str, group: Group, metric: str, moment: str = "final") -> Mar
 def sweep_figures(groups: Sequence[Group]) -> list[Figure]:
     """Figure 3: scores and gated share against a threshold, wherever groups differ in one."""
     figures = []
-    for (model, name, parameter), members in sweeps(groups).items():
+    for (setting, name, parameter), members in sweeps(groups).items():
         panels = _sweep_panels(members, name, parameter)
         if not panels:
             continue
-        key = "-".join(["figure3", name, parameter, *([model] if figures else [])])
+        key = "-".join(["figure3", name, parameter, *([setting] if figures else [])])
         caption = f"{len(members)} values, all other settings alike (Figure 3 of the paper)."
         if len(members) < 4:
             caption += " So few say little about where the best lies."
-        figures.append(Figure(_slug(key), f"{name} against {parameter}", caption, panels))
+        figures.append(Figure(slug(key), f"{name} against {parameter}", caption, panels))
     return figures
 
 
@@ -169,7 +165,7 @@ def _sweep_panels(members: Sequence[Group], name: str, parameter: str) -> list[P
                 Mark("points", x, y, name, series, low, high),
             ]
             panels.append(Panel(title_of(metric), parameter, "percent", marks, ticks=x))
-    gated = [share for group in members if (share := _mean_gated(group)) is not None]
+    gated = [share for group in members if (share := mean_gated(group)) is not None]
     if len(gated) == len(members):
         marks = [Mark("line", x, [100 * share for share in gated], name, series)]
         panels.append(Panel("Gated tokens", parameter, "percent of tokens", marks, ticks=x))
@@ -177,17 +173,17 @@ def _sweep_panels(members: Sequence[Group], name: str, parameter: str) -> list[P
 
 
 def sweeps(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[Group]]:
-    """Groups of one model and method that differ in one numeric hyper-parameter, by its value.
+    """Groups of one setting and method that differ in one numeric hyper-parameter, by its value.
 
     Returns:
-      By (model, method, hyper-parameter), two groups or more each.
+      By (setting, method, hyper-parameter), two groups or more each.
     """
     families: dict[tuple[str, str], list[Group]] = defaultdict(list)
     for group in groups:
         if group.method is not None:
-            families[group.model, group.method.name].append(group)
+            families[group.setting, group.method.name].append(group)
     found = {}
-    for (model, name), members in families.items():
+    for (setting, name), members in families.items():
         values = {
             f.name: [getattr(group.method, f.name) for group in members]
             for f in fields(members[0].method)  # type: ignore[arg-type]
@@ -196,7 +192,7 @@ def sweeps(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[Group]]:
         if len(varying) == 1 and all(_is_number(v) for v in values[varying[0]]):
             key = varying[0]
             if len(set(values[key])) == len(members):
-                found[model, name, key] = sorted(members, key=lambda g: getattr(g.method, key))
+                found[setting, name, key] = sorted(members, key=lambda g: getattr(g.method, key))
     return found
 
 
@@ -204,7 +200,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _mean_gated(group: Group) -> float | None:
+def mean_gated(group: Group) -> float | None:
     """Mean share of gated tokens over the updates of all runs."""
     values = [v for run in group.runs for v in points_of(run, "trustclip/gated").values()]
     return sum(values) / len(values) if values else None
@@ -238,5 +234,6 @@ def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     return Figure(f"figure4{suffix}", "What more samples bring", caption, panels)
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """Text as part of a file name."""
     return "".join(c if c.isalnum() or c in "-._" else "-" for c in text)

@@ -10,8 +10,9 @@ import torch
 from trustclip.method import Method, interval
 from trustclip.report import published
 from trustclip.report.comparison import Compared
-from trustclip.report.groups import Estimate, Group
+from trustclip.report.groups import Estimate, Group, by_setting, names
 from trustclip.report.paper_cells import Row
+from trustclip.report.runs import in_words
 from trustclip.report.tables import Cell, Table, TableRow
 
 NOTHING = Cell("-")
@@ -79,11 +80,10 @@ def single_table(groups: Sequence[Group]) -> Table:
     """Scores before training, at the end and at best: the paper's Table 2 for these runs."""
     cols, tasks = columns(groups), tasks_of(groups)
     rows: list[TableRow] = []
-    models = list(dict.fromkeys(group.model for group in groups))
-    for model in models:
-        here = [group for group in groups if group.model == model]
-        rows += [TableRow(model, kind="section")] if len(models) > 1 else []
-        rows += _base_rows(model, here, cols, tasks)
+    settings = by_setting(groups)
+    for setting, here in settings.items():
+        rows += [TableRow(setting, kind="section")] if len(settings) > 1 else []
+        rows += _base_rows(here, cols, tasks)
         finals = [[estimate(group, col, "final", tasks) for col in cols] for group in here]
         highest = [
             max((e.value for e in column if e), default=0.0) for column in zip(*finals, strict=True)
@@ -104,14 +104,14 @@ def single_table(groups: Sequence[Group]) -> Table:
 
 
 def _base_rows(
-    model: str, groups: Sequence[Group], cols: Sequence[Column], tasks: Sequence[str]
+    groups: Sequence[Group], cols: Sequence[Column], tasks: Sequence[str]
 ) -> Iterator[TableRow]:
     initial = [[estimate(group, col, "initial", tasks) for col in cols] for group in groups]
     measured = [row for row in initial if any(row)]
     if measured:
         # Runs of one seed begin alike: the first group that was measured stands for all.
         yield TableRow("before training", [_single_cell(e, False) for e in measured[0]], "base")
-    yield from _paper_row(published.base(model), cols, _printed_single)
+    yield from _paper_row(published.base(groups[0].model), cols, _printed_single)
 
 
 def _single_cell(found: Estimate | None, strong: bool) -> Cell:
@@ -166,20 +166,19 @@ def _printed_repeated(row: Row, name: str) -> str:
 
 def repeated_table(groups: Sequence[Group]) -> Table | None:
     """Mean and standard deviation over seeds at the end: the paper's Table 3 for these runs."""
-    several = [group for group in groups if len(group.scored) > 1]
-    if not several:
+    if not any(len(group.scored) > 1 for group in groups):
         return None
     cols, tasks = columns(groups), tasks_of(groups)
     rows: list[TableRow] = []
-    for group in several:
+    for label, group in zip(names(groups), groups, strict=True):
+        if len(group.scored) < 2:
+            continue
         found = [estimate(group, col, "final", tasks) for col in cols]
         cells = [
             NOTHING if e is None else Cell(f"{percent(e.value, 2)} ± {percent(e.std, 2)}")
             for e in found
         ]
         note = f"{len(group.scored)} seeds"
-        models = {g.model for g in groups}
-        label = f"{group.label}, {group.model}" if len(models) > 1 else group.label
         rows.append(TableRow(label, cells, "ours", note, group.series))
         rows += _paper_row(published.repeated_runs(group), cols, _printed_repeated)
     notes = ["Mean ± sample standard deviation (divisor n − 1) over seeds."]
@@ -214,9 +213,8 @@ def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
     if not found:
         return None
     metric = next((c.metric for c in found if c.difference is not None), found[0].metric)
-    several = len({c.group.model for c in found}) > 1
     rows = []
-    for c in found:
+    for label, c in zip(names([c.group for c in found]), found, strict=True):
         d = c.difference
         numbers = [NOTHING] * 3
         if d is not None:
@@ -227,7 +225,6 @@ def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
                 Cell(_p(d.p)),
                 Cell(_p(c.p_holm), strong=c.resolved),
             ]
-        label = f"{c.group.label}, {c.group.model}" if several else c.group.label
         parts = [f"{c.seeds} seeds"] if c.seeds > 1 else []
         parts += [f"at update {c.step}"] if c.step is not None else []
         note = ", ".join(parts)
@@ -289,20 +286,33 @@ def tidy(groups: Sequence[Group]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
-        ["model", "method", "moment", "task", "metric", "value", "low", "high", "std", "runs"]
+        [
+            "model",
+            "swept",
+            "method",
+            "moment",
+            "task",
+            "metric",
+            "value",
+            "low",
+            "high",
+            "std",
+            "runs",
+        ]
     )
     cols, tasks = columns(groups), tasks_of(groups)
     for group in groups:
+        swept = ", ".join(in_words(group.runs[0].swept))
         for moment in ("initial", "final"):
             for col in cols:
                 e = estimate(group, col, moment, tasks)
                 if e is None:
                     continue
-                place = [group.model, group.label, moment, col[0] or "average", col[1]]
+                place = [group.model, swept, group.label, moment, col[0] or "average", col[1]]
                 runs = len(group.evaluations(moment))
                 writer.writerow([*place, *map(_number, (e.value, e.low, e.high, e.std)), runs])
                 if e.best is not None:
-                    place[2] = "best"
+                    place[3] = "best"
                     writer.writerow([*place, _number(e.best), "", "", "", runs])
     return text.getvalue()
 

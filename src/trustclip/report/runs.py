@@ -97,6 +97,16 @@ class Run:
         return "/".join(parts[-2:]) if parts[-1:] == ("final",) else parts[-1]
 
     @property
+    def swept(self) -> Mapping[str, Any]:
+        """Values of the settings that its suite sweeps, by their paths in the recipe."""
+        return self.entry.get("swept") or {}
+
+    @property
+    def setting(self) -> str:
+        """Model and swept values, in words: what methods are compared within."""
+        return ", ".join([self.model, *in_words(self.swept)])
+
+    @property
     def method(self) -> Mapping[str, Any] | None:
         """Method and hyper-parameters, ``{"name": ..., ...}``; None where nothing was trained."""
         stage = self.config.get("rl") if self.command == "run" else self.config
@@ -140,6 +150,20 @@ class Run:
     def final(self) -> Evaluation | None:
         """The last evaluation after training."""
         return self.trained[-1] if self.trained else None
+
+
+def in_words(swept: Mapping[str, Any]) -> list[str]:
+    """Swept settings, each as its name and value.
+
+    Example:
+      >>> in_words({"rl.reward_noise": 0.1})
+      ['reward_noise 0.1']
+    """
+    return [
+        f"{path.rpartition('.')[2]} {value:g}" if isinstance(value, float)
+        else f"{path.rpartition('.')[2]} {value}"
+        for path, value in swept.items()
+    ]  # fmt: skip
 
 
 def read_run(path: Path) -> Run:

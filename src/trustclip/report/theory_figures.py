@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trustclip.report.figures import _STYLE, _svg, plt
+from trustclip.report.figures import STYLE, as_svg, plt
 
 _BLUE, _RED, _GREY = "#2563eb", "#dc2626", "#94a3b8"
 _LINES = ("#2563eb", "#16a34a", "#dc2626", "#9333ea", "#d97706")
@@ -23,7 +23,7 @@ def constraint(
       interval: $(l_\delta, u_\delta)$.
     """
     low, high = interval
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
         axis.axvspan(low, high, color=_BLUE, alpha=0.12, label=f"[l, u] = [{low:.3f}, {high:.3f}]")
         axis.plot(ratio, divergence, color=_BLUE, label="k3 = w - 1 - log w")
@@ -35,7 +35,7 @@ def constraint(
         axis.set_ylabel("k3 (nats)")
         axis.set_ylim(0, 4 * delta)
         axis.legend(loc="upper center", framealpha=0.9, edgecolor="none")
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def entropy_phases(
@@ -49,7 +49,7 @@ def entropy_phases(
       corrected: the same with the factor $\pi(a)$.
       extent: advantages are drawn from -extent to extent.
     """
-    with plt.rc_context({**_STYLE, "axes.grid": False}):
+    with plt.rc_context({**STYLE, "axes.grid": False}):
         figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.6), sharey=True, layout="constrained")
         limit = max(abs(v) for v in corrected) * extent
         image: Any = None
@@ -78,7 +78,7 @@ def entropy_phases(
         handles, labels = axes[1].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
         figure.colorbar(image, ax=axes, label="entropy, ATR less clip (nats / eta d)")
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def _sign_changes(at: Numbers, values: Numbers) -> list[float]:
@@ -95,7 +95,7 @@ def estimators(
       panels: title -> estimator -> (means, standard deviations), nats.
       exact: title -> exact KL(old || new) at the same points, nats.
     """
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             len(panels), 2, figsize=(8.4, 2.9 * len(panels)), layout="constrained", squeeze=False
         )
@@ -115,4 +115,4 @@ def estimators(
                 axis.set_xscale("log")
                 axis.set_xlabel("exact KL(old || new), nats")
         axes[0, 0].legend(frameon=False, ncols=2)
-        return _svg(figure)
+        return as_svg(figure)

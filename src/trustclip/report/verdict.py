@@ -6,7 +6,7 @@ from typing import Literal
 
 from trustclip.report.comparison import Compared, gain
 from trustclip.report.curves import points_of
-from trustclip.report.groups import Group
+from trustclip.report.groups import Group, by_setting, names
 from trustclip.report.results import bracket, percent, title_of
 
 #: A gate that closes on fewer tokens than this is not told from none.
@@ -44,22 +44,30 @@ def headline(groups: Sequence[Group], compared: Sequence[Compared]) -> str:
 
 def _of_comparisons(found: Sequence[Compared]) -> str:
     reference, metric = found[0].reference.label, title_of(found[0].metric)
+    called = _called(found)
     higher, lower = ([c for c in found if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
     if not higher and not lower:
-        if len(found) > 1:
-            return f"None of {len(found)} methods can be told apart from {reference} on these runs."
+        many = len({c.group.label for c in found})
+        if many > 1:
+            return f"None of {many} methods can be told apart from {reference} on these runs."
         c = found[0]
         return f"{c.group.label} and {reference} cannot be told apart on these runs."
     parts = []
     if lower:
-        names = _listed([c.group.label for c in lower])
-        parts.append(f"{reference} has a higher {metric} than {names}")
+        those = _listed([called[id(c)] for c in lower])
+        parts.append(f"{reference} has a higher {metric} than {those}")
     if higher:
-        names = _listed([c.group.label for c in higher])
+        those = _listed([called[id(c)] for c in higher])
         which = "one" if lower else metric
         verb = "have" if len(higher) > 1 else "has"
-        parts.append(f"{names} {verb} a higher {which} than {reference}")
+        parts.append(f"{those} {verb} a higher {which} than {reference}")
     return "; ".join(parts) + "."
+
+
+def _called(compared: Sequence[Compared]) -> dict[int, str]:
+    """What the group of each comparison is called, by the comparison's id."""
+    called = names([c.group for c in compared])
+    return {id(c): name for c, name in zip(compared, called, strict=True)}
 
 
 def findings(groups: Sequence[Group], compared: Sequence[Compared]) -> list[Finding]:
@@ -76,32 +84,35 @@ def findings(groups: Sequence[Group], compared: Sequence[Compared]) -> list[Find
 
 
 def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
-    found = [c for c in compared if c.difference is not None]
+    found, called = [c for c in compared if c.difference is not None], _called(compared)
     resolved = [c for c in found if c.resolved]
     if len(resolved) == 1:
-        yield Finding("finding", _at(resolved[0]) + _sentence(resolved[0].verdict))
+        (c,) = resolved
+        where = "" if called[id(c)] == c.group.label else f"{called[id(c)]}: "
+        yield Finding("finding", f"{_at(c)}{where}{_sentence(c.verdict)}")
     elif resolved:
-        gaps = _listed([f"{c.group.label} {_points(c)}" for c in resolved])
+        gaps = _listed([f"{called[id(c)]} {_points(c)}" for c in resolved])
         text = f"Points from {resolved[0].reference.label}: {gaps}, each p ≤ 0.05 after Holm's "
         yield Finding("finding", f"{text}correction for {len(found)} comparisons.")
     for c in [c for c in found if not c.resolved][:3]:
         yield Finding(
-            "finding", f"{_at(c)}{c.group.label} ({_points(c)} points): {_sentence(c.verdict)}"
+            "finding", f"{_at(c)}{called[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
         )
     for c in compared:
         if c.difference is None:
-            yield Finding("caution", f"{c.group.label} is {_sentence(c.verdict)}")
+            yield Finding("caution", f"{called[id(c)]} is {_sentence(c.verdict)}")
 
 
 def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
     told = not [c for c in compared if c.difference is not None]
-    gained = [(g, d) for g in groups if g.scored and (d := gain(g))][1 if told else 0 :]
+    each = [*zip(names(groups), groups, strict=True)]
+    gained = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if told else 0 :]
     if len(gained) == 1:
-        yield Finding("finding", _sentence(_gained(gained[0][0])))
+        yield Finding("finding", _sentence(_gained(gained[0][1])))
     elif gained:
-        metric = title_of(gained[0][0].metrics[0])
+        metric = title_of(gained[0][1].metrics[0])
         parts = "; ".join(
-            f"{group.label} {_signed(d.value)} {bracket(d.low, d.high)}" for group, d in gained[:6]
+            f"{name} {_signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gained[:6]
         )
         more = f"; and {len(gained) - 6} more" if len(gained) > 6 else ""
         yield Finding("finding", f"What training added to {metric}, in points: {parts}{more}.")
@@ -131,10 +142,10 @@ def _standing(group: Group) -> str:
 
 def _gates(groups: Sequence[Group]) -> Iterator[Finding]:
     shares = {}
-    for group in groups:
+    for name, group in zip(names(groups), groups, strict=True):
         values = [v for run in group.runs for v in points_of(run, "trustclip/gated").values()]
         if values and (group.method is None or group.method.cuts):
-            shares[group.label] = sum(values) / len(values)
+            shares[name] = sum(values) / len(values)
     for label, share in shares.items():
         if share < _INERT:
             text = f"The gate of {label} never closed: these runs had no constraint"
@@ -176,8 +187,9 @@ def _cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator
     for label, share in truncated[:3]:
         text = f"{percent(share, 0)}{_PERCENT} of the final answers of {label} were cut short."
         yield Finding("caution", text)
-    if len({group.model for group in groups}) > 1 and compared:
-        yield Finding("caution", "Groups are compared within their model only.")
+    if len(by_setting(groups)) > 1 and compared:
+        within = "setting" if any(g.setting != g.model for g in groups) else "model"
+        yield Finding("caution", f"Groups are compared within their {within} only.")
 
 
 def _at(c: Compared) -> str:

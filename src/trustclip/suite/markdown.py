@@ -33,10 +33,10 @@ def overview(table: Mapping[str, Any]) -> Grid:
     grid = Grid(box=None, pad_edge=False)
     for header in ("method", "runs", "Mean@K %", f"less {table['reference']}", "p (Holm)", ""):
         grid.add_column(header, overflow="fold")
-    for model, section in _sections(table):
+    for setting, section in _sections(table):
         for one in section:
             grid.add_row(f"[bold]{one.label}[/]")
-        for row in _rows(table, model):
+        for row in _rows(table, setting):
             found = next(iter(row["difference"].values()), None)
             gap = _difference(found) if found else [NOTHING, NOTHING, Cell("")]
             cells = [_pair(row["final"])[0], *gap]
@@ -64,11 +64,11 @@ def _listed(values: Sequence[object]) -> str:
 
 def _scores(table: Mapping[str, Any], metrics: Metrics) -> Table:
     rows = []
-    for model, section in _sections(table):
+    for setting, section in _sections(table):
         rows += section
-        if before := table["before"][model]:
+        if before := table["before"][setting]:
             rows.append(TableRow("before training", [*_pair(before), *[NOTHING] * 3], "base"))
-        for row in _rows(table, model):
+        for row in _rows(table, setting):
             gated = NOTHING if row["gated"] is None else Cell(f"{row['gated']:.2%}")
             cells = [*_pair(row["final"]), *_pair(row["best"]), gated]
             runs = f"{len(row['seeds'])} of {len(table['seeds'])} runs"
@@ -84,9 +84,9 @@ def _scores(table: Mapping[str, Any], metrics: Metrics) -> Table:
 
 def _differences(table: Mapping[str, Any], metrics: Metrics) -> Table:
     rows = []
-    for model, section in _sections(table):
+    for setting, section in _sections(table):
         rows += section
-        for row in _rows(table, model):
+        for row in _rows(table, setting):
             found = list(row["difference"].values())
             empty = "reference" if row["label"] == table["reference"] else "nothing to compare yet"
             cells = [cell for one in found for cell in _difference(one)]
@@ -123,9 +123,9 @@ def _differences_note(table: Mapping[str, Any]) -> str:
 def _benchmarks(table: Mapping[str, Any], metrics: Metrics) -> Table:
     tasks = list(table["problems"])
     rows = []
-    for model, section in _sections(table):
+    for setting, section in _sections(table):
         rows += section
-        for row in _rows(table, model):
+        for row in _rows(table, setting):
             cells = [cell for task in tasks for cell in _pair(row["tasks"].get(task, {}))]
             rows.append(TableRow(row["label"], cells))
     head = [(task, list(metrics)) for task in tasks]
@@ -133,13 +133,13 @@ def _benchmarks(table: Mapping[str, Any], metrics: Metrics) -> Table:
 
 
 def _sections(table: Mapping[str, Any]) -> Iterator[tuple[str, list[TableRow]]]:
-    """Every model, and the row that names it where there are several."""
-    for model in table["before"]:
-        yield model, [TableRow(model, kind="section")] if len(table["before"]) > 1 else []
+    """Every setting, and the row that names it where there are several."""
+    for setting in table["before"]:
+        yield setting, [TableRow(setting, kind="section")] if len(table["before"]) > 1 else []
 
 
-def _rows(table: Mapping[str, Any], model: str) -> list[Row]:
-    return [row for row in table["rows"] if row["model"] == model]
+def _rows(table: Mapping[str, Any], setting: str) -> list[Row]:
+    return [row for row in table["rows"] if row["setting"] == setting]
 
 
 def _pair(scores: Row) -> list[Cell]:

@@ -2,18 +2,28 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trustclip.method import Method
 from trustclip.names import unknown
 from trustclip.recipes.files import as_mapping, load_recipe, load_yaml
 from trustclip.recipes.settings import Recipe
-from trustclip.suite.settings import Complaint, SuiteSettings, labelled_methods, parse_settings
+from trustclip.report.runs import in_words
+from trustclip.suite.settings import (
+    Complaint,
+    Scalar,
+    SuiteSettings,
+    combinations,
+    labelled_methods,
+    parse_settings,
+    suffix,
+)
 
 #: Settings that change what is written down, or where, but not what is computed.
 NEUTRAL = {"name", "output_dir", "save_steps", "save_total_limit", "sink"}
@@ -31,6 +41,7 @@ class Job:
       seed: of the run.
       method: of the run; None for an SFT.
       needs: run directory of the SFT that must be finished first.
+      swept: values of the settings that the suite sweeps, by their paths.
     """
 
     path: Path
@@ -40,6 +51,12 @@ class Job:
     seed: int
     method: Method | None = None
     needs: Path | None = None
+    swept: Mapping[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> str:
+        """Model and swept values, in words: what methods are compared within."""
+        return ", ".join([self.model, *in_words(self.swept)])
 
     @property
     def name(self) -> str:
@@ -104,6 +121,7 @@ class Plan:
                 "seed": job.seed,
                 "method": job.method.to_dict() if job.method else None,
                 "starts_from": job.needs.name if job.needs else None,
+                **({"swept": dict(job.swept)} if job.swept else {}),
             }
             for job in self.jobs
         }
@@ -131,9 +149,9 @@ def plan(file: Path) -> Plan:
         if methods and settings.reference not in (None, *methods):
             text = unknown("label", settings.reference, methods)
             errors.append((("reference",), text))
-        recipes = list(_recipes(file.parent, settings, methods, errors))
+        found = list(_settings(file.parent, settings, methods, errors))
         if not errors:
-            jobs = _jobs(settings, methods, recipes, errors)
+            jobs = _jobs(settings, methods, found, errors)
     if settings is None or errors:
         told = dict.fromkeys(f"\n  {_place(lines, where)}{text}" for where, text in errors)
         raise ValueError(f"{file} is no suite that can run:" + "".join(told))
@@ -146,24 +164,33 @@ def _place(lines: Mapping[tuple[Any, ...], int], where: tuple[Any, ...]) -> str:
     return f"line {lines[where]}: " if where else ""
 
 
-def _recipes(
+class _Setting(NamedTuple):
+    """Swept values, and with them the recipe of each label."""
+
+    swept: Mapping[str, Scalar]
+    recipes: Mapping[str, Recipe]
+
+
+def _settings(
     folder: Path,
     settings: SuiteSettings,
     methods: Mapping[str, Method],
     errors: list[Complaint],
-) -> Iterator[dict[str, Recipe]]:
-    """For each model, the recipe of each label."""
-    for file in (folder / relative for relative in settings.recipe):
-        for model in settings.models or (None,):
-            changes = settings.changes if model is None else {**settings.changes, "model": model}
-            try:
-                load_recipe(file, changes)
-                yield {
-                    label: load_recipe(file, {**changes, **_method_changes(method)})
-                    for label, method in methods.items()
-                }
-            except ValueError as error:
-                errors.append((("recipe",), str(error).replace("\n", "\n  ")))
+) -> Iterator[_Setting]:
+    """The settings that methods are compared in: every model with all swept values."""
+    files = [folder / relative for relative in settings.recipe]
+    models = [{"model": model} for model in settings.models] or [{}]
+    for file, model, swept in itertools.product(files, models, combinations(settings.sweep)):
+        changes = {**settings.changes, **model, **swept}
+        try:
+            load_recipe(file, changes)
+            recipes = {
+                label: load_recipe(file, {**changes, **_method_changes(method)})
+                for label, method in methods.items()
+            }
+            yield _Setting(swept, recipes)
+        except ValueError as error:
+            errors.append((("recipe",), str(error).replace("\n", "\n  ")))
 
 
 def _method_changes(method: Method) -> dict[str, Any]:
@@ -175,17 +202,17 @@ def _method_changes(method: Method) -> dict[str, Any]:
 def _jobs(
     settings: SuiteSettings,
     methods: Mapping[str, Method],
-    recipes: Sequence[Mapping[str, Recipe]],
+    found: Sequence[_Setting],
     errors: list[Complaint],
 ) -> list[Job]:
     jobs: dict[Path, Job] = {}
     for seed in settings.seeds:
-        for by_label in recipes:
-            for label, recipe in by_label.items():
+        for swept, recipes in found:
+            for label, recipe in recipes.items():
                 sft = _sft(settings, recipe, seed)
                 if sft is not None:
                     jobs[sft.path] = sft
-                run = _run(settings, recipe, (label, methods[label]), seed, sft)
+                run = _run(settings, recipe, (label, methods[label], swept), seed, sft)
                 if run.path in jobs:
                     text = f"two recipes make the same run {run.name} of {run.model}."
                     errors.append((("recipe",), text))
@@ -207,18 +234,21 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
 def _run(
     settings: SuiteSettings,
     recipe: Recipe,
-    labelled: tuple[str, Method],
+    entry: tuple[str, Method, Mapping[str, Scalar]],
     seed: int,
     sft: Job | None,
 ) -> Job:
-    label, method = labelled
+    label, method, swept = entry
     content = as_mapping(recipe) | {"seed": seed}
     start = {} if sft is None else {"sft_seed": sft.seed}
-    path = settings.output_dir / f"{label}-seed{seed}-{digest(content | start)}"
-    content |= {"name": f"{label}, seed {seed}", "output_dir": str(path)}
+    name = f"{label}{suffix(swept)}-seed{seed}-{digest(content | start)}"
+    path = settings.output_dir / name
+    told = ", ".join([label, *in_words(swept), f"seed {seed}"])
+    content |= {"name": told, "output_dir": str(path)}
     if sft is not None:
         content |= {"model": str(sft.path / "final"), "sft": None}
-    return Job(path, content, label, recipe.model, seed, method, sft.path if sft else None)
+    needs = sft.path if sft else None
+    return Job(path, content, label, recipe.model, seed, method, needs, swept)
 
 
 def digest(recipe: Mapping[str, Any]) -> str:

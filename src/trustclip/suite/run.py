@@ -250,11 +250,11 @@ def _yaml(value: Mapping[str, Any]) -> str:
 def _intention(suite: Plan) -> Table:
     """What a call would do."""
     table = Table(title=f"{suite.settings.name}: {suite.out}", title_justify="left", box=None)
-    for header in ("run", "model", "method", "updates", "state"):
+    for header in ("run", "setting", "method", "updates", "state"):
         table.add_column(header, justify="right" if header == "updates" else "left")
     for job in suite.jobs:
         begun = "to be continued" if (job.path / "config.yaml").exists() else "new"
         state = begun if job.summary is None else "finished"
         method = "SFT" if job.method is None else describe(job.method.to_dict())
-        table.add_row(job.name, job.model, method, str(job.updates or "?"), state)
+        table.add_row(job.name, job.setting, method, str(job.updates or "?"), state)
     return table

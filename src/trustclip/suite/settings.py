@@ -1,8 +1,8 @@
-"""What a suite is: methods, seeds and models of one experiment, in one YAML file."""
+"""What a suite is: methods, seeds, models and settings of one experiment, in one YAML file."""
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +15,7 @@ from trustclip.names import unknown
 
 #: Place in the file and what is wrong there.
 Complaint = tuple[tuple[Any, ...], str]
+Scalar = bool | int | float | str
 
 
 def _sequence(value: object) -> object:
@@ -23,7 +24,7 @@ def _sequence(value: object) -> object:
 
 @checked
 class SuiteSettings:
-    """A suite: every method, from every seed, on every model.
+    """A suite: every method, from every seed, on every model, under every swept setting.
 
     Example:
       >>> suite = SuiteSettings(
@@ -52,12 +53,16 @@ class SuiteSettings:
     """Seed of the SFT that runs share: the recipe's when unset; "run": each has its own."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Changes to every run: dotted path in the recipe to value."""
+    sweep: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = field(
+        default_factory=dict
+    )
+    """Settings under each of which every method is run: dotted path in the recipe to values."""
 
 
 #: A label is part of a folder's name.
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
-#: What the suite says itself; `changes` may not.
+#: What the suite says itself; `changes` and `sweep` may not.
 OWN_PATHS = ("name", "output_dir", "seed", "model", "method", "rl.method", "rl.method_args")
 
 
@@ -83,11 +88,47 @@ def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> Suit
     if settings.models and len(settings.recipe) > 1:
         text = "`models` and several recipes exclude each other: each recipe has its model."
         errors.append((("models",), text))
-    for path in settings.changes:
-        if any(path == own or path.startswith(own + ".") for own in OWN_PATHS):
-            text = f"`changes` may not set {path!r}: the suite says it in a key of its own."
-            errors.append((("changes", path), text))
+    for name in ("changes", "sweep"):
+        for path in getattr(settings, name):
+            if any(path == own or path.startswith(own + ".") for own in OWN_PATHS):
+                text = f"`{name}` may not set {path!r}: the suite says it in a key of its own."
+                errors.append(((name, path), text))
+    errors += _wrong_sweep(settings)
     return settings
+
+
+def _wrong_sweep(settings: SuiteSettings) -> Iterator[Complaint]:
+    for path, values in settings.sweep.items():
+        if path in settings.changes:
+            yield ("sweep", path), f"{path!r} stands in `changes` and in `sweep`."
+        if len(set(values)) < len(values):
+            text = f"`sweep.{path}` names one twice: {', '.join(map(str, values))}."
+            yield ("sweep", path), text
+        for value in values:
+            if not LABEL.fullmatch(suffix({path: value})[1:]):
+                yield ("sweep", path), f"`sweep.{path}`: {value!r} can be no part of a folder name."
+
+
+def combinations(sweep: Mapping[str, Sequence[Scalar]]) -> list[dict[str, Scalar]]:
+    """Every combination of swept settings; of no sweep, the one that changes nothing.
+
+    Example:
+      >>> combinations({"rl.reward_noise": [0.0, 0.1], "rl.beta": [0.01]})
+      [{'rl.reward_noise': 0.0, 'rl.beta': 0.01}, {'rl.reward_noise': 0.1, 'rl.beta': 0.01}]
+      >>> combinations({})
+      [{}]
+    """
+    return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
+
+
+def suffix(swept: Mapping[str, Scalar]) -> str:
+    """What swept settings add to the name of a run's folder.
+
+    Example:
+      >>> suffix({"rl.reward_noise": 0.1, "rl.learning_rate": 1e-5})
+      '-reward_noise0.1-learning_rate1e-05'
+    """
+    return "".join(f"-{path.rpartition('.')[2]}{_text(v)}" for path, v in swept.items())
 
 
 def _complaint(where: tuple[Any, ...], message: str, given: object) -> Complaint:

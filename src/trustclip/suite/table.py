@@ -35,10 +35,12 @@ class Results:
         Raises:
           ValueError: its folder cannot be read.
         """
-        entry = {"label": job.label, "model": job.model, "seed": job.seed}
+        entry = {
+            "label": job.label, "model": job.model, "seed": job.seed, "swept": dict(job.swept)
+        }  # fmt: skip
         # Where every completion stands is not needed here, and of many runs takes memory.
         run = replace(read_run(job.path), entry=entry, samples=Samples())
-        self._runs.setdefault((job.model, job.label), []).append(run)
+        self._runs.setdefault((job.setting, job.label), []).append(run)
 
     def write(self) -> Path:
         """Write ``table.json`` and ``table.md``; returns the latter."""
@@ -52,17 +54,18 @@ class Results:
         """The table as ``table.json`` has it.
 
         Returns:
-          ``rows``, one for each model and label: ``final`` and ``best`` scores and, by task, final
-          ones (``mean@K`` and ``pass@K``, each ``value``, ``low``, ``high``; shares of 1),
-          ``gated`` (share of tokens), and ``difference`` to the reference by metric with ``p``,
-          ``p_holm`` (over all labels and models) and ``verdict``. ``before``: scores of each model
-          before training. Beside them what a caption says.
+          ``rows``, one for each setting (a model, and swept values) and label: ``final`` and
+          ``best`` scores and, by task, final ones (``mean@K`` and ``pass@K``, each ``value``,
+          ``low``, ``high``; shares of 1), ``gated`` (share of tokens), and ``difference`` to the
+          reference of the setting by metric with ``p``, ``p_holm`` (over all labels and settings)
+          and ``verdict``. ``before``: scores in each setting before training. Beside them what a
+          caption says.
         """
-        reference = self._plan.reference
-        models = list(dict.fromkeys(job.model for job in self._plan.runs))
+        reference, found = self._plan.reference, self._runs
+        models = {job.setting: job.model for job in self._plan.runs}
         groups = [
-            Group(label, model, self._runs.get((model, label), []), 0, label == reference)
-            for model in models
+            Group(label, model, setting, found.get((setting, label), []), 0, label == reference)
+            for setting, model in models.items()
             for label in self._plan.methods
         ]
         compared = [found for kind in ("mean", "pass") for found in compare(groups, kind)]
@@ -75,7 +78,7 @@ class Results:
             "steps": sorted({run["rl"]["max_steps"] for run in settings}),
             "k": sorted({run["eval"]["k"] for run in settings if run["eval"]}),
             "problems": _problems(groups),
-            "before": {g.model: self._before(g) for g in groups if g.is_reference},
+            "before": {g.setting: self._before(g) for g in groups if g.is_reference},
             "rows": [
                 self._row(group, [found for found in compared if found.group is group])
                 for group in groups
@@ -92,6 +95,7 @@ class Results:
         found = [_gated(run) for run in group.runs]
         gated = [share for share in found if share is not None]
         return {
+            "setting": group.setting,
             "model": group.model,
             "label": group.label,
             "method": self._plan.methods[group.label].to_dict(),

@@ -149,3 +149,11 @@ def test_a_method_of_the_users_own(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = trustclip("bounds", "mine:Half", "--width", "0.25", env=env)
     assert "[0.778800783071, 1.284025416688]" in done.stdout, done.stderr
+
+
+def test_a_reader_that_has_left_is_no_traceback():
+    command = [sys.executable, "-m", "trustclip", "bounds", "atr"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141

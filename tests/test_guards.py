@@ -229,7 +229,8 @@ from types import SimpleNamespace
 from accelerate import PartialState
 from trustclip.recipes.guards import Guards
 state = PartialState(cpu=True)
-guards = Guards(lambda *said: print("said", *said[:2], flush=True))
+say = lambda *words: sys.stdout.write(" ".join(map(str, words)) + "\\n")  # at once, whole
+guards = Guards(lambda *said: say("said", *said[:2]))
 guards._is_main = state.is_main_process
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.AdamW([parameter], lr=0.1)
@@ -239,7 +240,7 @@ for step, bad_rank in enumerate([None, 1, 0, None]):
     guards.on_pre_optimizer_step(args, SimpleNamespace(global_step=step), None, optimizer=optimizer)
     optimizer.step()
 steps = optimizer.state[parameter]["step"].item()
-print("rank", state.process_index, guards.summary()["skipped_steps"], steps, flush=True)
+say("rank", state.process_index, guards.summary()["skipped_steps"], steps)
 """
 
 

@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the entry point.
 
     Returns:
-      0 for success, 2 for bad input (told in one message), 130 after Ctrl-C.
+      0 for success, 2 for bad input (told in one message), 130 after Ctrl-C, 141 when whoever read
+      the output has closed it.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help"):
@@ -63,7 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     _leave_on_sigterm()
     module = importlib.import_module(f"trustclip.commands.{COMMANDS[name][0]}")
     try:
-        return getattr(module, "evaluate" if name == "eval" else name)(rest)
+        code = getattr(module, "evaluate" if name == "eval" else name)(rest)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # What is still in the buffer has nowhere to go, and Python would say so at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("\ninterrupted; what was done is in the run directory.", file=sys.stderr)
         return 130

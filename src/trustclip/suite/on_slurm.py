@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import submitit  # pyright: ignore[reportMissingImports]  # an extra
+from submitit.core.utils import FailedJobError  # pyright: ignore[reportMissingImports]
 
 from trustclip.recipes.records import write_text
 from trustclip.suite.launchers import Resources
@@ -46,7 +47,7 @@ class Slurm:
         executor.update_parameters(**self._parameters(folder.name))
         try:
             job = executor.submit(attend, folder, command, Path.cwd(), self._resources.cpus)
-        except submitit.core.utils.FailedJobError as error:
+        except FailedJobError as error:
             reason = str(error).strip().splitlines()[-1]
             raise ValueError(f"Slurm does not take the job of {folder.name}: {reason}") from error
         write_text(folder / "slurm" / "job.txt", job.job_id)

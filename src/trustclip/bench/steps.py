@@ -18,6 +18,8 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "ours, samples by transformers": {"decoder": "transformers"},
     "ours, output head of TRL": {"head": "trl"},
     "ours, nothing skipped": {"skip_zero_advantage": False},
+    "ours, exact KL": {"method": "full_kl"},
+    "ours, exact KL, output head of TRL": {"method": "full_kl", "head": "trl"},
 }
 
 
@@ -33,6 +35,10 @@ class StepOptions:
     """Completions of an update, 8 of a prompt."""
     tokens: int = 32
     """Longest completion."""
+    vocabulary: int | None = None
+    """V, of at least the tiny model's; its own when unset. Qwen3's is 151936."""
+    lora: bool = False
+    """Train adapters, with a frozen head."""
     repeats: int = 5
     """Turns; the median is told."""
 
@@ -41,6 +47,8 @@ class StepOptions:
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} must be at least 1, got {getattr(self, name)}.")
+        if self.vocabulary is not None and self.vocabulary < 512:
+            raise ValueError(f"--vocabulary must be at least 512, got {self.vocabulary}.")
         if self.completions % 8:
             raise ValueError(f"--completions must be a multiple of 8, got {self.completions}.")
 
@@ -58,7 +66,9 @@ def run(options: StepOptions) -> list[Table]:
     return [
         Table(
             f"A training step: {options.completions} completions of up to {options.tokens} tokens, "
-            f"{options.updates_per_generation} updates a generation",
+            f"{options.updates_per_generation} updates a generation"
+            + (f", V = {options.vocabulary}" if options.vocabulary else "")
+            + (", LoRA" if options.lora else ""),
             ("who", "CPU ms", "× TRL's own"),
             [(name, taken, taken / 1e3 / stock) for name, taken in rows],
             [
@@ -84,6 +94,7 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
     from datasets import Dataset
 
     from trustclip.engines import trl
+    from trustclip.recipes.models import lora_config
     from trustclip.recipes.tiny import tiny_model
     from trustclip.tasks.arithmetic import Arithmetic
 
@@ -110,6 +121,8 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
         **chosen,
     )
     model, tokenizer = tiny_model()
+    if options.vocabulary is not None:
+        model.resize_token_embeddings(options.vocabulary, mean_resizing=False)
     prompts = [
         [{"role": "user", "content": problem.problem}] for problem in Arithmetic().train(256)
     ]
@@ -119,6 +132,7 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
         args=args,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=tokenizer,
+        peft_config=lora_config(16, 32) if options.lora else None,
     )
 
 

@@ -38,6 +38,8 @@ class HeadOptions:
     """Where; float32 on a CPU, bfloat16 on a GPU."""
     scaling: bool = False
     """Also measure at 1/8, 1/4 and 1/2 of N and of V."""
+    others: bool = True
+    """Compare with naive logits, TRL and Liger, too; they take most of the time."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "hidden", "vocabulary", "repeats"):
@@ -64,7 +66,7 @@ def run(options: HeadOptions) -> list[Table]:
     tables = []
     for trained in (False, True):
         if options.head in ("both", "trained" if trained else "frozen"):
-            tables.append(_compare(shape, trained, options.repeats))
+            tables.append(_compare(shape, entries(trained, options.others), options.repeats))
     if options.scaling:
         tables += [scaling(shape, axis, options.repeats) for axis in ("tokens", "vocabulary")]
     return tables
@@ -93,8 +95,8 @@ def _shape(options: HeadOptions) -> Any:
     )
 
 
-def entries(trained: bool) -> list[Entry]:
-    """What is compared; TRL and Liger where they are installed."""
+def entries(trained: bool, others: bool = True) -> list[Entry]:
+    """What is compared; if with others, TRL and Liger where they are installed."""
     rows = [
         Entry("bare products", "products", trained),
         Entry("trustclip", "ours", trained),
@@ -103,11 +105,13 @@ def entries(trained: bool) -> list[Entry]:
         Entry("trustclip, 75 % zero rows", "ours", trained, zeros=0.75),
         Entry("trustclip + exact KL", "with_exact_kl", trained),
         Entry("trustclip + top-20 KL", "with_topk_kl", trained),
-        Entry("naive logits", "naive", trained),
-        Entry("naive logits + exact KL", "naive_with_kl", trained),
     ]
     if not trained:  # the policies share the head
         rows.insert(5, Entry("trustclip + exact KL (Bregman)", "with_bregman_kl", trained))
+    if not others:
+        return rows
+    rows.append(Entry("naive logits", "naive", trained))
+    rows.append(Entry("naive logits + exact KL", "naive_with_kl", trained))
     for label, function in installed():
         rows.append(Entry(label, function, trained))
         rows.append(Entry(f"{label}, 50 % zero rows", function, trained, zeros=0.5))
@@ -143,10 +147,10 @@ def _call(entry: Entry, problem: Any) -> Callable[[], Any]:
     return getattr(variants, entry.function)(problem.asked(entry.entropy, entry.zeros))
 
 
-def _compare(shape: Any, trained: bool, repeats: int) -> Table:
+def _compare(shape: Any, rows: Sequence[Entry], repeats: int) -> Table:
     from trustclip.bench.variants import Problem
 
-    rows = entries(trained)
+    trained = rows[0].trained
     problem = Problem.of(shape, trained)
     calls = {entry.label: _call(entry, problem) for entry in rows}
     errors = _disagreement(rows, calls)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from matplotlib.ticker import EngFormatter
+
 from trustclip.report.figures import STYLE, as_svg, plt
 from trustclip.report.marks import PALETTE
 
@@ -38,5 +40,6 @@ def scaling(tables: Sequence[Measured]) -> str:
                 axis.set_ylabel(unit)
                 axis.set_ylim(bottom=0)
                 axis.set_xlim(left=0)
+                axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes[0, 0].legend(frameon=False)
         return as_svg(figure)

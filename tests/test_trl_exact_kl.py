@@ -7,6 +7,7 @@ from test_trl_fast import reward_of_half
 from trl_runs import constrained
 
 from trustclip.engines import exact
+from trustclip.engines.passthrough import complaints
 from trustclip.engines.trl import ConstrainedGRPOConfig
 
 #: Nothing is cut, and everything is known.
@@ -88,3 +89,5 @@ def test_a_method_that_needs_one_may_be_watched_too(tmp_path):
 def test_less_than_never_is_refused(tmp_path):
     with pytest.raises(ValueError, match="exact_kl_every must be at least 0, got -1"):
         ConstrainedGRPOConfig(str(tmp_path), num_iterations=2, use_cpu=True, exact_kl_every=-1)
+    wrong = [("exact_kl_every", "`trl.exact_kl_every` must be at least 0, got -1.")]
+    assert list(complaints({"exact_kl_every": -1}, ())) == wrong  # before a recipe's fine-tuning

@@ -9,6 +9,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from trustclip.checked import explain
 from trustclip.engines.trl import ConstrainedGRPOConfig
+from trustclip.engines.trl_config import too_small
 from trustclip.names import unknown
 
 #: Fields that a run sets for all its parts to agree.
@@ -35,7 +36,10 @@ def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple
         elif name not in fields:
             yield name, unknown("field of GRPOConfig", name, fields - RESERVED - set(own))
         else:
-            yield from ((name, f"`trl.{name}`: {text}.") for text in _wrong(hints[name], value))
+            wrong = list(_wrong(hints[name], value))
+            yield from ((name, f"`trl.{name}`: {text}.") for text in wrong)
+            if not wrong:
+                yield from ((name, f"`trl.{name}` {text}") for _, text in too_small({name: value}))
 
 
 def _wrong(hint: Any, value: Any) -> Iterator[str]:

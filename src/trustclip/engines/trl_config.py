@@ -1,7 +1,7 @@
 """Settings of the TRL engine: `trl.GRPOConfig` with a method in place of its clip."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
@@ -28,6 +28,9 @@ _REPLACED = {
     "delta": "method='dual_clip', method_args={'ceiling': ...}",
     "importance_sampling_level": "method_args={'level': 'sequence'}",
 }
+
+#: Settings of ours that are counts, and the least of each.
+_AT_LEAST = {"inert_patience": 1, "exact_kl_every": 0}
 
 
 @dataclass
@@ -113,6 +116,13 @@ class ConstrainedGRPOConfig(GRPOConfig):
         )
 
 
+def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings of ours below what they may be, and what each must be."""
+    for name, least in _AT_LEAST.items():
+        if name in values and values[name] < least:
+            yield name, f"must be at least {least}, got {values[name]}."
+
+
 def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     """One sentence per setting that would be silently ignored or wrong."""
     if args.loss_type not in LOSS_TYPES:
@@ -133,6 +143,4 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
             f"off_policy_mask_threshold reads the sign of the advantage, and {args.method!r} in "
             "this variant reverses it for tokens that it rolls back; set one of the two."
         )
-    for name, least in (("inert_patience", 1), ("exact_kl_every", 0)):
-        if getattr(args, name) < least:
-            yield f"{name} must be at least {least}, got {getattr(args, name)}."
+    yield from (f"{name} {text}" for name, text in too_small(vars(args)))

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from matplotlib.ticker import EngFormatter
-
 from trustclip.report.figures import STYLE, as_svg, plt
 from trustclip.report.marks import PALETTE
 
@@ -40,6 +38,10 @@ def scaling(tables: Sequence[Measured]) -> str:
                 axis.set_ylabel(unit)
                 axis.set_ylim(bottom=0)
                 axis.set_xlim(left=0)
-                axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+                axis.xaxis.set_major_formatter(_thousands)
         axes[0, 0].legend(frameon=False)
         return as_svg(figure)
+
+
+def _thousands(x: float, _: int) -> str:
+    return f"{x / 1000:g}k" if x >= 1000 else f"{x:g}"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from trustclip.bench.counts import check_counts
 from trustclip.bench.measure import in_turn, peak_memory
 from trustclip.bench.table import Table
 
@@ -42,10 +43,7 @@ class HeadOptions:
     """Compare with naive logits, TRL and Liger, too; they take most of the time."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "hidden", "vocabulary", "repeats"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}.")
+        check_counts(self, "tokens", "hidden", "vocabulary", "repeats")
 
 
 @dataclass(frozen=True)

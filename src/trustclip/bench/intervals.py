@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from trustclip.bench.counts import check_counts
 from trustclip.bench.measure import in_turn
 from trustclip.bench.table import Table
 
@@ -19,9 +20,7 @@ class IntervalOptions:
     """Turns; the median is told."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        check_counts(self, "tokens", "repeats")
         if not 1e-6 <= self.delta <= 300:
             raise ValueError(f"--delta must be from 1e-6 to 300 nats, got {self.delta}.")
 

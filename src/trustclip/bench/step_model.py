@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from trustclip.bench.counts import check_counts
 from trustclip.bench.step_rates import rate
 
 Tuning = Literal["full", "lora"]
@@ -111,9 +112,7 @@ class Work:
     """All weights, or LoRA beside a frozen head."""
 
     def __post_init__(self) -> None:
-        for name in ("completions", "prompt", "tokens", "longest", "updates", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        check_counts(self, "completions", "prompt", "tokens", "longest", "updates", "epochs")
         if self.longest < self.tokens:
             raise ValueError(
                 f"--longest must be at least the mean, --tokens {self.tokens}, got {self.longest}."

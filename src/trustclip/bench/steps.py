@@ -9,6 +9,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from trustclip.bench.counts import check_counts
 from trustclip.bench.table import Table
 
 #: Row -> settings of ours, or None for stock TRL.
@@ -43,10 +44,7 @@ class StepOptions:
     """Turns; the median is told."""
 
     def __post_init__(self) -> None:
-        for name in ("updates", "updates_per_generation", "completions", "tokens", "repeats"):
-            if getattr(self, name) < 1:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} must be at least 1, got {getattr(self, name)}.")
+        check_counts(self, "updates", "updates_per_generation", "completions", "tokens", "repeats")
         if self.vocabulary is not None and self.vocabulary < 512:
             raise ValueError(f"--vocabulary must be at least 512, got {self.vocabulary}.")
         if self.completions % 8:

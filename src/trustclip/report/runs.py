@@ -104,7 +104,7 @@ class Run:
     @property
     def setting(self) -> str:
         """Model and swept values, in words: what methods are compared within."""
-        return ", ".join([self.model, *in_words(self.swept)])
+        return setting_of(self.model, self.swept)
 
     @property
     def method(self) -> Mapping[str, Any] | None:
@@ -150,6 +150,16 @@ class Run:
     def final(self) -> Evaluation | None:
         """The last evaluation after training."""
         return self.trained[-1] if self.trained else None
+
+
+def setting_of(model: str, swept: Mapping[str, Any]) -> str:
+    """A model and swept values, in words.
+
+    Example:
+      >>> setting_of("tiny", {"rl.reward_noise": 0.1})
+      'tiny, reward_noise 0.1'
+    """
+    return ", ".join([model, *in_words(swept)])
 
 
 def in_words(swept: Mapping[str, Any]) -> list[str]:

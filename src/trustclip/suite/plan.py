@@ -14,7 +14,7 @@ from trustclip.method import Method
 from trustclip.names import unknown
 from trustclip.recipes.files import as_mapping, load_recipe, load_yaml
 from trustclip.recipes.settings import Recipe
-from trustclip.report.runs import in_words
+from trustclip.report.runs import in_words, setting_of
 from trustclip.suite.settings import (
     Complaint,
     Scalar,
@@ -56,7 +56,7 @@ class Job:
     @property
     def setting(self) -> str:
         """Model and swept values, in words: what methods are compared within."""
-        return ", ".join([self.model, *in_words(self.swept)])
+        return setting_of(self.model, self.swept)
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 r"""Completions written to stall or fool a verifier: none of them is worth anything.
 
 `WRONG` pairs a gold with a completion whose final answer is not the gold, is not a single answer or
-is not an answer at all; every one must score 0.0. `HOSTILE` are answers that a computer-algebra
+is not an answer at all; every one must score 0.0. `hostile` makes answers that a computer-algebra
 system cannot finish in reasonable time or memory, and that reach it because no filter of syntax can
 be complete.
 """
@@ -81,6 +81,8 @@ SEVERAL = [
     ("34", r"\boxed{12}\boxed{34}"),
     ("34", r"$\boxed{34}$ or $\boxed{12}$"),
     ("34", r"\boxed{12}, \boxed{34}, and \boxed{56}"),
+    (r"\frac{1}{2}", r"\boxed{\frac{1}{3}} and \boxed{\frac{1}{2}}"),
+    ("34", r"\boxed{34} and \boxed{12}"),
     ("34", "".join(rf"\boxed{{{n}}}" for n in range(500))),
     ("34", "Answer: 12\nAnswer: 34"),
     ("34", "Answer: 12 or 34"),
@@ -119,6 +121,17 @@ TAGS = [
 MEANING = [
     ("34", r"\boxed{34\text{ million}}"),
     ("34", r"\boxed{34\text{ dozen}}"),
+    ("34", r"\boxed{34\text{ if }x>0, 35\text{ otherwise}}"),
+    ("34", r"\boxed{34'}"),
+    ("34", r"\boxed{3'4}"),
+    ("34", r"\boxed{\phantom{34}}"),
+    ("1/2", r"\boxed{0.50000001}"),
+    (r"\{1,2\}", r"\boxed{(1,2)}"),
+    ("2:30", r"\boxed{2/30}"),
+    ("32349", r"\boxed{32, 349}"),
+    ("silent", r"\boxed{listen}"),
+    ("on", r"\boxed{\text{no}}"),
+    ("New York", "<SOLUTION>York New</SOLUTION>"),
     ("34", r"\boxed{34\text{k}}"),
     ("34", r"\boxed{\text{not }34}"),
     ("34", r"\boxed{\neg 34}"),

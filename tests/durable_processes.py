@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from durable_runs import cut, differences, grpo
 
-from trustclip.engines.checkpoints import CheckpointError, CheckpointStore
+from trustclip.durable.store import CheckpointError, CheckpointStore
 
 SETTINGS = {
     "method": "atr",

@@ -22,7 +22,7 @@ CLOCK = {
 class Rows:
     """Append-only files of a run, as a run directory keeps them."""
 
-    NAMES = ("metrics.jsonl", "samples.jsonl", "gates.jsonl")
+    NAMES = ("metrics.jsonl", "samples.jsonl", "gates.jsonl", "generations.jsonl")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class Reward:
     def __init__(self, rows: Rows) -> None:
         self.rows, self.calls = rows, 0
 
-    def __call__(self, prompts, completions, trainer_state=None, **columns) -> list[float]:
+    def __call__(self, prompts, completions, trainer_state: Any = None, **columns) -> list[float]:
         self.calls += 1
         rewards = trl_runs.share_of_even_digits(completions)
         for index, (prompt, text) in enumerate(zip(prompts, completions, strict=True)):
@@ -77,6 +77,23 @@ class Reward:
         self.calls = state["calls"]
 
 
+class Kept:
+    """Writes down the gates of every update, and that of each generation."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def generation(self, generation: Any) -> None:
+        if generation.index[0] != 0:
+            return  # of another rank: the file is the first one's
+        row = {"step": generation.step, "index": list(generation.index)}
+        row |= {"tokens": generation.tokens, "advantages": generation.advantages.tolist()}
+        self.rows.append("generations.jsonl", row | {"rewards": generation.rewards})
+
+    def gates(self, row: dict[str, Any]) -> None:
+        self.rows.append("gates.jsonl", row)
+
+
 def recorder(rows: Rows) -> Any:
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
@@ -88,7 +105,7 @@ def recorder(rows: Rows) -> Any:
             self.lines = 0
 
         def on_log(self, args, state, control, logs=None, **_) -> None:
-            if "train_runtime" not in logs:
+            if logs and "train_runtime" not in logs:
                 self.lines += 1
                 row = {"step": state.global_step, "line": self.lines, **timeless(logs)}
                 rows.append("metrics.jsonl", row)
@@ -136,7 +153,8 @@ def sft(folder: Path, *, lora: bool = False, **settings: Any) -> Any:
     """As `grpo`, for supervised training on seven examples; dropout in the adapters."""
     from datasets import Dataset, disable_progress_bars
 
-    from trustclip.engines.trl import DurableSFTTrainer, SFTConfig
+    from trustclip.engines.trl import DurableSFTTrainer
+    from trustclip.engines.trl.upstream import SFTConfig
 
     disable_progress_bars()
 
@@ -168,7 +186,7 @@ def _followed(trainer: Any, rows: Rows) -> Any:
     trainer.remove_callback(PrinterCallback)
     trainer.journal = rows
     trainer.add_callback(recorder(rows))
-    trainer.on_gates = lambda row: rows.append("gates.jsonl", row)
+    trainer.recorder = Kept(rows)
     return trainer
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
-from trustclip.engines.verl_limits import refusal
+from trustclip.engines.verl.limits import refusal
 
 #: Longest completion allowed, tokens: more than any has.
 MAX_LENGTH = 16

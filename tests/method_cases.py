@@ -25,7 +25,8 @@ MORE = [
     ("gspo", {"low": 0.1, "high": 0.1}),
     ("kl_cov", {"share": 0.2, "beta": 0.3}),
     ("cispo", {"low": 0.2, "high": 0.28}),
-    ("bandpo", {"dual_ceiling": 10.0}),
+    ("bandpo", {"ceiling": 1.5, "dual_ceiling": 10.0}),
+    ("bandpo", {"ceiling": None}),
     ("abc_grpo", {"positive_low": 1.0, "negative_low": 0.3, "negative_high": 2.0}),
     ("icepop", {"floor": None, "level": "sequence"}),
     ("tis", {"inner": {"name": "gspo", "low": 0.1, "high": 0.1}, "level": "sequence"}),
@@ -69,6 +70,22 @@ def known(method: tc.Method) -> bool:
     return method.name in KNOWN and all(
         known(part) and part.statistics_over is None for part in parts
     )
+
+
+#: Methods whose weight is a constant to the gradient, so that their value does not show it.
+SCORE_FORM = ("aspo", "ce_gppo", "cispo", "dppo", "topr", "vespo")
+
+
+def score_form(method: tc.Method) -> bool:
+    """Whether the gradient has a factor that the objective's value does not follow."""
+    parts = getattr(method, "parts", ())
+    own = method.name in SCORE_FORM or getattr(method, "variant", None) == "gspo_token"
+    return own or any(score_form(part) for part in parts)
+
+
+def weight_on_policy(method: tc.Method) -> float:
+    """Weight of a kept token's gradient while new, old and sampling policy are one."""
+    return 1 - method.to_dict()["alpha"] if method.name == "pspo" else 1.0
 
 
 ALL = [m for name, cls in tc.methods().items() for m in variants(name, cls)]

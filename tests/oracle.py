@@ -256,8 +256,9 @@ def level_gradient(
 ) -> list[float]:
     """Gradient of one sequence's summed objective, for methods whose rule needs only ``x``.
 
-    At ``level="sequence"`` the token's log-ratio is replaced by the mean over the sequence, at
-    ``level="prefix"`` by the mean over the tokens up to it; the gradient follows the mean.
+    At ``level="sequence"`` the token's log-ratio is replaced by the mean over the sequence, and the
+    gradient follows the mean. At ``level="prefix"`` the mean over the tokens up to it takes its
+    place in the gate and in the weight, and the gradient is the token's own.
     """
     total = len(xs)
     gradient = [0.0] * total
@@ -266,9 +267,10 @@ def level_gradient(
             params["level"]
         ]
         mean = math.fsum(xs[i] for i in span) / len(span)
-        share = coefficient(name, params, mean, advantage, math.nan) * advantage / len(span)
-        for i in span:
-            gradient[i] += share
+        weight = coefficient(name, params, mean, advantage, math.nan) * advantage
+        followed = (t,) if params["level"] == "prefix" else span
+        for i in followed:
+            gradient[i] += weight / len(followed)
     return gradient
 
 

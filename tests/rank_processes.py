@@ -22,6 +22,7 @@ import trl_runs
 from durable_runs import grpo, timeless
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+from trustclip.engines.trl.phases import Generating
 
 #: Completions of an update, over all ranks.
 GLOBAL_BATCH = 16
@@ -32,12 +33,16 @@ class SameSamples(ConstrainedGRPOTrainer):
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         first = self.accelerator.process_index * len(prompt_ids)
-        completions = []
+        completions, logps = [], []
         for row, prompt in enumerate(prompt_ids, start=first):
             torch.manual_seed(1000 * self.state.global_step + row)
-            completions += super()._generate_single_turn([prompt], *args, **kwargs)[0]
-        self._sampled = [[row for rows in self._sampled for row in rows]] if self._sampled else []
-        return completions, None
+            sampled, of_sampled = super()._generate_single_turn([prompt], *args, **kwargs)
+            completions += sampled
+            logps += of_sampled or []
+        if logps:
+            assert isinstance(self._phase, Generating)
+            self._phase.sampled[:] = [logps]  # as if one call had sampled them all
+        return completions, logps or None
 
 
 def varied(completions, **_) -> list[float]:
@@ -135,7 +140,7 @@ def guarded(folder: Path) -> dict[str, Any]:
     from accelerate.utils import gather_object
     from transformers import TrainerCallback
 
-    from trustclip.recipes.guards import Guards
+    from trustclip.recipes.watch.guards import Guards
 
     class Broken(SameSamples):
         def _compute_loss(self, model, inputs):
@@ -146,7 +151,7 @@ def guarded(folder: Path) -> dict[str, Any]:
     after: list[float] = []
 
     class Watcher(TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **_):
+        def on_step_end(self, args, state, control, model: Any = None, **_):
             after.append(sum(p.detach().double().sum().item() for p in model.parameters()))
 
     said: list[str] = []
@@ -195,7 +200,9 @@ def rest_for_ever() -> None:
 
 def fault(folder: Path, kind: str) -> None:
     """A durable run whose second rank raises, is killed or hangs in its fourth generation."""
-    settings = {"per_device_train_batch_size": 8, "max_steps": 12, "num_iterations": 2}
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 8, "max_steps": 12, "num_iterations": 2
+    }  # fmt: skip
     settings["ddp_timeout"] = TIMEOUT
     trainer = grpo(folder, **ATR, **settings)
     reward, rank = trainer.reward_funcs[0], trainer.accelerator.process_index
@@ -204,7 +211,6 @@ def fault(folder: Path, kind: str) -> None:
     class Failing(type(reward)):
         def __call__(self, *args, **kwargs):
             if rank == 1 and self.calls == 3 and kind != "none":
-                (folder / "failed").write_text(str(time.time()))
                 if kind == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if kind == "hang":

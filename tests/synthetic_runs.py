@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trustclip.recipes.evaluate import scores
-from trustclip.recipes.records import append_jsonl, write_json
+from trustclip.runs.answers import scores
+from trustclip.runs.jsonl import append_jsonl, write_json
 
 #: Completions that a page must survive.
 HOSTILE = (
@@ -55,6 +55,12 @@ class Spec:
     gated: float = 0.02
     completions: int = 8
     model: str = "Qwen/Qwen3-1.7B-Base"
+
+
+def final_of(run) -> Any:
+    """The last evaluation of a run, which it must have."""
+    assert run.final is not None
+    return run.final
 
 
 def make_run(path: Path, spec: Spec, *, until: int | None = None) -> Path:

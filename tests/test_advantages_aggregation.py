@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trustclip as tc
-from trustclip import advantages, aggregation
+from trustclip.constraints import advantages, aggregation
 
 DOUBLE = torch.float64
 VALUES = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, -6.0, 99.0, 99.0], [5.0, 99.0, 99.0, 99.0]])
@@ -54,6 +55,31 @@ def test_advantages_of_equal_rewards_are_zero() -> None:
     ):
         assert function(rewards, 4).abs().max() < 1e-3
         assert function(torch.ones(8), 4).tolist() == [0.0] * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_advantages_of_half_precision_rewards_are_those_of_the_same_numbers(dtype) -> None:
+    rewards = torch.tensor([1.0, 0.99, 1.01, 1.0]).to(dtype)
+    for function in (
+        advantages.group_mean,
+        advantages.group_standardized,
+        advantages.leave_one_out,
+    ):
+        got = function(rewards, 4)
+        assert got.dtype == torch.float32
+        assert torch.equal(got, function(rewards.float(), 4))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+@pytest.mark.parametrize("name", tc.methods())
+def test_a_batch_of_nothing_has_a_loss_of_zero(name: str, shape: tuple[int, int]) -> None:
+    method = tc.method(name)
+    x, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    optional: Any = {k: torch.zeros(shape, dtype=torch.int64 if k == "keys" else torch.float32)
+                for k in method.requires}  # fmt: skip
+    batch = tc.TokenBatch(x, x, x, mask, **optional)
+    for name in ("token_mean", "sequence_mean", "dr_grpo", "dapo"):
+        assert tc.policy_loss(method, batch, name, max_length=8).value.item() == 0
 
 
 def test_a_shift_of_the_rewards_does_not_matter_and_a_scale_only_to_the_mean() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import trustclip as tc
-from trustclip.report import atlas_page
-from trustclip.report.atlas import P_OLD
+from trustclip.report import atlas as atlas_page
+from trustclip.report.weights import P_OLD
 
 CHROMIUM = Path("/usr/bin/chromium")
 FEW = ("atr", "clip_higher", "dppo", "dual_clip", "spo")

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from trustclip.recipes import served
-from trustclip.recipes.generation import Completion, Sampling
-from trustclip.recipes.served import Served
-from trustclip.recipes.vllm import VLLM
+from trustclip.evaluation.backends import served
+from trustclip.evaluation.backends.local import Completion, Sampling
+from trustclip.evaluation.backends.served import Served
+from trustclip.evaluation.backends.vllm import VLLM
+from trustclip.recipes.eval import open_backend
+from trustclip.recipes.settings import EvalSettings
 
 SAMPLING = Sampling(temperature=0.3, top_p=0.95, max_tokens=100)
 PROMPTS = [[{"role": "user", "content": name}] for name in ("one", "zwei ½", "three")]
@@ -31,7 +33,7 @@ class Server:
         lock = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(handler):
+            def do_POST(handler):  # pyright: ignore[reportSelfClsParameterName]
                 body = handler.rfile.read(int(handler.headers["Content-Length"]))
                 question = json.loads(body)
                 with lock:
@@ -52,7 +54,7 @@ class Server:
                 handler.end_headers()
                 handler.wfile.write(data)
 
-            def log_message(handler, *args):
+            def log_message(handler, *args):  # pyright: ignore[reportSelfClsParameterName, reportIncompatibleMethodOverride]
                 pass
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -130,10 +132,10 @@ def test_served_tries_again_what_may_pass(serve):
 @pytest.mark.parametrize(
     "status, reply, attempts, said",
     [
-        (400, b"max_tokens is too large", 1, "answered 400: max_tokens is too large"),
-        (503, b"loading", 3, "answered 503: loading"),
-        (200, b"<html>hello", 1, "gave no chat completion: <html>hello"),
-        (200, {"choices": []}, 1, r'gave no chat completion: \{"choices": \[\]\}'),
+        (400, b"max_tokens is too large", 1, "returned 400: max_tokens is too large"),
+        (503, b"loading", 3, "returned 503: loading"),
+        (200, b"<html>hello", 1, "returned no chat completion: <html>hello"),
+        (200, {"choices": []}, 1, r'returned no chat completion: \{"choices": \[\]\}'),
     ],
 )
 def test_served_names_what_went_wrong(serve, status, reply, attempts, said):
@@ -219,9 +221,10 @@ def test_vllm_keeps_a_template_and_draws_once_when_greedy(vllm):
     assert found == [[Completion("one/0", 1, truncated=False)] * 3]
 
 
-def test_vllm_missing_or_given_the_tiny_model(monkeypatch):
+def test_vllm_missing_or_given_the_tiny_model(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match=r"pip install trustclip\[vllm\]"):
         VLLM("org/model", SAMPLING, "plain", seed=0)
+    settings = EvalSettings(model="tiny", tasks="arithmetic", output_dir=tmp_path, backend="vllm")
     with pytest.raises(ValueError, match="tiny"):
-        VLLM("tiny", SAMPLING, "plain", seed=0)
+        open_backend(settings)

@@ -1,14 +1,16 @@
 """`trustclip bench`: every topic at toy sizes, what it writes, and what it refuses."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trustclip.bench import heads, intervals, measure, variants
+from trustclip.bench import bounds as intervals
+from trustclip.bench import heads, measure, variants
 from trustclip.bench.table import Table
-from trustclip.cli import main
+from trustclip.cli.main import main
 
 SMALL = ["--tokens", "24", "--hidden", "8", "--vocabulary", "300", "--repeats", "1"]
 
@@ -108,7 +110,8 @@ def test_intervals_and_methods(capsys):
 
 def test_newton_agrees_with_bisection():
     (table,) = intervals.run(intervals.IntervalOptions(tokens=500, repeats=1))
-    assert table.rows[0][0] == "binary KL, Newton" and table.rows[0][3] < 1e-9
+    error: Any = table.rows[0][3]
+    assert table.rows[0][0] == "binary KL, Newton" and error < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_newton_agrees_with_bisection():
         (["heads"], "unknown topic of bench 'heads'; did you mean 'head'?"),
         (["head", "--tokens", "0"], "--tokens must be at least 1, got 0"),
         (["head", "--figure", "x.svg"], "add --scaling"),
-        (["intervals", "--figure", "x.svg"], "intervals has none"),
+        (["intervals", "--figure", "x.svg"], "intervals has no figure"),
         (["intervals", "--delta", "0"], "--delta must be from 1e-6 to 300 nats, got 0"),
         (["methods", "--length", "-1"], "--length must be at least 1, got -1"),
         (["head", "--json", "no/such/folder/x.json"], "does not exist"),

@@ -1,7 +1,8 @@
-"""Size limits of the house: modules, functions, parameters; and formulas that stand once."""
+"""Size guides of the house: modules, functions, parameters; and formulas that stand once."""
 
 import ast
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 @pytest.mark.parametrize("path", MODULES, ids=[str(p.relative_to(SOURCE)) for p in MODULES])
 def test_within_budget(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 400
+    reason = "In one file because" in (ast.get_docstring(ast.parse(text)) or "")
+    assert len(text.splitlines()) <= 400 or reason, "a long module says in its docstring why"
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -34,7 +36,12 @@ def test_within_budget(path):
         assert len(named) <= 7, f"{node.name} has {len(named)} parameters"
 
 
+def test_a_module_of_the_middle_is_short():
+    assert statistics.median(len(path.read_text().splitlines()) for path in MODULES) <= 150
+
+
 def test_divergence_formulas_stand_in_one_file():
     pattern = re.compile(r"torch\.expm1\(")
-    users = {p.name for p in MODULES if pattern.search(p.read_text())}
-    assert users == {"divergences.py", "masked.py", "intervals.py", "fdivergences.py"}
+    users = {str(p.relative_to(SOURCE)) for p in MODULES if pattern.search(p.read_text())}
+    library = ("divergences", "masked", "fdivergences", "intervals")
+    assert users == {"bench/bounds.py", *(f"constraints/{name}.py" for name in library)}

@@ -7,7 +7,8 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from trustclip.recipes.card import fenced, plain, write_card
+from trustclip.runs.card import fenced, write_card
+from trustclip.runs.text import markdown_text
 
 SCORE = {"value": 0.125, "low": 0.081, "high": 0.18}
 GAINED = {"value": 0.25, "low": 0.2, "high": 0.31}
@@ -76,16 +77,17 @@ def test_front_matter_names_hub_ids_and_nothing_else(tmp_path):
 def test_method_scores_environment_and_reproduction(tmp_path):
     _, body = card(tmp_path, config(), summary())
     assert "# small" in body
-    assert "\\[0.670972, 1.422217\\]" in body  # the ratio interval of atr at 0.07
-    assert "| delta | 0.07 |" in body and "| learning rate \\(AdamW\\) | 5e-06 |" in body
-    row = "| aime24 | 30 | mean\\@8 | 12.5 \\[8.1, 18.0\\] | 25.0 \\[20.0, 31.0\\] |"
+    assert "[0.670972, 1.422217]" in body  # the ratio interval of atr at 0.07
+    assert "| delta | 0.07 |" in body and "| learning rate (AdamW) | 5e-06 |" in body
+    row = "| aime24 | 30 | mean@8 | 12.5 [8.1, 18.0] | 25.0 [20.0, 31.0] |"
     assert row in body and body.count("| average | 60 |") == 2
-    assert "after 64 updates" in body and "flatters" in body
-    assert "| code | abc123, with changes |" in body and "| torch | 2.13.0\\+cpu |" in body
+    assert "after 64 updates" in body and "optimistic" in body
+    assert "| code | abc123, with uncommitted changes |" in body
+    assert "| torch | 2.13.0+cpu |" in body
     assert "trustclip run config.yaml" in body
     assert "2 updates were skipped" in body and "update 40: the gate is closed" in body
     stored = re.search(r"```yaml\n(.*?)\n```", body, re.S)
-    assert yaml.safe_load(stored[1]) == config()
+    assert stored is not None and yaml.safe_load(stored[1]) == config()
 
 
 def test_cards_of_other_commands(tmp_path):
@@ -96,7 +98,7 @@ def test_cards_of_other_commands(tmp_path):
     one = {"average": {"mean@8": SCORE, "problems": 128}}
     demo = {"before": one["average"], "after": {"mean@8": GAINED, "problems": 128}}
     _, body = card(tmp_path / "demo", {"command": "demo", "method": "atr", "method_args": {}}, demo)
-    assert "| average | 128 | mean\\@8 | 12.5" in body
+    assert "| average | 128 | mean@8 | 12.5" in body
     sft = {"command": "sft", "model": "Qwen/Qwen3-1.7B", "dataset": "open-r1/set"}
     front, body = card(tmp_path / "sft", sft, {})
     assert "## Method" not in body and front["tags"] == ["trustclip", "sft"]
@@ -129,11 +131,11 @@ def test_nothing_from_the_files_becomes_markup(tmp_path):
 
 def test_escaping_says_what_was_said():
     for text in (NASTY, "a_b*c", "5 < 6 & 7 > 2", "runs/tiny-1", "~~x~~", "$x^2$", "`code`"):
-        page = MarkdownIt("commonmark", {"html": True}).render("a " + plain(text))
+        page = MarkdownIt("commonmark", {"html": True}).render("a " + markdown_text(text))
         seen = re.sub(r"<[^>]*>", "", page).replace("&lt;", "<").replace("&gt;", ">")
         seen = seen.replace("&amp;", "&").replace("&quot;", '"')
         assert seen.strip() == "a " + " ".join(text.split())
-    assert plain("a\x00b\x1b[31mc\u2028d") == "a b \\[31mc d"
+    assert markdown_text("a\x00b\x1b[31mc\u2028d") == "a b [31mc d"
 
 
 def test_a_fence_holds_any_text():
@@ -144,7 +146,7 @@ def test_a_fence_holds_any_text():
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no run"):
+    with pytest.raises(ValueError, match="is not a run directory"):
         write_card(tmp_path)
 
 
@@ -152,4 +154,4 @@ def test_no_code_of_others_runs_for_a_card(tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
     rl = {"dataset": "arithmetic", "method": "evil:Method", "method_args": {}}
     _, body = card(tmp_path, config(rl=rl), summary(method={"name": "evil:Method"}))
-    assert "evil\\:Method \\(not ours\\)" in body or "evil\\:Method (not ours)" in body
+    assert "evil:Method (not part of trustclip)" in body

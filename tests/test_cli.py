@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import trustclip as tc
+
 
 def trustclip(*args, env=None):
-    code = "import sys; from trustclip.cli import main; sys.exit(main())"
+    code = "import sys; from trustclip.cli.main import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, timeout=300
     )
@@ -19,7 +22,7 @@ def test_help_names_every_command_and_loads_no_torch():
     for command in ("demo", "sft", "rl", "eval", "bounds", "methods", "doctor"):
         assert f"  {command} " in done.stdout
     probe = (
-        "import sys; from trustclip.cli import main; main(['--help']); "
+        "import sys; from trustclip.cli.main import main; main(['--help']); "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
@@ -27,7 +30,7 @@ def test_help_names_every_command_and_loads_no_torch():
 
 def test_help_of_a_recipe_loads_no_torch():
     probe = (
-        "import sys\nfrom trustclip.cli import main\n"
+        "import sys\nfrom trustclip.cli.main import main\n"
         "try: main(['rl', '--help'])\nexcept SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
     )
@@ -40,8 +43,10 @@ def test_bounds_prints_the_interval_and_its_twins():
     done = trustclip("bounds", "atr", "--delta", "0.07")
     assert done.returncode == 0
     assert "[0.670971738250, 1.422216736276]" in done.stdout
-    assert "epsilon=0.329028261750 epsilon_high=0.422216736276" in done.stdout
-    assert "clip_ratio_high=0.422216736276" in done.stdout
+    twins = tc.method("atr", delta=0.07).twins
+    for settings in (twins["TRL"], twins["verl"]):
+        assert " ".join(f"{key}={value}" for key, value in settings.items()) in done.stdout
+    assert "clip_higher --low 0.329028261750" in done.stdout
 
 
 def test_bounds_by_probability():
@@ -70,10 +75,10 @@ def test_python_m_trustclip_is_the_command():
 def test_methods_lists_every_file_of_the_folder():
     from pathlib import Path
 
-    from trustclip import cli
+    import trustclip as tc
 
     done = trustclip("methods", "--markdown")
-    files = [p.stem for p in (Path(cli.__file__).parent / "methods").glob("[a-z]*.py")]
+    files = [p.stem for p in (Path(tc.__file__).parent / "methods").glob("[a-z]*.py")]
     assert len(files) >= 14
     for name in files:
         assert f"| `{name}` |" in done.stdout
@@ -92,30 +97,29 @@ def test_doctor_does_the_arithmetic():
         (["bonds"], ["unknown command", "'bounds'"]),
         (["bounds", "art"], ["unknown method", "'atr'"]),
         (["bounds", "atr", "--delat", "1"], ["'delat'", "'delta'"]),
-        (["bounds", "atr", "--delta", "-1"], ["delta", "greater than 0", "-1.0"]),
-        (["bounds", "soft_gate"], ["no ratio interval"]),
+        (["bounds", "atr", "--delta", "-1"], ["delta", "greater than 0", "-1"]),
         (["bounds", "atr", "--delta", "{controller: target_gat}"], ["did you mean 'target_gate'"]),
         (["bounds", "atr", "--delta", "{controler: target_gate}"], ["`controller` by 'controler'"]),
         (
             ["bounds", "atr", "--delta", "{controller: target_gate"],
             ["neither a number", "per_token"],
         ),
-        (["bounds", "atr", "--delta=0,1"], ["--delta", "could not convert", "0,1"]),
+        (["bounds", "atr", "--delta=0,1"], ["delta", "valid number", "0,1"]),
         (["demo", "--method", "art"], ["unknown method", "'atr'"]),
         (["demo", "--method.delat", "3"], ["'delat'", "'delta'"]),
-        (["demo", "--method.delta", "nan"], ["delta", "greater than 0", "nan"]),
+        (["demo", "--method.delta", "nan"], ["delta", "finite number", "nan"]),
         (
             ["demo", "--method.delta", "{controller: target_gate, shre: 1}"],
             ["'shre'", "did you mean 'share'"],
         ),
-        (["demo", "--seeed", "3"], ["--seed"]),
+        (["demo", "--seeed", "3"], ["command line", "'seeed'", "did you mean 'seed'"]),
         (["rl", "--preset", "tinny"], ["'tinny'", "'tiny'"]),
         (["rl", "--preset", "tiny", "--learning-rate", "-1"], ["learning_rate", "greater than 0"]),
         (["rl", "--preset", "tiny", "--steps-per-generation", "1"], ["inert", "1 x 1 / 1"]),
         (["rl", "--preset", "tiny", "--num-generations", "7"], ["num_generations = 7"]),
         (["rl", "--preset", "tiny", "--model", "no/such/folder"], ["no model"]),
-        (["rl", "--preset", "tiny", "--loss-type", "sapo"], ["loss-type", "dr_grpo"]),
-        (["sft", "--model", "tiny"], ["--dataset", "--output-dir"]),
+        (["rl", "--preset", "tiny", "--loss-type", "sapo"], ["loss_type", "dr_grpo"]),
+        (["sft", "--model", "tiny"], ["`dataset` is missing", "`output_dir` is missing"]),
         (["eval", "--preset", "tiny", "--tasks", "aime42"], ["aime24"]),
         (["compare", "nowhere", "neither"], ["nowhere"]),
         (["grade", "missing.jsonl"], ["missing.jsonl"]),
@@ -154,6 +158,116 @@ def test_a_method_of_the_users_own(tmp_path):
 def test_a_reader_that_has_left_is_no_traceback():
     command = [sys.executable, "-m", "trustclip", "bounds", "atr"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 141
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """`trustclip COMMAND` whose work is a function that is given."""
+    import signal
+    import types
+
+    from trustclip.cli import main as cli
+
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(action, command="report"):
+        module = types.ModuleType("trustclip.cli.commands.failing")
+        setattr(module, "evaluate" if command == "eval" else command, lambda argv: action())
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(cli.COMMANDS, command, ("failing", "fails"))
+        return cli.main([command])
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+def unread_yaml():
+    import yaml
+
+    yaml.safe_load("a: [1,\n  2")
+
+
+def damaged_weights():
+    from safetensors.torch import load
+
+    load(b"no header")
+
+
+def lost():
+    from trustclip.durable.store import TrainingError
+
+    raise TrainingError("the weights are not finite")
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (
+            lambda: Path("/nowhere/at/all").read_text(),
+            "/nowhere/at/all: No such file or directory.",
+        ),
+        (lambda: Path(".").write_text(""), ".: Is a directory."),
+        (unread_yaml, "while parsing a flow sequence"),
+        (damaged_weights, "header"),
+        (lost, "the weights are not finite"),
+        (lambda: __import__("vllm"), "vllm is not installed: pip install 'trustclip[vllm]'."),
+        (lambda: __import__("no_such_package.inside"), "pip install no_such_package."),
+    ],
+    ids=["missing", "folder", "yaml", "weights", "training", "extra", "package"],
+)
+def test_failure_is_one_sentence_and_status_2(failing, capsys, action, words):
+    assert failing(action) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("trustclip report: ") and said.count("\n") == 1
+    assert words in said
+
+
+def test_the_traceback_is_shown_on_request(failing, capsys, monkeypatch):
+    monkeypatch.setenv("TRUSTCLIP_TRACEBACK", "1")
+    assert failing(lost) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said and said.endswith("trustclip report: the weights are not finite\n")
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda: None + 1,  # pyright: ignore[reportOperatorIssue]
+        lambda: {}["key"],
+        lambda: __import__("trustclip.gone"),
+    ],
+)
+def test_a_bug_keeps_its_traceback(failing, action):
+    with pytest.raises((TypeError, KeyError, ModuleNotFoundError)):
+        failing(action)
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("command", ["demo", "sft", "rl", "eval", "run", "report", "suite"])
+def test_a_signal_in_any_phase_leaves_with_a_sentence(failing, capsys, command, number):
+    """Outside training, where nothing is listening: while libraries are imported, for example."""
+    import os
+    import signal
+
+    def interrupted():
+        os.kill(os.getpid(), getattr(signal, number))
+        raise AssertionError("the signal did not end it")
+
+    try:
+        status = failing(interrupted, command)
+    except SystemExit as ended:
+        status = ended.code
+    continued = command not in ("report", "suite")
+    assert status == (0 if continued else 128 + getattr(signal, number))
+    said = capsys.readouterr().err
+    assert said == ("\nstopped; the same command continues.\n" if continued else "\ninterrupted.\n")
+
+
+def test_help_states_the_exit_status():
+    done = trustclip("--help")
+    for status in ("0", "1", "2", "130", "141"):
+        assert f"\n  {status} " in done.stdout

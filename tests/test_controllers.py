@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from method_cases import random_batch
 
 import trustclip as tc
-from trustclip import controllers, diagnostics
-from trustclip.adaptive import Adaptive
-from trustclip.arguments import parse
+from trustclip.cli.arguments import settings as read
+from trustclip.constraints import controllers, diagnostics
+from trustclip.constraints.adaptive import Adaptive
 from trustclip.recipes.settings import RLSettings
 
 GATE = {"controller": "target_gate", "share": 0.02, "initial": 0.07}
@@ -24,6 +24,10 @@ def atr(**settings) -> Adaptive:
     method = tc.method("atr", delta={**GATE, **settings})
     assert isinstance(method, Adaptive)
     return method
+
+
+def adapts(method: tc.Method) -> bool:
+    return tc.Trait.ADAPTS in method.traits
 
 
 def delta(method: tc.Method) -> float:
@@ -39,20 +43,18 @@ def test_yaml_and_python_say_the_same() -> None:
     by_yaml = tc.as_method(yaml.safe_load(text))
     assert by_code == by_yaml == tc.method(**by_code.to_dict())
     assert yaml.safe_load(yaml.safe_dump(by_code.to_dict())) == by_code.to_dict()
-    assert by_code.name == "atr" and by_code.adapts and not tc.method("atr").adapts
+    assert by_code.name == "atr" and adapts(by_code) and not adapts(tc.method("atr"))
 
 
 def test_the_command_line_says_the_same(tmp_path) -> None:
     text = "{controller: target_gate, share: 0.02, initial: 0.07}"
     for flags in (["--method.delta", text], [f"--method.delta={text}"]):
         rest = ["--dataset", "arithmetic", "--model", "tiny", "--output-dir", str(tmp_path)]
-        settings = parse(RLSettings, [*rest, *flags, "--method.side", "strict"], "rl")
-        chosen = tc.method(settings.method, **settings.method_args)
+        chosen = read(RLSettings, [*rest, *flags, "--method.side", "strict"], "rl").method
         assert chosen == tc.method("atr", delta=GATE, side="strict")
-        assert yaml.safe_load(yaml.safe_dump(settings.method_args)) == settings.method_args
+        assert yaml.safe_load(yaml.safe_dump(chosen.to_dict())) == chosen.to_dict()
     two = ["--method", "clip_higher", "--method.low", "{controller: target_gate, share: 0.1}"]
-    settings = parse(RLSettings, [*rest, *two, "--method.high", "0.3"], "rl")
-    chosen = tc.method(settings.method, **settings.method_args)
+    chosen = read(RLSettings, [*rest, *two, "--method.high", "0.3"], "rl").method
     low = controllers.target_gate(share=0.1)
     assert chosen == tc.method("clip_higher", low=low, high=0.3)
 
@@ -60,10 +62,9 @@ def test_the_command_line_says_the_same(tmp_path) -> None:
 def test_a_part_on_the_command_line_is_written_down_with_its_name(tmp_path) -> None:
     rest = ["--dataset", "arithmetic", "--model", "tiny", "--output-dir", str(tmp_path)]
     part = "{name: atr, delta: {controller: target_gate, share: 0.02, initial: 0.07}}"
-    settings = parse(RLSettings, [*rest, "--method", "tis", "--method.inner", part], "rl")
-    assert settings.method_args["inner"]["name"] == "atr"
-    chosen = tc.method(settings.method, **settings.method_args)
-    assert chosen == tc.method("tis", inner=tc.method("atr", delta=GATE)) and chosen.adapts
+    chosen = read(RLSettings, [*rest, "--method", "both", "--method.first", part], "rl").method
+    assert chosen.to_dict()["first"]["name"] == "atr"
+    assert chosen == tc.method("both", first=tc.method("atr", delta=GATE)) and adapts(chosen)
 
 
 def test_until_it_moves_it_is_the_method() -> None:
@@ -147,7 +148,7 @@ def test_parts_adapt_by_the_metrics_of_the_whole() -> None:
     spec = {"name": "both", "first": {"name": "atr", "delta": GATE}, "second": "clip"}
     joined = tc.as_method(spec)
     moved = joined.after({"gated": 0.1})
-    assert joined.adapts and delta(moved.first) > 0.07  # type: ignore[attr-defined]
+    assert adapts(joined) and delta(moved.first) > 0.07  # type: ignore[attr-defined]
     assert joined.restored(moved.state()) == moved
     assert tc.method(**joined.to_dict()) == joined
 
@@ -281,13 +282,15 @@ def test_an_update_moves_the_threshold_by_its_own_metrics(runs) -> None:
 def test_it_continues_where_it_was(runs, monkeypatch, forgotten: bool) -> None:
     from durable_runs import cut, differences, grpo
 
-    from trustclip.engines.adapting import Adapting
+    from trustclip.engines.trl import ConstrainedGRPOTrainer
 
     folder, options, _ = runs
     if forgotten:
-        restore = Adapting._restore
+        restore = ConstrainedGRPOTrainer._restore
         monkeypatch.setattr(
-            Adapting, "_restore", lambda self, p: restore(self, p | {"method": self.method.state()})
+            ConstrainedGRPOTrainer,
+            "_restore",
+            lambda self, p: restore(self, p | {"method": self.method.state()}),
         )
     there = cut(folder / "whole", folder / f"cut-{forgotten}", 3)
     assert grpo(there, **options).train_durably()

@@ -124,6 +124,45 @@ def test_tokens_leave_layout_out():
     assert tokenize("x_{10} = $3.5$") == ("x", "10", "3", "5")
 
 
+def test_a_sign_makes_another_problem():
+    text = "What is the smallest $n$ such that all roots of $z^4 {} z^2 + 1 = 0$ are roots of one?"
+    plus, minus = text.replace("{}", "+"), text.replace("{}", "-")
+    assert tokenize(plus) != tokenize(minus)
+    assert found(plus, plus) and not found(plus, minus)
+    assert not found(plus, text.replace("{}", "−"))
+    assert found(minus, text.replace("{}", "−"))
+    assert tokenize("3 + 1 - 2") != tokenize("3 - 1 + 2")
+    assert tokenize("a well-known number") == tokenize("a well known number")
+
+
+def test_spelling_of_numbers_and_formulas_makes_no_difference():
+    assert tokenize("１２３ apples") == tokenize("123 apples")
+    assert tokenize("1,234 and $5{,}678$") == tokenize("1234 and 5678")
+    assert tokenize("1,23") == ("1", "23")
+    assert tokenize(r"$x \le 3 \times y$") == tokenize("𝑥 ≤ 3 × 𝑦")
+    assert tokenize("$xy$") == tokenize("$x y$")
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_problem_inside_a_prompt_or_a_story_is_the_same_problem(swap):
+    text = ORCHARD + "How many kilograms is that?"
+    prompt = (
+        "You are a careful assistant. Solve the mathematics problem below, explain every step of "
+        f"your reasoning, and check the result before you state it.\n\n{text}\n\nPut the final "
+        "answer within \\boxed{} on the last line, and write nothing behind that line at all."
+    )
+    train, test = (prompt, text) if swap else (text, prompt)
+    assert found(train, test)
+    other = ORCHARD.replace("14", "15").replace("23", "24").replace("57", "58")
+    assert not found(prompt.replace(ORCHARD, other), text)
+
+
+def test_numbers_missing_on_one_side_do_not_hide_a_copy():
+    text = "Alice and Bob share {} apples so that both get whole apples and Alice gets more. In how"
+    text += " many ways can they do that if the order of the apples does not matter to them?"
+    assert found(text.replace("{}", "seven"), text.replace("{}", "7"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -162,7 +201,7 @@ def test_command_writes_report_clean_set_and_quarantine(tmp_path, capsys):
     out, clean = tmp_path / "out" / "c.json", tmp_path / "out" / "clean.jsonl"
     assert run(command(tmp_path, out=out, write_clean=clean)) == 0
     assert capsys.readouterr().out == (
-        "1 of 2 test problems stand among 2 training problems, 1 with the same answer: "
+        "1 of 2 test problems occur among 2 training problems, 1 with the same answer: "
         f"{out}\n1 training problems match no test problem: {clean}\n"
     )
     assert json.loads(out.read_text())["contaminated"] == ["x"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import trustclip as tc
-from trustclip import diagnostics
+from trustclip.constraints import diagnostics
 
 DOUBLE = torch.float64
 
@@ -59,6 +59,41 @@ def test_a_kind_that_no_token_is_of_has_no_share() -> None:
     read = window.read()
     assert read["gated/p_old_0.1_0.5"] == 1.0 and "gated/p_old_0_0.01" not in read
     assert "gated/entropy_0_0.01" not in read
+
+
+def test_a_ratio_of_one_is_in_no_quadrant() -> None:
+    ratio = [[1.0, 1.0, 2.0, 2.0, 0.5, 0.5]]
+    a = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0]], dtype=DOUBLE)
+    batch = batch_of([[0.3] * 6], ratio, advantages=a)
+    got = [
+        diagnostics.quadrant(name, batch)[0].nonzero().tolist() for name in diagnostics.QUADRANTS
+    ]
+    assert got == [[[2]], [[4]], [[3]], [[5]]]
+
+
+def test_metrics_are_over_finite_tokens_and_say_how_many_were_not() -> None:
+    batch = batch_of([[0.3] * 4], [[1.0, 2.0, 3.0, math.nan]], entropy=torch.ones(1, 4))
+    window = diagnostics.Window()
+    window.add(batch, tc.method("atr").surrogate(batch))
+    read = window.read()
+    assert read["nonfinite"] == 0.25 and read["ratio"] == pytest.approx(2.0)
+    assert read["gated"] == pytest.approx(2 / 3) and read["ratio_q99"] < math.inf
+    nothing = batch_of([[0.3]], [[math.inf]])
+    window = diagnostics.Window()
+    window.add(nothing, tc.method("atr").surrogate(nothing))
+    assert window.read()["nonfinite"] == 1 and math.isnan(window.read()["ratio"])
+
+
+def test_the_share_of_small_advantages_is_a_share() -> None:
+    """Their sum is below 1: it is the denominator all the same."""
+    batch = batch_of([[0.5, 0.5]], [[0.5, 1.5]], advantages=torch.tensor([[0.1, -0.3]]))
+    window = diagnostics.Window()
+    window.add(batch, tc.method("clip").surrogate(batch))
+    assert window.read()["advantage_cut"] == 0.0
+    batch = batch_of([[0.5, 0.5]], [[0.5, 1.5]], advantages=torch.tensor([[-0.1, -0.3]]))
+    window = diagnostics.Window()
+    window.add(batch, tc.method("clip").surrogate(batch))
+    assert window.read()["advantage_cut"] == pytest.approx(0.25)
 
 
 def test_effective_sample_size_and_advantage_mass() -> None:

@@ -4,19 +4,20 @@ import io
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
-from trustclip.recipes.dry_run import dry_run, plan
-from trustclip.recipes.longest import longest
-from trustclip.recipes.memory import PHASES, estimate, footprint, readable
+from trustclip.recipes.preflight.dry_run import dry_run, plan
+from trustclip.recipes.preflight.longest import longest
+from trustclip.recipes.preflight.memory import PHASES, estimate, footprint
 from trustclip.recipes.settings import Recipe, RecipeEval, RLStage
 from trustclip.recipes.tiny import tiny_model, tiny_tokenizer
+from trustclip.runs.text import readable
 from trustclip.tasks.problem import Problem
 
 #: Published shapes; no weights and no network needed.
@@ -37,7 +38,7 @@ def shape(**numbers):
 
 
 def recipe(folder=Path("runs/x"), *, model="tiny", evaluation=None, **rl):
-    defaults = dict(
+    defaults: dict[str, Any] = dict(
         dataset="arithmetic", prompt_style="plain", max_completion_length=8, max_steps=96,
         num_generations=8, per_device_train_batch_size=16, gradient_accumulation_steps=1,
         steps_per_generation=4, num_iterations=1, lora_r=0,
@@ -77,7 +78,7 @@ def test_the_plan_of_several_processes_and_passes_over_a_generation():
 
 
 def test_the_plan_says_when_the_constraint_cannot_act():
-    aligned = dict(gradient_accumulation_steps=4, allow_inert=True)
+    aligned: dict[str, Any] = dict(gradient_accumulation_steps=4, allow_inert=True)
     made = plan(recipe(**aligned))
     assert not made.acts and "num_iterations" in made.why
     assert plan(recipe(method="trpo", num_iterations=2, **aligned)).acts
@@ -106,8 +107,8 @@ def test_what_a_forward_pass_keeps_is_what_a_real_one_keeps(family, lora, device
     import transformers
     from peft import get_peft_model
 
-    from trustclip.recipes.memory import _kept
     from trustclip.recipes.models import lora_config
+    from trustclip.recipes.preflight.memory import _kept
 
     numbers = QWEN3_8B | dict(
         vocab_size=300, hidden_size=128, intermediate_size=384, num_hidden_layers=3,
@@ -203,7 +204,7 @@ def test_a_dry_run_trains_the_longest_batch_and_leaves_nothing(tmp_path):
     made = recipe(tmp_path / "run", evaluation=evaluation, steps_per_generation=2, limit=64)
     code, text = said(made)
     assert code == 0 and not (tmp_path / "run").exists()
-    for part in ("yes: in 1 of the 2 updates", "40 completions in all", "KV cache", "in all"):
+    for part in ("yes: in 1 of the 2 updates", "40 completions in total", "KV cache", "total"):
         assert part in text
     assert "longest batch: " in text and "two updates in" in text and "estimated" in text
 
@@ -227,11 +228,9 @@ def test_a_large_model_on_a_cpu_is_planned_and_not_run(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     model = config_folder(tmp_path / "model", **QWEN3_8B)
-    started = time.monotonic()
     code, text = said(recipe(tmp_path / "run", model=model, limit=64, lora_r=32))
     assert code == 0 and "longest batch: not run." in text
     assert "minutes" in text or "are free" in text
-    assert time.monotonic() - started < 30
 
 
 def test_a_model_that_cannot_be_read_is_told(tmp_path):
@@ -261,7 +260,7 @@ rl: {{dataset: arithmetic, prompt_style: plain, limit: 64, max_steps: 4, lora_r:
      steps_per_generation: 2, num_iterations: 1}}
 """
     )
-    command = [sys.executable, "-m", "trustclip.cli", "run", str(file), "--dry-run"]
+    command = [sys.executable, "-m", "trustclip", "run", str(file), "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     error = float(done.stdout.rpartition("(")[2].partition("%")[0])

@@ -40,7 +40,7 @@ def trainer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_trl_gives_the_gradient_of_both_engines(
     trainer: Any, method: tc.Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     batch = engine_cases.batch_for(method)
     logp = batch.logp.clone().requires_grad_()

@@ -46,6 +46,7 @@ INTEGERS = [
 ]
 
 NO_INTEGERS = [
+    *("32, 349", "1, 234, 567"),
     *("", " ", "-", ".", "34.5", "33.9999999", "3 4", "1,2", "12,34", "1,23,456", "1234,567"),
     *("1,234,56", ",123", "--34", "3-4", "1e3", "0x22", "٣٤", "３４", "3⁴", "②", "34x", "34i"),
     *("34 million", "34 thousand", "3 dozen", r"34\text{k}", r"34\text{ or more}", "34!", "34%"),
@@ -107,9 +108,59 @@ def test_every_way_to_write_an_integer_gives_it_back(value, separator, frame):
         (r"\frac{1}{2}", "0.5", None),
         ("0.5", "0.50", None),
         (r"2\sqrt{3}", r"\sqrt{12}", None),
+        ("32349", "32, 349", False),
+        ("34", r"34\text{ if }x>0, 35\text{ otherwise}", False),
+        ("34", "34'", False),
+        ("34", "3'4", False),
+        ("34", r"34^\prime", False),
+        ("34", r"\phantom{34}", False),
+        (r"\frac{1}{2}", r"\phantom{\frac{1}{2}}", False),
+        ("1/2", "0.50000001", False),
+        (r"\frac12", "0.50", None),
+        (r"\frac{1}{3}", "0.333333", None),
+        (r"\frac{1}{3}", "0.333334", False),
+        ("0.25", "0.2500001", False),
+        (r"\{1,2\}", "(1,2)", False),
+        (r"\{1,2\}", r"\left[1, 2\right]", False),
+        (r"\{1,2\}", r"\{2,1\}", None),
+        (r"\{(1,2)\}", r"(1,2), (3,4)", None),
+        ("2:30", "2/30", False),
+        ("2:30", r"2:30\text{ p.m.}", None),
     ],
 )
 def test_decides_only_what_needs_no_algebra(gold, answer, verdict):
+    assert compare(gold, answer) is verdict
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        ("silent", "silent", True),
+        ("silent", "listen", False),
+        ("on", "no", False),
+        ("New York", "York New", False),
+        ("New York", "  new  york.", True),
+        ("True", "true", True),
+        ("no", r"\text{No}", True),
+        (r"\text{even}", "even", True),
+        (r"\text{even}", r"\textbf{Even}", True),
+        ("well-known", "well known", True),
+        ("Zürich", "zürich", True),
+        ("北京", "北京。", True),
+        ("cold", "2", False),
+        ("cold", r"\frac{1}{2}", False),
+        ("x", "y", None),
+        ("x y", "y x", None),
+        ("xy", "yx", None),
+        ("$mn$", r"m \cdot n", None),
+        (r"\text{TV}", "VT", False),
+        (r"\pi", "3", None),
+        ("pi", "3.14", None),
+        ("sin x", "x", None),
+        ("2 cats", r"\frac{4}{2}", None),
+    ],
+)
+def test_words_are_compared_as_text_and_formulas_are_not(gold, answer, verdict):
     assert compare(gold, answer) is verdict
 
 

@@ -3,14 +3,19 @@
 import io
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from trustclip.recipes.evaluate import Plan, recover, run_evaluation, sample, scores
-from trustclip.recipes.generation import Completion
-from trustclip.recipes.records import RunDirectory, append_jsonl
-from trustclip.recipes.settings import PRESETS, EvalSettings
+from trustclip.evaluation.backends.local import Completion
+from trustclip.evaluation.evaluate import Plan, recover, sample
+from trustclip.recipes.eval import run_evaluation
+from trustclip.recipes.files import preset
+from trustclip.recipes.settings import EvalSettings
+from trustclip.runs.answers import scores
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.jsonl import append_jsonl
 from trustclip.tasks.problem import Problem
 
 
@@ -19,7 +24,7 @@ def quiet():
 
 
 def settings(folder, **changes):
-    tiny = replace(PRESETS["eval"]["tiny"], k=3, batch_size=6, limit=6, max_tokens=8)
+    tiny = replace(EvalSettings(**preset("eval", "tiny")), k=3, batch_size=6, limit=6, max_tokens=8)
     return replace(tiny, output_dir=folder, **changes)
 
 
@@ -117,7 +122,8 @@ def test_a_resumed_run_gives_what_an_uninterrupted_one_gives(tmp_path, cut):
     assert first == again
     assert sum(first["verifier"].values()) == 18
     problems = {"nothing": 6, "mid-line": 2, "mid-batch": 4, "in the first batch": 0}[cut]
-    said = console.file.getvalue()
+    text: Any = console.file
+    said = text.getvalue()
     assert (f"continuing: {problems} problems are done" in said) == (problems > 0)
     assert (f"eval {6 - problems}/{6 - problems} " in said) == (problems < 6)
 
@@ -141,8 +147,21 @@ def test_only_what_is_missing_is_sampled_again(tmp_path):
     changed = {"a": [replace(TASKS["a"][0], answer="2"), TASKS["a"][1]]}
     assert recover(path, changed, PLAN) == []  # graded against another gold: worth nothing
     path.write_text("not json\n")
-    with pytest.raises(ValueError, match=":1 is no JSON"):
+    with pytest.raises(ValueError, match=":1 is not a JSON object"):
         recover(path, TASKS, PLAN)
+
+
+def test_batches_in_further_shards_are_recovered(tmp_path, monkeypatch):
+    monkeypatch.setattr("trustclip.runs.directory.SHARD_BYTES", 300)
+    run = RunDirectory(tmp_path, "eval", settings(tmp_path))
+    rows = [row for batch in sample(Scripted(ANSWERS), TASKS, PLAN) for row in batch]
+    for row in rows[:-1]:
+        run.sample([row])
+    assert len([*tmp_path.glob("samples*.jsonl")]) > 1
+    done = recover(tmp_path / "samples.jsonl", TASKS, PLAN)
+    assert done and done == rows[: len(done)]
+    assert [path.name for path in tmp_path.glob("samples*.jsonl")] == ["samples.jsonl"]
+    assert recover(tmp_path / "samples.jsonl", TASKS, PLAN) == done
 
 
 @pytest.mark.parametrize(
@@ -158,15 +177,15 @@ def test_other_settings_do_not_continue_a_run(tmp_path, changes, said):
 
 
 def test_backends_are_chosen_by_name(tmp_path):
-    from trustclip.recipes.evaluate import open_backend
-    from trustclip.recipes.served import Served
+    from trustclip.evaluation.backends.served import Served
+    from trustclip.recipes.eval import open_backend
 
     asked = EvalSettings(model="any name", tasks="arithmetic", output_dir=tmp_path)
     assert asked.backend == "transformers"
     assert isinstance(open_backend(replace(asked, backend="openai")), Served)
     with pytest.raises(ValueError, match="backend"):
         replace(asked, backend="sglang")
-    with pytest.raises(ValueError, match="neither with http"):
+    with pytest.raises(ValueError, match="must start with http"):
         open_backend(replace(asked, backend="openai", base_url="file:///etc"))
     with pytest.raises(ValueError, match="no model"):
         run_evaluation(replace(asked, model="./nowhere"), quiet())

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import typing
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,15 @@ from method_cases import (
     every_method,
     known_to_oracle,
     random_batch,
+    score_form,
+    weight_on_policy,
 )
 from torch import Tensor
 
 import trustclip as tc
+
+#: Metrics that are no share of gated tokens, which one token less can change.
+SIMPLE = ("ratio", "k1", "k2", "k3", "off_policy", "zero_advantage", "kl_old_new", "kl_new_old")
 
 
 def gradient(method: tc.Method, batch: tc.TokenBatch, aggregation: str = "token_mean") -> Tensor:
@@ -45,12 +51,75 @@ def test_on_policy_the_gradient_is_the_advantage(method: tc.Method, dtype: torch
         batch = dataclasses.replace(batch, logp_rollout=batch.logp_old)
     got = tc.coefficient(method, batch)
     want = torch.where(batch.mask, batch.advantages, 0.0)
-    if method.acts_on_policy:
+    if tc.Trait.ACTS_ON_POLICY in method.traits:
         kept = method.surrogate(batch).kept
-        want = torch.where(kept, method.weight_on_policy * want, 0.0)
-    if getattr(method, "level", "token") == "prefix":  # a token also moves the ratios after it
-        got, want = got.sum(dim=1), want.sum(dim=1)
+        want = torch.where(kept, weight_on_policy(method) * want, 0.0)
     torch.testing.assert_close(got, want, rtol=8 * torch.finfo(dtype).eps, atol=0)
+
+
+@every_method
+def test_a_gated_token_has_no_gradient(method: tc.Method) -> None:
+    if tc.Trait.REVERSES in method.traits:
+        pytest.skip("pulls back, or pays for moving, beyond its gate")
+    batch = random_batch(method)
+    assert not tc.coefficient(method, batch)[~method.surrogate(batch).kept].any()
+
+
+@every_method
+def test_only_the_current_log_probability_is_trained(method: tc.Method) -> None:
+    """The same tensor in every field: what a user without a second policy hands over."""
+    clean = random_batch(method)
+    fields = {f.name: getattr(clean, f.name) for f in dataclasses.fields(clean)}
+    given = [f for f in FLOATS if fields[f] is not None and not f.startswith("kl_")]
+    alone = clean.logp.detach().clone().requires_grad_()
+    shared = clean.logp.detach().clone().requires_grad_()
+    leaves = {f: fields[f].detach().clone().requires_grad_() for f in given if f != "logp"}
+    one = tc.TokenBatch(**{**fields, "logp": alone, "logp_old": clean.logp.detach()})
+    same = tc.TokenBatch(**{**fields, **leaves, "logp": shared, "logp_old": shared})
+    tc.policy_loss(method, same).value.backward()
+    tc.policy_loss(method, one).value.backward()
+    assert torch.equal(typing.cast(Tensor, shared.grad), typing.cast(Tensor, alone.grad))
+    torch.testing.assert_close(shared.grad, -tc.coefficient(method, same) / clean.mask.sum())
+    assert shared.grad is not None and (shared.grad.any() or not method.surrogate(same).kept.any())
+    assert all(leaf.grad is None for leaf in leaves.values())
+
+
+def with_number(batch: tc.TokenBatch, name: str, at: tuple[int, int], number: float) -> typing.Any:
+    """The fields of a batch, one number of one of them replaced."""
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    fields[name] = fields[name].detach().clone()
+    fields[name][at] = number
+    return fields
+
+
+@every_method
+def test_a_number_that_is_not_finite_reaches_the_gradient_and_nothing_else(
+    method: tc.Method,
+) -> None:
+    """The one rule of `TokenBatch`: the token is NaN, the other sequences do not notice."""
+    clean = random_batch(method)
+    row, column = 5, 2
+    without = clean.mask.clone()
+    without[row, column] = False
+    masked = dataclasses.replace(clean, mask=without)
+    want, metrics = tc.coefficient(method, masked), tc.policy_loss(method, masked).metrics
+    for name in (f for f in FLOATS if getattr(clean, f) is not None):
+        for number in (math.nan, math.inf, -math.inf):
+            if name == "logp_rollout" and math.isnan(number):
+                continue  # the sampler gave none
+            fields = with_number(clean, name, (row, column), number)
+            leaf = fields["logp"].clone().requires_grad_()
+            loss = tc.policy_loss(method, tc.TokenBatch(**{**fields, "logp": leaf}))
+            loss.value.backward()
+            assert leaf.grad is not None
+            assert loss.value.isnan() and leaf.grad[row, column].isnan(), (name, number)
+            got = tc.coefficient(method, tc.TokenBatch(**fields))
+            assert got[row, column].isnan(), (name, number)
+            got[row] = torch.where(got[row].isnan(), want[row], got[row])
+            torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
+            assert [n.item() for n in loss.metrics["nonfinite"]] == [1, clean.mask.sum()]
+            own = {k: v for k, v in loss.metrics.items() if k in SIMPLE}
+            assert_same_metrics(own, {k: metrics[k] for k in own}, atol=1e-12)
 
 
 @every_method
@@ -285,7 +354,7 @@ def test_agrees_with_the_oracle_on_sequences(method: tc.Method) -> None:
 
 @known_to_oracle
 def test_autograd_agrees_with_finite_differences(method: tc.Method) -> None:
-    if method.score_form:
+    if score_form(method) or getattr(method, "level", "token") == "prefix":
         pytest.skip("its weight is a constant to the gradient, not to the value")
     batch = random_batch(method)
     # What a gated token holds is detached: its value is not what its gradient is of.
@@ -369,8 +438,8 @@ def test_a_row_is_its_own(method: tc.Method) -> None:
         batch = dataclasses.replace(batch, statistics=method.statistics(batch))
     whole = tc.coefficient(method, batch)
     still = batch.advantages == 0
-    assert method.moves_without_advantage or not whole[still].any()
+    assert tc.Trait.MOVES_WITHOUT_ADVANTAGE in method.traits or not whole[still].any()
     rows = torch.tensor([0, 2, 3, 6])
     held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    some = {k: v[rows] if isinstance(v, Tensor) else v for k, v in held.items()}
+    some: dict[str, Any] = {k: v[rows] if isinstance(v, Tensor) else v for k, v in held.items()}
     assert torch.allclose(tc.coefficient(method, tc.TokenBatch(**some)), whole[rows], rtol=1e-12)

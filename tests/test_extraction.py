@@ -39,7 +39,12 @@ BOXED = [
     (r"\boxed{\boxed{34}}", "34"),
     (r"first \boxed{12}, which gives $x+1=\boxed{34}$", "34"),
     (r"\boxed{34}\boxed{12}", None),
-    (r"$\boxed{34}$ and $\boxed{12}$", None),
+    (r"$\boxed{34}$ and $\boxed{12}$", "34, 12"),
+    (r"\[ \boxed{(1, 2)}, \boxed{(2, 1)}, \boxed{(1, 2)} \]", "(1, 2), (2, 1)"),
+    (r"\boxed{1}, \boxed{2} or \boxed{3}", None),
+    (r"\boxed{1}, \boxed{} and \boxed{3}", None),
+    ("\\\\boxed{\\\\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"x \\\boxed{34}", "34"),
     (r"$\boxed{34}$, $\boxed{34.}$", "34"),
     (r"\[\boxed{34} \quad\text{or}\quad \boxed{12}\]", None),
     (r"\boxed{34} and then \boxed{12", "34"),
@@ -99,6 +104,8 @@ ANY = [
     ("<SOLUTION>34", None),
     (r"\boxed{34", None),
     ("The final answer is $8$. I hope it is correct. <|im_start|>user 9", "8"),
+    ("so 3.\nFinal Answer: the energy is 8. I hope it is correct.", "8"),
+    ("Final Answer: The final answer is $8$. I hope it is correct.", "8"),
 ]
 
 

@@ -1,10 +1,12 @@
 """f-divergences: textbook sums, bounds by other means, one's own function, and the method."""
 
 import dataclasses
+import functools
 import inspect
 import math
 import typing
 from collections.abc import Callable
+from decimal import Decimal, localcontext
 
 import oracle
 import pytest
@@ -14,8 +16,14 @@ from method_cases import label, random_batch
 from torch import Tensor
 
 import trustclip as tc
-from trustclip import divergences, intervals
-from trustclip.fdivergences import NAMED, Divergence, alpha_divergence, f_divergence, from_function
+from trustclip.constraints import divergences, intervals
+from trustclip.constraints.fdivergences import (
+    NAMED,
+    Divergence,
+    alpha_divergence,
+    f_divergence,
+    from_function,
+)
 
 DOUBLE = torch.float64
 ALPHAS = (-1.5, 0.0, 0.3, 0.5, 0.999999, 1.0, 1.3, 2.0, 3.0)
@@ -134,6 +142,47 @@ def test_bounds_are_where_the_divergence_reaches_the_threshold(
         assert below * (1 - 1e-9) <= delta <= above * (1 + 1e-9)
 
 
+def exact_generator(name: str) -> Callable[[Decimal], Decimal]:
+    """f of the ratio, in the precision of the context."""
+    if name.startswith("alpha="):
+        a = Decimal(name.removeprefix("alpha="))
+        return lambda w: ((a * w.ln()).exp() - a * w + a - 1) / (a * (a - 1))
+    return {
+        "kl_old_new": lambda w: w - 1 - w.ln(),
+        "kl_new_old": lambda w: 1 - w + w * w.ln(),
+        "chi2": lambda w: (w - 1) ** 2,
+        "hellinger": lambda w: (w.sqrt() - 1) ** 2,
+        "js": lambda w: (w * w.ln() - (1 + w) * ((1 + w) / 2).ln()) / 2,
+    }[name]
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n not in ("alpha=0.0", "alpha=1.0")])
+def test_bounds_keep_twelve_digits_from_tiny_thresholds_to_huge_ones(name: str) -> None:
+    """Moved by 1e-12 of itself, a bound is inside on one side and outside on the other."""
+    f = exact_generator(name)
+    logp = torch.tensor([[1e-6], [0.3], [0.99]], dtype=DOUBLE).log()
+    with localcontext(prec=50):
+
+        def bernoulli(logp: Decimal, x: Decimal) -> Decimal:
+            p, w = logp.exp(), x.exp()
+            if p * w >= 1:
+                return Decimal("inf")
+            return p * f(w) + (1 - p) * f((1 - p * w) / (1 - p))
+
+        for delta in (1e-14, 3e-11, 1e-8, 1e-3, 0.07, 0.9, 20.0, 700.0):
+            cases = [(lambda x: f(x.exp()), x) for x in EVERY[name].log_interval(delta)]
+            found = torch.cat(EVERY[name].log_bernoulli_interval(logp, delta), dim=1)
+            for (old,), row in zip(logp.tolist(), found.tolist(), strict=True):
+                reachable = [x for x in row if -700 < x < -old]
+                exact = functools.partial(bernoulli, Decimal(old))
+                cases += [(exact, x) for x in reachable]
+            for divergence, x in cases:
+                if math.isinf(x):
+                    continue
+                e = Decimal(x) * Decimal("1e-12")
+                assert divergence(Decimal(x) - e) <= delta <= divergence(Decimal(x) + e), (delta, x)
+
+
 @pytest.mark.parametrize(
     ("name", "p", "delta", "low", "high"),
     [
@@ -178,7 +227,7 @@ def test_bernoulli_bounds_are_the_bands_of_bandpo() -> None:
     tv = from_function(lambda t: 0.5 * (t - 1).abs())
     for divergence, name in ((NAMED["chi2"], "chi2"), (tv, "tv"), (NAMED["kl_old_new"], "kl")):
         found = [b.exp() for b in divergence.log_bernoulli_interval(p.log(), 0.05)]
-        want = tc.interval("bandpo", p_old=p, divergence=name, delta=0.05)
+        want = tc.interval("bandpo", p_old=p, divergence=name, delta=0.05, ceiling=None)
         torch.testing.assert_close(found, list(want), rtol=1e-10, atol=1e-14)
 
 

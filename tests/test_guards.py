@@ -11,6 +11,7 @@ import warnings
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def healthy_runs():
 
 
 def guards_and_said():
-    from trustclip.recipes.guards import Guards
+    from trustclip.recipes.watch.guards import Guards
 
     said = []
     return Guards(lambda step, name, text: said.append((step, name, text))), said
@@ -87,7 +88,7 @@ def train(tmp_path, broken=(), *, lora=False, killed_after=None, guards=None, **
     after = {}
 
     class Watcher(TrainerCallback):
-        def on_step_end(self, args, state, control, optimizer=None, **_):
+        def on_step_end(self, args, state, control, optimizer: Any = None, **_):
             after[state.global_step] = tensors(optimizer.optimizer)
             if state.global_step == killed_after:
                 raise KeyboardInterrupt
@@ -124,7 +125,7 @@ def test_a_skipped_update_changes_nothing(tmp_path, lora):
 
 
 def test_one_bad_micro_batch_skips_the_whole_update_and_the_schedule_goes_on(tmp_path):
-    settings = dict(
+    settings: dict[str, Any] = dict(
         gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=1, max_steps=4,
         lr_scheduler_type="linear", per_device_train_batch_size=8,
     )  # fmt: skip
@@ -165,7 +166,7 @@ def test_later_updates_are_as_if_the_bad_one_never_was(kind):
 
 
 def test_large_but_finite_gradients_are_no_reason_to_skip():
-    from trustclip.recipes.guards import _any_nonfinite
+    from trustclip.recipes.watch.guards import _any_nonfinite
 
     cpu = torch.device("cpu")
     assert not _any_nonfinite([torch.full((1000,), 3e38), torch.empty(0)], cpu)
@@ -175,7 +176,7 @@ def test_large_but_finite_gradients_are_no_reason_to_skip():
 
 
 def test_training_ends_when_more_than_a_tenth_of_the_updates_are_bad(tmp_path):
-    from trustclip.recipes.guards import TooManySkips
+    from trustclip.recipes.watch.guards import TooManySkips
 
     with pytest.raises(TooManySkips, match=r"3 of the last 4 updates.*learning_rate"):
         train(tmp_path, {(1, 0), (2, 0), (4, 0)})
@@ -183,7 +184,7 @@ def test_training_ends_when_more_than_a_tenth_of_the_updates_are_bad(tmp_path):
 
 def skips(pattern):
     """The update at which a run with these bad updates (1) is ended, or None."""
-    from trustclip.recipes.guards import TooManySkips
+    from trustclip.recipes.watch.guards import TooManySkips
 
     guards, _ = guards_and_said()
     parameter = torch.nn.Parameter(torch.ones(2))
@@ -212,7 +213,7 @@ def test_the_share_of_bad_updates_that_is_borne():
 
 def test_a_resumed_run_counts_on_and_says_nothing_twice(tmp_path):
     broken = {(2, 0), (5, 0)}
-    settings = dict(save_strategy="steps", save_steps=3)
+    settings: dict[str, Any] = dict(save_strategy="steps", save_steps=3)
     _, whole_after, _, whole = train(tmp_path / "whole", broken, **settings)
     _, _, said, _ = train(tmp_path / "cut", broken, killed_after=4, **settings)
     assert [step for step, *_ in said] == [2]
@@ -227,7 +228,7 @@ ON_TWO_RANKS = """
 import math, sys, torch
 from types import SimpleNamespace
 from accelerate import PartialState
-from trustclip.recipes.guards import Guards
+from trustclip.recipes.watch.guards import Guards
 state = PartialState(cpu=True)
 say = lambda *words: sys.stdout.write(" ".join(map(str, words)) + "\\n")  # at once, whole
 guards = Guards(lambda *said: say("said", *said[:2]))
@@ -364,9 +365,9 @@ def test_the_engines_warning_of_an_inert_constraint_becomes_a_notice(tmp_path):
 
 def test_a_run_whose_constraint_is_inert_has_the_notice_in_its_record(tmp_path, monkeypatch):
     """By the command, from a model that knows nothing and learns from noise."""
-    from trustclip.commands import experiments
+    from trustclip.cli.commands import experiments
     from trustclip.recipes import rl
-    from trustclip.recipes.records import read_jsonl
+    from trustclip.runs.jsonl import read_jsonl
 
     monkeypatch.setattr(rl, "starting_model", lambda *_: fresh_model())
     monkeypatch.setattr(rl, "save_model", lambda *_: None)
@@ -379,3 +380,51 @@ def test_a_run_whose_constraint_is_inert_has_the_notice_in_its_record(tmp_path, 
     assert "gate closed on no token" in notice["text"]
     (told,) = json.loads((out / "summary.json").read_text())["notices"]
     assert told["notice"] == "inert_constraint"
+
+
+def poison(trainer, step, what):
+    """Make one element NaN after an update: of the weights, or of the optimizer's moments."""
+    from transformers import TrainerCallback
+
+    class Poison(TrainerCallback):
+        def on_optimizer_step(
+            self, args, state, control, model: Any = None, optimizer: Any = None, **_
+        ):
+            if state.global_step + 1 == step:
+                parameter = next(model.parameters())
+                held = parameter if what == "weight" else optimizer.state[parameter]["exp_avg"]
+                held.data.view(-1)[0] = math.nan
+
+    # Before the checkpoint of the update is written.
+    trainer.callback_handler.callbacks.insert(0, Poison())
+    return trainer
+
+
+@pytest.mark.parametrize("what", ["weight", "moment"])
+@pytest.mark.parametrize("save_steps", [1, 4])
+def test_weights_that_are_not_finite_end_training_and_replace_no_checkpoint(
+    tmp_path, what, save_steps
+):
+    from durable_runs import differences, grpo
+
+    from trustclip.durable.store import CheckpointStore, NonFiniteError
+
+    settings: dict[str, Any] = dict(
+        save_steps=save_steps, save_total_limit=1, max_steps=8, num_iterations=2,
+        steps_per_generation=1, learning_rate=1e-3,
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    trainer = poison(grpo(tmp_path / "run", **settings), 6, what)
+    trainer.add_callback(guards_and_said()[0])
+    with pytest.raises(NonFiniteError) as error:
+        trainer.train_durably()
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    good = 5 if save_steps == 1 else 4
+    assert store.newest() == store.path(good)
+    words = f"is not saved; the newest checkpoint is {store.path(good)}, and the same command"
+    assert words in str(error.value) and "continues from it" in str(error.value)
+    if what == "moment" and save_steps == 1:  # found before it reaches a weight
+        assert str(error.value).startswith("exp_avg of ")
+    assert grpo(tmp_path / "run", **settings).train_durably()
+    assert grpo(tmp_path / "whole", **settings).train_durably()
+    assert differences(tmp_path / "whole", tmp_path / "run", after=7) == []

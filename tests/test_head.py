@@ -1,5 +1,7 @@
 """Log-probabilities and entropies from hidden states against a dense softmax."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +20,12 @@ def dense(hidden, weight, ids, bias=None, temperature=1.0):
     logits = hidden @ weight.T
     logp = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
     return logp.gather(1, ids[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
+
+
+def both(*args, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    logp, entropy = selected_logprobs(*args, **options)
+    assert entropy is not None
+    return logp, entropy
 
 
 def inputs(tokens=13, vocabulary=700, width=6, dtype=torch.float64):
@@ -52,11 +60,10 @@ def test_values_and_gradients(
 ):  # fmt: skip
     hidden, weight, ids, bias = inputs()
     g = torch.Generator().manual_seed(1)
-    coefficients = [torch.randn(13, generator=g, dtype=torch.float64) for _ in range(2)]
-    coefficients[0][3:6] = 0
-    coefficients[1][4:7] = 0
-    if not of_entropy:
-        coefficients[1] = None
+    of_logp, of_h = (torch.randn(13, generator=g, dtype=torch.float64) for _ in range(2))
+    of_logp[3:6] = 0
+    of_h[4:7] = 0
+    coefficients = [of_logp, of_h if of_entropy else None]
     options = {"trained": trained, "temperature": temperature}
 
     def run(function, dtype):
@@ -79,7 +86,7 @@ def test_gradcheck(small_tiles):
     ids[1] = -100
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
 
-    def values(h, w, b):
+    def values(h, w, b) -> Any:  # `gradcheck` is typed for tensors only
         return selected_logprobs(h, w, ids, bias=b, temperature=0.8)
 
     assert torch.autograd.gradcheck(values, leaves, fast_mode=True)
@@ -95,9 +102,10 @@ def test_rows_with_a_negative_id_are_zero_and_cost_no_gradient(small_tiles):
     hidden[skipped] = torch.nan  # padding may hold anything
     for trained in (False, True):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained)
-        logp, entropy = selected_logprobs(h, w, masked)
+        logp, entropy = both(h, w, masked)
         (logp.sum() + entropy.sum()).backward()
-        assert not logp[skipped].any() and not entropy[skipped].any() and not h.grad[skipped].any()
+        assert not logp[skipped].any() and not entropy[skipped].any()
+        assert h.grad is not None and not h.grad[skipped].any()
         kept = masked >= 0
         want = dense(hidden[kept], weight, ids[kept])
         torch.testing.assert_close((logp[kept], entropy[kept]), want, rtol=1e-12, atol=1e-12)
@@ -110,10 +118,10 @@ def test_no_token_and_one(tokens, trained):
     hidden, weight, ids, bias = inputs(tokens)
     hidden.requires_grad_()
     weight.requires_grad_(trained)
-    logp, entropy = selected_logprobs(hidden, weight, ids, bias=bias)
+    logp, entropy = both(hidden, weight, ids, bias=bias)
     assert logp.shape == entropy.shape == (tokens,)
     (logp.sum() + entropy.sum()).backward()
-    assert hidden.grad.shape == (tokens, 6)
+    assert hidden.grad is not None and hidden.grad.shape == (tokens, 6)
     assert not trained or (weight.grad != 0).any() == bool(tokens)
 
 
@@ -121,7 +129,7 @@ def test_every_row_masked():
     hidden, weight, ids, _ = inputs()
     logp, _ = selected_logprobs(hidden.requires_grad_(), weight, ids - 1000)
     logp.sum().backward()
-    assert not logp.any() and not hidden.grad.any()
+    assert hidden.grad is not None and not logp.any() and not hidden.grad.any()
 
 
 def test_without_entropy_and_without_gradient():
@@ -149,7 +157,7 @@ def test_bfloat16_adds_in_float32(trained, small_tiles):
 def test_large_logits_and_sure_tokens():
     weight = torch.eye(3)
     hidden = torch.tensor([[1e4, 0.0, 0.0], [-1e4, 0.0, 0.0], [20.0, 0.0, 0.0]])
-    logp, entropy = selected_logprobs(hidden, weight, torch.tensor([0, 0, 0]))
+    logp, entropy = both(hidden, weight, torch.tensor([0, 0, 0]))
     assert logp[:2].tolist() == [0, -10000.693359375]
     want_logp, want_entropy = dense(hidden[2:].double(), weight.double(), torch.tensor([0]))
     assert logp[2].item() == pytest.approx(want_logp.item(), abs=1e-7)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trustclip.head import bregman_kl, exact, exact_kl, product, score, topk, topk_kl
+from trustclip.head import Order, bregman_kl, exact, exact_kl, product, score, topk, topk_kl
 
 
 def dense(new, old, w_new, w_old, order, temperature):
@@ -52,6 +52,20 @@ def policies(tokens=9, vocabulary=700, width=6, dtype=torch.float64, moved=0.2):
     return new, old, torch.randn(vocabulary, width, generator=g, dtype=dtype)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_tokens_that_a_bias_of_minus_infinity_excludes_are_not_there(dtype, temperature):
+    new, old, w = (x.to(dtype) for x in policies())
+    bias = torch.zeros(len(w), dtype=dtype)
+    bias[::3] = -torch.inf
+    got = exact_kl(new, old, w, bias=bias, temperature=temperature)
+    want = exact_kl(new, old, w[bias == 0], temperature=temperature)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    hidden = new.clone()
+    hidden[0, 0] = torch.nan
+    assert exact_kl(hidden, old, w, bias=bias)[0].isnan()
+
+
 def test_nothing_and_nonsense():
     w = torch.randn(10, 4)
     assert exact_kl(torch.zeros(0, 4), torch.zeros(0, 4), w).shape == (0,)
@@ -78,7 +92,8 @@ def test_a_token_that_only_the_other_policy_can_draw():
     """e^d overflows and underflows in turn: float32 against float64, both orders."""
     new, old = torch.tensor([[200.0, 0.0, -3.0]]), torch.tensor([[0.0, 90.0, -3.0]])
     eye = torch.eye(3)
-    for order, want in (("old_new", 290.0 - 90.0), ("new_old", 290.0 - 200.0)):
+    wanted: dict[Order, float] = {"old_new": 290.0 - 90.0, "new_old": 290.0 - 200.0}
+    for order, want in wanted.items():
         got = exact_kl(new, old, eye, order=order)
         assert got.item() == pytest.approx(want, rel=1e-6)
 

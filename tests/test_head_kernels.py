@@ -36,11 +36,11 @@ for dtype in (torch.float64, torch.float32):
                 running = Running.start(torch.empty(5, dtype=dtype, device=device), entropy)
                 made = []
                 for tile in tiles:
-                    e, shrink = torch.empty_like(tile), torch.empty_like(running.peak)
+                    e, shrink = torch.empty_like(tile), torch.empty_like(running.max)
                     module.fold(tile.clone(), running, e, shrink)
                     made += [e, shrink]
-                runs.append([running.peak, running.total, *made])
-                runs[-1] += [running.moment, running.entropy] if entropy else []
+                runs.append([running.max, running.sum, *made])
+                runs[-1] += [running.first_moment, running.entropy] if entropy else []
             for got, want in zip(*runs, strict=True):
                 near(got, want, dtype)
             z = torch.cat(tiles, dim=1)

@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+from decimal import Decimal, localcontext
 from pathlib import Path
 
 import oracle
@@ -12,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trustclip as tc
-from trustclip import intervals
+from trustclip.constraints import intervals
 
 DELTAS = st.floats(math.log(1e-6), math.log(20)).map(math.exp)
 VECTORS = Path(__file__).parents[2] / "shared" / "data" / "vectors.json"
@@ -26,6 +29,11 @@ LOG_INTERVALS = [
 
 def doubles(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def bernoulli_kl(p: torch.Tensor, delta: float) -> list[torch.Tensor]:
+    """Ratio bounds for tokens of old probability ``p``."""
+    return [bound.exp() for bound in intervals.log_bernoulli_kl(p.log(), delta)]
 
 
 # Tables ----------------------------------------------------------------------------------------
@@ -58,7 +66,7 @@ def test_table_of_dynamic_clip(row: tuple[float, ...]) -> None:
 
 def test_table_of_bernoulli_kl() -> None:
     for p, delta, low, high in known.BERNOULLI_KL:
-        got = [bound.item() for bound in intervals.bernoulli_kl(doubles(p), delta)]
+        got = [bound.item() for bound in bernoulli_kl(doubles(p), delta)]
         assert got == pytest.approx([low, high], rel=5e-12), (p, delta)
 
 
@@ -95,7 +103,7 @@ def test_the_full_tables() -> None:
         )
     (key,) = [key for key in vectors if key.startswith("bernoulli_kl_old_new_bounds")]
     for row in vectors[key]["rows"]:
-        got = [b.item() for b in intervals.bernoulli_kl(doubles(row["p_old"]), row["delta"])]
+        got = [b.item() for b in bernoulli_kl(doubles(row["p_old"]), row["delta"])]
         assert got == pytest.approx((row["l"], row["u"]), rel=1e-11), row
 
 
@@ -116,6 +124,83 @@ def test_against_bisection(function, divergence, delta: float) -> None:
     assert high - 1 == pytest.approx(math.expm1(want_high), rel=1e-8)
 
 
+def k3(x: Decimal) -> Decimal:
+    return x.exp() - 1 - x
+
+
+EXACT = {
+    "kl2": lambda x: x * x / 2,
+    "k3": k3,
+    "is_k3": lambda x: x.exp() * k3(-x),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@given(delta=st.floats(math.log(1e-14), math.log(700)).map(math.exp))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_bounds_keep_twelve_digits_of_their_distance_from_zero(name: str, delta: float) -> None:
+    """Moved by 1e-12 of itself, a bound is inside on one side and outside on the other."""
+    low, high = getattr(intervals, f"log_{name}")(delta)
+    with localcontext(prec=50):
+        for bound in (low, high):
+            if math.isinf(bound):
+                assert name == "is_k3" and delta >= 1
+                continue
+            x, e = Decimal(bound), Decimal(bound) * Decimal("1e-12")
+            assert EXACT[name](x - e) <= delta <= EXACT[name](x + e)
+
+
+@pytest.mark.parametrize("delta", [1e-14, 1e-10, 1e-7, 9.9e-4, 1e-3, 0.07, 1.0, 50.0, 700.0])
+def test_bernoulli_kl_keeps_twelve_digits_of_its_distance_from_zero(delta: float) -> None:
+    shares = [10.0**-k for k in range(1, 13)]
+    logps = [math.log(p) for p in (*shares, 0.4, 0.5)] + [math.log1p(-p) for p in shares]
+    low, high = intervals.log_bernoulli_kl(doubles(*logps), delta)
+    with localcontext(prec=60):
+
+        def divergence(p: Decimal, x: Decimal) -> Decimal:
+            q = p * x.exp()
+            return (1 - p) * ((1 - p) / (1 - q)).ln() - p * x if q < 1 else Decimal("inf")
+
+        for logp, *bounds in zip(logps, low.tolist(), high.tolist(), strict=True):
+            p = Decimal(logp).exp()
+            for bound in bounds:
+                if bound < -700:
+                    continue  # no ratio is that small
+                x, e = Decimal(bound), Decimal(bound) * Decimal("1e-12")
+                assert divergence(p, x - e) <= delta <= divergence(p, x + e), (logp, bound)
+
+
+def test_bernoulli_kl_takes_a_threshold_for_each_token() -> None:
+    logp = doubles(1e-4, 0.02, 0.3, 0.5, 0.9, 0.999).log()
+    deltas = doubles(500.0, 2.5, 0.07, 1e-8, 45.0, 1e-3)
+    each = torch.stack(intervals.log_bernoulli_kl(logp, deltas))
+    alone = [
+        torch.stack(intervals.log_bernoulli_kl(logp[i], delta))
+        for i, delta in enumerate(deltas.tolist())
+    ]
+    torch.testing.assert_close(each, torch.stack(alone, dim=1), rtol=1e-11, atol=0)
+
+
+def test_the_flagships_interval_at_a_tiny_threshold() -> None:
+    """1e-10 nats: it read (0.999986, 1.648721) before."""
+    assert tc.interval("atr", delta=1e-10) == pytest.approx(
+        (1 - 1.4142068957e-05, 1 + 1.4142202290e-05), rel=0, abs=1e-14
+    )
+
+
+def test_intervals_need_no_scipy() -> None:
+    code = """if True:
+        import sys
+        sys.modules["scipy"] = None
+        import trustclip as tc
+        for name in tc.methods():
+            tc.method(name)
+        tc.interval("atr"), tc.interval("is_kl3"), tc.interval("f_divergence", divergence="js")
+        import trustclip.head
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @given(
     p=st.floats(math.log(1e-12), math.log(0.5)).map(math.exp)
     | st.floats(math.log(1e-12), math.log(0.5)).map(lambda v: 1 - math.exp(v)),
@@ -123,7 +208,7 @@ def test_against_bisection(function, divergence, delta: float) -> None:
 )
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_bernoulli_kl_against_bisection(p: float, delta: float) -> None:
-    low, high = (bound.item() for bound in intervals.bernoulli_kl(doubles(p), delta))
+    low, high = (bound.item() for bound in bernoulli_kl(doubles(p), delta))
     want_low, want_high = oracle.bernoulli_log_interval(p, delta)
     assert low == pytest.approx(math.exp(want_low), rel=1e-9, abs=1e-300)
     assert high == pytest.approx(math.exp(want_high), rel=1e-9)
@@ -133,7 +218,7 @@ def test_bernoulli_kl_against_bisection(p: float, delta: float) -> None:
 
 def test_bernoulli_kl_keeps_the_shape_and_takes_probability_one() -> None:
     p = doubles(0.3, 0.9, 1.0, 0.5, 1e-3, 0.99).view(2, 3)
-    low, high = intervals.bernoulli_kl(p, 0.05)
+    low, high = bernoulli_kl(p, 0.05)
     assert low.shape == high.shape == (2, 3)
     assert low.dtype == torch.float64
     assert low[0, 2].item() == pytest.approx(math.exp(-0.05))
@@ -173,7 +258,7 @@ def test_a_larger_threshold_gives_a_wider_interval(delta: float, more: float) ->
 
 def test_small_probability_limit_of_bernoulli_kl_is_k3() -> None:
     p, delta = 1e-7, 0.07
-    got = [bound.item() for bound in intervals.bernoulli_kl(doubles(p), p * delta)]
+    got = [bound.item() for bound in bernoulli_kl(doubles(p), p * delta)]
     assert got == pytest.approx(intervals.k3(delta), rel=1e-6)
 
 

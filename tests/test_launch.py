@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import trustclip as tc
-from trustclip.engines.ranks import Load, World, asked_ranks, described, findings
 from trustclip.engines.schedule import Schedule
+from trustclip.recipes.preflight.ranks import Load, World, asked_ranks, described, findings
 
 LAUNCH = Path(__file__).parents[1] / "recipes" / "launch"
 SHARDS = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED"}
@@ -117,8 +117,9 @@ def test_accelerate_reads_its_files(name, kind):
         "bf16",
     )
     if name == "fsdp2":
-        assert config.fsdp_config["fsdp_version"] == 2
+        assert config.fsdp_config is not None and config.fsdp_config["fsdp_version"] == 2
     if kind == "DEEPSPEED":
+        assert config.deepspeed_config is not None
         assert config.deepspeed_config["zero_stage"] == int(name[-1])
 
 

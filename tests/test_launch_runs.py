@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def model(tmp_path_factory) -> Path:
         for i in range(8)
         for answer in range(1, 5)
     ]
-    texts = [tokenizer.apply_chat_template(turn, tokenize=False) for turn in turns]
+    texts: Any = [tokenizer.apply_chat_template(turn, tokenize=False) for turn in turns]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
     policy.train()

@@ -9,11 +9,11 @@ import typing
 
 import pytest
 import torch
-import tyro
 import yaml
 from method_cases import KNOWN, every_method, every_name, random_batch
 
 import trustclip as tc
+from trustclip.cli.arguments import method_from
 
 
 @every_method
@@ -33,7 +33,7 @@ def test_command_line_round_trip(method: tc.Method) -> None:
     values = {k: v for k, v in one.to_dict().items() if k != "name"}
     texts = {k: yaml.safe_dump(v) if isinstance(v, dict) else str(v) for k, v in values.items()}
     flags = [part for k, v in texts.items() for part in (f"--{k.replace('_', '-')}", v)]
-    assert tyro.cli(type(one), args=flags) == one
+    assert method_from(one.name, flags, "test") == one
 
 
 def scaled(method: tc.Method) -> tc.Method:
@@ -121,7 +121,7 @@ def test_a_method_is_frozen(method: tc.Method) -> None:
 @every_name
 def test_docstring_has_formula_reference_and_example(name: str) -> None:
     text = tc.methods()[name].__doc__ or ""
-    assert "$" in text or ".. math::" in text
+    assert "$" in text
     for section in ("References:", "Example", ">>>"):
         assert section in text
     for field in tc.method(name).to_dict():
@@ -153,8 +153,7 @@ def test_values_that_make_no_constraint(
 # A method of one's own -------------------------------------------------------------------------
 
 OWN = """
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.method import Method, definition
+from trustclip import Method, Surrogate, TokenBatch, definition
 
 
 @definition

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Adapters of the loss for other engines: against the real function where PyPI has it, else against
 a stand-in with the fields of its documentation.
 """
@@ -47,7 +48,7 @@ def test_tinkers_client_sends_the_gradient_to_the_server(name: str) -> None:
     tinker = pytest.importorskip("tinker", reason="tinker is not installed here: make verl-setup")
     from tinker.lib.public_interfaces.training_client import TrainingClient
 
-    from trustclip.engines.other.tinker import custom_loss
+    from trustclip.engines.tinker import custom_loss
 
     method = tc.method(name)
     batch = engine_cases.batch_for(method)
@@ -96,7 +97,7 @@ def test_skyrl_finds_the_loss_in_its_registry(name: str, skyrl: Any) -> None:
     import cloudpickle
     from skyrl.train.config import AlgorithmConfig
 
-    from trustclip.engines.other import skyrl as ours
+    from trustclip.engines import skyrl as ours
 
     method = tc.method(name)
     batch = engine_cases.batch_for(method)
@@ -123,7 +124,7 @@ def test_skyrl_finds_the_loss_in_its_registry(name: str, skyrl: Any) -> None:
 def test_skyrl_corrects_for_the_sampler_by_itself(skyrl: Any) -> None:
     from skyrl.train.config import AlgorithmConfig, OffPolicyCorrectionConfig
 
-    from trustclip.engines.other import skyrl as ours
+    from trustclip.engines import skyrl as ours
 
     batch = engine_cases.batch_for(tc.method("atr"))
     ours.register("atr", policy_loss_type="ours_corrected")
@@ -144,7 +145,7 @@ def test_skyrl_corrects_for_the_sampler_by_itself(skyrl: Any) -> None:
 
 
 def test_skyrl_scales_advantages_which_a_penalty_does_not_stand(skyrl: Any) -> None:
-    from trustclip.engines.other import skyrl as ours
+    from trustclip.engines import skyrl as ours
 
     with pytest.raises(ValueError, match="not proportional to the advantages"):
         ours.register("ppo_penalty", policy_loss_type="ours_penalty")
@@ -157,7 +158,7 @@ def test_skyrl_scales_advantages_which_a_penalty_does_not_stand(skyrl: Any) -> N
 def test_prime_rl_sums_over_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = dataclasses.make_dataclass("LossOutputs", ["loss", "metrics"])
     stand_in(monkeypatch, "prime_rl.trainer.rl.loss", LossOutputs=outputs)
-    from trustclip.engines.other.prime_rl import loss
+    from trustclip.engines.prime_rl import loss
 
     method = tc.method(name)
     batch = engine_cases.batch_for(method)
@@ -183,7 +184,7 @@ def test_nemo_rl_divides_by_the_tokens_of_the_update(
     kinds = enum.Enum("LossType", ["TOKEN_LEVEL"]), enum.Enum("LossInputType", ["LOGPROB"])
     path = "nemo_rl.algorithms.loss.interfaces"
     stand_in(monkeypatch, path, LossType=kinds[0], LossInputType=kinds[1])
-    from trustclip.engines.other.nemo_rl import TrustclipLoss
+    from trustclip.engines.nemo_rl import TrustclipLoss
 
     method = tc.method(name)
     batch = engine_cases.batch_for(method)
@@ -209,7 +210,7 @@ def test_nemo_rl_divides_by_the_tokens_of_the_update(
 
 
 def test_what_an_engine_cannot_supply_is_refused() -> None:
-    from trustclip.engines.other.tinker import custom_loss
+    from trustclip.engines.tinker import custom_loss
 
     with pytest.raises(ValueError, match="'full_kl' cannot be trained in Tinker: it needs"):
         custom_loss("full_kl")

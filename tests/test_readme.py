@@ -49,7 +49,7 @@ def test_the_trl_example_is_accepted(tmp_path):
 
 
 def test_the_table_of_methods_is_the_programs(capsys):
-    from trustclip.cli import main
+    from trustclip.cli.main import main
 
     assert main(["methods", "--markdown"]) == 0
     assert capsys.readouterr().out.strip() in README

@@ -2,15 +2,24 @@
 
 import random
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from trustclip.names import nearest
+import trustclip as tc
+from trustclip.constraints.names import nearest
 from trustclip.recipes.checks import schedule_of
-from trustclip.recipes.files import as_mapping, dump_recipe, load_recipe, load_yaml
-from trustclip.recipes.settings import Recipe, RecipeEval, RLStage, SFTStage
+from trustclip.recipes.files import (
+    TINY_RECIPE,
+    as_mapping,
+    demo_recipe,
+    load_recipe,
+    load_yaml,
+    preset,
+)
+from trustclip.recipes.settings import DemoSettings, Recipe, RecipeEval, RLStage, SFTStage
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 
@@ -23,8 +32,7 @@ sft: {dataset: arithmetic-primer, prompt_style: plain, max_steps: 8}
 rl:
   dataset: arithmetic
   prompt_style: plain
-  method: atr
-  method_args: {delta: 0.05}
+  method: {name: atr, delta: 0.05}
   per_device_train_batch_size: 16
   gradient_accumulation_steps: 1
   steps_per_generation: 4
@@ -65,23 +73,42 @@ def test_shipped_recipes_load_and_let_the_constraint_act(path):
     assert recipe.name == path.stem and recipe.eval is not None
 
 
+def test_the_tiny_experiment_is_one_file_and_demo_and_presets_are_made_from_it(tmp_path):
+    assert (RECIPES[0].parent / "tiny.yaml").read_bytes() == TINY_RECIPE.read_bytes()
+    tiny = load_recipe(TINY_RECIPE)
+    demo = demo_recipe(DemoSettings(seed=3, generations=2), tmp_path)
+    assert demo.eval is not None and demo.sft is not None and tiny.sft is not None
+    assert (demo.name, demo.seed, demo.rl.max_steps, demo.eval.every) == ("demo", 3, 32, 0)
+    same = {"max_steps": 96, "save_steps": tiny.rl.save_steps}
+    assert replace(demo.rl, **same) == tiny.rl
+    assert replace(demo.sft, save_steps=tiny.sft.save_steps) == tiny.sft
+    short = {"limit", "steps_per_generation", "max_steps", "learning_rate", "save_steps"}
+    values = preset("rl", "tiny")
+    made = RLStage(
+        **{name: values[name] for name in RLStage.__dataclass_fields__ if name in values}
+    )
+    differing = {name for name in vars(made) if getattr(made, name) != getattr(tiny.rl, name)}
+    assert differing == short
+
+
 def test_the_paper_recipe_has_the_values_of_its_table_4():
     recipe = load_recipe(RECIPES[0].parent / "paper-qwen3-1.7b.yaml")
     rl, evaluation = recipe.rl, recipe.eval
+    assert evaluation is not None and rl.max_prompt_length is not None
     assert (rl.lora_r, rl.lora_alpha, rl.temperature, rl.learning_rate) == (32, 64, 1.0, 5e-6)
     assert (rl.weight_decay, rl.per_device_train_batch_size) == (1e-3, 8)
     assert (rl.gradient_accumulation_steps, rl.top_p, rl.num_generations, rl.beta) == (4, 1, 8, 0)
     assert rl.max_prompt_length + rl.max_completion_length == 2048
     assert (rl.max_steps, evaluation.every, evaluation.k) == (1000, 50, 8)
     assert (evaluation.temperature, evaluation.max_tokens, evaluation.top_p) == (0.3, 32768, 0.95)
-    assert (rl.method, rl.method_args) == ("atr", {"delta": 0.07})
+    assert rl.method == tc.method("atr", delta=0.07)
 
 
 def test_a_recipe_comes_back_from_what_it_writes(tmp_path):
     recipe = load_recipe(written(tmp_path))
     assert recipe.rl.learning_rate == 5e-6
     again = tmp_path / "again.yaml"
-    again.write_text("command: run\n" + dump_recipe(recipe))
+    again.write_text("command: run\n" + yaml.safe_dump(as_mapping(recipe)))
     assert load_recipe(again) == recipe
     assert as_mapping(load_recipe(again)) == as_mapping(recipe)
 
@@ -90,23 +117,26 @@ def test_the_command_line_is_over_the_file(tmp_path):
     path = written(tmp_path)
     changes = {"method.delta": 0.1, "rl.max_steps": 12, "seed": 9, "trl.adam_beta2": 0.99}
     recipe = load_recipe(path, changes)
-    assert (recipe.rl.method_args, recipe.rl.max_steps, recipe.seed) == ({"delta": 0.1}, 12, 9)
+    assert (recipe.rl.method, recipe.rl.max_steps) == (tc.method("atr", delta=0.1), 12)
+    assert recipe.seed == 9
     assert recipe.rl.trl == {"adam_beta2": 0.99}
-    assert load_recipe(path, {"method": "clip"}).rl.method_args == {}  # they were another method's
-    assert load_recipe(path, {"method": "atr"}).rl.method_args == {"delta": 0.05}
+    assert load_recipe(path, {"method": "clip"}).rl.method == tc.method("clip")
+    assert load_recipe(path, {"method": "atr"}).rl.method == tc.method("atr", delta=0.05)
+    both = {"method.delta": 0.01, "method": {"name": "kl2", "side": "strict"}}
+    assert load_recipe(path, both).rl.method == tc.method("kl2", delta=0.01, side="strict")
     assert load_recipe(path, {"sft": None}).sft is None
 
 
 def test_every_error_is_told_at_once_with_its_line_and_the_nearest_name(tmp_path):
     text = GOOD.replace("model: tiny", "model: tinny").replace("max_steps: 8\n", "max_steps: 1.5\n")
-    text = text.replace("method: atr", "method: art").replace("every: 4", "evrey: 4")
+    text = text.replace("name: atr", "name: art").replace("every: 4", "evrey: 4")
     told = errors_of(written(tmp_path, text), {"rl.learning_rat": 1})
     assert "5 errors" in told
     assert "command line: unknown key 'rl.learning_rat'; did you mean 'rl.learning_rate'?" in told
     assert "line 2: no model 'tinny'" in told and "Did you mean 'tiny'?" in told
     assert "line 9: unknown method 'art'; did you mean 'atr'?" in told
-    assert "line 15: `rl.max_steps` should be a valid integer" in told and "got 1.5" in told
-    assert "line 17: unknown key 'eval.evrey'; did you mean 'eval.every'?" in told
+    assert "line 14: `rl.max_steps` should be a valid integer" in told and "got 1.5" in told
+    assert "line 16: unknown key 'eval.evrey'; did you mean 'eval.every'?" in told
 
 
 #: A value that is wrong, and what the error must say of it.
@@ -122,7 +152,7 @@ WRONG = [
     ("rl.max_completion_length", -5, "greater than or equal to 1"),
     ("rl.num_generations", 1, "greater than or equal to 2"),
     ("rl.num_generations", 0, "greater than or equal to 2"),
-    ("rl.num_generations", 6, "64 completions per generation is no multiple"),
+    ("rl.num_generations", 6, "64 completions per generation is not a multiple"),
     ("rl.per_device_train_batch_size", 0, "greater than or equal to 1"),
     ("rl.gradient_accumulation_steps", 0, "greater than or equal to 1"),
     ("rl.gradient_accumulation_steps", 4, "inert"),
@@ -144,11 +174,14 @@ WRONG = [
     ("rl.dataset", "nowhere/train.jsonl", "no folder"),
     ("rl.dataset", 7, "valid string"),
     ("rl.method", "clipp", "did you mean 'clip'?"),
-    ("rl.method_args", {"delat": 0.1}, "did you mean 'delta'?"),
-    ("rl.method_args", {"delta": -0.1}, "greater than 0"),
-    ("rl.method_args", {"delta": "wide"}, "got 'wide'"),
+    ("rl.method", {"name": "atr", "delat": 0.1}, "did you mean 'delta'?"),
+    ("rl.method", {"name": "atr", "delta": -0.1}, "greater than 0"),
+    ("rl.method", {"name": "atr", "delta": "wide"}, "got 'wide'"),
+    ("rl.method", {"delta": 0.1}, "needs a `name`"),
+    ("rl.method", [0.1], "its name or a mapping"),
     ("rl.method_args", [0.1], "valid dictionary"),
-    ("rl.trl", {"learning_rate": 1e-4}, "say it as `rl.learning_rate`"),
+    ("rl.method_args", {"delta": 0.1}, "leave out `method_args`"),
+    ("rl.trl", {"learning_rate": 1e-4}, "is a setting of the recipe: set `rl.learning_rate`"),
     ("rl.trl", {"adam_beta22": 0.9}, "did you mean 'adam_beta2'?"),
     ("rl.trl", {"adam_beta2": "high"}, "valid number"),
     ("rl.trl", {"output_dir": "x"}, "set by the run itself"),
@@ -158,11 +191,11 @@ WRONG = [
     ("rl.save_total_limit", 0, "greater than or equal to 1"),
     ("rl", "all of it", "dictionary"),
     ("sft.limit", 0, "greater than or equal to 1"),
-    ("sft.max_steps", 0, "a positive number, or -1"),
+    ("sft.max_steps", 0, "must be positive or -1"),
     ("sft.num_train_epochs", 0, "greater than 0"),
     ("sft.dataset", "aime42", "did you mean"),
     ("eval.tasks", "aime42", "did you mean 'aime25'"),
-    ("eval.tasks", " , ", "names no task"),
+    ("eval.tasks", " , ", "`tasks` is empty"),
     ("eval.k", 0, "greater than or equal to 1"),
     ("eval.every", -1, "greater than or equal to 0"),
     ("eval.temperature", -0.3, "greater than or equal to 0"),
@@ -190,10 +223,10 @@ def test_missing_keys_are_named(tmp_path):
 
 
 def test_what_is_no_yaml_and_keys_that_stand_twice_are_refused(tmp_path):
-    assert ":3 is no YAML" in errors_of(written(tmp_path, "a: 1\nb: [1, 2\n\tc: 3"))
+    assert ":3 is not YAML" in errors_of(written(tmp_path, "a: 1\nb: [1, 2\n\tc: 3"))
     told = errors_of(written(tmp_path, GOOD.replace("  max_steps: 8", "  dataset: x", 1)))
-    assert "`rl.dataset` stands in line 7 already" in told
-    assert "is no YAML" in errors_of(written(tmp_path, "a: !!python/object/apply:os.system ['x']"))
+    assert "`rl.dataset` is given twice, first in line 7" in told
+    assert "is not YAML" in errors_of(written(tmp_path, "a: !!python/object/apply:os.system ['x']"))
     assert "did you mean" in errors_of(written(tmp_path).with_name("recipes.yaml"))
 
 
@@ -228,11 +261,17 @@ def test_single_typos_find_their_way_back():
     assert found >= 190
 
 
-def test_a_method_may_be_written_as_in_suites(tmp_path):
-    spelt = GOOD.replace(
-        "method: atr\n  method_args: {delta: 0.05}", "method: {name: atr, delta: 0.05}"
-    )
-    assert spelt != GOOD
-    assert load_recipe(written(tmp_path, spelt)) == load_recipe(written(tmp_path))
-    wrong = spelt.replace("delta: 0.05", "dleta: 0.05")
+def test_the_deprecated_method_args_are_read_and_reported_once(tmp_path):
+    from trustclip.constraints import registry
+
+    old = GOOD.replace("{name: atr, delta: 0.05}", "atr\n  method_args: {delta: 0.05}")
+    assert old != GOOD
+    registry._warn_of_arguments.cache_clear()
+    with pytest.warns(DeprecationWarning, match="method_args") as caught:
+        assert load_recipe(written(tmp_path, old)) == load_recipe(written(tmp_path))
+        assert load_recipe(written(tmp_path, old), {"method": "clip"}).rl.method == tc.method(
+            "clip"
+        )
+    assert len([w for w in caught if "method_args" in str(w.message)]) == 1
+    wrong = old.replace("delta: 0.05", "dleta: 0.05")
     assert "did you mean 'delta'?" in errors_of(written(tmp_path, wrong))

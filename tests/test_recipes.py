@@ -6,7 +6,7 @@ import math
 import pytest
 from test_cli import trustclip
 
-from trustclip.recipes.records import append_jsonl, read_jsonl, write_json
+from trustclip.runs.jsonl import append_jsonl, read_jsonl, write_json
 
 
 def test_rl_writes_a_run_directory_that_others_can_load(tmp_path):
@@ -82,7 +82,8 @@ def test_real_text_through_sft_rl_and_eval(tmp_path):
 def test_reasoning_traces_are_filtered_as_in_the_notebook(tmp_path):
     from dataclasses import replace
 
-    from trustclip.recipes.settings import PRESETS
+    from trustclip.recipes.files import preset
+    from trustclip.recipes.settings import SFTSettings
     from trustclip.recipes.sft import format_examples
     from trustclip.recipes.tiny import tiny_tokenizer
     from trustclip.tasks.problem import Problem
@@ -93,7 +94,8 @@ def test_reasoning_traces_are_filtered_as_in_the_notebook(tmp_path):
         Problem("long", "2+2", "4", "Again. " * 200),
         Problem("second", "2+3", "5", "Add."),
     ]
-    named = replace(PRESETS["sft"]["tiny"], dataset="openmath_mini.jsonl", limit=1)
+    changes = {"dataset": "openmath_mini.jsonl", "limit": 1}
+    named = SFTSettings(**preset("sft", "tiny") | changes)
     kept = format_examples(rows, tiny_tokenizer(), named)
     assert [(p.id, p.solution) for p in kept] == [("short", "Add. So 3.")]
     other = replace(named, dataset="mine.jsonl", limit=None)
@@ -127,20 +129,19 @@ def test_ctrl_c_saves_what_was_done(tmp_path):
     import time
 
     run = tmp_path / "run"
-    code = "import sys; from trustclip.cli import main; sys.exit(main())"
+    code = "import sys; from trustclip.cli.main import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "rl", "--preset", "tiny", "--max-steps", "4000",
          "--output-dir", str(run)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 200
     metrics = run / "metrics.jsonl"
-    while time.monotonic() < deadline and not (
+    while process.poll() is None and not (
         metrics.exists() and any(row["stage"] == "rl" for row in read_jsonl(metrics))
     ):
-        time.sleep(0.5)
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate()
     assert process.returncode == 0 and "the same command continues" in said
     assert len([*(run / "checkpoints").glob("step-*")]) == 1
     assert any(row["stage"] == "rl" for row in read_jsonl(metrics))
@@ -156,7 +157,7 @@ def test_records_survive_a_torn_line_and_say_null_for_nan(tmp_path):
     append_jsonl(path, [{"text": "one\u2028two\x85three"}])
     assert read_jsonl(path) == [{"text": "one\u2028two\x85three"}]
     path.write_text('{"a": 1}\nnot json\n{"a": 2}\n')
-    with pytest.raises(ValueError, match=":2 is no JSON"):
+    with pytest.raises(ValueError, match=":2 is not a JSON object"):
         read_jsonl(path)
     write_json(tmp_path / "x.json", {"k": {"v": 1}})
     assert json.loads((tmp_path / "x.json").read_text()) == {"k": {"v": 1}}

@@ -8,26 +8,30 @@ import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from synthetic_runs import HOSTILE, Spec, make_run, make_suite
+from synthetic_runs import HOSTILE, Spec, final_of, make_run, make_suite
 
 import trustclip as tc
 from trustclip import stats
-from trustclip.recipes.records import append_jsonl, write_json
-from trustclip.report import plots, published, results, samples
+from trustclip.paper import published
+from trustclip.report import results
 from trustclip.report.build import build
-from trustclip.report.charts import spec
 from trustclip.report.collect import collect
 from trustclip.report.comparison import compare
-from trustclip.report.curves import bucket_figure, lines_of
+from trustclip.report.draw import plots
+from trustclip.report.draw.charts import spec
+from trustclip.report.draw.curves import bucket_figure, lines_of
+from trustclip.report.draw.marks import Mark, Panel
 from trustclip.report.groups import group_runs
-from trustclip.report.marks import Mark, Panel
 from trustclip.report.page import write_page
-from trustclip.report.runs import find, read_run
 from trustclip.report.tables import Cell, Table, TableRow, latex, markdown
+from trustclip.runs import samples
+from trustclip.runs.jsonl import append_jsonl, write_json
+from trustclip.runs.reader import find, read_run
 
 ATR = {"name": "atr", "delta": 0.07}
 CLIP = {"name": "clip", "epsilon": 0.2}
@@ -90,10 +94,11 @@ def test_scores_are_counted_from_the_answers(tmp_path):
     answers = {"a": {"1": [1, 1], "2": [1, 0]}, "b": {"1": [0, 0]}}
     run = read_run(tiny(tmp_path / "run", answers))
     assert run.final is not None and run.final.step == 9
-    assert run.final.score("a", "mean@2")["value"] == 0.75
-    assert run.final.score("b", "pass@2")["value"] == 0
-    assert run.final.score(None, "mean@2")["value"] == 0.375  # of the tasks, not of the problems
-    assert run.final.score("c", "mean@2") is None
+    assert final_of(run).score("a", "mean@2")["value"] == 0.75
+    assert final_of(run).score("b", "pass@2")["value"] == 0
+    # Of the tasks, not of the problems.
+    assert final_of(run).score(None, "mean@2")["value"] == 0.375
+    assert final_of(run).score("c", "mean@2") is None
 
 
 def test_an_answer_written_again_after_a_resume_counts_once(tmp_path):
@@ -103,7 +108,7 @@ def test_an_answer_written_again_after_a_resume_counts_once(tmp_path):
         [{"stage": "eval", "step": 9, "task": "a", "id": "1", "k": 0, "correct": 1, "tokens": 5}],
     )
     run = read_run(path)
-    assert run.final.answers == {"a": {"1": [1, 0], "2": [0, 0]}}
+    assert final_of(run).answers == {"a": {"1": [1, 0], "2": [0, 0]}}
     assert len(run.samples.places) == 4
 
 
@@ -113,7 +118,7 @@ def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path):
     assert [e.step for e in run.evaluations] == [0, 20]
     assert run.remarks == [
         "unfinished: 33 updates logged so far",
-        "1 unreadable line left out, as a kill leaves them",
+        "1 unreadable line skipped, as left by a kill",
     ]
 
 
@@ -123,7 +128,7 @@ def test_an_evaluation_that_was_cut_short_is_not_scored(tmp_path):
     append_jsonl(path / "samples.jsonl", [row])
     run = read_run(path)
     assert [e.step for e in run.evaluations] == [9]
-    assert run.remarks == ["an evaluation at step 20 is not whole: 1 answers, not scored"]
+    assert run.remarks == ["the evaluation at step 20 is incomplete: 1 answers, not scored"]
 
 
 def test_logged_scores_stand_in_where_samples_are_gone(tmp_path):
@@ -131,20 +136,20 @@ def test_logged_scores_stand_in_where_samples_are_gone(tmp_path):
     before = read_run(path)
     (path / "samples.jsonl").unlink()
     run = read_run(path)
-    assert run.final.answers == {}
+    assert final_of(run).answers == {}
     for task in ("amc23", None):
-        assert run.final.score(task, "mean@4") == before.final.score(task, "mean@4")
+        assert final_of(run).score(task, "mean@4") == final_of(before).score(task, "mean@4")
     (path / "metrics.jsonl").unlink()
-    assert read_run(path).final.score(None, "pass@4") == before.final.score(None, "pass@4")
+    assert final_of(read_run(path)).score(None, "pass@4") == final_of(before).score(None, "pass@4")
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda p: p / "atr", r"there is no folder .*atr\. Did you mean .*atr-1\?"),
-        (lambda p: p, r"neither a run directory .* It holds run directories; name them: atr-1"),
+        (lambda p: p, r"neither a run directory .* It contains run directories: atr-1"),
         (lambda p: p / "empty", r"empty is neither a run directory \(no config.yaml\) nor a suite"),
-        (lambda p: p / "suite", r"the suite .*suite has no run yet"),
+        (lambda p: p / "suite", r"the suite .*suite has no runs yet"),
     ],
 )
 def test_a_folder_that_is_no_run_is_refused(tmp_path, make, message):
@@ -190,7 +195,7 @@ def test_a_folder_names_no_code_to_run(tmp_path):
 
 def test_intervals_over_seeds_are_those_of_the_statistics(report):
     groups = {g.label: g for g in report.groups}
-    runs = [run.final.answers for run in groups["clip"].runs]
+    runs = [final_of(run).answers for run in groups["clip"].runs]
     nested = [[a for p in answers.values() for a in p.values()] for answers in runs]
     strata = [task for task, problems in runs[0].items() for _ in problems]
     for metric, expected in (
@@ -199,7 +204,7 @@ def test_intervals_over_seeds_are_those_of_the_statistics(report):
     ):
         found = groups["clip"].estimate(None, metric)
         assert (found.value, found.low, found.high) == (expected.value, expected.low, expected.high)
-    one = [run.final.score(None, "mean@4")["value"] for run in groups["clip"].runs]
+    one = [final_of(run).score(None, "mean@4")["value"] for run in groups["clip"].runs]
     assert groups["clip"].estimate(None, "mean@4").std == pytest.approx(np.std(one, ddof=1))
     best = [max(e.score(None, "mean@4")["value"] for e in r.trained) for r in groups["clip"].runs]
     assert groups["clip"].estimate(None, "mean@4").best == pytest.approx(np.mean(best))
@@ -211,13 +216,13 @@ def test_comparisons_are_those_of_the_statistics(suite):
     assert reference.label == "atr"
     nested = {
         g.label: [
-            [a for p in run.final.answers.values() for a in p.values()] for run in g.runs
+            [a for p in final_of(run).answers.values() for a in p.values()] for run in g.runs
         ]
         for g in [reference, *(g for g in groups if not g.is_reference)]
     }  # fmt: skip
     strata = ["amc23"] * 20 + ["aime24"] * 10
     for kind, k in (("mean", None), ("pass", 4)):
-        expected = {row.name: row for row in stats.compare(nested, strata, k=k)}
+        expected = {row.name: row for row in stats.compare(nested, strata, k=k, same_seeds=True)}
         for c in compare(groups, kind):
             theirs = expected[c.group.label]
             assert c.difference == theirs.difference and c.metric == f"{kind}@4" and c.seeds == 2
@@ -231,11 +236,11 @@ def test_an_unfinished_run_is_compared_where_both_have_been(tmp_path):
     (c,) = report.compared
     assert c.step == 20
     (first, second) = (read_run(tmp_path / name).evaluations[1] for name in "ab")
-    flat = [[a for p in e.answers.values() for a in p.values()] for e in (second, first)]
-    expected = stats.paired_difference(*flat, ["amc23"] * 20 + ["aime24"] * 10)
+    mine, other = ([a for p in e.answers.values() for a in p.values()] for e in (second, first))
+    expected = stats.paired_difference(mine, other, ["amc23"] * 20 + ["aime24"] * 10)
     assert c.difference == expected
     assert report.headline.endswith("Not all runs are finished.")
-    assert "1 of 2 runs is not finished; everything below is as of now." in texts(report)
+    assert "1 of 2 runs is not finished; the results below are preliminary." in texts(report)
 
 
 def test_runs_that_cannot_be_compared_say_why(tmp_path):
@@ -245,15 +250,16 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path):
     report = collect([tmp_path / name for name in "abc"])
     by_label = {c.group.label: c for c in report.compared}
     assert by_label["clip ε=0.2"].difference is None
-    why = "not compared: the problems differ, or their samples are gone"
+    why = "not compared: the problems differ, or the samples are missing"
     assert by_label["clip ε=0.2"].verdict == why
-    assert by_label["kl2 δ=0.07"].p_holm == by_label["kl2 δ=0.07"].difference.p  # a family of one
+    kl2 = by_label["kl2 δ=0.07"]
+    assert kl2.difference is not None and kl2.p_holm == kl2.difference.p  # a family of one
 
 
 def test_findings_name_a_gate_that_never_closed_and_what_guards_said(report):
     found = texts(report)
     assert "The gate of dual never closed: these runs had no constraint." in found
-    assert "The guards had something to say 3 times: see Notices." in found
+    assert "The guards logged 3 warnings: see Notices." in found
     assert any(t.startswith("The gate closed on this share of tokens: clip 1.") for t in found)
 
 
@@ -305,7 +311,7 @@ def test_other_tasks_and_other_k_leave_a_dash(tmp_path):
 def test_tables_are_escaped():
     rows = [TableRow("a|b_c & 50%", [Cell("1 ± 2", "[0, 3]", strong=True), Cell("<p> $x$")])]
     table = Table("t", "T_1", "method", [("A", ["x"]), ("B", ["y"])], rows, ["δ ≠ {1}"])
-    assert r"| a\|b_c & 50% | **1 ± 2** [0, 3] | \<p> $x$ |" in markdown(table)
+    assert r"| a\|b_c & 50% | **1 ± 2** [0, 3] | &lt;p&gt; \$x\$ |" in markdown(table)
     tex = latex(table)
     assert r"a\textbar{}b\_c \& 50\% & \textbf{1 $\pm$ 2} {\scriptsize [0, 3]} &" in tex
     assert r"\textless{}p\textgreater{} \$x\$ \\" in tex and r"\caption{T\_1. $\delta$" in tex
@@ -328,11 +334,12 @@ def test_the_csv_has_every_number(built):
 
 def test_figure_1_jumps_where_the_interval_ends(report):
     figure = plots.constraint_figure(report.groups)
+    assert figure is not None
     above, below, _ = figure.panels
     for method, panel, bound in ((ATR, above, 1), (ATR, below, 0), (CLIP, above, 1)):
         mark = next(m for m in panel.marks if m.name == method["name"])
-        edge = tc.interval(tc.as_method(method))[bound]
-        weights = dict(zip(mark.x, mark.y, strict=True))
+        edge = float(tc.interval(tc.as_method(method))[bound])
+        weights: dict[Any, Any] = dict(zip(mark.x, mark.y, strict=True))
         near = [x for x in weights if abs(x / edge - 1) < 2e-6]
         assert min(near) < edge < max(near)
         for x in (min(near), max(near)):
@@ -363,6 +370,7 @@ def test_shares_of_the_kinds_of_tokens(tmp_path):
         path / "metrics.jsonl", [{"stage": "rl", "step": s, **r} for s, r in enumerate(rows)]
     )
     figure = bucket_figure(group_runs([read_run(path)]))
+    assert figure is not None
     marks = {panel.title: panel.marks[0] for panel in figure.panels}
     assert [*marks] == ["By old probability", "By quarter of the completion", "By entropy"]
     assert marks["By old probability"].x == ["≤ 0.01", "≤ 0.5"]
@@ -377,7 +385,8 @@ def test_a_sweep_is_found_where_one_threshold_differs(tmp_path):
     groups = group_runs([read_run(path) for path in sorted(tmp_path.iterdir())])
     ((key, members),) = plots.sweeps(groups).items()
     assert key == ("Qwen3-1.7B-Base", "atr", "delta")
-    assert [g.method.delta for g in members] == [0.05, 0.07, 0.09]
+    methods: list[Any] = [g.method for g in members]
+    assert [method.delta for method in methods] == [0.05, 0.07, 0.09]
     (figure,) = plots.sweep_figures(groups)
     assert figure.key == "figure3-atr-delta"
     assert [panel.title for panel in figure.panels] == ["Mean@4", "Pass@4", "Gated tokens"]
@@ -385,7 +394,7 @@ def test_a_sweep_is_found_where_one_threshold_differs(tmp_path):
 
 
 def test_budgets_end_at_the_scores(report):
-    mean, passed = report.budgets[0].panels
+    mean, passed = report["budget"].figures[0].panels
     group = next(g for g in report.groups if g.label == "atr")
     for panel, metric in ((mean, "mean@4"), (passed, "pass@4")):
         mark = next(m for m in panel.marks if m.name == "atr")
@@ -556,9 +565,9 @@ def test_runs_of_single_commands_have_a_report(tmp_path, command):
         append_jsonl(path / "metrics.jsonl", [{"stage": command, "step": 1, "reward": 0.5}])
     report = collect([path])
     assert report.groups[0].label == ("model" if command == "eval" else f"{command} {command}")
-    # Four right answers of four: 4 / (4 + t^2), t = 3.182 with three degrees of freedom.
-    scored = "model: Mean@1 100.0\N{NO-BREAK SPACE}% [28.3, 100.0]."
-    unscored = "No evaluation has come to its end yet."
+    # Four right answers of four: 0.025 ** (1 / 4), Clopper and Pearson's lower bound.
+    scored = "model: Mean@1 100.0\N{NO-BREAK SPACE}% [39.8, 100.0]."
+    unscored = "No evaluation is complete yet."
     assert report.headline == (scored if command == "eval" else unscored)
     assert len(build([path], tmp_path / "out")) >= 4
 

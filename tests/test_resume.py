@@ -16,8 +16,8 @@ import pytest
 import torch
 from durable_runs import cut, differences, grpo, sft
 
-from trustclip.engines.checkpoints import CheckpointError
-from trustclip.engines.durable import Durable
+from trustclip.durable.store import CheckpointError
+from trustclip.durable.trainer import Durable
 from trustclip.engines.trl import ConstrainedGRPOTrainer
 
 pytestmark = pytest.mark.slow
@@ -105,7 +105,7 @@ def test_every_cut_leaves_the_same_bytes(tmp_path, name):
 
 @pytest.mark.parametrize(
     "forgotten",
-    ["_step", "_buffered_inputs", "_old_head", "random", "loss", "windows", "metrics", "rewards"],
+    ["_step", "_buffered_inputs", "old_head", "random", "loss", "windows", "metrics", "rewards"],
 )
 def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten):
     settings = {**FULL_KL, **schedule(2, 2, 1), "logging_steps": 3}
@@ -119,6 +119,7 @@ def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten)
 
     def without(self, progress):
         empty = {"windows": {}, "metrics": {}, "rewards": [{"calls": 0}]}
+        empty["old_head"] = None
         carried = {n: v for n, v in progress["carried"].items() if n != forgotten}
         blank = {n: empty[n] for n in empty if n == forgotten}
         restore(self, progress | blank | {"carried": carried})
@@ -354,6 +355,17 @@ def test_a_checkpoint_is_a_model_that_transformers_and_peft_load(tmp_path):
         assert torch.equal(ours, theirs), name
 
 
+def test_an_adapter_without_a_task_names_the_class_of_its_base_model(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from trustclip.durable import weights
+
+    model = get_peft_model(durable_runs.trl_runs.fresh_model()[0], LoraConfig(r=2))
+    weights.save(model, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["auto_mapping"]["base_model_class"] == "Qwen3ForCausalLM"
+
+
 def test_save_total_limit(tmp_path):
     settings = {**ATR, **schedule(1, 2, 1), "save_total_limit": 2}
     assert grpo(tmp_path, **settings).train_durably()
@@ -368,7 +380,8 @@ def process(*arguments: str, launcher: tuple[str, ...] = ()) -> dict:
     """Last line of a script's output, as JSON."""
     script = str(Path(__file__).with_name("durable_processes.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parent)
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     done = subprocess.run(
         [sys.executable, *launcher, script, *arguments],
         capture_output=True,
@@ -398,7 +411,7 @@ def test_disk_full_while_training(tmp_path):
     told = process("full", str(tmp_path))
     assert told["error"] == "CheckpointError"
     assert "file size limit reached while writing" in told["message"]
-    assert "the newest checkpoint is step-000003" in told["message"]
+    assert told["message"].endswith("checkpoints/step-000003.")
     assert told["checkpoints"] == ["start.json", "step-000001", "step-000002", "step-000003"]
     assert told["different"] == []
 

@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from trustclip.engines.trl.recording import Generation
 from trustclip.recipes.checks import complaints
 from trustclip.recipes.noise import flipped
-from trustclip.recipes.records import RunDirectory, samples
-from trustclip.recipes.rl import RecordedReward
+from trustclip.recipes.rl import NoisyReward, RunRecorder
 from trustclip.recipes.settings import RLStage
+from trustclip.runs.directory import RunDirectory, samples
 
 
 def test_a_share_of_samples_by_their_key() -> None:
@@ -26,17 +28,36 @@ def test_a_share_of_samples_by_their_key() -> None:
 def test_the_policy_is_told_the_opposite_and_the_file_the_truth(tmp_path, noise: float) -> None:
     run = RunDirectory(tmp_path / "run", "rl", RLStage(dataset="arithmetic"))
     told, logged = [], {}
-    reward = RecordedReward(run, "boxed", noise, 3)
+    reward = NoisyReward("boxed", noise, 3)
+    recorder = RunRecorder(run, reward, noise > 0)
+    completions = [[{"content": f"\\boxed{{{i % 2}}}"}] for i in range(64)]
+    identities = [str(i // 8) for i in range(64)]
     try:
         for step in range(4):
-            told += reward(
+            given = reward(
                 prompts=["?"] * 64,
-                completions=[[{"content": f"\\boxed{{{i % 2}}}"}] for i in range(64)],
+                completions=completions,
                 completion_ids=[[1]] * 64,
-                id=[str(i // 8) for i in range(64)],
+                id=identities,
                 answer=["1"] * 64,
                 trainer_state=SimpleNamespace(global_step=step),
                 log_metric=lambda name, value: logged.setdefault(name, []).append(value),
+            )
+            told += given
+            recorder.generation(
+                Generation(
+                    step=step,
+                    index=range(64),
+                    rows=[{"id": identity, "answer": "1"} for identity in identities],
+                    completions=completions,
+                    tokens=[[1]] * 64,
+                    rewards={"correct": given},
+                    advantages=torch.zeros(64),
+                    truncated=[False] * 64,
+                    mask=torch.ones(64, 1, dtype=torch.bool),
+                    logp_old=None,
+                    logp_rollout=None,
+                )
             )
     finally:
         reward.close()

@@ -1,29 +1,37 @@
 """The cost of a step on paper: its limits, its sources, and the page that quotes it."""
 
+import doctest
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from trustclip.bench.scale import GPUS, ScaleOptions, run
-from trustclip.bench.step_model import MODELS, Work, cost, fits
-from trustclip.bench.step_rates import RATES
-from trustclip.cli import main
+import step_model
+from scale import GPUS, ScaleOptions, main, run
+from step_model import MODELS, Work, cost, fits
+from step_rates import RATES
 
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 EVERY = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 
+def test_the_examples_of_the_model_hold():
+    found = doctest.testmod(step_model)
+    assert found.attempted and not found.failed
+
+
 def test_the_page_quotes_the_program():
     text = PAGE.read_text(encoding="utf-8")
     for table in run(ScaleOptions()):
-        assert table.markdown() in text, f"docs/scale.md: {table.title} (trustclip bench scale)"
+        assert table.markdown() in text, (
+            f"docs/scale.md: {table.title} (benchmarks/scale.py --markdown)"
+        )
 
 
 def test_the_command_prints_the_rows_of_the_page(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")  # a narrow terminal costs no digit
-    assert main(["bench", "scale"]) == 0
+    assert main([]) == 0
     printed = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     rows = [
         line.strip("| ").split(" | ")
@@ -136,7 +144,8 @@ def test_a_mixture_reads_the_experts_that_it_touches():
 
 def test_within_half_and_the_whole_of_published_steps():
     comparison = run(ScaleOptions())[3]
-    assert all(0.4 < row[-1] < 1.1 for row in comparison.rows)
+    ratios: list[Any] = [row[-1] for row in comparison.rows]
+    assert all(0.4 < ratio < 1.1 for ratio in ratios)
 
 
 def test_every_rate_says_where_it_comes_from():
@@ -147,7 +156,7 @@ def test_every_rate_says_where_it_comes_from():
 
 
 def test_from_arguments_to_a_table(capsys):
-    assert main(["bench", "scale", "--model", "8b", "--gpus", "64", "--tuning", "lora"]) == 0
+    assert main(["--model", "8b", "--gpus", "64", "--tuning", "lora"]) == 0
     printed = capsys.readouterr().out
     assert "LoRA, head frozen" in printed and "Qwen3-32B" not in printed.split("published")[0]
 
@@ -164,7 +173,7 @@ def test_from_arguments_to_a_table(capsys):
 )
 def test_bad_arguments(arguments, message, capsys):
     try:
-        status = main(["bench", "scale", *arguments])
+        status = main(arguments)
     except SystemExit as left:
         status = left.code
     told = " ".join(capsys.readouterr().err.replace("│", " ").split())

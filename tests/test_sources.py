@@ -1,16 +1,19 @@
 """Problem sources: formats, columns, golds, bad rows, names, and calls to the hub."""
 
 import csv
+import gzip
 import json
 import logging
+import os
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from trustclip.tasks import hub, sources
-from trustclip.tasks.hub import DAPO_PREFIX, DAPO_SUFFIX, HUB_SOURCES, clean_answer
+from trustclip.tasks import files, hub, rows
+from trustclip.tasks.hub import HUB_SOURCES
 from trustclip.tasks.problem import Problem
+from trustclip.tasks.rows import DAPO_PREFIX, DAPO_SUFFIX, clean_answer
 from trustclip.tasks.sources import TooManyBadRows, load_problems, load_task, read_problems
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -63,13 +66,14 @@ BAD_LINES = {
     "null answer": (row_bytes(answer=None), "no answer in"),
     "empty answer": (row_bytes(answer=" "), "answer is empty"),
     "nothing after ####": (row_bytes(answer="so it is #### "), "answer is empty"),
-    "list answer": (row_bytes(answer=["4"]), "answer must be text or a number, not a list"),
+    "list answer": (row_bytes(answer=[["4"]]), "is not a list of texts or numbers"),
+    "list of null": (row_bytes(answer=["4", None]), "answer is missing"),
     "object answer": (row_bytes(answer={"value": 4}), "not an object"),
     "boolean answer": (row_bytes(answer=True), "not a boolean"),
     "NaN answer": (row_bytes(answer=float("nan")), "answer is nan"),
     "infinite answer": (row_bytes(answer=float("inf")), "answer is inf"),
-    "NaN as text": (row_bytes(answer="NaN"), "stands for a missing value"),
-    "None as text": (row_bytes(answer="None"), "stands for a missing value"),
+    "NaN as text": (row_bytes(answer="NaN"), "means a missing value"),
+    "None as text": (row_bytes(answer="None"), "means a missing value"),
     "float beyond 2^53": (b'{"problem": "a", "answer": 2e22}', "a float beyond 2^53"),
     "long answer": (row_bytes(answer="1" * 257), "257 characters, at most 256"),
     "unbalanced gold": (row_bytes(answer=r"\frac{1}{2"), "unbalanced braces"),
@@ -147,7 +151,7 @@ def test_byte_order_mark_crlf_blank_lines_and_last_line_without_newline(tmp_path
 
 
 def test_line_beyond_the_byte_limit_is_skipped_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 100)
     long = {"problem": "x" * 500, "answer": "1"}
     loaded = read_problems(write_jsonl(tmp_path / "set.jsonl", [long, GOOD]))
     assert [problem.id for problem in loaded.problems] == ["good"]
@@ -274,7 +278,7 @@ def test_file_named_after_a_known_source(stem, name):
 
 def test_template_is_cut_as_a_whole_not_letter_by_letter():
     # "Solve" and "Answer" begin and end with letters of the template.
-    assert hub.strip_dapo_template(f"{DAPO_PREFIX}Solve: Answer{DAPO_SUFFIX}") == "Solve: Answer"
+    assert rows.strip_dapo_template(f"{DAPO_PREFIX}Solve: Answer{DAPO_SUFFIX}") == "Solve: Answer"
 
 
 @pytest.mark.parametrize(
@@ -305,7 +309,7 @@ def test_golds_are_normalised(gold, integer, expected):
     "gold", ["1/2", "four", r"\frac{1}{2}", "4.5", str(2**53 + 1), "-" + "9" * 30]
 )
 def test_golds_of_integer_sources_must_be_exact_integers(gold):
-    with pytest.raises(hub.RowError):
+    with pytest.raises(rows.RowError):
         clean_answer(gold, integer=True)
 
 
@@ -395,8 +399,8 @@ def test_missing_source_names_the_nearest_one(tmp_path):
         load_problems(str(tmp_path / "notes.txt"))
     with pytest.raises(ValueError, match=r"unknown problem source 'amc32' \(did you mean 'amc23'"):
         load_problems("amc32")
-    with pytest.raises(ValueError, match="split='test' is for hub data sets"):
-        load_problems(str(tmp_path / "problems.jsonl"), split="test")
+    with pytest.raises(ValueError, match="is a file, which has no split 'test'"):
+        load_problems(str(tmp_path / "problems.jsonl@test"))
 
 
 def test_task_is_looked_up_in_the_folder_first(tmp_path):
@@ -506,24 +510,103 @@ HUB_CALLS = {
 }
 
 
+#: Sets whose only split is called "train" and holds problems to evaluate on.
+EVALUATED = ("amc23", "aime24")
+
+
 @pytest.mark.parametrize("name", HUB_SOURCES)
 def test_known_names_call_the_hub_with_the_right_arguments(monkeypatch, name):
     call, rows, problems = HUB_CALLS[name]
     fake = fake_hub(monkeypatch, rows)
-    assert load_task(name) == problems
+    load = load_problems if call[2] in ("cot", "train") and name not in EVALUATED else load_task
+    assert load(name) == problems
     assert fake.calls == [call]
 
 
 def test_hub_ids_configurations_and_splits(monkeypatch):
     fake = fake_hub(monkeypatch, [{"problem": "q", "answer": "5.0"}])
     assert load_problems("owner/set") == [Problem("set-1", "q", "5")]
-    load_problems("owner/set:hard", split="test")
-    load_problems("openai/gsm8k", split="train")
+    load_problems("owner/set:hard@validation")
+    load_problems("openai/gsm8k")
+    load_task("openai/gsm8k")
+    load_task("owner/set")
+    load_task("gsm8k@train[:100]")
     assert fake.calls == [
         ("owner/set", None, "train"),
-        ("owner/set", "hard", "test"),
+        ("owner/set", "hard", "validation"),
         ("openai/gsm8k", "main", "train"),
+        ("openai/gsm8k", "main", "test"),
+        ("owner/set", None, "test"),
+        ("openai/gsm8k", "main", "train[:100]"),
     ]
+
+
+def test_training_never_takes_the_test_split_unless_it_is_named(monkeypatch):
+    fake = fake_hub(monkeypatch, [{"problem": "q", "answer": "5"}])
+    for name, entry in HUB_SOURCES.items():
+        if entry.train is None:
+            with pytest.raises(ValueError, match=f"has no train split.*{entry.path}@{entry.test}"):
+                load_problems(name)
+        elif entry.test is None:
+            with pytest.raises(ValueError, match=f"has no test split.*{entry.path}@{entry.train}"):
+                load_task(name)
+        else:
+            load_problems(name)
+            load_task(name)
+            (_, _, trained), (_, _, tested) = fake.calls[-2:]
+            assert (trained, tested) == ("train", "test")
+    load_problems("math500@test")
+    assert fake.calls[-1] == ("HuggingFaceH4/MATH-500", None, "test")
+
+
+def test_a_saved_folder_gives_the_split_of_its_use(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    plain, several = tmp_path / "plain", tmp_path / "several"
+    rows = {split: datasets.Dataset.from_list([{"problem": split, "answer": "5"}])
+            for split in ("train", "test", "hard")}  # fmt: skip
+    rows["train"].save_to_disk(plain)
+    datasets.DatasetDict(rows).save_to_disk(several)
+    assert load_problems(str(plain)) == [Problem("plain-1", "train", "5")]
+    assert load_problems(str(several)) == [Problem("several-1", "train", "5")]
+    assert load_task(str(several)) == [Problem("several-1", "test", "5")]
+    assert load_problems(f"{several}@hard") == [Problem("several-1", "hard", "5")]
+    with pytest.raises(ValueError, match="unknown split 'hart'; did you mean 'hard'"):
+        load_problems(f"{several}@hart")
+    with pytest.raises(ValueError, match="without splits; leave @test out"):
+        load_problems(f"{plain}@test")
+
+
+def test_compressed_text_files_are_read_and_a_damaged_one_is_refused(tmp_path):
+    rows = [GOOD, {"id": "b", "problem": "q", "answer": "7"}]
+    expected = [Problem(**row) for row in rows]
+    for suffix in (".jsonl", ".json", ".csv"):
+        plain = Path(write_as(tmp_path / f"set{suffix}", rows))
+        packed = tmp_path / f"set{suffix}.gz"
+        packed.write_bytes(gzip.compress(plain.read_bytes()))
+        assert load_problems(str(packed)) == expected
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_problems(str(packed))
+    unnamed = tmp_path / "gsm8k_test.jsonl.gz"
+    unnamed.write_bytes(gzip.compress(b'{"problem": "q", "answer": "7"}'))
+    assert load_task("gsm8k", tmp_path) == [Problem("gsm8k_test-1", "q", "7")]
+
+
+def test_something_that_is_no_file_is_not_proposed_under_its_own_name(tmp_path):
+    os.mkfifo(tmp_path / "f.jsonl")
+    with pytest.raises(ValueError, match=r"f\.jsonl is not a regular file"):
+        load_problems(str(tmp_path / "f.jsonl"))
+
+
+def test_a_name_given_twice_is_refused(tmp_path):
+    source = tmp_path / "set.jsonl"
+    source.write_text(json.dumps(GOOD) + '\n{"problem": "q", "answer": "1", "answer": "2"}\n')
+    loaded = read_problems(str(source))
+    assert [row.reason for row in loaded.bad_rows] == ["the key 'answer' occurs twice"]
+    table = tmp_path / "set.csv"
+    table.write_text("problem,answer,answer\nq,1,2\n")
+    with pytest.raises(ValueError, match="the column 'answer' occurs twice"):
+        load_problems(str(table))
 
 
 def test_hub_rows_are_quarantined_by_number(monkeypatch):
@@ -550,7 +633,7 @@ def test_hub_failure_says_what_was_asked_for(monkeypatch, error):
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(ValueError, match=r"openai/gsm8k \(config main, split test\).*use a file"):
-        load_problems("gsm8k")
+        load_task("gsm8k")
 
 
 @pytest.mark.parametrize(
@@ -570,7 +653,7 @@ def test_hub_failure_says_what_was_asked_for(monkeypatch, error):
     ],
 )
 def test_numeric_golds(answer, numeric):
-    assert hub.is_numeric(answer) is numeric
+    assert rows.is_numeric(answer) is numeric
 
 
 def test_sft_selection_counts_the_untagged_example():
@@ -601,3 +684,24 @@ def test_real_dapo_loses_repeats_contradictions_and_rounded_golds():
     contradictory = [row for row in loaded.bad_rows if "same problem" in row.reason]
     assert (len(rounded), len(contradictory), len(loaded.bad_rows)) == (5, 10, 15)
     assert len(loaded.problems) + loaded.duplicates + 15 == 17_398
+
+
+def test_golds_that_are_lists_are_alternatives(tmp_path):
+    rows = [
+        {"problem": "minerva", "answer": "['9.6\\n']"},
+        {"problem": "olympiad", "final_answer": ["2", "-2"]},
+        {"problem": "bench", "final_answer": ["\\frac{1}{2}"]},
+        {"problem": "interval", "answer": "[1, 2]"},
+    ]
+    golds = [p.answer for p in load_problems(write_jsonl(tmp_path / "set.jsonl", rows))]
+    assert golds == ["9.6", '["2", "-2"]', "\\frac{1}{2}", "[1, 2]"]
+    bad = read_problems(write_jsonl(tmp_path / "bad.jsonl", [GOOD, {"problem": "q", "answer": []}]))
+    assert ["not a list of texts or numbers" in row.reason for row in bad.bad_rows] == [True]
+
+
+def test_golds_that_are_words_are_reported_and_invisible_ones_refused(tmp_path, caplog):
+    rows = [GOOD, {"problem": "a", "answer": "silent"}, {"problem": "b", "answer": "\u202e34"}]
+    loaded = read_problems(write_jsonl(tmp_path / "set.jsonl", rows))
+    assert [p.answer for p in loaded.problems] == ["3", "silent"]
+    assert "invisible character" in loaded.bad_rows[0].reason
+    assert "1 golds are not mathematical: compared as text" in caplog.text

@@ -9,17 +9,18 @@ import stat
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 import yaml
 from rich.console import Console
 from test_suite import SUITE, WORKER, Folder, wait_for
 
-from trustclip.cli import main
-from trustclip.recipes.records import read_jsonl
+from trustclip.cli.main import main
+from trustclip.runs.jsonl import read_jsonl
 from trustclip.suite import run_suite
-from trustclip.suite.launchers import Resources, resources_of
-from trustclip.suite.remote import RemoteRun, attend
+from trustclip.suite.launchers.base import Resources, resources_of
+from trustclip.suite.launchers.remote import RemoteRun, attend
 
 NO_GPU = {"gpus": 0, "cpus": 1}
 
@@ -36,7 +37,7 @@ EVERYWHERE = pytest.mark.parametrize(
 
 
 class Elsewhere(Folder):
-    def run(self, on, **options):
+    def run(self, on, **options: Any):  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().run(on=on, resources=NO_GPU, **options)
 
     def small(self):
@@ -59,7 +60,7 @@ def folder(tmp_path, monkeypatch):
 def executors(request, monkeypatch):
     """Jobs of submitit's local executor, and one Ray of two processors for all tests of it."""
     if "[slurm]" in request.node.name and SLURM.args == (False,):
-        from trustclip.suite import on_slurm
+        from trustclip.suite.launchers import slurm as on_slurm
 
         before = on_slurm.Slurm.__init__
         monkeypatch.setattr(on_slurm.Slurm, "__init__", lambda s, r: before(s, r, "local"))
@@ -69,7 +70,7 @@ def executors(request, monkeypatch):
 
 @pytest.fixture(scope="module")
 def cluster():
-    import ray
+    import ray  # pyright: ignore[reportMissingImports]
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(num_cpus=3, num_gpus=0, log_to_driver=False, logging_level="error",
@@ -258,7 +259,7 @@ def commands(tmp_path, monkeypatch):
 
 @SLURM
 def test_sbatch_is_told_the_resources_and_finds_jobs_of_an_earlier_call(folder, commands):
-    from trustclip.suite.on_slurm import Slurm
+    from trustclip.suite.launchers.slurm import Slurm
 
     asked = Resources(gpus=2, cpus=3, hours=0.5, partition="long", extra={"account": "me"})
     path = folder.out / "a-run"
@@ -289,11 +290,12 @@ print("went")""".replace("{!r}", "'{}'")
 @SLURM
 def test_slurm_that_takes_no_job_is_told(folder, commands):
     refuse = shutil.which("sbatch")
+    assert refuse is not None
     with open(refuse, "w") as file:
         file.write(
             "#!/bin/sh\necho 'sbatch: error: invalid partition specified: lnog' >&2\nexit 1\n"
         )
-    with pytest.raises(ValueError, match=r"does not take the job of .*invalid partition"):
+    with pytest.raises(ValueError, match=r"rejected the job of .*invalid partition"):
         run_suite(
             folder.file, Console(), on="slurm", resources={"partition": "lnog"}, command=WORKER
         )
@@ -343,10 +345,11 @@ class Queued:
 
 
 def test_a_run_that_still_waits_is_taken_from_the_queue(tmp_path):
-    run = RemoteRun(tmp_path, Queued())
+    task = Queued()
+    run = RemoteRun(tmp_path, task)
     assert run.pid == "job 7" and run.poll() is None and run.last_lines() == []
     run.ask_to_end()
-    assert run.poll() == 0 and run._task.cancelled
+    assert run.poll() == 0 and task.cancelled
     assert attend(tmp_path, ["false"], tmp_path, 1) == 0  # begun all the same, it does nothing
     assert not (tmp_path / "run.log").exists()
 
@@ -358,9 +361,9 @@ def test_a_run_that_still_waits_is_taken_from_the_queue(tmp_path):
         (["--on", "slurm", "--gpus", "-1"], "`gpus` should be greater than or equal to 0, got -1"),
         (["--on", "ray", "--cpus", "0"], "`cpus` should be greater than or equal to 1, got 0"),
         (["--on", "slurm", "--hours", "0"], "`hours` should be greater than 0, got 0"),
-        (["--gpus", "1"], "--gpus means nothing to --on local: it is for slurm and ray."),
-        (["--on", "ray", "--hours", "2"], "--hours means nothing to --on ray: it is for slurm."),
-        (["--on", "ray", "--partition", "p"], "--partition means nothing to --on ray"),
+        (["--gpus", "1"], "--gpus does not apply to --on local, only to slurm and ray."),
+        (["--on", "ray", "--hours", "2"], "--hours does not apply to --on ray, only to slurm."),
+        (["--on", "ray", "--partition", "p"], "--partition does not apply to --on ray"),
         (["--on", "slurm", "--extra", "account"], "--extra needs NAME=VALUE, got 'account'"),
     ],
 )  # fmt: skip
@@ -383,7 +386,7 @@ def test_a_missing_package_is_told_with_its_remedy(folder, on, package, monkeypa
 def test_without_slurm_here_is_told(folder, monkeypatch):
     if importlib.util.find_spec("submitit") is None or shutil.which("sbatch"):
         pytest.skip("needs submitit, and no Slurm")
-    from trustclip.suite.on_slurm import Slurm
+    from trustclip.suite.launchers.slurm import Slurm
 
     with pytest.raises(ValueError, match="finds no sbatch and srun here"):
         Slurm(Resources())

@@ -8,7 +8,7 @@ from synthetic_runs import Spec, make_suite
 from test_suite import Folder, answer, several
 
 from trustclip.report.collect import collect
-from trustclip.report.figures import save, tick_labels
+from trustclip.report.draw.figures import save, tick_labels
 from trustclip.report.results import tidy
 from trustclip.suite.plan import plan
 from trustclip.suite.table import Results
@@ -77,11 +77,11 @@ def test_methods_are_compared_within_a_value(swept):
         ({"rl.reward_noise": [0.1, 0.6]}, ["rl.reward_noise", "less than or equal to 0.5", "0.6"]),
         ({"rl.reward_noise": 0.1}, ["sweep.rl.reward_noise", "valid tuple", "0.1"]),
         ({"rl.reward_noise": []}, ["sweep.rl.reward_noise", "at least 1 item"]),
-        ({"rl.reward_noise": [0, 0.0]}, ["`sweep.rl.reward_noise` names one twice: 0, 0.0"]),
-        ({"rl.dataset": ["a/b"]}, ["'a/b' can be no part of a folder name"]),
+        ({"rl.reward_noise": [0, 0.0]}, ["`sweep.rl.reward_noise` has a duplicate: 0, 0.0"]),
+        ({"rl.dataset": ["a/b"]}, ["'a/b' cannot be part of a folder name"]),
         ({"rl.method": ["atr"]}, ["`sweep` may not set 'rl.method'"]),
         ({"seed": [1]}, ["`sweep` may not set 'seed'"]),
-        ({"rl.beta": [0.1]}, ["'rl.beta' stands in `changes` and in `sweep`"]),
+        ({"rl.beta": [0.1]}, ["'rl.beta' is set in both `changes` and `sweep`"]),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -120,7 +120,7 @@ def test_a_report_has_a_reference_in_every_setting(report):
         ("clip", setting) for setting in settings
     ]
     assert all(len(group.runs) == 2 for group in report.groups)
-    names = [panel.marks[0].name for panel in report.scores[0].panels[:1]]
+    names = [panel.marks[0].name for panel in report["scores"].figures[0].panels[:1]]
     assert names == ["clip at reward_noise 0.2"]
     assert any("within their setting only" in finding.text for finding in report.findings)
     assert report.subject.startswith("2 methods · 8 runs")
@@ -130,7 +130,7 @@ def test_a_report_has_a_reference_in_every_setting(report):
 
 
 def test_the_figure_over_the_swept_value_has_the_tables_numbers(report):
-    (figure,) = [f for f in report.sweeps if f.key.startswith("sweep")]
+    (figure,) = [f for f in report["sweep"].figures if f.key.startswith("sweep")]
     assert figure.key == "sweep-rl.reward_noise"
     scores, differences, gated = figure.panels
     by_label = {group.label: [] for group in report.groups}
@@ -150,12 +150,12 @@ def test_the_figure_over_the_swept_value_has_the_tables_numbers(report):
 
 
 def test_what_is_drawn_and_written_names_the_setting(report, tmp_path):
-    (figure,) = [f for f in report.sweeps if f.key.startswith("sweep")]
+    (figure,) = [f for f in report["sweep"].figures if f.key.startswith("sweep")]
     assert {path.name for path in save(figure, tmp_path)} == {
         "sweep-rl.reward_noise.pdf", "sweep-rl.reward_noise.svg"
     }  # fmt: skip
-    assert [f.key for f in report.training] == ["figure2-1", "figure2-2"]
-    assert report.training[1].title == "Training: Qwen3-1.7B-Base, reward_noise 0.2"
+    assert [f.key for f in report["training"].figures] == ["figure2-1", "figure2-2"]
+    assert report["training"].figures[1].title == "Training: Qwen3-1.7B-Base, reward_noise 0.2"
     lines = tidy(report.groups).splitlines()
     assert any(line.startswith("Qwen3-1.7B-Base,reward_noise 0.2,clip,final,") for line in lines)
 

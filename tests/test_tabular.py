@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 
 import trustclip as tc
-from trustclip import intervals
+from trustclip.constraints import intervals
 from trustclip.tabular import Schedule, TabularSettings, Tree, bandit, run_tabular, train, tree
-from trustclip.tabular.run import PRESETS
+from trustclip.tabular.sweep import PRESETS
 from trustclip.tabular.training import Generation
 from trustclip.theory import Case
 
@@ -156,7 +156,7 @@ def test_the_table_and_its_rows(tmp_path: Path) -> None:
     console = Console(record=True, width=140)
     rows = run_tabular(settings, console, tmp_path / "rows.jsonl")
     text = console.export_text()
-    for expected in ("bandit, lr 8", "atr", "less clip", "10% of rewards flipped", "±"):
+    for expected in ("bandit, lr 8", "atr", "minus clip", "10% of rewards flipped", "±"):
         assert expected in text
     assert [row.method for row in rows] == ["none", "atr", "clip"]
     assert rows[0].interval("gated").high == 0

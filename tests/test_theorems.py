@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import trustclip as tc
-from trustclip import divergences, intervals
+from trustclip.constraints import divergences, intervals
 
 DOUBLE = torch.float64
 TOKENS = st.lists(

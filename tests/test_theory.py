@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 
 import trustclip as tc
-from trustclip import intervals
-from trustclip.theory import CHECKS, Case, Check, clipping, estimators, run, run_theory, updates
+from trustclip.constraints import intervals
+from trustclip.theory import CHECKS, Case, Check, clipping, estimators, run_theory, table, updates
 from trustclip.theory.cases import DOUBLE, Sides, entropy, random_cases
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -82,7 +82,8 @@ def test_the_paper_entropy_formula_has_the_wrong_sign_where_ours_has_the_right_o
 
 def test_one_sided_events_are_half_of_the_strict_ones() -> None:
     for case in random_cases(100, seed=3):
-        for event, sign in (("X-", -1), ("X+", 1)):
+        signs: dict[updates.Event, int] = {"X-": -1, "X+": 1}
+        for event, sign in signs.items():
             strict = updates.indicator(case, 0.07, event)
             half = updates.indicator(case, 0.07, event, "outward")
             assert torch.equal(half, strict * (sign * case.advantages > 0))
@@ -138,10 +139,10 @@ def test_the_variance_of_k3_passes_that_of_k1_at_a_ratio_of_three_and_a_half() -
 
 
 def test_a_surprise_is_told_and_is_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "CHECKS", (lambda: [Check("fine", 1, 0.0, True)],))
+    monkeypatch.setattr(table, "CHECKS", (lambda: [Check("fine", 1, 0.0, True)],))
     assert run_theory(Console(quiet=True)) == 0
     for check in (Check("made up", 1, 0.5, False), Check("made up", 1, 0.0, True, should=False)):
-        monkeypatch.setattr(run, "CHECKS", (lambda check=check: [check],))
+        monkeypatch.setattr(table, "CHECKS", (lambda check=check: [check],))
         console = Console(record=True, width=120)
         assert run_theory(console) == 1
         assert "not as expected: made up" in console.export_text()
@@ -150,7 +151,7 @@ def test_a_surprise_is_told_and_is_the_exit_status(monkeypatch: pytest.MonkeyPat
 def test_a_wrong_formula_is_a_surprise(monkeypatch: pytest.MonkeyPatch) -> None:
     low, high = intervals.k3(0.07)
     monkeypatch.setattr(intervals, "k3", lambda delta: (low, high))
-    from trustclip.theory.checks import k3_is_an_interval
+    from trustclip.theory.theorems import k3_is_an_interval
 
     assert not all(check.as_expected for check in k3_is_an_interval())
 
@@ -162,7 +163,7 @@ def test_error_is_relative_and_zero_for_two_zeros() -> None:
 
 
 def test_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "CHECKS", ())
+    monkeypatch.setattr(table, "CHECKS", ())
     console = Console(record=True, width=300)
     assert run_theory(console, tmp_path / "figures") == 0
     names = {path.name for path in (tmp_path / "figures").iterdir()}

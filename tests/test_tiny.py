@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from trustclip.recipes.models import check_model, check_tokenizer, load_model  # noqa: E402
 from trustclip.recipes.tiny import TAGS, save_tiny, tiny_model, tiny_tokenizer  # noqa: E402
 from trustclip.tasks.arithmetic import Arithmetic  # noqa: E402
 
@@ -30,6 +31,35 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def loaded(folder):
     return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_folder_that_is_not_a_whole_model_is_refused_before_it_loads(tmp_path, folder):
+    bare = tmp_path / "bare"
+    tiny_model(seed=3)[0].save_pretrained(bare)
+    with pytest.raises(ValueError, match=r"has a model but no tokenizer .*tokenizer\.json"):
+        check_model(str(bare))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds a LoRA adapter.*merge it first"):
+        check_model(str(adapter))
+    with pytest.raises(ValueError, match="does not hold a model"):
+        check_model(str(tmp_path))
+    check_model(str(folder))
+
+
+def test_a_tokenizer_that_does_not_belong_to_its_model_is_refused(tmp_path, folder):
+    model, tokenizer = load_model(str(folder), "plain")
+    check_tokenizer(tokenizer, model.config, "tiny")
+    model.config.vocab_size = 264
+    with pytest.raises(ValueError, match="has 265 tokens, the model's vocabulary 264"):
+        check_tokenizer(tokenizer, model.config, "tiny")
+    bare = tmp_path / "bare"
+    model.config.vocab_size = 265
+    model.save_pretrained(bare)
+    (bare / "tokenizer_config.json").write_text("{}")  # transformers makes one of a single token
+    with pytest.raises(ValueError, match="encodes text as no tokens"):
+        load_model(str(bare), "plain")
 
 
 @settings(max_examples=200, deadline=None)

@@ -2,14 +2,17 @@
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
 import trl_runs
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl_runs import COMMON, constrained, fresh_model, plain, share_of_even_digits
 
 import trustclip as tc
+from trustclip.constraints import divergences
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 
 LOW, HIGH = tc.interval("atr", delta=0.07)
@@ -46,7 +49,7 @@ def test_same_training_as_plain_trl(tmp_path, method, args, theirs, lora):
 # -- one loss, with everything TRL can put around it -----------------------------------------------
 
 
-def build(tmp_path, config_class, trainer_class, **settings):
+def build(tmp_path, config_class, trainer_class, **settings) -> Any:
     from datasets import Dataset
 
     model, tokenizer = fresh_model()
@@ -185,18 +188,91 @@ NARROW = {
     "dppo": {"delta": 1e-5},
     "either": {"first": {"name": "bandpo", "delta": 1e-5}, "second": "kl1"},
 }
-#: Here the policy samples for itself: what corrects for another sampler is tested with one.
-TRAINABLE = [n for n in tc.methods() if "logp_rollout" not in tc.method(n).requires]
 
 
-@pytest.mark.parametrize("name", TRAINABLE)
+@pytest.mark.parametrize("name", tc.methods())
 def test_every_method_trains(tmp_path, name):
-    run = constrained(tmp_path, name, NARROW.get(name), max_steps=3, num_iterations=3)
+    # Only our decoder gives the log-probabilities that it sampled with.
+    sampler = "auto" if "logp_rollout" in tc.method(name).requires else "transformers"
+    run = constrained(
+        tmp_path, name, NARROW.get(name), max_steps=3, num_iterations=3, decoder=sampler
+    )
     assert len(run.grad_norms) == 3
     assert all(math.isfinite(g) for g in run.grad_norms)
     assert run.history[1]["trustclip/off_policy"] > 0.5
-    if tc.method(name).cuts:
+    if tc.Trait.CUTS in tc.method(name).traits:
         assert max(run.column("trustclip/gated")) > 0
+
+
+def test_the_sampler_gives_every_method_what_it_sampled_with(tmp_path):
+    trainer = build(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, method="icepop")
+    seen = []
+    kept = trainer._constrain
+    trainer._constrain = lambda inputs, *rest: seen.append(kept(inputs, *rest)) or seen[-1]
+    trainer.train()
+    for batch, _ in seen[::3]:  # on the policy that sampled
+        assert batch.logp_rollout is not None and batch.logp_rollout[batch.mask].max() < 0
+        torch.testing.assert_close(
+            batch.logp_rollout[batch.mask], batch.logp[batch.mask], rtol=0, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("name", ["tis", "icepop"])
+def test_a_sampler_without_log_probabilities_is_refused_with_the_settings(tmp_path, name):
+    chosen = {"method": name, "decoder": "transformers"}
+    with pytest.raises(ValueError, match=f"'{name}' needs `logp_rollout`") as error:
+        build(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, **chosen)
+    for words in ("use_vllm=True", "rollout_func", "decoder='transformers'"):
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize("order", ["kl", "tv"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("head", ["trustclip", "trl"])
+def test_top_k_divergences_are_those_of_dense_softmaxes(tmp_path, monkeypatch, order, lora, head):
+    """Over the old policy's likeliest tokens, the sampled one and the rest of two softmaxes."""
+    seen, logits = [], []
+    kept = ConstrainedGRPOTrainer._constrain
+
+    def spy(self, inputs, *scored):
+        batch, surrogate = kept(self, inputs, *scored)
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        with torch.no_grad():
+            z = self.model(input_ids=ids, attention_mask=mask).logits / 0.7
+        length = batch.mask.shape[1]
+        logits.append(z[:, -length - 1 : -1].double().log_softmax(-1))
+        seen.append((inputs["completion_ids"], inputs["sample_index"], batch))
+        return batch, surrogate
+
+    monkeypatch.setattr(ConstrainedGRPOTrainer, "_constrain", spy)
+    run = constrained(
+        tmp_path,
+        "dppo",
+        {"divergence": f"top_k_{order}", "k": 5, "delta": 1e-4},
+        lora=lora,
+        head=head,
+        max_steps=2,
+        num_iterations=2,
+        temperature=0.7,
+        learning_rate=1e-2,
+    )
+    assert run.history[1]["trustclip/gated"] > 0
+    ids, index, batch = seen[1]
+    assert torch.equal(index, seen[0][1])
+    old, new = logits
+    tokens = divergences.top_k_tokens(old, ids, 5)
+    measure = divergences.categorical_kl if order == "kl" else divergences.categorical_tv
+    dense = measure(divergences.with_rest(old, tokens), divergences.with_rest(new, tokens))
+    got = batch.given(f"top_k_{order}")
+    assert got[batch.mask].max() > 1e-3
+    torch.testing.assert_close(got[batch.mask].double(), dense[batch.mask], rtol=1e-3, atol=2e-6)
+
+
+def test_more_likely_tokens_than_the_vocabulary_has_are_refused(tmp_path):
+    chosen = {"method": "dppo", "method_args": {"divergence": "top_k_kl", "k": 100_000}}
+    with pytest.raises(ValueError, match="k=100000 needs a vocabulary of more than 100001"):
+        build(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, **chosen)
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
@@ -207,9 +283,9 @@ def test_exact_kl_is_exact(tmp_path, lora, order, monkeypatch):
     kept = ConstrainedGRPOTrainer._constrain
 
     def spy(self, inputs, *scored):
-        kept(self, inputs, *scored)
-        batch, _ = inputs["gate"]
+        batch, surrogate = kept(self, inputs, *scored)
         seen.append((dict(inputs), getattr(batch, f"kl_{order}").clone(), batch.mask))
+        return batch, surrogate
 
     monkeypatch.setattr(ConstrainedGRPOTrainer, "_constrain", spy)
     captured = []
@@ -314,7 +390,7 @@ def test_an_inert_schedule_is_refused_with_the_arithmetic_and_two_cures(tmp_path
 
 
 def test_allowed_inert_training_is_plain_policy_gradient(tmp_path):
-    settings = {"num_iterations": 1, "max_steps": 3}
+    settings: dict[str, Any] = {"num_iterations": 1, "max_steps": 3}
     a = plain(tmp_path / "a", **settings)
     b = constrained(tmp_path / "b", "atr", allow_inert=True, **settings)
     assert b.grad_norms == pytest.approx(a.grad_norms, rel=1e-6)
@@ -346,6 +422,18 @@ def test_active_dropout_is_pointed_out(tmp_path):
         )
 
 
+@tc.definition
+class Grouped(tc.Method):
+    """A method that looks at groups."""
+
+    @property
+    def requires(self):
+        return ("groups",)
+
+    def surrogate(self, batch):
+        raise NotImplementedError
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 
@@ -370,6 +458,11 @@ def test_active_dropout_is_pointed_out(tmp_path):
             ["off_policy_mask_threshold", "sign"],
         ),
         ({"inert_patience": 0}, ["inert_patience"]),
+        (
+            {"method": "tis", "use_vllm": True},
+            ["vllm_importance_sampling_correction=False", "applied twice"],
+        ),
+        ({"method": f"{__name__}:Grouped"}, ["needs `groups`", "TRL passes none"]),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(tmp_path, settings, words):

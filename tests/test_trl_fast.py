@@ -1,12 +1,13 @@
 """What the TRL engine does not compute: prompts in the head, completions that cannot matter."""
 
+from typing import Any
+
 import pytest
 import torch
 from test_trl_engine import build, gradient_of, one_batch
 from trl_runs import constrained
 
-from trustclip.engines import scoring
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, scoring
 
 BUILT = (ConstrainedGRPOConfig, ConstrainedGRPOTrainer)
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -143,4 +144,5 @@ def test_an_unusual_head_is_left_to_trl_or_refused(tmp_path):
         build(tmp_path, *BUILT, method="atr", head="trustclip", cast_lm_head_to_fp32=True)
     build(tmp_path, *BUILT, method="atr", cast_lm_head_to_fp32=True)
     with pytest.raises(ValueError, match="did you mean 'trustclip'"):
-        ConstrainedGRPOConfig(str(tmp_path), head="trustclp", num_iterations=2, use_cpu=True)
+        wrong: Any = "trustclp"
+        ConstrainedGRPOConfig(str(tmp_path), head=wrong, num_iterations=2, use_cpu=True)

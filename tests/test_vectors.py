@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import oracle
 import pytest
@@ -276,6 +277,16 @@ def test_trpo_averages_over_unmasked_tokens() -> None:
     assert tc.method("trpo", delta=0.03).surrogate(batch).kept.tolist() == mask.tolist()
 
 
+def test_trpo_stops_all_ranks_or_none() -> None:
+    """A mean of 0.0214 here and of 0 on another rank of as many tokens: 0.0107 together."""
+    batch = batch_of([0.2, 0.2], [1.0, 1.0])
+    for delta, kept in ((0.0106, False), (0.0108, True)):
+        method = tc.method("trpo", delta=delta)
+        found = method.statistics(batch, lambda sums: sums + sums.new_tensor([0.0, 2.0]))
+        assert method.surrogate(replace(batch, statistics=found)).kept.all().item() == kept
+        assert not method.surrogate(batch).kept.any()
+
+
 def test_trpo_prefers_the_exact_divergence() -> None:
     for exact, kept in ((0.009, True), (0.011, False)):
         batch = batch_of([1.0, 1.0], [1.0, 1.0], kl_old_new=row(exact, exact))
@@ -300,6 +311,21 @@ def test_truly_ppo_rolls_back_along_the_divergence() -> None:
     assert got[0].tolist() == pytest.approx(want, rel=1e-12)
 
 
+def test_a_divergence_without_its_graph_is_reported_where_the_pull_is_its_gradient(recwarn) -> None:
+    leaf = row(-0.5, -0.9, -0.5).requires_grad_()
+    for method in (
+        tc.method("truly_ppo", variant="truly"),
+        tc.method("ppo_penalty", estimator="exact"),
+        tc.method("truly_ppo", variant="truly") & tc.method("clip"),
+    ):
+        kl = 0.5 * (leaf + 1) ** 2
+        tc.policy_loss(method, truly_batch(leaf, kl))
+        tc.coefficient(method, truly_batch(leaf, kl.detach()))
+        assert not recwarn.list
+        with pytest.warns(UserWarning, match="kl_old_new"):
+            tc.policy_loss(method, truly_batch(leaf, kl.detach()))
+
+
 def test_truly_ppo_without_the_ratio_term() -> None:
     leaf = row(-0.5, -0.9, -0.5).requires_grad_()
     method = tc.method("truly_ppo", variant="truly", slope_likelihood=0.0, slope=0.4, delta=0.05)
@@ -314,6 +340,24 @@ def test_truly_ppo_family(variant: str, factor: float) -> None:
     got = tc.coefficient(tc.method("truly_ppo", variant=variant), batch)[0].tolist()
     want = [2 * factor * math.exp(0.5), 2 * math.exp(0.1), -2 * math.exp(0.5)]
     assert got == pytest.approx(want, rel=1e-12)
+
+
+def test_a_rollback_meets_the_objective_in_value_at_its_bound() -> None:
+    """w A on both sides of the bound, with slopes 1 and -0.3."""
+    method = tc.method("truly_ppo", variant="ppo_rb")
+    e = 1e-9
+    for a, bound, outwards in ((2.0, math.log(1.2), 1), (-2.0, math.log(0.8), -1)):
+        surrogate = method.surrogate(batch_of([bound - outwards * e, bound + outwards * e], [a, a]))
+        assert surrogate.kept[0].tolist() == [True, False]
+        inside, outside = surrogate.objective[0].tolist()
+        assert inside == pytest.approx(outside, rel=1e-8) == pytest.approx(math.exp(bound) * a)
+
+
+def test_a_token_on_the_ceiling_of_a_dual_clip_is_kept() -> None:
+    for spec in ({"name": "dual_clip", "ceiling": 3.0}, {"name": "bandpo", "dual_ceiling": 3.0}):
+        x = [math.log(3.0), math.nextafter(math.log(3.0), math.inf)]
+        batch = tc.TokenBatch(row(*x), row(0, 0), row(-1, -1), torch.ones(1, 2, dtype=torch.bool))
+        assert tc.as_method(spec).surrogate(batch).kept[0].tolist() == [True, False]
 
 
 def test_truly_ppo_thresholds_by_variant() -> None:

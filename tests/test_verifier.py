@@ -89,36 +89,36 @@ def test_golden_table(verifier, style):
 
 def test_no_false_positive_on_adversarial_text(verifier):
     assert len(set(WRONG)) >= 60
-    start = time.monotonic()
     scores = verifier.score([gold for gold, _ in WRONG], [text for _, text in WRONG])
     assert [case for case, score in zip(WRONG, scores, strict=True) if score] == []
-    assert time.monotonic() - start < 20
 
 
 def test_hostile_answers_are_bounded_and_leave_their_neighbours_alone(verifier):
     before = verifier.counts["timeout"]
     bad = hostile(4)
     texts = [text for answer in bad for text in (answer, r"\boxed{\frac{4}{2}}")]
-    start = time.monotonic()
     assert verifier.score(["2"] * 8, texts) == [0.0, 1.0] * 4
     assert verifier.counts["timeout"] - before == 4
-    assert time.monotonic() - start < math.ceil(4 / 2) * (TIMEOUT + 4)
 
 
 def test_equal_questions_are_asked_once_but_counted_each(verifier):
     before = verifier.counts["timeout"]
-    start = time.monotonic()
     assert verifier.score(["2"] * 32, hostile(1) * 32) == [0.0] * 32
     assert verifier.counts["timeout"] - before == 32
-    assert time.monotonic() - start < 2 * TIMEOUT + 4
+
+
+def _host(verifier: Verifier) -> int:
+    process = verifier._pool._workers[0]._process
+    assert process is not None
+    return process.pid
 
 
 def test_processes_are_bounded_recycled_and_ended():
     v = Verifier(workers=1, memory_limit=3 << 29, recycle_after=2)
-    judges = set()
+    host, judges = 0, set()
     for k in range(1, 6):
         assert v.equivalent("2", rf"\frac{{{2 * k}}}{{{k}}}")
-        host = v._pool._workers[0]._process.pid
+        host = _host(v)
         for pid in (host, *_children(host)):
             assert resource.prlimit(pid, resource.RLIMIT_AS) == (3 << 29, 3 << 29)
         judges.update(_children(host))
@@ -191,9 +191,48 @@ def test_a_missing_math_verify_is_said_and_not_scored(monkeypatch):
         v.score(["2"], [r"\boxed{\frac{4}{2}}"])
 
 
-def test_a_worker_that_cannot_start_is_an_error(monkeypatch):
-    monkeypatch.setattr(pool.sys, "executable", "/bin/true")
-    with Verifier() as v, pytest.raises(RuntimeError, match="did not start"):
+@pytest.mark.parametrize("program", ["/bin/true", "/nowhere/python"])
+def test_a_worker_that_cannot_start_costs_its_answer_and_says_so(monkeypatch, caplog, program):
+    monkeypatch.setattr(pool.sys, "executable", program)
+    with Verifier() as v:
+        assert v.score(["2", "3"], [r"\boxed{\frac{4}{2}}", r"\boxed{3}"]) == [0.0, 1.0]
+        assert v.counts == {"timeout": 1, "direct": 1}
+    assert "did not start" in caplog.text and "tried 2 times" in caplog.text
+
+
+def test_a_worker_that_dies_while_it_starts_is_started_again(monkeypatch, tmp_path):
+    once = tmp_path / "python"
+    once.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/tried ] || {{ touch {tmp_path}/tried; kill -9 $$; }}\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    once.chmod(0o755)
+    monkeypatch.setattr(pool.sys, "executable", str(once))
+    with Verifier(workers=1, timeout=60.0) as v:
+        assert v.score(["2"], [r"\boxed{\frac{4}{2}}"]) == [1.0]
+
+
+def test_closing_while_a_worker_starts_gives_no_error(monkeypatch, tmp_path):
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(pool.sys, "executable", str(slow))
+    v = Verifier(workers=1)
+    scores: list[float] = []
+    asking = threading.Thread(target=lambda: scores.extend(v.score(["2"], [r"\boxed{4/2}"])))
+    asking.start()
+    _eventually((tmp_path / "begun").exists, 300)
+    v.close()
+    asking.join()
+    assert scores == [0.0] and v.counts == {"crash": 1}
+
+
+def test_a_broken_math_verify_is_an_error(monkeypatch, tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text('#!/bin/sh\necho \'{"error": "SyntaxError: bad"}\'\n')
+    broken.chmod(0o755)
+    monkeypatch.setattr(pool.sys, "executable", str(broken))
+    with Verifier() as v, pytest.raises(RuntimeError, match="did not start: SyntaxError: bad"):
         v.score(["2"], [r"\boxed{\frac{4}{2}}"])
 
 
@@ -244,6 +283,71 @@ def test_a_forked_copy_neither_uses_nor_kills_its_parents_workers(verifier):
     assert [worker._process.pid for worker in verifier._pool._workers] == hosts
 
 
+def test_a_fork_while_another_thread_scores_leaves_the_child_a_working_verifier():
+    with Verifier(workers=1, timeout=60.0) as v:
+        assert v.equivalent("3", r"\frac{6}{2}")
+        busy = threading.Thread(target=v.score, args=(["2"], hostile(1)))
+        busy.start()
+        _eventually(lambda: v._pool._idle.empty(), 300)
+        child = os.fork()
+        if child == 0:
+            right = v.equivalent("3", r"\frac{9}{3}")
+            v.close()
+            os._exit(0 if right else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        os.killpg(_host(v), signal.SIGKILL)
+        busy.join()
+
+
+BUSY = r"""
+    import threading, time
+    from trustclip.rewards import Verifier
+    v = Verifier(workers=1, timeout=100_000.0)
+    v.equivalent("2", r"\frac{4}{2}")
+    threading.Thread(target=v.score, args=(["2"], [HOSTILE])).start()
+    while not v._pool._idle.empty(): time.sleep(0.01)
+    print(v._pool._workers[0]._process.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("killed", ["trainer", "host"])
+def test_a_judge_at_work_ends_with_the_process_that_wanted_its_verdict(tmp_path, killed):
+    path = tmp_path / "busy.py"
+    path.write_text(textwrap.dedent(BUSY).replace("HOSTILE", repr(hostile(1)[0])))
+    trainer = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    host = int(trainer.stdout.readline())
+    (judge,) = _children(host)
+    used = _cpu_ticks(judge)
+    _eventually(lambda: _cpu_ticks(judge) > used + 20, 300)  # it is at work
+    os.kill(trainer.pid if killed == "trainer" else host, signal.SIGKILL)
+    _eventually(lambda: not _alive(judge), 300)  # its own limit is a day of CPU away
+    trainer.kill()
+    trainer.communicate()
+    _eventually(lambda: not _alive(host), 300)
+
+
+def test_a_judge_whose_host_is_stopped_ends_at_its_own_cpu_limit():
+    script = Path(pool.__file__).with_name("worker.py")
+    host = subprocess.Popen(
+        [sys.executable, "-P", str(script), str(2 << 30), "100"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert host.stdin is not None and host.stdout is not None
+    assert json.loads(host.stdout.readline()) == {"ready": True}
+    answer = hostile(1)[0].removeprefix(r"\boxed{").removesuffix("}")
+    task = {"gold": "2", "answer": answer, "kinds": ["latex"], "options": {}, "timeout": 3.0}
+    host.stdin.write(json.dumps(task).encode() + b"\n")
+    host.stdin.flush()
+    _eventually(lambda: len(_children(host.pid)) == 1, 300)
+    os.kill(host.pid, signal.SIGSTOP)  # nobody is left to watch the judge
+    (judge,) = _children(host.pid)
+    _eventually(lambda: not _alive(judge), 300)
+    host.kill()
+    host.communicate()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -259,6 +363,34 @@ def test_a_forked_copy_neither_uses_nor_kills_its_parents_workers(verifier):
 def test_bad_settings_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Verifier(**arguments)
+
+
+def test_a_missing_gold_is_an_error_and_a_list_holds_alternatives(verifier):
+    for gold in (None, math.nan, [], [None]):
+        with pytest.raises(ValueError, match="is missing"):
+            verifier.score([gold], ["Answer: nan"])
+    golds = [["2", "-2"], ("1", "3"), "['9.6\\n']", '["a cat", "a dog"]', "[1, 2]", ["5"]]
+    texts = ["-2", "3", "9.6", "A dog", "[1,2]", "6"]
+    assert verifier.score(golds, [f"Answer: {t}" for t in texts]) == [1.0] * 5 + [0.0]
+    before = verifier.counts.copy()
+    assert verifier.score([["7", r"\frac{1}{2}"]], ["Answer: 0.5"]) == [1.0]
+    assert verifier.counts - before == {"algebra": 1}  # an answer counts once
+
+
+def test_words_are_graded_as_text_whatever_the_style(verifier):
+    pairs = [("silent", "listen"), ("on", "no"), ("New York", "York New"), ("cold", "docl")]
+    for gold, other in pairs:
+        texts = [f"<SOLUTION>{t}</SOLUTION>" for t in (other, gold, gold.upper())]
+        assert verifier.score([gold] * 3, texts) == [0.0, 1.0, 1.0]
+    assert verifier.score(["True"], [r"so \boxed{\text{true}}"]) == [1.0]
+
+
+def test_boxes_joined_by_and_are_one_list(verifier):
+    gold = "$(2,1),(1,2),(-1,-20),(-20,-1)$"
+    boxes = r"\boxed{(1, 2)}, \boxed{(2, 1)}, \boxed{(-1, -20)} and \boxed{(-20, -1)}"
+    assert verifier.score(
+        [gold, "1,2", "34"], [boxes, r"$\boxed{1}$ and $\boxed{2}$", r"\boxed{34} and \boxed{35}"]
+    ) == [1.0, 1.0, 0.0]
 
 
 def test_bad_calls_are_refused():
@@ -348,6 +480,11 @@ def _children(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
 def _alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -356,7 +493,7 @@ def _alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def _eventually(condition, seconds: float = 10.0) -> None:
+def _eventually(condition, seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

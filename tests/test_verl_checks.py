@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from trustclip.cli import main
-from trustclip.engines.verl_checks import BUILT_IN, Finding, Installed, findings, installed
-from trustclip.engines.verl_config import load
-from trustclip.engines.verl_limits import LOSS_MODES, TARGET
+import trustclip as tc
+from trustclip.cli.main import main
+from trustclip.engines.findings import Finding
+from trustclip.engines.verl.checks import BUILT_IN, Installed, findings, installed
+from trustclip.engines.verl.config import load
+from trustclip.engines.verl.limits import LOSS_MODES, TARGET, constraint
 
 HERE = Installed("0.9.1")
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -39,8 +41,7 @@ GOOD: dict[str, Any] = {
                 "kl_cov_ratio": 0.0002,
                 "ppo_kl_coef": 0.1,
                 "dro_beta": None,
-                "method": "atr",
-                "method_args": {"delta": 0.07},
+                "method": {"name": "atr", "delta": 0.07},
             },
         },
     },
@@ -83,12 +84,13 @@ ACTOR = "actor_rollout_ref__actor"
 WRONG = {
     "unknown mode": ({"LOSS__loss_mode": "trustclip_art"}, "did you mean 'trustclip_atr'"),
     "verl's unknown": ({"LOSS__loss_mode": "vanila"}, "did you mean 'vanilla'"),
-    "verl's own": ({"LOSS__loss_mode": "vanilla"}, "leaves `method` unused; say 'trustclip'"),
+    "verl's own": ({"LOSS__loss_mode": "vanilla"}, "ignores `method`; set it to 'trustclip'"),
     "unknown method": ({"LOSS__method": "art"}, "unknown method 'art'; did you mean 'atr'"),
-    "hyper-parameter": ({"LOSS__method_args": {"dleta": 1}}, "did you mean 'delta'"),
+    "hyper-parameter": ({"LOSS__method": {"name": "atr", "dleta": 1}}, "did you mean 'delta'"),
+    "two places": ({"LOSS__method_args": {"delta": 1}}, "leave out `method_args`"),
     "misspelt key": ({"LOSS__metod": "atr"}, f"unknown key of {LOSS} 'metod'; did you mean"),
     "no target": ({"LOSS___target_": ...}, f"takes no `method`; set {LOSS}._target_={TARGET}"),
-    "refused": ({"LOSS__method": "full_kl", "LOSS__method_args": {}}, "it needs `kl_old_new`"),
+    "refused": ({"LOSS__method": "full_kl"}, "it needs `kl_old_new`"),
     "clip_ratio": ({f"{ACTOR}__clip_ratio": 0.1}, "clip_ratio=0.1 has no effect"),
     "dual clip": ({f"{ACTOR}__clip_ratio_c": 10.0}, "thresholds of dual_clip"),
     "sapo": ({f"{ACTOR}__tau_neg": 2.0}, "tau_neg=2.0 has no effect"),
@@ -126,7 +128,7 @@ def test_bypass_mode_replaces_the_loss_in_some_trainers(
 
 
 def test_one_update_is_enough_for_a_method_that_acts_on_policy() -> None:
-    config = with_changes(data__train_batch_size=256, LOSS__method="pspo", LOSS__method_args={})
+    config = with_changes(data__train_batch_size=256, LOSS__method="pspo")
     assert said(config) == []
 
 
@@ -134,7 +136,6 @@ def test_a_plugin_that_is_not_loaded() -> None:
     config = with_changes(
         LOSS___target_="verl.workers.config.PolicyLossConfig",
         LOSS__method=...,
-        LOSS__method_args=...,
         LOSS__loss_mode="trustclip_atr",
     )
     assert said(config) == []
@@ -159,7 +160,7 @@ def test_the_command_reads_a_resolved_file(
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(GOOD), encoding="utf-8")
     assert main(["doctor", "--verl", str(path)]) == 0
-    assert "nothing wrong was found" in capsys.readouterr().out
+    assert "no errors" in capsys.readouterr().out
     path.write_text(yaml.safe_dump(with_changes(LOSS__method="art")), encoding="utf-8")
     assert main(["doctor", "--verl", str(path)]) == 1
     assert "error: unknown method 'art'" in capsys.readouterr().out
@@ -174,3 +175,10 @@ def test_a_file_of_no_mapping(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n", encoding="utf-8")
     with pytest.raises(ValueError, match="expected a mapping"):
         load([str(tmp_path / "list.yaml")])
+
+
+def test_the_method_is_built_once_for_all_micro_batches_and_the_old_pair_still_works() -> None:
+    new = {"loss_mode": "trustclip", "method": {"name": "kl2", "delta": 0.05}}
+    old = {"loss_mode": "trustclip", "method": "kl2", "method_args": {"delta": 0.05}}
+    assert constraint(new) is constraint(copy.deepcopy(new))
+    assert constraint(old) == constraint(new) == tc.method("kl2", delta=0.05)

@@ -16,8 +16,8 @@ import yaml
 from torch import Tensor
 
 import trustclip as tc
-from trustclip import divergences, levels
-from trustclip.masked import nth_largest
+from trustclip.constraints import divergences, levels
+from trustclip.constraints.selection import nth_largest
 
 DOUBLE = torch.float64
 
@@ -27,7 +27,7 @@ def row(*values: float) -> Tensor:
 
 
 def batch_of(
-    log_ratio: Sequence[float], advantages: Sequence[float], p_old: float = 0.5, **optional: Tensor
+    log_ratio: Sequence[float], advantages: Sequence[float], p_old: float = 0.5, **optional: Any
 ) -> tc.TokenBatch:
     """One sequence."""
     old = torch.full((1, len(log_ratio)), math.log(p_old), dtype=DOUBLE)
@@ -89,12 +89,39 @@ def test_vespo() -> None:
 def test_bands() -> None:
     for p, delta, *want in wider.BANDS:
         p_old = torch.tensor(p, dtype=DOUBLE)
-        tv = tc.interval("bandpo", p_old=p_old, divergence="tv", delta=delta)
-        chi2 = tc.interval("bandpo", p_old=p_old, divergence="chi2", delta=delta)
+        tv = tc.interval("bandpo", p_old=p_old, divergence="tv", delta=delta, ceiling=None)
+        chi2 = tc.interval("bandpo", p_old=p_old, divergence="chi2", delta=delta, ceiling=None)
         assert [float(b) for b in (*tv, *chi2)] == pytest.approx(want, rel=1e-12, abs=1e-12)
         assert tuple(map(float, tc.interval("dppo", p_old=p_old, delta=delta))) == pytest.approx(
             want[:2], abs=1e-12
         )
+
+
+def test_a_band_ends_at_its_cap() -> None:
+    """10, as in the released code; the band alone goes to 53.5 at p = 0.001."""
+    p = torch.tensor([0.001, 0.01], dtype=DOUBLE)
+    high = torch.as_tensor(tc.interval("bandpo", p_old=p)[1])
+    assert high.tolist() == pytest.approx([10.0, 7.8098], abs=1e-4)
+    free = tc.method("bandpo", ceiling=None)
+    high = torch.as_tensor(tc.interval(free, p_old=p)[1])
+    assert high.tolist() == pytest.approx([53.5, 7.81], abs=0.1)
+    batch = tokens_of([math.log(9.9), math.log(10.1), math.log(53)], [1.0] * 3, p_old=0.001)
+    assert tc.method("bandpo").surrogate(batch).kept.flatten().tolist() == [True, False, False]
+    assert free.surrogate(batch).kept.all()
+
+
+def test_double_precision_goes_through_hyper_parameters_too() -> None:
+    """Numbers that float32 does not have: a `torch.where` of two of them makes float32."""
+    batch = tokens_of([0.7, -0.9, 0.1], [1.0, -1.0, -1.0])
+    w = [math.exp(x) for x in (0.7, -0.9, 0.1)]
+    vespo = tc.method("vespo", k_positive=2.1, lambda_positive=2.7, k_negative=1.3)
+    want = [w[0] ** 2.1 * math.exp(2.7 * (1 - w[0]))]
+    want += [-(v**1.3) * math.exp(2.0 * (1 - v)) for v in w[1:]]
+    got = tc.coefficient(vespo, batch).flatten().tolist()
+    assert got == pytest.approx(want, rel=1e-14)
+    ce = tc.method("ce_gppo", beta_low=0.3, beta_high=0.7)
+    got = tc.coefficient(ce, batch).flatten().tolist()
+    assert got == pytest.approx([0.7 * 1.2, -0.3 * 0.8, -w[2]], rel=1e-14)
 
 
 @pytest.mark.parametrize("i", [0, 1])
@@ -190,7 +217,7 @@ def test_at_the_token_every_reduction_is_the_papers() -> None:
 # Relations ---------------------------------------------------------------------------------------
 
 
-def random_batch(seed: int = 0, spread: float = 0.5, **optional: Tensor) -> tc.TokenBatch:
+def random_batch(seed: int = 0, spread: float = 0.5, **optional: Any) -> tc.TokenBatch:
     generator = torch.Generator().manual_seed(seed)
     old = -torch.rand(40, 12, dtype=DOUBLE, generator=generator).exponential_(generator=generator)
     x = spread * torch.randn(40, 12, dtype=DOUBLE, generator=generator)
@@ -223,15 +250,15 @@ def same_gradient(one: tc.Method, other: tc.Method, batch: tc.TokenBatch) -> Non
         ),
         ({"name": "either"}, {"name": "trgppo", "delta": 0.05, "epsilon": 0.2}),
         (
-            {"name": "bandpo", "divergence": "chi2", "delta": 0.02},
+            {"name": "bandpo", "divergence": "chi2", "delta": 0.02, "ceiling": None},
             {"name": "f_divergence", "divergence": "chi2", "bounds": "bernoulli", "delta": 0.02},
         ),
         (
-            {"name": "bandpo", "divergence": "tv", "delta": 0.1},
+            {"name": "bandpo", "divergence": "tv", "delta": 0.1, "ceiling": None},
             {"name": "dppo", "divergence": "binary_tv", "delta": 0.1, "ceiling": 1e9},
         ),
         (
-            {"name": "bandpo", "delta": 0.02},
+            {"name": "bandpo", "delta": 0.02, "ceiling": None},
             {"name": "dppo", "divergence": "binary_kl", "delta": 0.02, "ceiling": 1e9},
         ),
         (
@@ -320,9 +347,10 @@ def test_ppo_penalty_follows_the_exact_divergence() -> None:
 
 
 def test_ppo_penalty_adapts_its_price() -> None:
-    method = tc.method("ppo_penalty", beta=1.0)
-    for kl, beta in ((0.0066, 0.5), (0.0067, 1.0), (0.0149, 1.0), (0.0151, 2.0)):
-        assert method.adapted(kl, target=0.01).beta == beta  # type: ignore[attr-defined]
+    hold = {"controller": "target", "metric": "k3", "target": 0.01, "response": "falls"}
+    method = tc.method("ppo_penalty", beta=hold)
+    prices = [method.after({"k3": kl}).inner.beta for kl in (0.005, 0.01, 0.02)]  # type: ignore[attr-defined]
+    assert prices[0] < prices[1] == 1.0 < prices[2]
 
 
 def cov_batch(copies: int = 1, shift: float = -0.01) -> tc.TokenBatch:
@@ -378,8 +406,9 @@ def test_kl_cov_agrees_over_ranks() -> None:
     fields = torch.stack([batch.logp, batch.logp_old, batch.advantages, batch.mask.to(DOUBLE)])
 
     def least(part: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        *numbers, mask = part
-        return method.statistics(tc.TokenBatch(*numbers, mask.bool()), reduce)["least_covariance"]
+        logp, old, advantages, mask = part
+        batch = tc.TokenBatch(logp, old, advantages, mask.bool())
+        return method.statistics(batch, reduce)["least_covariance"]
 
     found = in_lockstep(least, [fields[:, :7], fields[:, 7:]])
     assert found == [method.statistics(batch)["least_covariance"]] * 2
@@ -467,7 +496,8 @@ def test_a_few_tokens_and_the_rest() -> None:
 @pytest.mark.parametrize(("form", "delta"), [("top_k_kl", 0.05), ("top_k_tv", 0.15)])
 def test_dppo_goes_by_the_divergence_it_is_given(form: str, delta: float) -> None:
     measured = row(delta, delta + 1e-9, delta + 1e-9)
-    batch = batch_of([0.1, 0.1, -0.1], [1.0, 1.0, 1.0], **{form: measured})
+    optional: dict[str, Any] = {form: measured}
+    batch = batch_of([0.1, 0.1, -0.1], [1.0, 1.0, 1.0], **optional)
     method = tc.method("dppo", divergence=form)
     assert method.surrogate(batch).kept[0].tolist() == [True, False, True]
     with pytest.raises(ValueError, match="no ratio interval"):
@@ -525,11 +555,10 @@ def test_a_composite_needs_what_its_parts_need() -> None:
     assert method.requires == ("kl_new_old", "logp_rollout")
     joined = tc.method("truly_ppo", variant="ppo_rb") & tc.method("clip_cov")
     assert joined.requires == ("keys",)
-    assert joined.reverses and joined.cuts and joined.acts_on_policy
+    assert tc.Trait.REVERSES | tc.Trait.CUTS | tc.Trait.ACTS_ON_POLICY in joined.traits
     assert joined.statistics_over == "generation"
-    assert not tc.method("tis", inner="cispo").cuts
-    assert tc.method("icepop", inner="cispo").cuts
-    assert tc.method("trm", inner="cispo").score_form
+    assert tc.Trait.CUTS not in tc.method("tis", inner="cispo").traits
+    assert tc.Trait.CUTS in tc.method("icepop", inner="cispo").traits
 
 
 def test_parts_have_statistics_of_their_own() -> None:

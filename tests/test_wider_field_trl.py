@@ -1,6 +1,5 @@
 """Methods beyond the paper's tables against TRL's own, over whole training runs."""
 
-import dataclasses
 import math
 import types
 import typing
@@ -8,13 +7,17 @@ import typing
 import pytest
 import torch
 import trl_runs
-from trl import GRPOConfig, GRPOTrainer
+import twin_cases
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl_runs import Run, constrained, plain, train
 
 import trustclip as tc
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 
 CLIP = {"name": "clip", "epsilon": 0.05}
+#: Loss types of TRL that bring a gate of their own, and what they aggregate like.
+AGGREGATED = {"sapo": "grpo", "cispo": "dapo", "vespo": "dapo", "grpo": "grpo"}
 #: Method, arguments, and the loss type of TRL that aggregates like its twin's.
 TWINS = {
     "gspo": ("gspo", {"low": 0.02, "high": 0.03}, "dr_grpo"),
@@ -41,8 +44,10 @@ def test_same_training_as_plain_trl(tmp_path, name):
     settings = {"loss_type": loss_type}
     ours = constrained(tmp_path / "ours", method, arguments, **settings)
     twin = tc.method(method, **arguments).twins["TRL"]
-    assert_same_training(ours, plain(tmp_path / "theirs", **settings | twin))
-    if tc.method(method).cuts:
+    # The loss types that bring no gate only aggregate, as ours does.
+    theirs = settings | twin | (settings if loss_type == "dr_grpo" else {})
+    assert_same_training(ours, plain(tmp_path / "theirs", **theirs))
+    if tc.Trait.CUTS in tc.method(method).traits:
         assert max(ours.column("trustclip/gated")) > 0.05, "the comparison would be empty"
     else:
         free = constrained(tmp_path / "free", "clip", {"epsilon": 1.0}, **settings)
@@ -50,19 +55,21 @@ def test_same_training_as_plain_trl(tmp_path, name):
 
 
 def test_opsm_as_trl_has_it(tmp_path):
-    ours = constrained(tmp_path / "ours", "opsm", {"inner": CLIP, "delta": 0.02})
-    theirs = {"epsilon": 0.05, "off_policy_mask_threshold": 0.02}
-    assert_same_training(ours, plain(tmp_path / "theirs", **theirs))
+    arguments = {"inner": CLIP, "delta": 0.02}
+    ours = constrained(tmp_path / "ours", "opsm", arguments)
+    twin = tc.method("opsm", **arguments).twins["TRL"]
+    assert_same_training(ours, plain(tmp_path / "theirs", **twin))
     assert max(ours.column("trustclip/gated")) > 0.05
 
 
 def test_gmpo_as_trl_has_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+    from trl.experimental.gmpo.gmpo_config import GMPOConfig
+    from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer
 
     arguments = {"log_low": 0.1, "log_high": 0.15}
     ours = constrained(tmp_path / "ours", "gmpo", arguments, loss_type="grpo")
-    (twin, *_) = tc.method("gmpo", **arguments).twins.values()
+    twin = tc.method("gmpo", **arguments).twins["trl.experimental.gmpo"]
     assert_same_training(ours, train(tmp_path / "theirs", GMPOConfig, GMPOTrainer, **twin))
     assert max(ours.column("trustclip/gated")) > 0.05
 
@@ -95,67 +102,40 @@ class Sampled(GRPOTrainer):
         self.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
 
 
-class ConstrainedSampled(ConstrainedGRPOTrainer):
-    """Ours with `sampled`: TRL's own correction is off, the method has the sampler's numbers."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, rollout_func=sampled, **kwargs)
-
-    def _tokens(self, inputs, *args, **kwargs):
-        batch = super()._tokens(inputs, *args, **kwargs)
-        return dataclasses.replace(batch, logp_rollout=inputs["sampling_per_token_logps"])
+def with_sampler(*args, **kwargs) -> ConstrainedGRPOTrainer:
+    return ConstrainedGRPOTrainer(*args, rollout_func=sampled, **kwargs)
 
 
 def trained_on_samples(tmp_path, method: str, arguments: dict, **settings) -> Run:
     chosen = {"method": method, "method_args": arguments}
-    return train(tmp_path, ConstrainedGRPOConfig, ConstrainedSampled, **chosen, **settings)
+    return train(tmp_path, ConstrainedGRPOConfig, with_sampler, **chosen, **settings)
 
 
-CORRECTIONS = {
-    "tis": (
-        {"name": "tis", "inner": CLIP, "ceiling": 1.2},
-        {"vllm_importance_sampling_mode": "token_truncate", "clip_max": 1.2},
-    ),
-    "tis-sequence": (
-        {"name": "tis", "inner": CLIP, "ceiling": 1.5, "level": "sequence"},
-        {"vllm_importance_sampling_mode": "sequence_truncate", "clip_max": 1.5},
-    ),
-    "icepop": (
-        {"name": "icepop", "inner": CLIP, "floor": 0.8, "ceiling": 1.3},
-        {"vllm_importance_sampling_mode": "token_mask", "clip_min": 0.8, "clip_max": 1.3},
-    ),
-    "icepop-sequence": (
-        {"name": "icepop", "inner": CLIP, "floor": None, "ceiling": 1.5, "level": "sequence"},
-        {"vllm_importance_sampling_mode": "sequence_mask", "clip_max": 1.5},
-    ),
-    "opsm": (
-        {"name": "opsm", "inner": CLIP, "delta": 0.02, "anchor": "rollout"},
-        {"vllm_importance_sampling_correction": False, "off_policy_mask_threshold": 0.02},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CORRECTIONS)
-def test_same_correction_as_trl_makes_for_vllm(tmp_path, name):
-    spec, theirs = CORRECTIONS[name]
-    bounds = {"epsilon": 0.05, "vllm_importance_sampling_clip_max": None} | {
-        f"vllm_importance_sampling_{k}" if k.startswith("clip") else k: v for k, v in theirs.items()
-    }
-    method, arguments = spec["name"], {k: v for k, v in spec.items() if k != "name"}
-    ours = trained_on_samples(tmp_path / "ours", method, arguments)
-    assert_same_training(ours, train(tmp_path / "theirs", GRPOConfig, Sampled, **bounds))
-    inner = trained_on_samples(tmp_path / "inner", "clip", {"epsilon": 0.05})
+@pytest.mark.parametrize(("method", "trainer"), twin_cases.SAMPLED, ids=twin_cases.label)
+def test_same_correction_as_trl_makes_for_vllm(tmp_path, method, trainer):
+    twin = method.twins[trainer] | {"use_vllm": False}  # `Sampled` is how it is told to have it
+    settings = {"loss_type": AGGREGATED.get(twin.get("loss_type", ""), "dapo")}
+    name, arguments = named(method)
+    ours = trained_on_samples(tmp_path / "ours", name, arguments, **settings)
+    theirs = train(tmp_path / "theirs", GRPOConfig, Sampled, **{**settings, **twin})
+    assert_same_training(ours, theirs)
+    name, arguments = named(getattr(method, "inner", tc.method(method.name)))
+    inner = trained_on_samples(tmp_path / "inner", name, arguments, **settings)
     assert inner.grad_norms != pytest.approx(ours.grad_norms, rel=1e-2)
 
 
-def test_vespo_folds_the_sampler_in_as_trl_does(tmp_path):
-    ours = trained_on_samples(tmp_path / "ours", "vespo", {"anchor": "rollout"}, loss_type="dapo")
-    whole = {
-        "loss_type": "vespo",
-        "vllm_importance_sampling_mode": "token_truncate",
-        "vllm_importance_sampling_clip_max": 1e6,
-    }
-    assert_same_training(ours, train(tmp_path / "theirs", GRPOConfig, Sampled, **whole))
+def named(method: tc.Method) -> tuple[str, dict]:
+    arguments = {key: value for key, value in method.to_dict().items() if key != "name"}
+    return method.name, arguments
+
+
+def test_opsm_against_the_sampler_as_trl_has_it(tmp_path):
+    arguments = {"inner": CLIP, "delta": 0.02, "anchor": "rollout"}
+    twin = tc.method("opsm", **arguments).twins["TRL"] | {"use_vllm": False}
+    ours = trained_on_samples(tmp_path / "ours", "opsm", arguments)
+    assert_same_training(ours, train(tmp_path / "theirs", GRPOConfig, Sampled, **twin))
+    inner = trained_on_samples(tmp_path / "inner", "clip", {"epsilon": 0.05})
+    assert inner.grad_norms != pytest.approx(ours.grad_norms, rel=1e-2)
 
 
 # Variants ----------------------------------------------------------------------------------------
@@ -179,7 +159,7 @@ VARIANTS = [
 def test_a_variant_trains(tmp_path, name, arguments):
     run = constrained(tmp_path, name, arguments, max_steps=4)
     assert len(run.grad_norms) == 4 and all(math.isfinite(g) for g in run.grad_norms)
-    if tc.method(name, **arguments).cuts:
+    if tc.Trait.CUTS in tc.method(name, **arguments).traits:
         assert max(run.column("trustclip/gated")) > 0
 
 

@@ -41,7 +41,7 @@ class Run:
     """What a training run leaves behind."""
 
     grad_norms: list[float] = field(default_factory=list)
-    parameters: torch.Tensor | None = None
+    parameters: Any = None
     history: list[dict[str, float]] = field(default_factory=list)
     trainer: Any = None
 
@@ -49,7 +49,7 @@ class Run:
         return [row[name] for row in self.history if name in row]
 
 
-COMMON = dict(
+COMMON: dict[str, Any] = dict(
     per_device_train_batch_size=16,
     num_generations=4,
     num_iterations=3,
@@ -102,7 +102,8 @@ def train(tmp_path, config_class, trainer_class, *, lora: bool = False, **settin
 
 
 def plain(tmp_path, **settings) -> Run:
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     return train(tmp_path, GRPOConfig, GRPOTrainer, **settings)
 

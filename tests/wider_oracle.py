@@ -94,6 +94,8 @@ def token_kept(name: str, params: Params, t: Token) -> bool:
             if dual is not None and t.advantage < 0 and t.x > math.log(dual):
                 return False
             inside = band(params["divergence"], t) <= params["delta"]
+            if params["ceiling"] is not None:
+                inside = inside and t.x <= math.log(params["ceiling"])
             if params["side"] == "strict":
                 return inside
         case "dppo":
@@ -252,8 +254,10 @@ def contributions(name: str, params: Params, tokens: Sequence_) -> list[list[flo
         elif follows_a_mean(name, params):
             covered = range(n) if name in ("gspo", "luspo") else span(params, i, n)
             mean = math.fsum(tokens[j].x for j in covered) / len(covered)
-            for j in covered:
-                rows[i][j] = math.exp(mean) * t.advantage / len(covered) * keep[i]
+            # A prefix weighs the gradient of its last token; a sequence's mean is followed.
+            followed = (i,) if params.get("level") == "prefix" else covered
+            for j in followed:
+                rows[i][j] = math.exp(mean) * t.advantage / len(followed) * keep[i]
         else:
             rows[i][i] = own_gradient(name, params, tokens, i, keep[i])
     return rows

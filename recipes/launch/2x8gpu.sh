@@ -4,7 +4,7 @@
 #   NODE=0 MASTER=10.0.0.1 SHARD=ddp|fsdp2|zero2|zero3 recipes/launch/2x8gpu.sh [--NAME VALUE ...]
 # SAMPLER=server: vLLM is on a third machine, SERVER, started there by
 #   trl vllm-serve --model MODEL --data_parallel_size 8 --max_model_len 2048
-# A rank that is lost or hangs ends the job after ddp_timeout (in atr.yaml).
+# If a rank is lost or hangs, the job ends after ddp_timeout (in atr.yaml).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 shard=${SHARD:-fsdp2}
@@ -15,7 +15,7 @@ if [ "${SAMPLER:-colocate}" = server ]; then
 fi
 launch=(accelerate launch --config_file "$here/$shard.yaml" --num_processes 16 --num_machines 2
   --machine_rank "$NODE" --main_process_ip "$MASTER" --main_process_port 29500)
-"${launch[@]}" -m trustclip.cli doctor --distributed \
+"${launch[@]}" -m trustclip doctor --distributed \
   --gradient-accumulation-steps 1 --steps-per-generation 2 --use-vllm
 "${launch[@]}" "$here/train.py" --config "$here/atr.yaml" --model "$model" \
   --gradient_accumulation_steps 1 --steps_per_generation 2 "${options[@]}" "$@"

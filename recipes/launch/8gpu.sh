@@ -20,6 +20,6 @@ if [ "$sampler" = server ]; then
   trap 'kill "$server"' EXIT
 fi
 launch=(accelerate launch --config_file "$here/$shard.yaml" --num_processes "$ranks")
-"${launch[@]}" -m trustclip.cli doctor --distributed \
+"${launch[@]}" -m trustclip doctor --distributed \
   --gradient-accumulation-steps 2 --steps-per-generation 4 --use-vllm
 "${launch[@]}" "$here/train.py" --config "$here/atr.yaml" --model "$model" "${options[@]}" "$@"

@@ -5,6 +5,6 @@
 set -euo pipefail
 recipe=$1
 shift
-launch=(torchrun --standalone --nproc-per-node "${RANKS:-8}" --shutdown-timeout 10 -m trustclip.cli)
+launch=(torchrun --standalone --nproc-per-node "${RANKS:-8}" --shutdown-timeout 10 -m trustclip)
 "${launch[@]}" doctor --distributed "$recipe"
 exec "${launch[@]}" run "$recipe" "$@"

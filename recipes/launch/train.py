@@ -1,4 +1,4 @@
-"""One method under any launcher: `trl.GRPOTrainer` with a constraint, and nothing kept but the end.
+"""One method under any launcher: `trl.GRPOTrainer` with a constraint; saves only the final model.
 
 `trustclip run` continues exactly after a kill, which FSDP and DeepSpeed do not allow; this script
 is for them. Settings are fields of `ConstrainedGRPOConfig` and of `Task`, in a file (``--config``)
@@ -19,7 +19,7 @@ from trustclip.tasks.sources import load_problems
 
 @dataclass
 class Task:
-    """What to train, and on what: the same names as in a recipe."""
+    """Model and data, under the same names as in a recipe."""
 
     model: str
     dataset: str

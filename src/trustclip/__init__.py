@@ -10,39 +10,51 @@ Example:
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+# Loaded here so that no later import of a method's file puts the folder of this name over the
+# function `methods` below: Python binds a submodule to its package when it is first loaded.
+from trustclip import methods
+
+del methods
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Loss": "batch",
-    "Surrogate": "batch",
-    "TokenBatch": "batch",
-    "Method": "method",
-    "as_method": "method",
-    "definition": "method",
-    "interval": "method",
-    "method": "method",
-    "methods": "method",
-    "coefficient": "loss",
-    "policy_loss": "loss",
+    "Loss": "constraints.batch",
+    "Method": "constraints.base",
+    "Surrogate": "constraints.batch",
+    "TokenBatch": "constraints.batch",
+    "Trait": "constraints.base",
+    "as_method": "constraints.registry",
+    "coefficient": "constraints.loss",
+    "definition": "constraints.base",
+    "interval": "constraints.registry",
+    "method": "constraints.registry",
+    "methods": "constraints.base",
+    "policy_loss": "constraints.loss",
 }
 
-#: Modules that are public by their own name.
-_MODULES = ("controllers",)
+#: Modules that are public by their own name, and where they are.
+_MODULES = {
+    "controllers": "constraints.controllers",
+    "divergences": "constraints.divergences",
+    "gates": "constraints.gates",
+}
 
 __all__ = [
     "Loss",
     "Method",
     "Surrogate",
     "TokenBatch",
+    "Trait",
     "__version__",
     "as_method",
     "coefficient",
     "controllers",
     "definition",
+    "divergences",
+    "gates",
     "interval",
     "method",
     "methods",
@@ -50,38 +62,31 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from trustclip import controllers as controllers
-    from trustclip.batch import Loss as Loss
-    from trustclip.batch import Surrogate as Surrogate
-    from trustclip.batch import TokenBatch as TokenBatch
-    from trustclip.loss import coefficient as coefficient
-    from trustclip.loss import policy_loss as policy_loss
-    from trustclip.method import Method as Method
-    from trustclip.method import as_method as as_method
-    from trustclip.method import definition as definition
-    from trustclip.method import interval as interval
-    from trustclip.method import method as method
-    from trustclip.method import methods as methods
+    from trustclip.constraints import controllers as controllers
+    from trustclip.constraints import divergences as divergences
+    from trustclip.constraints import gates as gates
+    from trustclip.constraints.base import Method as Method
+    from trustclip.constraints.base import Trait as Trait
+    from trustclip.constraints.base import definition as definition
+    from trustclip.constraints.base import methods as methods
+    from trustclip.constraints.batch import Loss as Loss
+    from trustclip.constraints.batch import Surrogate as Surrogate
+    from trustclip.constraints.batch import TokenBatch as TokenBatch
+    from trustclip.constraints.loss import coefficient as coefficient
+    from trustclip.constraints.loss import policy_loss as policy_loss
+    from trustclip.constraints.registry import as_method as as_method
+    from trustclip.constraints.registry import interval as interval
+    from trustclip.constraints.registry import method as method
 
 
-class _Public(ModuleType):
-    """This package: names load on first use, and a submodule never hides one of them.
-
-    Torch takes a second to import, and ``trustclip --help`` must not wait for it. Importing the
-    submodules ``method`` and ``methods`` would set attributes of those names here, over the
-    functions that users call.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _MODULES:
-            return importlib.import_module(f".{name}", __name__)
-        if name not in _HOMES:
-            raise AttributeError(f"module 'trustclip' has no attribute {name!r}")
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
+def __getattr__(name: str) -> Any:
+    """Public names load on first use: torch takes a second, and ``--help`` must not wait for it."""
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
-sys.modules[__name__].__class__ = _Public
+def __dir__() -> list[str]:
+    return __all__

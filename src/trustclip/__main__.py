@@ -2,7 +2,7 @@
 
 import sys
 
-from trustclip.cli import main
+from trustclip.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

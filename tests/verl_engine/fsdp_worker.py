@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """A rank of verl's real FSDP2 training worker, on CPU: three updates by three methods.
 
 Started by `test_worker.py` with ``torch.distributed.run``; the first rank writes what it saw as

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """`trustclip doctor --verl` on configurations that verl's own Hydra composes."""
 
 from importlib import resources
@@ -9,10 +10,10 @@ pytest.importorskip("verl.trainer", reason="verl is not installed here: make ver
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl_engine.test_main_ppo import ACTOR, LOSS, METHOD, SCHEDULE
 
-from trustclip.cli import main
-from trustclip.engines.verl_checks import BUILT_IN, findings, installed
-from trustclip.engines.verl_config import load
-from trustclip.engines.verl_limits import LOSS_MODES
+from trustclip.cli.main import main
+from trustclip.engines.verl.checks import BUILT_IN, findings, installed
+from trustclip.engines.verl.config import load
+from trustclip.engines.verl.limits import LOSS_MODES
 
 
 def test_the_names_of_verls_own_losses_are_right() -> None:

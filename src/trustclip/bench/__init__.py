@@ -1,4 +1,4 @@
-"""Benchmarks anyone can run: what a part costs next to its floor and to what others ship."""
+"""Benchmarks anyone can run: the cost of a part, its lower bound, and other implementations."""
 
 #: Topic -> (module with a function ``run``, help, name of the class of its options).
 TOPICS = {
@@ -8,15 +8,10 @@ TOPICS = {
         "HeadOptions",
     ),
     "intervals": (
-        "intervals",
+        "bounds",
         "ratio bounds that depend on the token's old probability",
         "IntervalOptions",
     ),
     "step": ("steps", "a training step on a CPU, next to stock TRL's", "StepOptions"),
     "methods": ("methods", "gradient weights of every method", "MethodOptions"),
-    "scale": (
-        "scale",
-        "a step on 1 to 512 H100, on paper: a cost model, not a run",
-        "ScaleOptions",
-    ),
 }

@@ -1,10 +1,10 @@
-"""What every topic's options have in common: sizes and turns of at least one."""
+"""Check that sizes and repetitions are at least 1, shared by all topics."""
 
 from typing import Any
 
 
 def check_counts(options: Any, *names: str) -> None:
-    """Raise a ValueError, in words of the command line, unless each is unset or at least 1."""
+    """Raise a ValueError naming the command-line option unless each is unset or at least 1."""
     for name in names:
         value = getattr(options, name)
         if value is not None and value < 1:

@@ -1,4 +1,4 @@
-"""The loss head next to its floor, the bare products, and to what others ship."""
+"""The loss head compared with bare matrix products, its lower bound, and other implementations."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -21,26 +21,26 @@ Trained = Literal["frozen", "trained", "both"]
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Sizes and extent of ``trustclip bench head``."""
+    """Options of ``trustclip bench head``."""
 
     tokens: int | None = None
-    """N; 1024 on a CPU, 16384 on a GPU."""
+    """Tokens N; 1024 on a CPU and 16384 on a GPU when unset."""
     hidden: int | None = None
-    """H; 256 on a CPU, the model's on a GPU."""
+    """Hidden size H; 256 on a CPU and that of the model on a GPU when unset."""
     vocabulary: int | None = None
-    """V; 151936, Qwen3's."""
+    """Vocabulary V; 151936 (Qwen3) when unset."""
     model: Literal["qwen3-1.7b", "qwen3-8b"] | None = None
     """Take H and V of this model (the default on a GPU: qwen3-1.7b)."""
     head: Trained = "both"
     """Whether the head's weight is trained."""
     repeats: int = 3
-    """Turns; the median is told."""
+    """Repetitions; the median is reported."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where; float32 on a CPU, bfloat16 on a GPU."""
+    """Device; float32 on a CPU, bfloat16 on a GPU."""
     scaling: bool = False
     """Also measure at 1/8, 1/4 and 1/2 of N and of V."""
     others: bool = True
-    """Compare with naive logits, TRL and Liger, too; they take most of the time."""
+    """Also compare with naive logits, TRL and Liger, which take most of the time."""
 
     def __post_init__(self) -> None:
         check_counts(self, "tokens", "hidden", "vocabulary", "repeats")
@@ -48,7 +48,7 @@ class HeadOptions:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row: a function of `trustclip.bench.variants`, and what it is asked for."""
+    """One row: a function of `trustclip.bench.variants` and its options."""
 
     label: str
     function: str
@@ -94,7 +94,7 @@ def _shape(options: HeadOptions) -> Any:
 
 
 def entries(trained: bool, others: bool = True) -> list[Entry]:
-    """What is compared; if with others, TRL and Liger where they are installed."""
+    """Rows of the table; with others, TRL and Liger where they are installed."""
     rows = [
         Entry("bare products", "products", trained),
         Entry("trustclip", "ours", trained),
@@ -117,7 +117,7 @@ def entries(trained: bool, others: bool = True) -> list[Entry]:
 
 
 def installed() -> list[tuple[str, str]]:
-    """Labels and functions of the packages to compare with that are here."""
+    """Labels and functions of the installed packages to compare with."""
     known = (("trl", "TRL", "trl"), ("liger_kernel", "Liger", "liger"))
     return [
         (f"{name} {_version(package)} chunked", function)
@@ -133,7 +133,7 @@ def _version(package: str) -> str:
 
 
 def build(entry: Entry, shape: Any) -> Callable[[], Any]:
-    """The call that a row measures, its inputs made."""
+    """The call that a row measures, with its inputs."""
     from trustclip.bench import variants
 
     return _call(entry, variants.Problem.of(shape, entry.trained))
@@ -158,7 +158,7 @@ def _compare(shape: Any, rows: Sequence[Entry], repeats: int) -> Table:
     memory = {e.label: peak_memory(build, e, shape, device=shape.device) for e in rows}
     return Table(
         f"Loss head, {'trained' if trained else 'frozen'}: {shape}, {_unit(shape)[1]}",
-        ("variant", _unit(shape)[0], "× bare", "× ours", "peak MiB", "gradient differs"),
+        ("variant", _unit(shape)[0], "× bare", "× trustclip", "peak MiB", "gradient differs"),
         [
             (
                 e.label, seconds[e.label], seconds[e.label] / floor, seconds[e.label] / own,
@@ -180,17 +180,17 @@ def _notes(shape: Any, repeats: int) -> list[str]:
     memory = (
         "PyTorch's allocator counts memory beyond the inputs"
         if shape.device == "cuda"
-        else "peak: growth of the resident high-water mark in a process of its own"
+        else "peak: growth of the resident high-water mark in a separate process"
     )
     return [
-        f"Median of {repeats}, variants in turn in one process; {memory}.",
-        "Zero rows: trustclip skips rows known not to matter; others are given all of them.",
-        "Difference: largest of the hidden states' gradients, relative to trustclip's largest.",
+        f"Median of {repeats}, variants alternating in one process; {memory}.",
+        "Zero rows: trustclip skips rows without gradient; the others compute all of them.",
+        "Difference: maximum over the gradient of the hidden states, relative to its maximum.",
     ]
 
 
 def _disagreement(rows: Sequence[Entry], calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """How far each variant's gradient is from ours; the first calls, which warm up too."""
+    """Difference of each variant's gradient from that of trustclip; these calls also warm up."""
     alike = [e for e in rows if e.function != "products" and not e.zeros]
     want = calls["trustclip"]().float()
     return {

@@ -1,4 +1,4 @@
-"""Seconds and memory: variants in turn within one process, the peak of each in one of its own."""
+"""Seconds and memory: variants alternate in one process, each peak is from a separate one."""
 
 import gc
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Gradient weights of every method: what a constraint costs per batch."""
+"""Gradient weights of every method: the cost of a constraint per batch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +9,14 @@ from trustclip.bench.table import Table
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """Extent of ``trustclip bench methods``."""
+    """Options of ``trustclip bench methods``."""
 
     sequences: int = 16
     """Sequences of a batch."""
     length: int = 1024
     """Tokens of a sequence."""
     repeats: int = 10
-    """Turns; the median is told."""
+    """Repetitions; the median is reported."""
 
     def __post_init__(self) -> None:
         for name in ("sequences", "length", "repeats"):
@@ -40,13 +40,13 @@ def run(options: MethodOptions) -> list[Table]:
                 (name, 1e3 * taken, taken / seconds["clip"])
                 for name, taken in sorted(seconds.items(), key=lambda item: item[1])
             ],
-            [f"Median of {options.repeats}, in turn; float32; value and gradient."],
+            [f"Median of {options.repeats}, alternating; float32; value and gradient."],
         )
     ]
 
 
 def _batch(sequences: int, length: int) -> Any:
-    """Tokens one update off their old policy, with everything that any method may ask for."""
+    """Tokens one update away from their old policy, with every field that a method may need."""
     import torch
 
     import trustclip as tc

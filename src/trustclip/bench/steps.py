@@ -14,34 +14,34 @@ from trustclip.bench.table import Table
 
 #: Row -> settings of ours, or None for stock TRL.
 VARIANTS: dict[str, dict[str, Any] | None] = {
-    "TRL's own": None,
+    "stock TRL": None,
     "ours": {},
-    "ours, samples by transformers": {"decoder": "transformers"},
-    "ours, output head of TRL": {"head": "trl"},
-    "ours, nothing skipped": {"skip_zero_advantage": False},
-    "ours, exact KL": {"method": "full_kl"},
-    "ours, exact KL, output head of TRL": {"method": "full_kl", "head": "trl"},
+    "trustclip, transformers decoder": {"decoder": "transformers"},
+    "trustclip, TRL head": {"head": "trl"},
+    "trustclip, nothing skipped": {"skip_zero_advantage": False},
+    "trustclip, exact KL": {"method": "full_kl"},
+    "trustclip, exact KL, TRL head": {"method": "full_kl", "head": "trl"},
 }
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Extent of ``trustclip bench step``."""
+    """Options of ``trustclip bench step``."""
 
     updates: int = 32
     """Updates of a run."""
     updates_per_generation: int = 16
-    """Updates on each generation of samples."""
+    """Updates per generation of samples."""
     completions: int = 16
-    """Completions of an update, 8 of a prompt."""
+    """Completions per update, 8 for each prompt."""
     tokens: int = 32
     """Longest completion."""
     vocabulary: int | None = None
-    """V, of at least the tiny model's; its own when unset. Qwen3's is 151936."""
+    """Vocabulary size, at least that of the tiny model (the default); Qwen3 has 151936."""
     lora: bool = False
     """Train adapters, with a frozen head."""
     repeats: int = 5
-    """Turns; the median is told."""
+    """Repetitions; the median is reported."""
 
     def __post_init__(self) -> None:
         check_counts(self, "updates", "updates_per_generation", "completions", "tokens", "repeats")
@@ -59,7 +59,7 @@ def run(options: StepOptions) -> list[Table]:
             taken = _seconds(options, settings)
             if turn >= 0:  # the first turn fills caches and builds what is built once
                 seconds[name].append(taken)
-    stock = statistics.median(seconds["TRL's own"])
+    stock = statistics.median(seconds["stock TRL"])
     rows = [(name, 1e3 * statistics.median(values)) for name, values in seconds.items()]
     return [
         Table(
@@ -67,11 +67,11 @@ def run(options: StepOptions) -> list[Table]:
             f"{options.updates_per_generation} updates a generation"
             + (f", V = {options.vocabulary}" if options.vocabulary else "")
             + (", LoRA" if options.lora else ""),
-            ("who", "CPU ms", "× TRL's own"),
+            ("variant", "CPU ms", "× stock TRL"),
             [(name, taken, taken / 1e3 / stock) for name, taken in rows],
             [
-                f"Median of {options.repeats} runs of {options.updates} updates, in turn; a random "
-                "Qwen3 of 0.4 M parameters, float32; half of the prompts have one reward for all."
+                f"Median of {options.repeats} runs of {options.updates} updates, alternating; a "
+                "random Qwen3 of 0.4 M parameters, float32; half of the groups have equal rewards."
             ],
         )
     ]
@@ -92,13 +92,14 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
     from datasets import Dataset
 
     from trustclip.engines import trl
+    from trustclip.engines.trl.upstream import GRPOConfig, GRPOTrainer
     from trustclip.recipes.models import lora_config
     from trustclip.recipes.tiny import tiny_model
     from trustclip.tasks.arithmetic import Arithmetic
 
     stock = settings is None
     chosen: dict[str, Any] = {"epsilon": 0.2} if stock else {"method": "clip", **settings}
-    args = (trl.GRPOConfig if stock else trl.ConstrainedGRPOConfig)(
+    args = (GRPOConfig if stock else trl.ConstrainedGRPOConfig)(
         folder,
         per_device_train_batch_size=options.completions,
         num_generations=8,
@@ -124,7 +125,7 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
     prompts = [
         [{"role": "user", "content": problem.problem}] for problem in Arithmetic().train(256)
     ]
-    return (trl.GRPOTrainer if stock else trl.ConstrainedGRPOTrainer)(
+    return (GRPOTrainer if stock else trl.ConstrainedGRPOTrainer)(
         model=model,
         reward_funcs=_half_dense,  # type: ignore[arg-type]
         args=args,
@@ -135,7 +136,7 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
 
 
 def _half_dense(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-    """Different rewards within a group for every other prompt, one for all elsewhere."""
+    """Different rewards within every other group, equal rewards in the rest."""
     texts = [completion[0]["content"] for completion in completions]
     dense = [sum(map(str.isalnum, text)) / max(len(text), 1) for text in texts]
     odd = [sum(map(ord, prompt[0]["content"])) % 2 for prompt in prompts]

@@ -1,4 +1,4 @@
-"""What a benchmark says: a table with its machine, for a terminal, for a page and for a program."""
+"""Results of a benchmark: tables and the machine, for terminals, Markdown and JSON."""
 
 import platform
 from collections.abc import Sequence
@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as Rich
 
+from trustclip.runs.text import markdown_table
+
 Cell = str | float | int | None
 
 
@@ -20,7 +22,7 @@ class Table:
     Args:
       title: what was measured, with its sizes.
       columns: headings, each with its unit.
-      rows: numbers unrounded; None for what does not apply.
+      rows: numbers unrounded; None where a column does not apply.
       notes: how it was measured.
     """
 
@@ -30,7 +32,7 @@ class Table:
     notes: Sequence[str] = field(default=())
 
     def print(self, console: Console) -> None:
-        """Print it whole: a terminal that is too narrow wraps lines, and no digit is left out."""
+        """Print it in full: a narrow terminal wraps lines, and no digit is lost."""
         table = Rich(box=None, pad_edge=False)
         cells = [list(map(shown, row)) for row in self.rows]
         widths = [
@@ -60,14 +62,13 @@ class Table:
           | b | – |
           <BLANKLINE>
         """
-        rows = [self.columns, *([shown(cell) for cell in row] for row in self.rows)]
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        lines.insert(1, "|---|" + "---:|" * (len(self.columns) - 1))
-        return "\n".join([f"**{self.title}**", "", *lines, "", *self.notes])
+        rows = [[shown(cell) for cell in row] for row in self.rows]
+        table = markdown_table(self.columns, rows, numbers=True)
+        return "\n".join([f"**{self.title}**", "", table, "", *self.notes])
 
 
 def shown(cell: Cell) -> str:
-    """A cell as people read it: three digits.
+    """A cell as text, numbers with three digits.
 
     Example:
       >>> [shown(x) for x in ("a", None, 1234.5, 0.00123456, 12, 0.0)]
@@ -81,7 +82,7 @@ def shown(cell: Cell) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the numbers hold for: processor, PyTorch, threads, date."""
+    """The machine that was measured: processor, PyTorch, threads, date."""
     import torch
 
     found = {
@@ -106,5 +107,5 @@ def _processor() -> str:
 
 
 def document(tables: Sequence[Table], on: dict[str, Any]) -> dict[str, Any]:
-    """Everything as JSON can hold it."""
+    """Tables and machine as JSON values."""
     return {"machine": on, "tables": [asdict(table) for table in tables]}

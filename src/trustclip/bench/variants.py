@@ -107,7 +107,7 @@ def products(problem: Problem) -> Callable[[], Tensor]:
             for columns in parts.columns(len(rows)):
                 factor = parts.factor(columns)
                 z = parts.logits(rows, factor, columns, tiles.of(len(rows), columns))
-                z = z.to(parts.factors)
+                z = z.to(parts.compute_dtype)
                 add_product(grad[block], z, factor)
                 if of_weight is not None:
                     add_product(of_weight[columns], z.T, rows)
@@ -199,7 +199,7 @@ def naive_with_kl(problem: Problem) -> Callable[[], Tensor]:
 
 def trl(problem: Problem) -> Callable[[], Tensor]:
     """TRL's chunked head, its trainers' default."""
-    from trustclip.engines.trl_head import chunked_head
+    from trustclip.bench.trl_head import chunked_head
 
     logprobs = chunked_head()
 

@@ -13,47 +13,46 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from trustclip.checked import checked
-from trustclip.method import Method, as_method
-from trustclip.recipes.records import write_json
-from trustclip.stats import Difference, Interval, RunSummary, welch
-
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from trustclip.constraints.base import Method
+from trustclip.constraints.checked import Count, Positive, checked
+from trustclip.constraints.registry import as_method
+from trustclip.runs.jsonl import write_json
+from trustclip.runs.text import markdown_table
+from trustclip.stats import Difference, Interval, RunSummary, holm, welch
 
 #: Name for a gate that never closes.
 UNCONSTRAINED = "none"
 _OPEN = {"name": "clip_higher", "low": 1.0, "high": 1e9}
-#: What a missing package is answered with.
+#: Error for a missing package.
 _EXTRA = "this needs the extra `control`: pip install 'trustclip[control]' ({error})."
 
 
 @checked
 class ControlSettings:
-    """What to train and how. PPO's own settings are the same for every method."""
+    """Environments, methods and PPO settings; the latter are the same for every method."""
 
     envs: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--env"])] = ("CartPole-v1",)
-    """Gymnasium environments, of discrete or box actions."""
+    """Gymnasium environments with discrete or box actions."""
     methods: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--method"])] = ("clip", "atr")
     """Methods: a name, or "{name: atr, delta: 0.05}"; "none" is a gate that never closes."""
     reference: str | None = None
-    """Method that the others are compared with; clip, or the first, when unset."""
+    """Method that the others are compared with; by default clip if listed, else the first."""
     seeds: Annotated[int, Field(ge=2)] = 5
-    """Runs of each."""
+    """Training seeds per method and environment."""
     steps: Count = 16384
-    """Steps in the environment."""
+    """Environment steps per run."""
     n_envs: Count = 8
-    """Copies of the environment."""
+    """Parallel copies of the environment."""
     n_steps: Count = 128
-    """Steps of each copy in a generation."""
+    """Steps of each copy per generation."""
     n_epochs: Count = 10
-    """Passes over a generation: the first update of each sees ratio 1."""
+    """Passes over a generation; the first update of each generation is at ratio 1."""
     batch_size: Annotated[int, Field(ge=2)] = 256
-    """States in an update."""
+    """States per update."""
     learning_rate: Positive = 1e-3
-    """Of Adam."""
+    """Learning rate of Adam."""
     output_dir: Path = Path("runs/control")
-    """A file for each run; those that are there are not run again."""
+    """Folder with one file per run; runs that have a file are skipped."""
 
     def __post_init__(self) -> None:
         for text in self.methods:
@@ -63,12 +62,12 @@ class ControlSettings:
 
     @property
     def base(self) -> str:
-        """The reference."""
+        """The method that the others are compared with."""
         return self.reference or ("clip" if "clip" in self.methods else self.methods[0])
 
 
 def parsed(text: str) -> Method:
-    """The method that a text names.
+    """The method given by a text.
 
     Example:
       >>> parsed("{name: atr, delta: 0.05}").to_dict()["delta"]
@@ -111,7 +110,7 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run: where it is written and what it is of."""
+    """One run: environment, method, seed and result file."""
 
     env: str
     method: str
@@ -121,7 +120,7 @@ class Cell:
 
 
 def cells(settings: ControlSettings) -> Iterator[Cell]:
-    """Every run, seed by seed, so that an interruption leaves whole comparisons."""
+    """All runs in order of seed, so that complete comparisons remain after an interruption."""
     given = dataclasses.asdict(settings)  # type: ignore[call-overload]
     shared = {k: given[k] for k in _PPO}
     for seed in range(settings.seeds):
@@ -150,15 +149,14 @@ def train(cell: Cell) -> dict[str, Any]:
     """
     try:
         import gymnasium  # pyright: ignore[reportMissingImports]
-        from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
         from stable_baselines3.common import (  # pyright: ignore[reportMissingImports]
             env_util,
             evaluation,
         )
+
+        from trustclip.engines.sb3 import ConstrainedPPO
     except ImportError as error:
         raise ValueError(_EXTRA.format(error=error)) from error
-    from trustclip.control.ppo import constrain
-
     given, seed = cell.settings, cell.seed
     try:
         envs, held_out = (
@@ -168,9 +166,11 @@ def train(cell: Cell) -> dict[str, Any]:
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(f"environment {cell.env!r}: {error}") from error
     settings = {name: given[name] for name in _PPO if name not in ("steps", "n_envs")}
-    model = PPO("MlpPolicy", envs, seed=seed, device="cpu", **settings)
-    history = constrain(model, parsed(cell.method)).constraint.history
-    model.learn(given["steps"])
+    method = parsed(cell.method)
+    model = ConstrainedPPO(
+        "MlpPolicy", envs, seed=seed, device="cpu", method=method, **settings
+    ).learn(given["steps"])
+    history = model.history
     episodes = [r for rewards in envs.env_method("get_episode_rewards") for r in rewards]
     final: Any = evaluation.evaluate_policy(model, held_out, n_eval_episodes=16)[0]
     gate = {name: sum(h[name] for h in history) / len(history) for name in ("gated", "k3", "ess")}
@@ -178,7 +178,7 @@ def train(cell: Cell) -> dict[str, Any]:
 
 
 def run_control(settings: ControlSettings, console: Console) -> list[dict[str, Any]]:
-    """Run what has not been run, and print the table.
+    """Run all missing runs, and print the table.
 
     Args:
       settings: see `ControlSettings`.
@@ -206,6 +206,9 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Means with 95 % intervals over seeds, and differences from the reference by Welch's test.
 
+    ``p_holm_final`` and ``p_holm_training`` are corrected for all comparisons of both returns in
+    all environments, one family.
+
     Example:
       >>> some = {"final": 1.0, "training": 1.0, "gated": 0.0, "k3": 0.0, "ess": 1.0}
       >>> two = [some, {**some, "final": 3.0}]
@@ -223,11 +226,15 @@ def rows(
                 row[f"less_{name}"] = welch(mine, RunSummary.of([o[name] for o in base]))
         means = {k: sum(o[k] for o in seeds) / len(seeds) for k in ("gated", "k3", "ess")}
         found.append({**row, **means})
+    tested = [(row, n) for row in found for n in ("final", "training") if f"less_{n}" in row]
+    corrected = holm([row[f"less_{name}"].p for row, name in tested]).tolist()
+    for (row, name), p in zip(tested, corrected, strict=True):
+        row[f"p_holm_{name}"] = p
     return sorted(found, key=lambda row: list(outcomes).index((row["env"], row["method"])))
 
 
 def table(found: Sequence[dict[str, Any]], settings: ControlSettings) -> Table:
-    """The rows, to read."""
+    """The rows with headings, formatted for reading."""
     made = Table(box=None, pad_edge=False)
     for title in _COLUMNS:
         made.add_column(title.format(reference=settings.base), overflow="fold")
@@ -237,30 +244,35 @@ def table(found: Sequence[dict[str, Any]], settings: ControlSettings) -> Table:
 
 
 _COLUMNS = (
-    "environment", "method", "final return", "less {reference}", "return while training",
-    "less {reference}", "gated", "k3",
+    "environment", "method", "final return", "minus {reference}", "p (Holm)",
+    "return while training", "minus {reference}", "p (Holm)", "gated", "k3",
 )  # fmt: skip
 
 
 def markdown(found: Sequence[dict[str, Any]], reference: str) -> str:
     """The rows as a Markdown table."""
     head = [title.format(reference=reference) for title in _COLUMNS]
-    body = [head, ["---"] * len(head), *([*line] for line in lines(found))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in body) + "\n"
+    return markdown_table(head, lines(found)) + "\n"
 
 
 def lines(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """The rows as text."""
     for row in found:
         yield (
-            row["env"], row["method"], _interval(row["final"]), _less(row.get("less_final")),
+            row["env"], row["method"],
+            _interval(row["final"]), _less(row.get("less_final")), _p(row.get("p_holm_final")),
             _interval(row["training"]), _less(row.get("less_training")),
+            _p(row.get("p_holm_training")),
             f"{row['gated']:.1%}", f"{row['k3']:.4f}",
         )  # fmt: skip
 
 
 def _interval(one: Interval) -> str:
     return f"{one.value:.0f} [{one.low:.0f}, {one.high:.0f}]"
+
+
+def _p(p: float | None) -> str:
+    return "-" if p is None or p != p else f"{p:.2g}"
 
 
 def _less(one: Difference | None) -> str:

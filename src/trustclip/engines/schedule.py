@@ -1,11 +1,11 @@
-"""When does a constraint act? Arithmetic of the update schedule, without any engine."""
+"""When a constraint can act: arithmetic of the update schedule, independent of any engine."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Schedule:
-    r"""How many optimizer updates one generation of samples serves.
+    r"""The number of optimizer updates made with one generation of samples.
 
     A generation is cut into ``steps_per_generation`` micro-batches, passed over
     ``num_iterations`` times; every ``gradient_accumulation_steps`` micro-batches make an update.
@@ -39,7 +39,7 @@ class Schedule:
         return self.gradient_accumulation_steps % micro_batches == 0
 
     def explain_inert(self, method: str) -> str:
-        """Why the schedule makes a constraint inert, in numbers, and the settings that cure it."""
+        """Message: why the schedule makes a constraint inert, and which settings avoid it."""
         s, n, g = self.steps_per_generation, self.num_iterations, self.gradient_accumulation_steps
         return (
             f"the constraint {method!r} would be inert: steps_per_generation x num_iterations / "

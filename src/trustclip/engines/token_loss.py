@@ -1,24 +1,24 @@
-"""What every engine that calls a loss per micro-batch needs of a method: per-token loss, means."""
+"""Per-token loss and metrics, for engines that call a loss on every micro-batch."""
 
 import torch
 from torch import Tensor
 
-from trustclip import diagnostics
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.loss import gradient
-from trustclip.method import Method
+from trustclip.constraints import diagnostics
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.loss import gradient
 
-#: Beginnings of the names of metrics over a part of the tokens: engines average the means of
-#: micro-batches, and one without a token of that part has none.
+#: Prefixes of metrics over a subset of the tokens: engines average the means of micro-batches, and
+#: a micro-batch without such a token has none.
 _OF_A_PART = ("advantage_cut", "gated/entropy_", "gated/p_old_", "gated/position_")
 
 
 def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
     r"""Minus the objective, with the gradient of each token in its own entry.
 
-    The value is :math:`-J_t` and the gradient that of :math:`-c_t A_t \log\pi_\theta(y_t)`. The two
+    The value is $-J_t$ and the gradient that of $-c_t A_t \log\pi_\theta(y_t)$. The two
     sums have one gradient, but only here does a weight on an entry weigh that token alone: at
-    sequence level :math:`J_t` depends on every token of its sequence.
+    sequence level $J_t$ depends on every token of its sequence.
 
     Args:
       chosen: the method.
@@ -45,13 +45,13 @@ def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate
 def means(
     batch: TokenBatch, surrogate: Surrogate, tokens: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Sums over the tokens of `trustclip.diagnostics.token_metrics`, by the number of tokens.
+    """Token sums of `trustclip.constraints.diagnostics.token_metrics` over the number of tokens.
 
-    Shares of a part of the tokens are left out: no engine averages those rightly.
+    Shares of a subset of the tokens are left out: no engine averages those correctly.
 
     Args:
       batch: the tokens.
-      surrogate: what the method made of them.
+      surrogate: the method's surrogate of them.
       tokens: what to divide by; the tokens of this batch when None.
     """
     count = batch.mask.sum().clamp(min=1) if tokens is None else tokens

@@ -1,4 +1,4 @@
-"""Gradients of log-probabilities and entropies with given coefficients, logits made again."""
+"""Gradients of weighted sums of log-probabilities and entropies; logits are recomputed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trustclip.head.product import Head, Tile, add_product, places
-from trustclip.head.softmax import fold_gradient, twin
+from trustclip.head.dispatch import kernel_for
+from trustclip.head.product import Head, Tile, add_product, columns_of
+from trustclip.head.softmax import fold_gradient
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Rows:
       hidden: Shape [N, H].
       ids: Shape [N].
       log_partition: Shape [N].
-      entropy: None if it was not asked for. Shape [N].
+      entropy: None if it was not requested. Shape [N].
       grad_logp: Shape [N].
       grad_entropy: None for zeros. Shape [N].
     """
@@ -31,17 +32,17 @@ class Rows:
     grad_entropy: Tensor | None
 
     def at(self, rows: Tensor | slice) -> "Rows":
-        """Some of the rows."""
+        """A selection of the rows."""
         chosen = {k: None if x is None else x[rows] for k, x in vars(self).items()}
         return replace(self, **chosen)
 
     def over(self, temperature: float) -> "Rows":
-        r"""Coefficients by which gradients are with respect to $T z$, not $z$."""
+        r"""Coefficients for gradients with respect to $T z$ instead of $z$."""
         entropy = None if self.grad_entropy is None else self.grad_entropy / temperature
         return replace(self, grad_logp=self.grad_logp / temperature, grad_entropy=entropy)
 
     def active(self) -> Tensor:
-        """Indices of the rows with a coefficient that is not zero."""
+        """Indices of the rows with a nonzero coefficient."""
         moved = self.grad_logp != 0
         if self.grad_entropy is not None:
             moved = moved | (self.grad_entropy != 0)
@@ -49,9 +50,9 @@ class Rows:
 
 
 def gradients(head: Head, rows: Rows, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Gradients of hidden states, weight and bias, those of them that ``needs`` asks for.
+    """Gradients of hidden states, weight and bias; None for those not requested in ``needs``.
 
-    Rows without a coefficient cost nothing.
+    Rows with zero coefficients cost nothing.
     """
     active = rows.active()
     moving = rows.at(active).over(head.temperature)
@@ -75,12 +76,12 @@ def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
     memory = Tile(head, tokens, head.dtype)
     for block in head.blocks(tokens):
         part = rows.at(block)
-        operand = head.operand(part.hidden)
+        operand = head.operand(part.hidden)  # [rows, H]
         for columns in head.columns(len(operand)):
-            factor = head.factor(columns)
-            tile = memory.of(len(operand), columns)
+            factor = head.factor(columns)  # [columns, H]
+            tile = memory.of(len(operand), columns)  # [rows, columns]
             _tile_gradient(head.logits(operand, factor, columns, tile), part, columns)
-            tile = tile.to(head.factors)
+            tile = tile.to(head.compute_dtype)
             if hidden is not None:
                 add_product(hidden[block], tile, factor)
             if weight is not None:
@@ -91,18 +92,19 @@ def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
 
 
 def _tile_gradient(logits: Tensor, rows: Rows, columns: slice) -> None:
-    """Logits of a tile become the gradient of them, by the coefficients of ``rows``."""
+    """Replace a tile's logits, in place, by their gradient for the coefficients of ``rows``."""
     log_partition = rows.log_partition.to(logits.dtype)
-    # Rounding log-partitions of 20 costs a digit of every probability; its factor pays it back.
+    # Rounding a log-partition of 20 to float32 shifts every log-probability of the row by up to
+    # 1e-6; the coefficients are scaled by what that does to the probabilities.
     slip = (log_partition - rows.log_partition).to(logits.dtype)
     factor = slip.exp()
-    twin(fold_gradient, logits)(
+    kernel_for(fold_gradient, logits)(
         logits,
         log_partition,
         None if rows.entropy is None else rows.entropy + slip,
         rows.grad_logp * factor,
         None if rows.grad_entropy is None else rows.grad_entropy * factor,
     )
-    inside, place = places(rows.ids, columns)
-    chosen = logits.gather(1, place) + torch.where(inside, rows.grad_logp, 0)[:, None]
-    logits.scatter_(1, place, chosen)
+    inside, column = columns_of(rows.ids, columns)
+    chosen = logits.gather(1, column) + torch.where(inside, rows.grad_logp, 0)[:, None]  # [rows, 1]
+    logits.scatter_(1, column, chosen)

@@ -1,4 +1,4 @@
-"""Triton twins of `trustclip.head.softmax`: a tile of logits is read and written by one launch.
+"""Triton kernels of `trustclip.head.softmax`: one launch reads and writes a tile of logits.
 
 The products around them are cuBLAS's. One program works on one row, which lies in a GPU's L2 cache
 when it is read for the second time.
@@ -20,13 +20,13 @@ _WIDTH = 4096
 
 @triton.jit
 def _fold(
-    logits, peak, total, moment, weights, shrink, width, HAS_MOMENT: tl.constexpr, W: tl.constexpr
+    logits, max_, sum_, moment, weights, shrink, width, HAS_MOMENT: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
     # int64: a tile of 2^31 logits and more is allowed.
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     weights += row * width
-    before = tl.load(peak + row)
+    before = tl.load(max_ + row)
     top = before
     for start in range(0, width, W):
         columns = start + tl.arange(0, W)
@@ -45,11 +45,11 @@ def _fold(
             first += tl.sum(e * gap, axis=0)
     gap = before - top
     factor = tl.exp(gap)
-    sum_before = tl.load(total + row)
+    sum_before = tl.load(sum_ + row)
     if HAS_MOMENT:
         tl.store(moment + row, factor * (tl.load(moment + row) + gap * sum_before) + first)
-    tl.store(total + row, factor * sum_before + mass)
-    tl.store(peak + row, top)
+    tl.store(sum_ + row, factor * sum_before + mass)
+    tl.store(max_ + row, top)
     tl.store(shrink + row, factor)
 
 
@@ -73,8 +73,8 @@ def fold(logits: Tensor, running: Running, weights: Tensor, shrink: Tensor) -> N
     """`trustclip.head.softmax.fold`."""
     rows, width = logits.shape
     _fold[(rows,)](
-        logits, running.peak, running.total, running.moment, weights, shrink, width,
-        HAS_MOMENT=running.moment is not None, W=_width(width),
+        logits, running.max, running.sum, running.first_moment, weights, shrink, width,
+        HAS_MOMENT=running.first_moment is not None, W=_width(width),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropy from hidden states, differentiable, logits never whole."""
+"""Differentiable log-probabilities and entropy from hidden states, without full logits."""
 
 from typing import Any, NamedTuple
 
@@ -6,17 +6,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trustclip.head.dispatch import kernel_for
 from trustclip.head.gradient import Rows, gradients
-from trustclip.head.product import Head, Tile, add_product, places
-from trustclip.head.softmax import Running, fold, twin
+from trustclip.head.product import Head, Tile, add_product, columns_of
+from trustclip.head.softmax import Running, fold
 
 
 class Scores(NamedTuple):
-    r"""What one pass over the head's tiles finds out about each token.
+    r"""Statistics of each token from one pass over the head's tiles.
 
     Args:
       logp: log-probability of the token, nats; 0 where it was skipped. Shape [N].
-      entropy: of the distribution it was drawn from, nats; None if not asked for. Shape [N].
+      entropy: of the distribution it was drawn from, nats; None if not requested. Shape [N].
       log_partition: $A(h) = \log\sum_v e^{z_v}$, float64, detached. Shape [N].
       mean: $\sum_v \pi_v W_v$, the expected row of the weight, detached; None where no pass made
         it. Shape [N, H].
@@ -63,7 +64,7 @@ def selected_logprobs(
       entropy: also compute entropies.
 
     Returns:
-      (logp, entropy) in nats, float32 at least. Both [N]; entropy is None if not asked for.
+      (logp, entropy) in nats, float32 at least. Both [N]; entropy is None if not requested.
 
     Raises:
       ValueError: shapes that do not fit, an id beyond the vocabulary, T not positive.
@@ -90,7 +91,7 @@ def score(
     entropy: bool = True,
     mean: bool = False,
 ) -> Scores:
-    """`selected_logprobs` and what `bregman_kl` needs, of the same pass.
+    """`selected_logprobs`, and from the same pass the statistics that `bregman_kl` needs.
 
     Args:
       hidden: as there; so are ``weight``, ``ids``, ``bias``, ``temperature``, ``entropy``.
@@ -135,7 +136,7 @@ def _check_ids(ids: Tensor, hidden: Tensor, head: Head) -> None:
 
 
 class _Plan(NamedTuple):
-    """What a forward pass makes: entropies, means, the gradients of log-probabilities."""
+    """What a forward pass computes: entropies, means, the gradients of log-probabilities."""
 
     entropy: bool
     mean: bool
@@ -143,7 +144,7 @@ class _Plan(NamedTuple):
 
 
 class _Score(torch.autograd.Function):
-    """Scores of each row, and with the plan ``direct`` the gradients of its log-probability."""
+    """Scores of each row; with ``plan.direct`` also the gradients of its log-probability."""
 
     @staticmethod
     def forward(
@@ -161,6 +162,7 @@ class _Score(torch.autograd.Function):
             logp, running, mean = _statistics(head, hidden, ids, plan)
             direction = None
             if plan.direct and mean is not None:
+                # d logp / d hidden, [rows, H]: the backward pass then needs no product.
                 direction = (weight[ids] - mean).div_(head.temperature)
         scores = Scores(logp, running.entropy, running.log_partition, mean if plan.mean else None)
         ctx.save_for_backward(
@@ -191,23 +193,25 @@ def _statistics(
     """Log-probabilities, softmax statistics and, if planned, expected rows of the weight."""
     tokens = len(hidden)
     running = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
-    target, shrink = torch.zeros_like(running.peak), torch.empty_like(running.peak)
+    target, shrink = torch.zeros_like(running.max), torch.empty_like(running.max)
     wanted = plan.mean or plan.direct
     mean = hidden.new_zeros(hidden.shape, dtype=head.dtype) if wanted else None
     logits = Tile(head, tokens, head.dtype)
-    weights = logits if head.factors == head.dtype else Tile(head, tokens, head.factors)
-    take = twin(fold, hidden)
+    weights = logits if head.compute_dtype == head.dtype else Tile(head, tokens, head.compute_dtype)
+    take = kernel_for(fold, hidden)
     for block in head.blocks(tokens):
-        operand = head.operand(hidden[block])
+        operand = head.operand(hidden[block])  # [rows, H]
         for columns in head.columns(len(operand)):
-            factor = head.factor(columns)
+            factor = head.factor(columns)  # [columns, H]
+            # [rows, columns]
             z = head.logits(operand, factor, columns, logits.of(len(operand), columns))
-            inside, place = places(ids[block], columns)
-            target[block] = torch.where(inside, z.gather(1, place).squeeze(1), target[block])
-            e = weights.of(len(operand), columns)
+            inside, column = columns_of(ids[block], columns)
+            target[block] = torch.where(inside, z.gather(1, column).squeeze(1), target[block])
+            e = weights.of(len(operand), columns)  # [rows, columns], exp(z - max) after `take`
             take(z, running.at(block), e, shrink[block])
             if mean is not None:
                 add_product(mean[block].mul_(shrink[block, None]), e, factor)
     if mean is not None:
-        mean.div_(running.total[:, None])
-    return (target - running.peak) - running.total.log(), running, mean
+        mean.div_(running.sum[:, None])
+    # The max is subtracted first: rounding the sum of max and log would cost digits.
+    return (target - running.max) - running.sum.log(), running, mean

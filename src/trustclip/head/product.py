@@ -1,4 +1,4 @@
-"""The output head as a product that is made tile by tile: rows of tokens, columns of vocabulary."""
+"""The output head as a tiled product: rows are tokens, columns are the vocabulary."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trustclip.masked import widen
+from trustclip.constraints.masked import widen
 
 #: Largest number of rows of a tile, by device. More rows read the weight less often.
 _ROWS = {"cpu": 1024, "cuda": 2048}
@@ -30,8 +30,8 @@ class Head:
     weight: Tensor
     bias: Tensor | None
     temperature: float
-    #: Of the factors; chosen at construction, since autocast is off in a backward pass.
-    factors: torch.dtype = field(init=False)
+    #: Dtype of the factors of products; chosen here, since autocast is off in a backward pass.
+    compute_dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
         if self.weight.dim() != 2:
@@ -44,10 +44,10 @@ class Head:
             )
         if not self.temperature > 0:
             raise ValueError(f"`temperature` must be positive, got {self.temperature}.")
-        factors = self.weight.dtype if self.weight.is_cuda else self.dtype
+        dtype = self.weight.dtype if self.weight.is_cuda else self.dtype
         if self.weight.is_cuda and torch.is_autocast_enabled("cuda"):
-            factors = torch.get_autocast_dtype("cuda")
-        object.__setattr__(self, "factors", factors)
+            dtype = torch.get_autocast_dtype("cuda")
+        object.__setattr__(self, "compute_dtype", dtype)
 
     @property
     def vocabulary(self) -> int:
@@ -55,11 +55,11 @@ class Head:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of logits and of every sum."""
+        """Dtype of logits and of every sum."""
         return widen(self.weight.new_empty(0)).dtype
 
     def operand(self, hidden: Tensor) -> Tensor:
-        """Hidden states as a factor of the products.
+        """Hidden states in the dtype of the products.
 
         Raises:
           ValueError: their width is not that of the weight.
@@ -69,7 +69,7 @@ class Head:
                 f"hidden states must be [tokens, {self.weight.shape[1]}], as the weight is "
                 f"{tuple(self.weight.shape)}; got shape {tuple(hidden.shape)}."
             )
-        return hidden.to(self.factors)
+        return hidden.to(self.compute_dtype)
 
     def columns(self, rows: int) -> Iterator[slice]:
         """The vocabulary in tiles, for blocks of ``rows`` tokens."""
@@ -83,8 +83,8 @@ class Head:
             yield slice(start, min(start + _ROWS[self._device], tokens))
 
     def factor(self, columns: slice) -> Tensor:
-        """One tile of the weight as a factor of the products. Shape [columns, H]."""
-        return self.weight[columns].to(self.factors)
+        """One tile of the weight in the dtype of the products. Shape [columns, H]."""
+        return self.weight[columns].to(self.compute_dtype)
 
     def logits(self, operand: Tensor, factor: Tensor, columns: slice, out: Tensor) -> Tensor:
         """Logits of one tile, in ``out``. Shape [rows, columns]."""
@@ -94,9 +94,9 @@ class Head:
         return add_product(out, operand, factor.T, 0 if self.bias is None else scale, scale)
 
     def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Logits of a few tokens of each row, which gathers their weights. Shape [rows, K]."""
-        gathered = self.weight[ids].to(self.dtype)
-        z = torch.einsum("nh,nkh->nk", hidden.to(self.dtype), gathered)
+        """Logits of a few tokens of each row, by gathering their weights. Shape [rows, K]."""
+        gathered = self.weight[ids].to(self.dtype)  # [rows, K, H]
+        z = torch.einsum("nh,nkh->nk", hidden.to(self.dtype), gathered)  # [rows, K]
         return (z if self.bias is None else z + self.bias[ids]) / self.temperature
 
     @property
@@ -105,10 +105,10 @@ class Head:
 
 
 class Tile:
-    """Memory that one tile after another is made in.
+    """Memory reused for one tile after another.
 
     Args:
-      head: whose tiles.
+      head: the head that makes the tiles.
       tokens: number of rows of hidden states, in blocks or not.
       dtype: of the entries.
     """
@@ -119,16 +119,16 @@ class Tile:
         self._memory = head.weight.new_empty(rows * width, dtype=dtype)
 
     def of(self, rows: int, columns: slice) -> Tensor:
-        """A tile, uninitialised, contiguous. Shape [rows, columns]."""
+        """An uninitialised, contiguous tile. Shape [rows, columns]."""
         width = columns.stop - columns.start
         return self._memory[: rows * width].view(rows, width)
 
 
-def places(ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Which tokens lie in a tile and in which of its columns; outside, a column that exists.
+def columns_of(ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """Which tokens lie in a tile, and their columns there; other tokens get the nearest column.
 
     Returns:
-      (inside, place): bool [rows], int64 [rows, 1].
+      (inside, column): bool [rows], int64 [rows, 1].
     """
     local = ids - columns.start
     last = columns.stop - columns.start - 1

@@ -1,14 +1,11 @@
-r"""Softmax statistics of rows whose logits arrive tile by tile, and what follows from a tile.
+r"""Softmax statistics from logits that arrive tile by tile, and the gradient of a tile.
 
-Each function has a twin in `trustclip.head.kernels` that reads and writes a tile once; `twin`
-chooses. Here are the plain ones: the definition, and the fast path of a CPU, where a block of rows
-small enough for its cache goes through all steps.
+Each function has a Triton kernel in `trustclip.head.kernels` that reads and writes a tile once;
+`trustclip.head.dispatch` chooses. Here are the plain ones: the definition, and the fast path of a
+CPU, where a block of rows small enough for its cache goes through all steps.
 """
 
-import importlib.util
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,40 +19,40 @@ class Running:
     r"""Online softmax (Milakov and Gimelshein, 2018) with a first moment, one entry per row.
 
     Args:
-      peak: largest logit so far, $m$.
-      total: $\sum_v e^{z_v - m}$.
-      moment: $\sum_v e^{z_v - m}(z_v - m)$, or None where no entropy is wanted.
+      max: largest logit so far, $m$. Shape [rows], as the others.
+      sum: $\sum_v e^{z_v - m}$.
+      first_moment: $\sum_v e^{z_v - m}(z_v - m)$, or None where no entropy is wanted.
     """
 
-    peak: Tensor
-    total: Tensor
-    moment: Tensor | None
+    max: Tensor
+    sum: Tensor
+    first_moment: Tensor | None
 
     @classmethod
-    def start(cls, peak: Tensor, entropy: bool) -> "Running":
-        """Statistics of no logits; ``peak`` is taken over. Shape [rows]."""
+    def start(cls, memory: Tensor, entropy: bool) -> "Running":
+        """Statistics of no logits; ``memory`` becomes the max. Shape [rows]."""
         # Finite, so that the first tile does not meet infinity minus infinity.
-        peak.fill_(torch.finfo(peak.dtype).min / 4)
-        return cls(peak, torch.zeros_like(peak), torch.zeros_like(peak) if entropy else None)
+        memory.fill_(torch.finfo(memory.dtype).min / 4)
+        return cls(memory, torch.zeros_like(memory), torch.zeros_like(memory) if entropy else None)
 
     @property
     def log_partition(self) -> Tensor:
         r"""$\log\sum_v e^{z_v}$, in float64: differences of it keep the digits of small ones."""
-        return self.peak.double() + self.total.double().log()
+        return self.max.double() + self.sum.double().log()
 
     @property
     def entropy(self) -> Tensor | None:
         r"""Entropy of the softmax, nats: $\log s - \sum_v e^{z_v-m}(z_v-m)/s$, no term negative."""
-        return None if self.moment is None else self.total.log() - self.moment / self.total
+        return None if self.first_moment is None else self.sum.log() - self.first_moment / self.sum
 
     def at(self, rows: slice) -> "Running":
-        """A view of some rows."""
-        moment = None if self.moment is None else self.moment[rows]
-        return Running(self.peak[rows], self.total[rows], moment)
+        """A view of selected rows."""
+        first_moment = None if self.first_moment is None else self.first_moment[rows]
+        return Running(self.max[rows], self.sum[rows], first_moment)
 
 
 def fold(logits: Tensor, running: Running, weights: Tensor, shrink: Tensor) -> None:
-    r"""Take a tile into the statistics.
+    r"""Add a tile of logits to the running statistics.
 
     Args:
       logits: $z$. Shape [rows, columns].
@@ -63,23 +60,24 @@ def fold(logits: Tensor, running: Running, weights: Tensor, shrink: Tensor) -> N
       weights: receives $e^{z - m}$ with the new $m$; may be ``logits``. Shape [rows, columns].
       shrink: receives $e^{m_{before} - m}$, by which earlier sums of weights shrink. Shape [rows].
     """
-    before = running.peak.clone()
-    total, moment = torch.empty_like(before), torch.empty_like(before)
+    before = running.max.clone()  # [rows]
+    tile_sum, tile_moment = torch.empty_like(before), torch.empty_like(before)
     size = _rows(logits)
     memory = torch.empty_like(logits[:size])
-    parts = (logits, weights, before, running.peak, total, moment)
-    for z, e, last, peak, mass, first in zip(*(x.split(size) for x in parts), strict=True):
-        torch.maximum(last, z.amax(dim=1), out=peak)
-        below = torch.sub(z, peak[:, None], out=memory[: len(z)])
+    parts = (logits, weights, before, running.max, tile_sum, tile_moment)
+    for z, e, last, top, mass, first in zip(*(x.split(size) for x in parts), strict=True):
+        torch.maximum(last, z.amax(dim=1), out=top)  # [size]
+        below = torch.sub(z, top[:, None], out=memory[: len(z)])  # [size, columns]
         torch.exp(below, out=e)
-        torch.sum(e, dim=1, dtype=z.dtype, out=mass)
-        if running.moment is not None:
+        torch.sum(e, dim=1, dtype=z.dtype, out=mass)  # [size], in the precision of the logits
+        if running.first_moment is not None:
             torch.sum(below.mul_(e), dim=1, out=first)
-    gap = before.sub_(running.peak)
+    gap = before.sub_(running.max)  # [rows], old max minus new: never positive
     torch.exp(gap, out=shrink)
-    if running.moment is not None:
-        running.moment.addcmul_(running.total, gap).mul_(shrink).add_(moment)
-    running.total.mul_(shrink).add_(total)
+    if running.first_moment is not None:
+        # sum of e^{z-m'}(z-m') from that about the former max: e^{m-m'} (moment + (m-m') sum).
+        running.first_moment.addcmul_(running.sum, gap).mul_(shrink).add_(tile_moment)
+    running.sum.mul_(shrink).add_(tile_sum)
 
 
 def fold_gradient(
@@ -104,30 +102,15 @@ def fold_gradient(
     size = _rows(logits)
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
-        logp = logits[rows].sub_(log_partition[rows, None])
-        g = grad_logp[rows, None]
+        logp = logits[rows].sub_(log_partition[rows, None])  # [size, columns]
+        g = grad_logp[rows, None]  # [size, 1]
         if grad_entropy is None or entropy is None:
             logp.exp_().mul_(-g)
         else:
-            p = logp.exp()
+            p = logp.exp()  # [size, columns]
             logp.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(g).mul_(p).neg_()
 
 
 def _rows(logits: Tensor) -> int:
-    """How many rows of a tile go through all steps together."""
+    """Number of rows of a tile that go through all steps together."""
     return max(1, len(logits) if logits.is_cuda else _BLOCK // logits.shape[1])
-
-
-@cache
-def _kernels() -> Any:
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from trustclip.head import kernels
-
-    return kernels
-
-
-def twin(function: Any, tensor: Tensor) -> Any:
-    """The Triton kernel of a function where one can run on the device of ``tensor``."""
-    kernels = _kernels() if tensor.is_cuda else None
-    return getattr(kernels, function.__name__) if kernels else function

@@ -1,32 +1,33 @@
-"""ABC-GRPO: a bound of its own in each quadrant."""
+"""ABC-GRPO: a separate bound in each quadrant."""
 
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.method import Method, Positive, UpToOne, definition
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import Method, Positive, UpToOne, definition
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.twins import Twins, clip_twins
 
 
 @definition
 class ABCGRPO(Method):
     r"""ABC-GRPO: the ratio is bounded on both sides, by four offsets that depend on the sign of A.
 
-    .. math::
-        A_t > 0: \ 1 - \epsilon_2 \le w_t \le 1 + \epsilon_1, \qquad
-        A_t < 0: \ 1 - \epsilon_3 \le w_t \le 1 + \epsilon_4, \qquad\text{else no gradient}
+    $$
+    A_t > 0: \ 1 - \epsilon_2 \le w_t \le 1 + \epsilon_1, \qquad
+    A_t < 0: \ 1 - \epsilon_4 \le w_t \le 1 + \epsilon_3, \qquad\text{else no gradient}
+    $$
 
     A clip without PPO's ``min``: a step back towards ratio 1 is cut too. What that adds to PPO is
-    mostly the fourth bound, tokens of negative advantage that have become likelier, on whose weight
-    PPO has none; ``dual_clip`` is the case :math:`\epsilon_2 = 1`, :math:`\epsilon_4 = c - 1`.
+    mostly $\epsilon_3$, the bound on tokens of negative advantage that have become likelier, whose
+    weight PPO does not bound; ``dual_clip`` is the case $\epsilon_2 = 1$, $\epsilon_3 = c - 1$.
 
-    The trainer's code is not in the authors' snapshot and its configurations state one
-    :math:`\epsilon` of 0.2, which is the default of all four here.
+    The numbering is the paper's (Eq. 8), and so is the default of 0.2 for all four (Section 5).
 
     Args:
-      positive_high: :math:`\epsilon_1`, offset above ratio 1 where A > 0.
-      positive_low: :math:`\epsilon_2`, offset below it where A > 0; 1 leaves that side open.
-      negative_low: :math:`\epsilon_3`, offset below it where A < 0; 1 leaves that side open.
-      negative_high: :math:`\epsilon_4`, offset above it where A < 0.
+      positive_high: $\epsilon_1$, offset above ratio 1 where A > 0.
+      positive_low: $\epsilon_2$, offset below it where A > 0; 1 leaves that side open.
+      negative_low: $\epsilon_4$, offset below it where A < 0; 1 leaves that side open.
+      negative_high: $\epsilon_3$, offset above it where A < 0.
 
     Example:
       >>> import torch, trustclip as tc
@@ -45,6 +46,13 @@ class ABCGRPO(Method):
     positive_low: UpToOne = 0.2
     negative_low: UpToOne = 0.2
     negative_high: Positive = 0.2
+
+    @property
+    def twins(self) -> Twins:
+        if self.positive_low < 1:  # no trainer cuts a step back towards ratio 1 where A > 0
+            return {}
+        bounds = intervals.log_offsets(self.negative_low, self.positive_high)
+        return clip_twins(bounds, ceiling=1 + self.negative_high)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         low = min(self.positive_low, self.negative_low)

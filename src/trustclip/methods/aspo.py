@@ -1,24 +1,25 @@
-"""ASPO: importance weights turned round for positive advantages."""
+"""ASPO: inverted importance weights for positive advantages."""
 
 import torch
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.masked import safe_exp
-from trustclip.method import AboveOne, Method, Positive, UpToOne, definition
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import AboveOne, Method, Positive, UpToOne, definition
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp
 
 
 @definition
 class ASPO(Method):
     r"""ASPO: PPO's clip, but where A > 0 the weight is the inverse of the ratio.
 
-    .. math::
-        c_t = \begin{cases}
-        \min(1/w_t,\, c) & A_t > 0,\ w_t \le 1 + \epsilon_{high} \\
-        \min(w_t,\, c) & A_t < 0,\ w_t \ge 1 - \epsilon_{low} \\
-        0 & \text{else}
-        \end{cases}
+    $$
+    c_t = \begin{cases}
+    \min(1/w_t,\, c) & A_t > 0,\ w_t \le 1 + \epsilon_{high} \\
+    \min(w_t,\, c) & A_t < 0,\ w_t \ge 1 - \epsilon_{low} \\
+    0 & \text{else}
+    \end{cases}
+    $$
 
     With the ratio as weight, right tokens that have become likely learn fastest and those that
     have fallen behind slowest; the inverse reverses that. A weight beyond the cap keeps a capped
@@ -26,9 +27,9 @@ class ASPO(Method):
     of tokens with the highest entropy are not part of this.
 
     Args:
-      low: :math:`\epsilon_{low}`, offset below ratio 1, at most 1.
-      high: :math:`\epsilon_{high}`, offset above ratio 1.
-      ceiling: :math:`c`, largest weight, above 1.
+      low: $\epsilon_{low}$, offset below ratio 1, at most 1.
+      high: $\epsilon_{high}$, offset above ratio 1.
+      ceiling: $c$, largest weight, above 1.
 
     Example:
       >>> import torch, trustclip as tc
@@ -43,8 +44,6 @@ class ASPO(Method):
       <https://arxiv.org/abs/2510.06062>`_, 2025
     """
 
-    score_form = True
-
     low: UpToOne = 0.2
     high: Positive = 0.2
     ceiling: AboveOne = 3.0
@@ -55,4 +54,4 @@ class ASPO(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.log_ratio
         weight = safe_exp(torch.where(batch.advantages > 0, -x, x)).clamp(max=self.ceiling)
-        return gates.score(batch, weight, gates.interval(batch, self.log_interval()).kept)
+        return gates.score_function(batch, weight, gates.interval(batch, self.log_interval()).kept)

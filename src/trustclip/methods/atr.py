@@ -5,35 +5,41 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trustclip import divergences, gates, intervals, levels
-from trustclip.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.method import Method, Positive, definition
+from trustclip.constraints import divergences, gates, intervals, levels
+from trustclip.constraints.base import Method, Positive, Trait, clips, definition
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 
 @definition
 class ATR(Method):
     r"""ATR: a token is kept while its k3 estimate of the KL divergence is small (ATR-GRPO).
 
-    .. math:: k_3(w_t) = w_t - 1 - \log w_t \le \delta, \qquad w_t = \pi_\theta(y_t)/\pi_{old}(y_t)
+    $$
+    k_3(w_t) = w_t - 1 - \log w_t \le \delta, \qquad w_t = \pi_\theta(y_t)/\pi_{old}(y_t)
+    $$
 
-    Under samples of the old policy :math:`k_3` estimates KL(old || new) without bias. The
-    constraint is the ratio interval :math:`[l_\delta, u_\delta]`, roots of :math:`k_3 = \delta`,
-    with :math:`1 - l_\delta < u_\delta - 1` (Theorem 4.2): the ratio may rise further than fall.
+    Under samples of the old policy $k_3$ estimates KL(old || new) without bias. The
+    constraint is the ratio interval $[l_\delta, u_\delta]$, roots of $k_3 = \delta$,
+    with $1 - l_\delta < u_\delta - 1$ (Theorem 4.2): the ratio may rise further than fall.
     The same gradient as ``clip_higher`` with those bounds.
 
     *Levels.* Beyond the paper, the constraint can be one of the prefix that ends in the token, or
-    of the whole sequence, on what ``reduction`` makes of its tokens (:math:`s` their geometric
+    of the whole sequence, on what ``reduction`` makes of its tokens ($s$ their geometric
     mean ratio):
 
-    .. math:: k_3(s) \le \delta, \qquad \frac1T\sum_t k_3(w_t) \le \delta, \qquad
-              \sum_t k_3(w_t) \le \delta \quad\text{or}\quad \max_t k_3(w_t) \le \delta
+    $$
+    k_3(s) \le \delta, \qquad \frac1T\sum_t k_3(w_t) \le \delta, \qquad
+    \sum_t k_3(w_t) \le \delta \quad\text{or}\quad \max_t k_3(w_t) \le \delta
+    $$
 
     The sum estimates the KL divergence of whole answers, and grows with their length. What weighs
-    the gradient is :math:`s`, as in ``gspo``, or the token's own ratio; and it is that ratio's
-    side of 1 that says whether a step is one outward.
+    the gradient is $s$, as in ``gspo``, or the token's own ratio; and it is that ratio's
+    side of 1 that says whether a step is one outward. At ``"prefix"`` the ratio of the tokens so
+    far is a constant to the gradient, $s_t A_t \nabla\log\pi_\theta(y_t)$, as in
+    ``gspo_token``.
 
     Args:
-      delta: :math:`\delta`, nats: per token, or of the level's sum. 0.07 in the paper.
+      delta: $\delta$, nats: per token, or of the level's sum. 0.07 in the paper.
       side: ``"outward"`` cuts only steps away from ratio 1 (the paper's main text), ``"strict"``
         every unsatisfied token (its appendix).
       level: ``"token"`` (the paper), ``"prefix"`` or ``"sequence"``: what the constraint covers.
@@ -52,7 +58,6 @@ class ATR(Method):
       (arXiv 2602.05494), 2026, Eq. 5-6
     """
 
-    estimates_kl = True
     per_token = ("delta",)
 
     delta: Positive = 0.07
@@ -60,6 +65,13 @@ class ATR(Method):
     level: levels.Level = "token"
     reduction: Literal["ratio", "mean", "sum", "max"] = "ratio"
     weight: Literal["level", "token"] = "level"
+
+    @property
+    def traits(self) -> Trait:
+        if self.level == "token":
+            return Trait.CUTS | Trait.ESTIMATES_KL | clips(self.side)
+        of_ratio = (self.reduction, self.weight) == ("ratio", "level")
+        return Trait.CUTS | clips(self.side, self.level) if of_ratio else Trait.CUTS
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         if self.level != "token" and self.reduction != "ratio":
@@ -71,9 +83,20 @@ class ATR(Method):
         if one_interval and not isinstance(self.delta, Tensor):
             return gates.interval(batch, self.log_interval(), self.side, self.level)
         weighing = self.level if self.weight == "level" else "token"
-        x = levels.log_ratio_at(weighing, batch.log_ratio, batch.mask)
-        kept = gates.keep(self.measured(batch) <= self.delta, x, batch.advantages, self.side)
-        return gates.zero(batch, kept, log_ratio=x)
+        x, measured = (
+            levels.log_ratio_at(weighing, batch.log_ratio, batch.mask),
+            self.measured(batch),
+        )
+        # A NaN among the tokens that the level covers makes the token's own value NaN.
+        x = x + torch.where(measured.isnan(), measured, 0.0)
+        satisfied = measured <= self.delta
+        if self.reduction == "ratio" and not isinstance(self.delta, Tensor):
+            # The log-ratio is compared, as everywhere: next to a bound, k3 itself rounds to delta.
+            low, high = self.log_interval()
+            level = levels.log_ratio_at(self.level, batch.log_ratio, batch.mask)
+            satisfied = (low <= level) & (level <= high)
+        kept = gates.keeps_gradient(satisfied, x, batch.advantages, self.side)
+        return gates.hard(batch, kept, log_ratio=x)
 
     @torch.no_grad()
     def measured(self, batch: TokenBatch) -> Tensor:

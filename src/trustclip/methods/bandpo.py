@@ -1,12 +1,13 @@
-"""BandPO: clip bounds that an f-divergence ball gives each token by its probability."""
+"""BandPO: clip bounds for each token from an f-divergence ball, by the token's probability."""
 
+import math
 from typing import Literal
 
 from torch import Tensor
 
-from trustclip import divergences, gates, intervals
-from trustclip.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.method import AboveOne, Method, Positive, definition, need_p_old
+from trustclip.constraints import divergences, gates, intervals
+from trustclip.constraints.base import AboveOne, Method, Positive, definition, need_p_old
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 #: Log-ratio bounds of each ball from a token's old log-probability and the threshold.
 BANDS = {
@@ -20,19 +21,22 @@ BANDS = {
 class BandPO(Method):
     r"""BandPO: the ratios that a divergence from the old policy allows a token of probability p.
 
-    .. math::
-        p_t\, f(w) + (1-p_t)\, f\Big(\frac{1-p_t w}{1-p_t}\Big) \le \delta, \qquad
-        0 \le w \le \frac{1}{p_t}
+    $$
+    p_t\, f(w) + (1-p_t)\, f\Big(\frac{1-p_t w}{1-p_t}\Big) \le \delta, \qquad
+    0 \le w \le \min\Big(\frac{1}{p_t}, c\Big)
+    $$
 
-    the range of the ratio over all distributions within :math:`\delta`. ``kl`` is KL(old || new)
-    (the interval of ``trgppo`` before its union); ``tv`` is :math:`1 \pm \delta/p`, ``chi2``
-    :math:`1 \pm \sqrt{\delta (1-p)/p}`. The rarer the token, the wider: fixed bounds leave a rare
-    token almost no probability to gain. The released code can join the band with a clip's interval
-    (off in its main scripts): ``either`` of the two does that.
+    the range of the ratio over all distributions within $\delta$. ``kl`` is KL(old || new)
+    (the interval of ``trgppo`` before its union); ``tv`` is $1 \pm \delta/p$, ``chi2``
+    $1 \pm \sqrt{\delta (1-p)/p}$. The rarer the token, the wider: fixed bounds leave a rare
+    token almost no probability to gain. The cap $c$ is the released code's: under ``kl`` at 0.05 it
+    is in force for p below 0.0071, where the band alone would allow 54 at 0.001. That code can join
+    the band with a clip's interval (off in its main scripts): ``either`` of the two does that.
 
     Args:
       divergence: ``"kl"``, ``"tv"`` or ``"chi2"``.
-      delta: :math:`\delta`, in nats for ``kl``.
+      delta: $\delta$, in nats for ``kl``.
+      ceiling: $c$, largest upper bound; None leaves it out. 10 in the released code.
       dual_ceiling: ratio past which a token of negative advantage is cut, as in ``dual_clip``;
         None leaves it out. 10 in the released scripts.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
@@ -50,13 +54,20 @@ class BandPO(Method):
 
     divergence: Literal["kl", "tv", "chi2"] = "kl"
     delta: Positive = 0.05
+    ceiling: AboveOne | None = 10.0
     dual_ceiling: AboveOne | None = None
     side: gates.Side = "outward"
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
-        return BANDS[self.divergence](need_p_old(p_old, self.name).log(), self.delta)
+        return self._log_bounds(need_p_old(p_old, self.name).log())
+
+    def _log_bounds(self, logp_old: Tensor) -> LogBounds:
+        low, high = BANDS[self.divergence](logp_old, self.delta)
+        return low, high if self.ceiling is None else high.clamp(max=math.log(self.ceiling))
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        # By its logarithm: the probability itself underflows in float32 below e^-104.
-        band = BANDS[self.divergence](batch.logp_old, self.delta)
-        return gates.interval(batch, band, self.side, dropped=gates.over(batch, self.dual_ceiling))
+        # From its logarithm: the probability itself underflows in float32 below e^-104.
+        band = self._log_bounds(batch.logp_old)
+        return gates.interval(
+            batch, band, self.side, dropped=gates.above_ceiling(batch, self.dual_ceiling)
+        )

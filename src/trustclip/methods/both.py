@@ -2,9 +2,10 @@
 
 import torch
 
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.composition import Composite, Part
-from trustclip.method import Method, definition
+from trustclip.constraints.base import Method, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.compose import Composite
+from trustclip.constraints.registry import Part
 from trustclip.methods.atr import ATR
 
 
@@ -12,7 +13,9 @@ from trustclip.methods.atr import ATR
 class Both(Composite):
     r"""Both: a token is kept where two methods keep it; written ``first & second`` in Python.
 
-    .. math:: C_t = C^{(1)}_t \wedge C^{(2)}_t, \qquad J_t = J^{(1)}_t \ \text{where kept}
+    $$
+    C_t = C^{(1)}_t \wedge C^{(2)}_t, \qquad J_t = J^{(1)}_t \ \text{where kept}
+    $$
 
     The objective, and with it the weight of a kept token, is the first one's; the second only
     cuts. Where both weigh by the token's ratio the order does not matter, and the interval is the
@@ -44,4 +47,6 @@ class Both(Composite):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         first, second = self.surrogates(batch)
         objective = torch.where(second.kept, first.objective, first.objective.detach())
+        # Where the second is NaN it is unknown whether to cut, so the result is NaN.
+        objective = objective * torch.where(second.objective.isnan(), torch.nan, 1.0)
         return Surrogate(objective, first.kept & second.kept, {**second.extras, **first.extras})

@@ -1,30 +1,31 @@
-"""CISPO: the importance weight is clipped, and no token is."""
+"""CISPO: the importance weight is clipped; no token is cut."""
 
 import math
-from typing import Any
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import safe_exp
-from trustclip.method import Method, Positive, UpToOne, definition
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import Method, Positive, Trait, UpToOne, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp
+from trustclip.constraints.twins import Twins, verl_bounds, verl_settings
 
 
 @definition
 class CISPO(Method):
     r"""CISPO: the ratio is clipped as a weight, so that every token keeps a gradient.
 
-    .. math::
-        \frac{\partial J}{\partial\log\pi_\theta(y_t)} = c_t A_t, \qquad
-        c_t = \mathrm{clip}(w_t,\, 1-\epsilon_{low},\, 1+\epsilon_{high}) \text{, a constant}
+    $$
+    \frac{\partial J}{\partial\log\pi_\theta(y_t)} = c_t A_t, \qquad
+    c_t = \mathrm{clip}(w_t,\, 1-\epsilon_{low},\, 1+\epsilon_{high}) \text{, a constant}
+    $$
 
     PPO's clip drops rare tokens, which move most, from the first update on; here they stay with
-    a bounded weight. The paper leaves the lower side open and tunes :math:`\epsilon_{high}`.
+    a bounded weight. The paper leaves the lower side open and tunes $\epsilon_{high}$.
     ScaleRL and TRL cap the weight at 5, which is the default here; note that TRL's
-    ``epsilon_high`` is the cap itself (:math:`1+\epsilon_{high}` here), and verl clips both sides.
+    ``epsilon_high`` is the cap itself ($1+\epsilon_{high}$ here), and verl clips both sides.
 
     Args:
-      low: :math:`\epsilon_{low}`, offset below ratio 1; 1 leaves that side open.
-      high: :math:`\epsilon_{high}`, offset above ratio 1.
+      low: $\epsilon_{low}$, offset below ratio 1; 1 leaves that side open.
+      high: $\epsilon_{high}$, offset above ratio 1.
 
     Example:
       >>> import torch, trustclip as tc
@@ -39,20 +40,20 @@ class CISPO(Method):
       <https://arxiv.org/abs/2506.13585>`_, 2025
     """
 
-    cuts = False
-    score_form = True
-
     low: UpToOne = 1.0
     high: Positive = 4.0
 
     @property
-    def twins(self) -> dict[str, dict[str, Any]]:
-        bounds = {"actor.clip_ratio_low": self.low, "actor.clip_ratio_high": self.high}
-        verl = {"actor.policy_loss.loss_mode": "cispo", **bounds}
-        if self.low < 1:
-            return {"verl": verl}
-        return {"TRL": {"loss_type": "cispo", "epsilon_high": 1 + self.high}, "verl": verl}
+    def traits(self) -> Trait:
+        return Trait(0)
+
+    @property
+    def twins(self) -> Twins:
+        # TRL has no lower bound, and its ``epsilon_high`` is the cap of the weight itself.
+        trl = {"TRL": {"loss_type": "cispo", "epsilon_high": 1 + self.high}}
+        verl = {"verl": verl_settings("cispo", **verl_bounds(self.low, self.high))}
+        return verl if self.low < 1 else trl | verl
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         low, high = map(math.exp, intervals.log_offsets(self.low, self.high))
-        return gates.score(batch, safe_exp(batch.log_ratio).clamp(low, high))
+        return gates.score_function(batch, safe_exp(batch.log_ratio).clamp(low, high))

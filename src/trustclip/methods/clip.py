@@ -2,17 +2,19 @@
 
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.levels import Level
-from trustclip.method import LogBounds, Method, UpToOne, definition
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import LogBounds, Method, Trait, UpToOne, clips, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.levels import Level
 
 
 @definition
 class Clip(Method):
     r"""Clip: the ratio stays within a symmetric interval around 1 (PPO, GRPO).
 
-    .. math:: 1 - \epsilon \le w_t \le 1 + \epsilon, \qquad w_t = \pi_\theta(y_t) / \pi_{old}(y_t)
+    $$
+    1 - \epsilon \le w_t \le 1 + \epsilon, \qquad w_t = \pi_\theta(y_t) / \pi_{old}(y_t)
+    $$
 
     A step that would move an unsatisfied token further out is cut. ``level="sequence"`` measures
     and weighs by the mean log-ratio of the sequence, which is GSPO's surrogate.
@@ -38,6 +40,10 @@ class Clip(Method):
     epsilon: UpToOne = 0.2
     side: gates.Side = "outward"
     level: Level = "token"
+
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | clips(self.side, self.level)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.epsilon, self.epsilon)

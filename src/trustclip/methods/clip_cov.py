@@ -1,39 +1,50 @@
 """Clip-Cov: drop a few of the tokens whose covariance of advantage and log-probability is high."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import masked_sum
-from trustclip.method import LogBounds, Method, Number, Positive, Reduce, UpToOne, definition
-from trustclip.sampling import uniform
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import (
+    LogBounds,
+    Method,
+    Number,
+    Positive,
+    Reduce,
+    Trait,
+    UpToOne,
+    definition,
+)
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import masked_sum
+from trustclip.constraints.selection import uniform
 
 
 @definition
 class ClipCov(Method):
     r"""Clip-Cov: a clip, and a random share of high-covariance tokens loses its gradient.
 
-    .. math::
-        \mathrm{cov}_t = (A_t - \bar A)(\log\pi_\theta(y_t) - \overline{\log\pi_\theta}), \qquad
-        \Pr(\text{drop } t) = r\,N / N_c \ \text{where}\ \omega_{low} < \mathrm{cov}_t <
-        \omega_{high}
+    $$
+    \mathrm{cov}_t = (A_t - \bar A)(\log\pi_\theta(y_t) - \overline{\log\pi_\theta}), \qquad
+    \Pr(\text{drop } t) = r\,N / N_c \ \text{where}\ \omega_{low} < \mathrm{cov}_t <
+    \omega_{high}
+    $$
 
-    with :math:`N` tokens, of which :math:`N_c` are candidates (covariance in range, inside the
+    with $N$ tokens, of which $N_c$ are candidates (covariance in range, inside the
     clip). Such tokens carry most of the fall in entropy.
 
     *Selection.* Each candidate is dropped on its own, by a hash of ``seed`` and ``batch.keys``
     (which an engine makes of step, sample and position), so ranks, micro-batch splits and reruns
     agree. The expected share of
     dropped tokens is ``share`` whatever the batch size; the released code drops
-    :math:`\max(\lfloor rN \rfloor, 1)` of every micro-batch, which at a thousand tokens is five
+    $\max(\lfloor rN \rfloor, 1)$ of every micro-batch, which at a thousand tokens is five
     times the share asked.
 
     *Exact or not.* On a whole batch (`policy_loss` without ``statistics``) the means, the
-    covariance and :math:`N_c` are exactly those of the formula. An engine that sees micro-batches
-    measures :math:`\bar A` (exact), the mean log-probability and :math:`N_c / N` (both at the old
+    covariance and $N_c$ are exactly those of the formula. An engine that sees micro-batches
+    measures $\bar A$ (exact), the mean log-probability and $N_c / N$ (both at the old
     policy) over the whole generation batch and all ranks; only the token's own log-probability is
     then the current one.
 
@@ -44,9 +55,9 @@ class ClipCov(Method):
     Args:
       low: clip's offset below ratio 1; 1 (no lower bound) in the paper's script.
       high: clip's offset above ratio 1; 1 in the paper's script.
-      share: :math:`r`, share of all tokens to drop, in (0, 1].
-      cov_low: :math:`\omega_{low}`.
-      cov_high: :math:`\omega_{high}`, above ``cov_low``.
+      share: $r$, share of all tokens to drop, in (0, 1].
+      cov_low: $\omega_{low}$.
+      cov_high: $\omega_{high}$, above ``cov_low``.
       seed: seed of the selection.
 
     Example:
@@ -62,9 +73,6 @@ class ClipCov(Method):
       Cui et al., `The entropy mechanism of reinforcement learning for reasoning language models
       <https://arxiv.org/abs/2505.22617>`_, 2025
     """
-
-    acts_on_policy = True
-    statistics_over = "generation"
 
     low: UpToOne = 1.0
     high: Positive = 1.0
@@ -83,6 +91,14 @@ class ClipCov(Method):
     def requires(self) -> tuple[str, ...]:
         return ("keys",)
 
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | Trait.ACTS_ON_POLICY
+
+    @property
+    def statistics_over(self) -> Literal["generation"]:
+        return "generation"
+
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)
 
@@ -90,7 +106,7 @@ class ClipCov(Method):
         """Means of the advantages and log-probabilities, and the share of candidates."""
         found = means(batch, reduce)
         candidates = self._candidates(batch, found)
-        counts = reduce(torch.stack([candidates.sum(), batch.mask.sum()]).to(batch.logp.dtype))
+        counts = reduce(torch.stack([candidates.sum(), batch.finite.sum()]).to(batch.logp.dtype))
         return {**found, "candidate_share": counts[0] / counts[1].clamp(min=1)}
 
     def covariance(self, batch: TokenBatch) -> Tensor:
@@ -112,9 +128,9 @@ class ClipCov(Method):
 
 def means(batch: TokenBatch, reduce: Reduce) -> dict[str, Tensor]:
     """Means of the advantages and of the log-probabilities, over all ranks."""
-    logp, mask = batch.logp.detach(), batch.mask
-    tokens = mask.sum().to(logp.dtype)
-    sums = torch.stack([masked_sum(batch.advantages, mask), masked_sum(logp, mask), tokens])
+    logp, finite = batch.logp.detach(), batch.finite
+    tokens = finite.sum().to(logp.dtype)
+    sums = torch.stack([masked_sum(batch.advantages, finite), masked_sum(logp, finite), tokens])
     advantage, logp_sum, count = reduce(sums).unbind()
     count = count.clamp(min=1)
     return {"mean_advantage": advantage / count, "mean_logp": logp_sum / count}

@@ -2,21 +2,31 @@
 
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.levels import Level
-from trustclip.method import LogBounds, Method, Positive, UpToOne, definition
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import (
+    LogBounds,
+    Method,
+    Positive,
+    Trait,
+    UpToOne,
+    clips,
+    definition,
+)
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.levels import Level
 
 
 @definition
 class ClipHigher(Method):
     r"""Clip-Higher: the ratio may rise further than it may fall (DAPO).
 
-    .. math:: 1 - \epsilon_{low} \le w_t \le 1 + \epsilon_{high}
+    $$
+    1 - \epsilon_{low} \le w_t \le 1 + \epsilon_{high}
+    $$
 
     Args:
-      low: :math:`\epsilon_{low}`, offset below ratio 1, at most 1.
-      high: :math:`\epsilon_{high}`, offset above ratio 1.
+      low: $\epsilon_{low}$, offset below ratio 1, at most 1.
+      high: $\epsilon_{high}$, offset above ratio 1.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
       level: ``"token"``, ``"prefix"`` or ``"sequence"``: where the ratio is measured.
 
@@ -40,6 +50,10 @@ class ClipHigher(Method):
     high: Positive = 0.28
     side: gates.Side = "outward"
     level: Level = "token"
+
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | clips(self.side, self.level)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)

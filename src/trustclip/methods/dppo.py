@@ -1,15 +1,16 @@
-"""DPPO: trust regions by the divergence of probabilities, not by the ratio."""
+"""DPPO: trust regions on the divergence of probabilities instead of the ratio."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from trustclip import divergences, gates, intervals
-from trustclip.batch import Anchor, LogBounds, Surrogate, TokenBatch
-from trustclip.masked import safe_exp
-from trustclip.method import AboveOne, Method, Positive, definition, need_p_old
+from trustclip.constraints import divergences, gates, intervals
+from trustclip.constraints.base import AboveOne, Method, Positive, Trait, definition, need_p_old
+from trustclip.constraints.batch import Anchor, LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp
+from trustclip.constraints.twins import Twins, verl_bounds, verl_settings
 
 Divergence = Literal["binary_tv", "binary_kl", "top_k_tv", "top_k_kl"]
 
@@ -21,30 +22,33 @@ DELTA = {"tv": 0.15, "kl": 0.05}
 class DPPO(Method):
     r"""DPPO: a token is dropped once its probability, not its ratio, has moved too far.
 
-    .. math::
-        D_t > \delta \ \text{and}\ (w_t - 1) A_t > 0: \ 0, \qquad\text{else}\quad
-        c_t = \min(w_t, C) \text{, a constant}
+    $$
+    D_t > \delta \ \text{and}\ (w_t - 1) A_t > 0: \ 0, \qquad\text{else}\quad
+    c_t = \min(w_t, C) \text{, a constant}
+    $$
 
-    with :math:`p, q` the old and new probability of the token and
+    with $p, q$ the old and new probability of the token and
 
-    * ``binary_tv``: :math:`D = |q - p|`,
-    * ``binary_kl``: :math:`D = p \log\frac pq + (1-p)\log\frac{1-p}{1-q}`, the interval of
+    * ``binary_tv``: $D = |q - p|$,
+    * ``binary_kl``: $D = p \log\frac pq + (1-p)\log\frac{1-p}{1-q}$, the interval of
       ``trgppo`` without its union,
     * ``top_k_tv``, ``top_k_kl``: total variation and KL(old || new) over the old policy's k
-      likeliest tokens, the sampled one, and all others as one.
+      likeliest tokens, the sampled one, and all others as one. That is k + 1 tokens told apart also
+      where the sampled one is among the likeliest; the released code has k there, and a
+      divergence that is smaller by up to 5e-3.
 
-    A ratio of 3 means much at p = 0.3 and nothing at p = 0.0001; these divergences know. The
+    A ratio of 3 is large at p = 0.3 and harmless at p = 0.0001; these divergences reflect it. The
     paper's anchor is the policy that sampled, ``anchor="rollout"``; verl's, and the default here,
     is the proximal policy. In verl ``clip_ratio_c`` must be raised, or its default of 3 truncates
     the weights.
 
     Args:
       divergence: see above.
-      delta: :math:`\delta`; None is the paper's: 0.15 for total variation, 0.05 nats for KL.
-      ceiling: :math:`C`, truncation of the weight, above 1.
+      delta: $\delta$; None is the paper's: 0.15 for total variation, 0.05 nats for KL.
+      ceiling: $C$, truncation of the weight, above 1.
       anchor: ``"old"``, or ``"rollout"``: what is p, and what the ratio is relative to. The top-k
         forms have ``"old"`` only: what an engine sampled with, it does not keep.
-      k: of the top-k forms, for whoever measures them.
+      k: number of tokens of the top-k forms, used by the engine that computes them.
 
     Example:
       >>> import torch, trustclip as tc
@@ -59,7 +63,6 @@ class DPPO(Method):
       <https://arxiv.org/abs/2602.04879>`_, 2026
     """
 
-    score_form = True
     per_token = ("delta",)
 
     divergence: Divergence = "binary_tv"
@@ -77,8 +80,8 @@ class DPPO(Method):
         return self.k if self.divergence.startswith("top_k") else None
 
     @property
-    def corrects_sampler(self) -> bool:
-        return self.anchor == "rollout"
+    def traits(self) -> Trait:
+        return Trait.CUTS | (Trait.CORRECTS_SAMPLER if self.anchor == "rollout" else Trait(0))
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -87,16 +90,15 @@ class DPPO(Method):
         return ("logp_rollout",) if self.anchor == "rollout" else ()
 
     @property
-    def twins(self) -> dict[str, dict[str, Any]]:
+    def twins(self) -> Twins:
         if self.top_k is not None or self.anchor == "rollout":
             return {}
-        limits = {"actor.clip_ratio": self.threshold, "actor.clip_ratio_c": self.ceiling}
-        mode = f"dppo_{self.divergence[-2:]}"
-        return {"verl": {"actor.policy_loss.loss_mode": mode, **limits}}
+        limits = verl_bounds(self.threshold, self.threshold) | {"clip_ratio_c": self.ceiling}
+        return {"verl": verl_settings(f"dppo_{self.divergence[-2:]}", **limits)}
 
     @property
     def threshold(self) -> float:
-        """The threshold in force: ``delta``, or the paper's for the divergence."""
+        """The threshold used: ``delta``, or the paper's value for the divergence."""
         return DELTA[self.divergence[-2:]] if self.delta is None else self.delta
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
@@ -110,8 +112,10 @@ class DPPO(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
         x = batch.log_ratio.detach()
-        kept = gates.keep(self._measured(batch) <= self.threshold, x, batch.advantages, "outward")
-        return gates.score(batch, safe_exp(x).clamp(max=self.ceiling), kept)
+        kept = gates.keeps_gradient(
+            self._measured(batch) <= self.threshold, x, batch.advantages, "outward"
+        )
+        return gates.score_function(batch, safe_exp(x).clamp(max=self.ceiling), kept)
 
     @torch.no_grad()
     def _measured(self, batch: TokenBatch) -> Tensor:

@@ -4,27 +4,29 @@ import math
 
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.method import AboveOne, LogBounds, Method, Positive, UpToOne, definition
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import AboveOne, LogBounds, Method, Positive, UpToOne, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.twins import Twins, clip_twins
 
 
 @definition
 class DualClip(Method):
     r"""Dual clip: a token of negative advantage is also cut once its ratio passes a ceiling.
 
-    .. math::
-        1 - \epsilon_{low} \le w_t \le 1 + \epsilon_{high}
-        \quad\text{and}\quad w_t \le c \ \text{where}\ A_t < 0
+    $$
+    1 - \epsilon_{low} \le w_t \le 1 + \epsilon_{high}
+    \quad\text{and}\quad w_t \le c \ \text{where}\ A_t < 0
+    $$
 
-    PPO's clip never cuts a step back towards ratio 1; with :math:`A < 0` and a large ratio that
-    step has unbounded weight :math:`w`. No ratio interval with an ``outward`` gate can say this:
+    PPO's clip never cuts a step back towards ratio 1; with $A < 0$ and a large ratio that
+    step has unbounded weight $w$. No ratio interval with an ``outward`` gate can say this:
     it needs a constraint per quadrant.
 
     Args:
-      low: :math:`\epsilon_{low}`, offset below ratio 1, at most 1.
-      high: :math:`\epsilon_{high}`, offset above ratio 1.
-      ceiling: :math:`c`, largest ratio that keeps its gradient where A < 0; above 1 + high.
+      low: $\epsilon_{low}$, offset below ratio 1, at most 1.
+      high: $\epsilon_{high}$, offset above ratio 1.
+      ceiling: $c$, largest ratio that keeps its gradient where A < 0; above 1 + high.
         3 in the paper and in verl, 10 in DAPO's scripts; TRL calls it ``delta`` (4 in INTELLECT-2).
 
     Example:
@@ -48,6 +50,11 @@ class DualClip(Method):
             raise ValueError(
                 f"`ceiling` must be at least 1 + high = {1 + self.high}, got {self.ceiling}."
             )
+
+    @property
+    def twins(self) -> Twins:
+        found = clip_twins(self.log_interval(), self.ceiling)
+        return {who: these for who, these in found.items() if who != "trustclip"}
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)

@@ -2,28 +2,29 @@
 
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.method import AboveOne, LogBounds, Method, Positive, definition, need_p_old
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import AboveOne, LogBounds, Method, Positive, definition, need_p_old
+from trustclip.constraints.batch import Surrogate, TokenBatch
 
 
 @definition
 class DynamicClip(Method):
     r"""Dynamic clip: ratio bounds that depend on the old probability of the token (DCPO).
 
-    .. math::
-        |(w_t - 1)\, w_t|\, p_t \le \epsilon \;\Rightarrow\;
-        \tfrac12 + \tfrac12\sqrt{\max(1 - 4\epsilon_{low}/p_t, 0)} \le w_t \le
-        \min\big(c, \tfrac12 + \tfrac12\sqrt{1 + 4\epsilon_{high}/p_t}\big),
-        \qquad p_t = \pi_{old}(y_t)
+    $$
+    |(w_t - 1)\, w_t|\, p_t \le \epsilon \;\Rightarrow\;
+    \tfrac12 + \tfrac12\sqrt{\max(1 - 4\epsilon_{low}/p_t, 0)} \le w_t \le
+    \min\big(c, \tfrac12 + \tfrac12\sqrt{1 + 4\epsilon_{high}/p_t}\big),
+    \qquad p_t = \pi_{old}(y_t)
+    $$
 
-    The lower bound is 1/2 for every :math:`p \le 4\epsilon_{low}`. The divergence allows a second
+    The lower bound is 1/2 for every $p \le 4\epsilon_{low}$. The divergence allows a second
     range near ratio 0, which the method leaves out.
 
     Args:
       epsilon_low: threshold below ratio 1. 0.16 in the paper; its scripts run 0.2.
       epsilon_high: threshold above ratio 1. 0.20 in the paper; its scripts run 0.28.
-      ceiling: :math:`c`, largest upper bound.
+      ceiling: $c$, largest upper bound.
       dual_ceiling: ratio past which a token of negative advantage is cut, as in ``dual_clip``;
         None leaves it out. The released code has 10, the paper does not mention it.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
@@ -53,5 +54,5 @@ class DynamicClip(Method):
         return low.log(), high.log()
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        over = gates.over(batch, self.dual_ceiling)
+        over = gates.above_ceiling(batch, self.dual_ceiling)
         return gates.interval(batch, self._log_bounds(batch.p_old), self.side, dropped=over)

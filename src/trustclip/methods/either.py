@@ -2,9 +2,10 @@
 
 import torch
 
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.composition import Composite, Part
-from trustclip.method import Method, definition
+from trustclip.constraints.base import Method, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.compose import Composite
+from trustclip.constraints.registry import Part
 from trustclip.methods.bandpo import BandPO
 from trustclip.methods.clip import Clip
 
@@ -13,8 +14,10 @@ from trustclip.methods.clip import Clip
 class Either(Composite):
     r"""Either: a token is kept where one of two methods keeps it; ``first | second`` in Python.
 
-    .. math:: C_t = C^{(1)}_t \vee C^{(2)}_t, \qquad J_t = J^{(2)}_t \ \text{where only the second
-              keeps, else}\ J^{(1)}_t
+    $$
+    C_t = C^{(1)}_t \vee C^{(2)}_t, \qquad J_t = J^{(2)}_t \ \text{where only the second
+    keeps, else}\ J^{(1)}_t
+    $$
 
     Where both weigh by the token's ratio the order does not matter, and the interval is the union
     of theirs. The default is ``trgppo``: the band of a divergence, never tighter than a clip.
@@ -25,7 +28,7 @@ class Either(Composite):
 
     Example:
       >>> import trustclip as tc
-      >>> wider = tc.method("bandpo") | tc.method("clip")
+      >>> wider = tc.method("bandpo", ceiling=None) | tc.method("clip")
       >>> wider == tc.method("either")
       True
 
@@ -34,7 +37,7 @@ class Either(Composite):
       <https://arxiv.org/abs/1901.10314>`_, 2019, for the union with PPO's interval
     """
 
-    first: Part = BandPO()
+    first: Part = BandPO(ceiling=None)
     second: Part = Clip()
 
     @property

@@ -4,37 +4,46 @@ from typing import Literal
 
 from torch import Tensor
 
-from trustclip import fdivergences, gates
-from trustclip.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.method import Method, Number, Positive, definition, need_p_old
+from trustclip.constraints import fdivergences, gates
+from trustclip.constraints.base import (
+    Method,
+    Number,
+    Positive,
+    Trait,
+    clips,
+    definition,
+    need_p_old,
+)
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 
 @definition
 class FDivergence(Method):
-    r"""f-divergence: any f-divergence of the token stays within a threshold.
+    r"""f-divergence: a chosen f-divergence of the token stays within a threshold.
 
-    .. math::
-        \text{ratio:}\quad f(w_t) \le \delta
-        \qquad\text{or}\qquad
-        \text{bernoulli:}\quad
-        p_t\, f(w_t) + (1-p_t)\, f\Big(\frac{1-p_t w_t}{1-p_t}\Big) \le \delta
+    $$
+    \text{ratio:}\quad f(w_t) \le \delta
+    \qquad\text{or}\qquad
+    \text{bernoulli:}\quad
+    p_t\, f(w_t) + (1-p_t)\, f\Big(\frac{1-p_t w_t}{1-p_t}\Big) \le \delta
+    $$
 
-    with :math:`p_t` the old probability of the token and :math:`f` convex,
-    :math:`f(1) = f'(1) = 0`. Under samples of the old policy :math:`f(w)` estimates
-    :math:`\mathbb{E}_{old} f(w)` without bias; the second form is the least divergence that any
+    with $p_t$ the old probability of the token and $f$ convex,
+    $f(1) = f'(1) = 0$. Under samples of the old policy $f(w)$ estimates
+    $\mathbb{E}_{old} f(w)$ without bias; the second form is the least divergence that any
     two distributions with these probabilities of the token have. Directions:
 
     ==============  ==========================================  =============================
     divergence      f(w)                                        estimates
     ==============  ==========================================  =============================
-    ``kl_old_new``  :math:`w - 1 - \log w` (from -log w)        KL(old || new)
-    ``kl_new_old``  :math:`1 - w + w\log w` (from w log w)      KL(new || old)
-    ``chi2``        :math:`(w-1)^2`                             Pearson's chi2(new || old)
-    ``hellinger``   :math:`(\sqrt w - 1)^2`                     squared Hellinger, at most 2
-    ``js``          :math:`\frac12(w\log\frac wm - \log m)`,    Jensen-Shannon, at most log 2
-                    :math:`m = (1+w)/2`
-    ``alpha``       :math:`(w^\alpha - 1 - \alpha(w-1)) /       0: KL(old || new), 1: KL(new ||
-                    (\alpha(\alpha-1))`                         old), 2: chi2 / 2
+    ``kl_old_new``  $w - 1 - \log w$ (from -log w)        KL(old || new)
+    ``kl_new_old``  $1 - w + w\log w$ (from w log w)      KL(new || old)
+    ``chi2``        $(w-1)^2$                             Pearson's chi2(new || old)
+    ``hellinger``   $(\sqrt w - 1)^2$                     squared Hellinger, at most 2
+    ``js``          $\frac12(w\log\frac wm - \log m)$,    Jensen-Shannon, at most log 2
+                    $m = (1+w)/2$
+    ``alpha``       $(w^\alpha - 1 - \alpha(w-1)) /       0: KL(old || new), 1: KL(new ||
+                    (\alpha(\alpha-1))$                         old), 2: chi2 / 2
     ==============  ==========================================  =============================
 
     ``kl_old_new`` of the ratio is ``atr``; of the probability it is ``trgppo`` without its union
@@ -44,7 +53,7 @@ class FDivergence(Method):
       divergence: one of the above, or ``"package.module:function"``: a torch function of the
         ratio, convex and 0 at 1.
       alpha: of ``"alpha"``, and only of it.
-      delta: :math:`\delta`, in the unit of the divergence (nats, but for chi2 and hellinger).
+      delta: $\delta$, in the unit of the divergence (nats, but for chi2 and hellinger).
       bounds: ``"ratio"``, the same interval for every token, or ``"bernoulli"``, one that is wider
         the rarer the token.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
@@ -74,6 +83,10 @@ class FDivergence(Method):
     def __post_init__(self) -> None:
         self._measure()
 
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | clips(self.side) if self.bounds == "ratio" else Trait.CUTS
+
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         if self.bounds == "ratio":
             return self._measure().log_interval(self.delta)
@@ -84,14 +97,16 @@ class FDivergence(Method):
         by_ratio = self.bounds == "ratio"
         if by_ratio and not isinstance(self.delta, Tensor):
             return gates.interval(batch, self.log_interval(), self.side)
-        # To know whether a token is inside takes no root.
+        # Whether a token is inside follows from the divergence itself, without finding a root.
         measure, new = self._measure(), batch.logp.detach()
         if by_ratio:
             measured = measure.token(new - batch.logp_old)
         else:
             measured = measure.bernoulli(batch.logp_old, new)
-        kept = gates.keep(measured <= self.delta, batch.log_ratio, batch.advantages, self.side)
-        return gates.zero(batch, kept)
+        kept = gates.keeps_gradient(
+            measured <= self.delta, batch.log_ratio, batch.advantages, self.side
+        )
+        return gates.hard(batch, kept)
 
     def _measure(self) -> fdivergences.Divergence:
         return fdivergences.f_divergence(self.divergence, self.alpha)

@@ -1,20 +1,21 @@
-"""The exact KL divergence as a constraint."""
+"""A constraint on the exact KL divergence."""
 
 from typing import Literal
 
-from trustclip import gates
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.method import Method, Positive, definition
+from trustclip.constraints import gates
+from trustclip.constraints.base import Method, Positive, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
 
 
 @definition
 class FullKL(Method):
     r"""Full KL: the exact KL divergence at the token's position stays within a threshold.
 
-    .. math::
-        \mathrm{KL}_t = \sum_{v} \pi_{old}(v)\log\frac{\pi_{old}(v)}{\pi_\theta(v)} \le \delta
-        \qquad\text{or}\qquad
-        \sum_{v} \pi_\theta(v)\log\frac{\pi_\theta(v)}{\pi_{old}(v)} \le \delta
+    $$
+    \mathrm{KL}_t = \sum_{v} \pi_{old}(v)\log\frac{\pi_{old}(v)}{\pi_\theta(v)} \le \delta
+    \qquad\text{or}\qquad
+    \sum_{v} \pi_\theta(v)\log\frac{\pi_\theta(v)}{\pi_{old}(v)} \le \delta
+    $$
 
     over the whole vocabulary. Where it exceeds the threshold, a token whose gradient would move
     its own ratio further from 1 is cut: the KL-based clip of Wang et al. and TR-PPO's gate, which
@@ -22,7 +23,7 @@ class FullKL(Method):
     close at ratio 1, when the rest of the distribution has moved.
 
     Args:
-      delta: :math:`\delta`, nats.
+      delta: $\delta$, nats.
       order: ``"old_new"`` is KL(old || new), the order of TRPO, of the released code of Wang et
         al., and what k3 estimates; ``"new_old"`` is KL(new || old), as the paper's Eq. 4 writes.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
@@ -54,5 +55,5 @@ class FullKL(Method):
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         kl = batch.given(f"kl_{self.order}")
-        kept = gates.keep(kl <= self.delta, batch.log_ratio, batch.advantages, self.side)
-        return gates.zero(batch, kept)
+        kept = gates.keeps_gradient(kl <= self.delta, batch.log_ratio, batch.advantages, self.side)
+        return gates.hard(batch, kept)

@@ -1,34 +1,36 @@
 """GMPO: the geometric mean of clipped token ratios."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from trustclip import gates, levels
-from trustclip.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.masked import safe_exp, zero_masked
-from trustclip.method import Method, Positive, definition
+from trustclip.constraints import gates, levels
+from trustclip.constraints.base import Method, Positive, definition
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp, zero_masked
+from trustclip.constraints.twins import Twins, verl_bounds, verl_settings
 
 
 @definition
 class GMPO(Method):
-    r"""GMPO: each token's ratio is clipped, and their geometric mean weighs the sequence.
+    r"""GMPO: each token's ratio is clipped, and their geometric mean weights the sequence.
 
-    .. math::
-        \rho = \exp\Big(\frac1T \sum_t \log \bar w_t\Big), \qquad
-        \bar w_t = \text{the nearest of } [e^{-\epsilon_{low}}, e^{\epsilon_{high}}] \text{ where }
-        (w_t - 1) A_t > 0, \text{ else } w_t, \qquad
-        \frac{\partial J}{\partial\log\pi_\theta(y_t)} = \rho A
+    $$
+    \rho = \exp\Big(\frac1T \sum_t \log \bar w_t\Big), \qquad
+    \bar w_t = \text{the nearest of } [e^{-\epsilon_{low}}, e^{\epsilon_{high}}] \text{ where }
+    (w_t - 1) A_t > 0, \text{ else } w_t, \qquad
+    \frac{\partial J}{\partial\log\pi_\theta(y_t)} = \rho A
+    $$
 
-    for tokens that are not clipped (0 for the others, which still move :math:`\rho`). An outlier
+    for tokens that are not clipped (0 for the others, which still move $\rho$). An outlier
     among the ratios moves a geometric mean far less than the arithmetic one of GRPO, so the bounds
-    are wide. Each token carries :math:`\rho A`: with ``sequence_mean`` (TRL's loss type
+    are wide. Each token carries $\rho A$: with ``sequence_mean`` (TRL's loss type
     ``grpo``) that is the paper's objective.
 
     Args:
-      log_low: :math:`\epsilon_{low}`, nats below log-ratio 0.
-      log_high: :math:`\epsilon_{high}`, nats above it.
+      log_low: $\epsilon_{low}$, nats below log-ratio 0.
+      log_high: $\epsilon_{high}$, nats above it.
 
     Example:
       >>> import torch, trustclip as tc
@@ -48,11 +50,10 @@ class GMPO(Method):
     log_high: Positive = 0.4
 
     @property
-    def twins(self) -> dict[str, dict[str, Any]]:
-        bounds = {"actor.clip_ratio_low": self.log_low, "actor.clip_ratio_high": self.log_high}
+    def twins(self) -> Twins:
         return {
-            "TRL, experimental.gmpo": {"epsilon": self.log_low, "epsilon_high": self.log_high},
-            "verl": {"actor.policy_loss.loss_mode": "geo_mean", **bounds},
+            "trl.experimental.gmpo": {"epsilon": self.log_low, "epsilon_high": self.log_high},
+            "verl": verl_settings("geo_mean", **verl_bounds(self.log_low, self.log_high)),
         }
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
@@ -60,7 +61,10 @@ class GMPO(Method):
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x, (low, high) = batch.log_ratio, (-self.log_low, self.log_high)
-        kept = gates.keep((low <= x) & (x <= high), x, batch.advantages, "outward") & batch.mask
+        kept = (
+            gates.keeps_gradient((low <= x) & (x <= high), x, batch.advantages, "outward")
+            & batch.mask
+        )
         clipped = torch.where(kept, x, x.detach().clamp(low, high))
         rho = safe_exp(levels.log_ratio_at("sequence", clipped, batch.mask))
         return Surrogate(zero_masked(rho * batch.advantages, batch.mask), kept)

@@ -1,35 +1,37 @@
 """GSPO: the clip of a whole sequence."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from trustclip import gates, intervals, levels
-from trustclip.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.masked import safe_exp
-from trustclip.method import Method, Positive, UpToOne, definition
+from trustclip.constraints import gates, intervals, levels
+from trustclip.constraints.base import Method, Positive, Trait, UpToOne, definition
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp
+from trustclip.constraints.twins import Twins, verl_settings
 
 
 @definition
 class GSPO(Method):
-    r"""GSPO: the length-normalised ratio of the whole sequence is clipped, and weighs its tokens.
+    r"""GSPO: the length-normalised ratio of the whole sequence is clipped and weights its tokens.
 
-    .. math::
-        s = \exp\Big(\frac1T \sum_t \log w_t\Big), \qquad 1 - \epsilon_{low} \le s \le 1 +
-        \epsilon_{high}, \qquad \frac{\partial J}{\partial\log\pi_\theta(y_t)} = s A
+    $$
+    s = \exp\Big(\frac1T \sum_t \log w_t\Big), \qquad 1 - \epsilon_{low} \le s \le 1 +
+    \epsilon_{high}, \qquad \frac{\partial J}{\partial\log\pi_\theta(y_t)} = s A
+    $$
 
     for every token of a sequence within bounds or moving back towards them, and 0 otherwise (with
-    ``sequence_mean`` the paper's :math:`s A / T` follows). A mean of hundreds of log-ratios is far
+    ``sequence_mean`` the paper's $s A / T$ follows). A mean of hundreds of log-ratios is far
     steadier than one, hence the narrow bounds. The same gradient as ``clip_higher`` with
     ``level="sequence"``.
 
     ``"gspo_token"`` is the paper's variant for advantages that differ within a sequence: the
-    weight :math:`\mathrm{sg}(s)\, \pi_\theta/\mathrm{sg}(\pi_\theta)` gives each token its own
-    :math:`s A_t`, gated by its own sign. It is what verl runs under the name of gspo.
+    weight $\mathrm{sg}(s)\, \pi_\theta/\mathrm{sg}(\pi_\theta)$ gives each token its own
+    $s A_t$, gated by its own sign. It is what verl runs under the name of gspo.
 
     Args:
-      low: :math:`\epsilon_{low}`, offset below ratio 1, at most 1.
-      high: :math:`\epsilon_{high}`, offset above ratio 1.
+      low: $\epsilon_{low}$, offset below ratio 1, at most 1.
+      high: $\epsilon_{high}$, offset above ratio 1.
       variant: ``"gspo"`` or ``"gspo_token"``.
 
     Example:
@@ -51,17 +53,15 @@ class GSPO(Method):
     variant: Literal["gspo", "gspo_token"] = "gspo"
 
     @property
-    def score_form(self) -> bool:  # type: ignore[override]
-        return self.variant == "gspo_token"
+    def traits(self) -> Trait:
+        return Trait.CUTS | Trait.CLIPS_SEQUENCES
 
     @property
-    def twins(self) -> dict[str, dict[str, Any]]:
-        bounds = {"epsilon": self.low, "epsilon_high": self.high}
-        ratios = {"actor.clip_ratio_low": self.low, "actor.clip_ratio_high": self.high}
-        return {
-            "TRL": {"importance_sampling_level": "sequence", **bounds},
-            "verl": {"actor.policy_loss.loss_mode": "gspo", **ratios},
-        }
+    def twins(self) -> Twins:
+        found = super().twins
+        found["TRL"] |= {"loss_type": "grpo"}
+        found["verl"] |= verl_settings(loss_agg_mode="seq-mean-token-mean")
+        return found
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)
@@ -71,4 +71,4 @@ class GSPO(Method):
         if self.variant == "gspo":
             return bounded
         s = safe_exp(levels.log_ratio_at("sequence", batch.log_ratio, batch.mask))
-        return gates.score(batch, s, bounded.kept)
+        return gates.score_function(batch, s, bounded.kept)

@@ -1,4 +1,4 @@
-"""IcePop: leave out tokens on which the sampling engine and the trainer disagree."""
+"""IcePop: drop tokens on which the sampling engine and the trainer disagree."""
 
 import math
 from typing import Literal
@@ -6,11 +6,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trustclip import levels
-from trustclip.batch import TokenBatch
-from trustclip.composition import Part, Weighted
-from trustclip.masked import safe_exp
-from trustclip.method import AboveOne, UpToOne, definition
+from trustclip.constraints import levels
+from trustclip.constraints.base import AboveOne, Trait, UpToOne, definition
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.compose import Weighted
+from trustclip.constraints.masked import safe_exp
+from trustclip.constraints.registry import Part
+from trustclip.constraints.twins import Twins, corrected_twins
 from trustclip.methods.atr import ATR
 
 Spread = Literal["token", "sequence", "geometric"]
@@ -20,19 +22,20 @@ Spread = Literal["token", "sequence", "geometric"]
 class IcePop(Weighted):
     r"""IcePop: any method, without the tokens whose sampler and trainer probabilities disagree.
 
-    .. math::
-        \rho_t\, \mathbf 1[\alpha \le \rho_t \le \beta]\, J_t, \qquad
-        \rho_t = \frac{\pi_{old}(y_t)}{\pi_{rollout}(y_t)}
+    $$
+    \rho_t\, \mathbf 1[\alpha \le \rho_t \le \beta]\, J_t, \qquad
+    \rho_t = \frac{\pi_{old}(y_t)}{\pi_{rollout}(y_t)}
+    $$
 
-    with :math:`J_t` the objective of ``inner``: importance sampling as in ``tis``, but a ratio out
+    with $J_t$ the objective of ``inner``: importance sampling as in ``tis``, but a ratio out
     of range drops its token, on both sides, instead of being truncated. At ``"sequence"`` level it
     is the masked importance sampling that TRL does by default. Turn the trainer's own correction
     off, or it is made twice.
 
     Args:
       inner: the method to correct: its name, or a mapping with ``name`` and hyper-parameters.
-      floor: :math:`\alpha`, least ratio kept, at most 1; None for no lower bound.
-      ceiling: :math:`\beta`, largest ratio kept, above 1.
+      floor: $\alpha$, least ratio kept, at most 1; None for no lower bound.
+      ceiling: $\beta$, largest ratio kept, above 1.
       level: ``"token"`` (the source); ``"sequence"``, by the product of the sequence's ratios;
         ``"geometric"``, by their geometric mean, which does not grow with length (verl's bounds
         for it are 0.999 and 1.001).
@@ -58,21 +61,24 @@ class IcePop(Weighted):
     level: Spread = "token"
 
     @property
-    def acts_on_policy(self) -> bool:  # type: ignore[override]
-        return True
+    def traits(self) -> Trait:
+        own = Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return super().traits | own
 
     @property
-    def corrects_sampler(self) -> bool:
-        return True
-
-    @property
-    def cuts(self) -> bool:  # type: ignore[override]
-        return True
+    def twins(self) -> Twins:
+        if self.level == "geometric":
+            return {}
+        own = Trait.CLIPS_TOKENS in self.inner.traits  # each token its own gradient
+        inner = self.inner.twins
+        return corrected_twins(
+            inner, self.level, self.floor, self.ceiling, truncated=False, verl_too=own
+        )
 
     def weight(self, batch: TokenBatch) -> Tensor:
         over: levels.Level = "token" if self.level == "token" else "sequence"
         reduction: levels.Reduction = "mean" if self.level == "geometric" else "sum"
         x = levels.reduced(over, reduction, batch.rollout_log_ratio, batch.mask)
         low = -math.inf if self.floor is None else math.log(self.floor)
-        agree = (low <= x) & (x <= math.log(self.ceiling))
-        return torch.where(agree, safe_exp(x), 0.0)
+        disagree = (x < low) | (x > math.log(self.ceiling))
+        return torch.where(disagree, 0.0, safe_exp(x))

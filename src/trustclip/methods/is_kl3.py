@@ -4,9 +4,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from trustclip import divergences, gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.method import LogBounds, Method, Positive, definition
+from trustclip.constraints import divergences, gates, intervals
+from trustclip.constraints.base import LogBounds, Method, Positive, Trait, clips, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
 
 
 @definition
@@ -15,18 +15,19 @@ class ISKL3(Method):
 
     The paper names the constraint and gives no formula. Two readings:
 
-    .. math::
-        \text{kl\_new\_old:}\quad w\,(1/w - 1 + \log w) = 1 - w + w\log w \le \delta
-        \qquad
-        \text{product:}\quad w\,(w - 1 - \log w) \le \delta
+    $$
+    \text{kl\_new\_old:}\quad w\,(1/w - 1 + \log w) = 1 - w + w\log w \le \delta
+    \qquad
+    \text{product:}\quad w\,(w - 1 - \log w) \le \delta
+    $$
 
     The first estimates KL(new || old) without bias from samples of the old policy. The second is
-    k3 times the ratio, literally; its mean is :math:`\chi^2 - \mathrm{KL}(new \| old)`, and its
+    k3 times the ratio, literally; its mean is $\chi^2 - \mathrm{KL}(new \| old)$, and its
     feasible set is no interval: at 0.07 it is (0, 0.0263] and [0.588, 1.3565], and from
-    :math:`\delta = 0.1619` on there is no lower bound at all.
+    $\delta = 0.1619$ on there is no lower bound at all.
 
     Args:
-      delta: :math:`\delta`, nats.
+      delta: $\delta$, nats.
       form: ``"kl_new_old"`` or ``"product"``.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
 
@@ -41,12 +42,16 @@ class ISKL3(Method):
       the first form as a penalty: `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025
     """
 
-    estimates_kl = True
     per_token = ("delta",)
 
     delta: Positive = 0.07
     form: Literal["kl_new_old", "product"] = "kl_new_old"
     side: gates.Side = "outward"
+
+    @property
+    def traits(self) -> Trait:
+        own = Trait.CUTS | Trait.ESTIMATES_KL
+        return own | clips(self.side) if self.form == "kl_new_old" else own
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         if self.form == "product":
@@ -60,4 +65,4 @@ class ISKL3(Method):
         x = batch.log_ratio
         measure = divergences.k3_product if product else divergences.is_k3
         satisfied = measure(x.detach()) <= self.delta
-        return gates.zero(batch, gates.keep(satisfied, x, batch.advantages, self.side))
+        return gates.hard(batch, gates.keeps_gradient(satisfied, x, batch.advantages, self.side))

@@ -5,25 +5,29 @@ from typing import Literal
 
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.method import LogBounds, Method, Positive, definition
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import LogBounds, Method, Positive, Trait, clips, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
 
 
 @definition
 class KL1(Method):
     r"""KL1: the log-ratio of the token stays within a threshold.
 
-    .. math:: |\log w_t| \le \delta, \qquad -\log w_t \le \delta \quad\text{or}\quad
-              \log w_t \le \delta
+    $$
+    |\log w_t| \le \delta, \qquad -\log w_t \le \delta \quad\text{or}\quad
+    \log w_t \le \delta
+    $$
 
-    Signed, k1 is an unbiased estimate of a KL divergence but bounds the ratio on one side only;
-    its absolute value bounds both and is the default. The paper does not say which it ran.
+    Signed, it bounds the ratio on one side only: $-\log w$ is an unbiased estimate of
+    KL(old || new), and $\log w$ minus that, although it is written as one of KL(new || old), which
+    it would be under samples of the new policy. The absolute value bounds both sides and is the
+    default. The paper does not state which was used.
 
     Args:
-      delta: :math:`\delta`, nats.
+      delta: $\delta$, nats.
       sign: ``"abs"``; ``"kl_old_new"`` is -log w, the estimate of KL(old || new), a lower bound
-        on the ratio; ``"kl_new_old"`` is log w, an upper bound.
+        on the ratio; ``"kl_new_old"`` is log w, an upper bound on it.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
 
     Example:
@@ -37,12 +41,15 @@ class KL1(Method):
       (arXiv 2602.05494), 2026, Table 3
     """
 
-    estimates_kl = True
     per_token = ("delta",)
 
     delta: Positive = 0.07
     sign: Literal["abs", "kl_old_new", "kl_new_old"] = "abs"
     side: gates.Side = "outward"
+
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | Trait.ESTIMATES_KL | clips(self.side)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         low, high = intervals.log_kl1(self.delta)

@@ -2,19 +2,21 @@
 
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.method import LogBounds, Method, Positive, definition
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import LogBounds, Method, Positive, Trait, clips, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
 
 
 @definition
 class KL2(Method):
     r"""KL2: half the squared log-ratio of the token stays within a threshold.
 
-    .. math:: \tfrac12 \log^2 w_t \le \delta \iff e^{-\sqrt{2\delta}} \le w_t \le e^{\sqrt{2\delta}}
+    $$
+    \tfrac12 \log^2 w_t \le \delta \iff e^{-\sqrt{2\delta}} \le w_t \le e^{\sqrt{2\delta}}
+    $$
 
     Args:
-      delta: :math:`\delta`, nats.
+      delta: $\delta$, nats.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
 
     Example:
@@ -28,11 +30,14 @@ class KL2(Method):
       (arXiv 2602.05494), 2026, Table 3
     """
 
-    estimates_kl = True
     per_token = ("delta",)
 
     delta: Positive = 0.07
     side: gates.Side = "outward"
+
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | Trait.ESTIMATES_KL | clips(self.side)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_kl2(self.delta)

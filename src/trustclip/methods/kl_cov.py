@@ -1,39 +1,42 @@
 """KL-Cov: a penalty on the few tokens whose covariance is highest."""
 
+from typing import Literal
+
 from torch import Tensor
 
-from trustclip import gates
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import nth_largest, safe_exp, zero_masked
-from trustclip.method import Method, Positive, Reduce, UpToOne, definition
+from trustclip.constraints import gates
+from trustclip.constraints.base import Method, Positive, Reduce, Trait, UpToOne, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp, zero_masked
+from trustclip.constraints.selection import nth_largest, uniform
 from trustclip.methods.clip_cov import covariance_of, means
-from trustclip.sampling import uniform
 
 
 @definition
 class KLCov(Method):
-    r"""KL-Cov: the tokens of highest covariance pay for moving, and no ratio is clipped.
+    r"""KL-Cov: the tokens of highest covariance pay a KL penalty, and no ratio is clipped.
 
-    .. math::
-        J_t = w_t A_t - \beta\, |\log w_t| \ \text{for the } kN \text{ tokens of largest }
-        \mathrm{cov}_t = (A_t - \bar A)(\log\pi_\theta(y_t) - \overline{\log\pi_\theta}),
-        \qquad J_t = w_t A_t \ \text{for the rest}
+    $$
+    J_t = w_t A_t - \beta\, |\log w_t| \ \text{for the } kN \text{ tokens of largest }
+    \mathrm{cov}_t = (A_t - \bar A)(\log\pi_\theta(y_t) - \overline{\log\pi_\theta}),
+    \qquad J_t = w_t A_t \ \text{for the rest}
+    $$
 
     The same tokens that ``clip_cov`` draws from; here they are held back instead of dropped. The
-    absolute log-ratio stands for a KL divergence in the released code, which we follow: its
-    gradient is :math:`\beta\,\mathrm{sign}(\log w_t)`, and 0 at ratio 1.
+    absolute log-ratio stands for a KL divergence in the released code, which is followed here: its
+    gradient is $\beta\,\mathrm{sign}(\log w_t)$, and 0 at ratio 1.
 
     *Selection.* On a whole batch (`policy_loss` without ``statistics``)
-    :math:`\max(\lfloor kN \rfloor, 1)` tokens, as in the released code; in an engine the means and
+    $\max(\lfloor kN \rfloor, 1)$ tokens, as in the released code; in an engine the means and
     the covariance of the last token selected are measured over the whole generation and all ranks,
     at the old policy, so micro-batches of any size agree. Tokens that the policy is sure of tie by
-    the thousand (:math:`\log\pi = 0`); of a tie, a hash of ``seed`` and ``batch.keys`` selects the
+    the thousand ($\log\pi = 0$); of a tie, a hash of ``seed`` and ``batch.keys`` selects the
     share that is due. A covariance of 0 or less is never selected.
 
     Args:
-      share: :math:`k`, share of all tokens, in (0, 1]. 2e-3 in the paper for 7B models, 2e-4 for
+      share: $k$, share of all tokens, in (0, 1]. 2e-3 in the paper for 7B models, 2e-4 for
         32B and in verl.
-      beta: :math:`\beta`, price of a nat. 1 in the paper; verl's configuration says 0.1.
+      beta: $\beta$, price of a nat. 1 in the paper; 0.1 in verl's configuration.
       seed: seed of the choice among equals.
 
     Example:
@@ -50,9 +53,6 @@ class KLCov(Method):
       <https://arxiv.org/abs/2505.22617>`_, 2025
     """
 
-    statistics_over = "generation"
-    cuts = False
-
     share: UpToOne = 2e-3
     beta: Positive = 1.0
     seed: int = 0
@@ -62,18 +62,18 @@ class KLCov(Method):
         return ("keys",)
 
     @property
-    def moves_without_advantage(self) -> bool:
-        return True
+    def traits(self) -> Trait:
+        return Trait.MOVES_WITHOUT_ADVANTAGE | Trait.REVERSES
 
     @property
-    def reverses(self) -> bool:
-        return True
+    def statistics_over(self) -> Literal["generation"]:
+        return "generation"
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Means of advantages and log-probabilities; least covariance selected, and share of it."""
         found = means(batch, reduce)
-        number = (self.share * reduce(batch.mask.sum().double())).floor().clamp(min=1)
-        covariance = covariance_of(batch, found)[batch.mask]
+        number = (self.share * reduce(batch.finite.sum().double())).floor().clamp(min=1)
+        covariance = covariance_of(batch, found)[batch.finite]
         least, share = nth_largest(covariance, number, reduce)
         return {**found, "least_covariance": least, "share_of_least": share}
 
@@ -85,6 +85,6 @@ class KLCov(Method):
         selected = (covariance > least) | ((covariance == least) & due)
         selected = selected & (covariance > 0) & batch.mask
         x = batch.log_ratio
-        gain = gates.weight(batch, safe_exp(x))
+        gain = gates.soft(batch, safe_exp(x))
         price = zero_masked(self.beta * x.abs(), selected)
         return Surrogate(gain.objective - price, gain.kept, {"selected": selected})

@@ -1,31 +1,33 @@
-"""LUSPO: GSPO whose sequences weigh by their length."""
+"""LUSPO: GSPO with sequences weighted by their length."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from trustclip import gates, intervals, levels
-from trustclip.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.method import Method, Positive, UpToOne, definition
+from trustclip.constraints import gates, intervals, levels
+from trustclip.constraints.base import Method, Positive, Trait, UpToOne, definition
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.twins import Twins, verl_settings
 
 
 @definition
 class LUSPO(Method):
     r"""LUSPO: GSPO's clip of the sequence, summed over tokens so that length biases no answer.
 
-    .. math::
-        |y|\, \min\big(s A,\ \mathrm{clip}(s, 1-\epsilon_{low}, 1+\epsilon_{high}) A\big),
-        \qquad s = \exp\Big(\frac1{|y|}\sum_t \log w_t\Big)
+    $$
+    |y|\, \min\big(s A,\ \mathrm{clip}(s, 1-\epsilon_{low}, 1+\epsilon_{high}) A\big),
+    \qquad s = \exp\Big(\frac1{|y|}\sum_t \log w_t\Big)
+    $$
 
     GSPO averages over the tokens of a sequence, which gives a token of a long answer less weight.
-    The factor :math:`|y|` undoes that, and is a matter of aggregation: each token's objective is
-    ``gspo``'s, :math:`s A`, and a sum over tokens makes it :math:`|y|\, s A`. So aggregate with
+    The factor $|y|$ undoes that, and is a matter of aggregation: each token's objective is
+    ``gspo``'s, $s A$, and a sum over tokens makes it $|y|\, s A$. So aggregate with
     ``dr_grpo`` or ``dapo`` (in TRL ``loss_type="luspo"`` is the paper's loss exactly); under
     ``sequence_mean`` this is GSPO with wider bounds.
 
     Args:
-      low: :math:`\epsilon_{low}`, offset below ratio 1, at most 1.
-      high: :math:`\epsilon_{high}`, offset above ratio 1.
+      low: $\epsilon_{low}$, offset below ratio 1, at most 1.
+      high: $\epsilon_{high}$, offset above ratio 1.
 
     Example:
       >>> import torch, trustclip as tc
@@ -47,11 +49,15 @@ class LUSPO(Method):
     high: Positive = 2.5e-3
 
     @property
-    def twins(self) -> dict[str, dict[str, Any]]:
-        bounds = {"epsilon": self.low, "epsilon_high": self.high}
-        return {
-            "TRL": {"loss_type": "luspo", "importance_sampling_level": "sequence", **bounds},
-        }
+    def traits(self) -> Trait:
+        return Trait.CUTS | Trait.CLIPS_SEQUENCES
+
+    @property
+    def twins(self) -> Twins:
+        found = super().twins
+        found["TRL"] |= {"loss_type": "luspo"}
+        found["verl"] |= verl_settings(loss_agg_mode="seq-mean-token-sum")
+        return found
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)

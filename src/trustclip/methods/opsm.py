@@ -1,11 +1,14 @@
-"""OPSM: leave out wrong answers that the policy has already moved away from."""
+"""OPSM: drop wrong answers that the policy has already moved away from."""
 
+import torch
 from torch import Tensor
 
-from trustclip import divergences, levels
-from trustclip.batch import Anchor, TokenBatch
-from trustclip.composition import Part, Weighted
-from trustclip.method import Positive, definition
+from trustclip.constraints import divergences, levels
+from trustclip.constraints.base import Positive, Trait, definition
+from trustclip.constraints.batch import Anchor, TokenBatch
+from trustclip.constraints.compose import Weighted
+from trustclip.constraints.registry import Part
+from trustclip.constraints.twins import Twins
 from trustclip.methods.clip import Clip
 
 
@@ -13,19 +16,20 @@ from trustclip.methods.clip import Clip
 class OPSM(Weighted):
     r"""OPSM: any method, without the negative-advantage sequences that are too far off-policy.
 
-    .. math::
-        J_t \cdot \mathbf 1\Big[A_t \ge 0 \ \text{or}\
-        \frac1T \sum_s \log\frac{\pi_{old}(y_s)}{\pi_\theta(y_s)} \le \delta\Big]
+    $$
+    J_t \cdot \mathbf 1\Big[A_t \ge 0 \ \text{or}\
+    \frac1T \sum_s \log\frac{\pi_{old}(y_s)}{\pi_\theta(y_s)} \le \delta\Big]
+    $$
 
-    with :math:`J_t` the objective of ``inner``. The mean is of k1 and signed: it is large where
+    with $J_t$ the objective of ``inner``. The mean is of k1 and signed: it is large where
     the new policy finds the sequence much less likely, that is where learning from the mistake has
     been done already and pushing on does harm. DeepSeek-V3.2 measures against the policy that
     sampled (``anchor="rollout"``), which catches the mismatch of engines too, and does not state
-    :math:`\delta`; TRL, which has this as ``off_policy_mask_threshold``, suggests 0.5.
+    $\delta$; TRL, which has this as ``off_policy_mask_threshold``, suggests 0.5.
 
     Args:
       inner: the method to mask: its name, or a mapping with ``name`` and hyper-parameters.
-      delta: :math:`\delta`, nats per token. TRL suggests 0.5, slime runs 1e-4.
+      delta: $\delta$, nats per token. TRL suggests 0.5, slime runs 1e-4.
       anchor: ``"old"`` or ``"rollout"``: the policy in the numerator.
 
     Example:
@@ -51,10 +55,23 @@ class OPSM(Weighted):
         return (*super().requires, *sampler)
 
     @property
-    def cuts(self) -> bool:  # type: ignore[override]
-        return True
+    def traits(self) -> Trait:
+        return super().traits | Trait.CUTS
+
+    @property
+    def twins(self) -> Twins:
+        inner = self.inner.twins.get("TRL")
+        if inner is None:
+            return {}
+        # With vLLM, TRL measures the mask against the sampler, and by default corrects for it.
+        if self.anchor == "rollout":
+            sampler = {"use_vllm": True, "vllm_importance_sampling_correction": False}
+        else:
+            sampler = {"use_vllm": False}
+        return {"TRL": inner | {"off_policy_mask_threshold": self.delta} | sampler}
 
     def weight(self, batch: TokenBatch) -> Tensor:
         moved = divergences.k1(batch.against(self.anchor).log_ratio)
-        near = levels.reduced("sequence", "mean", moved, batch.mask) <= self.delta
-        return ((batch.advantages >= 0) | near).to(moved.dtype)
+        mean = levels.reduced("sequence", "mean", moved, batch.mask).detach()
+        kept = (batch.advantages >= 0) | (mean <= self.delta)
+        return torch.where(mean.isnan(), mean, kept)

@@ -4,26 +4,27 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trustclip import gates
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import safe_exp
-from trustclip.method import Method, definition
+from trustclip.constraints import gates
+from trustclip.constraints.base import Method, Trait, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp
 
 
 @definition
 class PSPO(Method):
     r"""PSPO: the ratio is taken to a mixture of the new and the old policy, unclipped.
 
-    .. math::
-        \tilde w_t = \frac{(1-\alpha)\,\pi_\theta(y_t) + \alpha\,\pi_{old}(y_t)}{\pi_{old}(y_t)}
-        = (1-\alpha)\, w_t + \alpha, \qquad c_t = (1-\alpha)\, w_t
+    $$
+    \tilde w_t = \frac{(1-\alpha)\,\pi_\theta(y_t) + \alpha\,\pi_{old}(y_t)}{\pi_{old}(y_t)}
+    = (1-\alpha)\, w_t + \alpha, \qquad c_t = (1-\alpha)\, w_t
+    $$
 
     The mixture is closer to the old policy than the new one is, in every divergence. In the
     gradient, token by token, that is plain importance weighting at a learning rate smaller by
-    :math:`\alpha`: at ratio 1 too, and without any bound.
+    $\alpha$: at ratio 1 too, and without any bound.
 
     Args:
-      alpha: :math:`\alpha`, share of the old policy, between 0 and 1.
+      alpha: $\alpha$, share of the old policy, between 0 and 1.
 
     Example:
       >>> import torch, trustclip as tc
@@ -38,14 +39,11 @@ class PSPO(Method):
       LLM RL <https://arxiv.org/abs/2509.21282>`_, 2025
     """
 
-    acts_on_policy = True
-    cuts = False
-
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
     @property
-    def weight_on_policy(self) -> float:
-        return 1 - self.alpha
+    def traits(self) -> Trait:
+        return Trait.ACTS_ON_POLICY
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        return gates.weight(batch, (1 - self.alpha) * safe_exp(batch.log_ratio) + self.alpha)
+        return gates.soft(batch, (1 - self.alpha) * safe_exp(batch.log_ratio) + self.alpha)

@@ -1,32 +1,32 @@
 """SAPO's soft gate: a sigmoid of the ratio in place of a cut."""
 
-from typing import Any
-
 import torch
 
-from trustclip import gates
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import safe_expm1
-from trustclip.method import Method, Positive, definition
+from trustclip.constraints import gates
+from trustclip.constraints.base import Method, Positive, Trait, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import choose, safe_expm1
+from trustclip.constraints.twins import Twins, verl_settings
 
 
 @definition
 class SoftGate(Method):
     r"""Soft gate: the objective saturates in the ratio instead of stopping (SAPO).
 
-    .. math::
-        J_t = \frac{4}{\tau}\,\sigma\big(\tau (w_t - 1)\big) A_t, \qquad
-        \frac{\partial J_t}{\partial \log\pi_\theta} = w_t\,\mathrm{sech}^2
-        \big(\tfrac\tau2 (w_t - 1)\big) A_t
+    $$
+    J_t = \frac{4}{\tau}\,\sigma\big(\tau (w_t - 1)\big) A_t, \qquad
+    \frac{\partial J_t}{\partial \log\pi_\theta} = w_t\,\mathrm{sech}^2
+    \big(\tfrac\tau2 (w_t - 1)\big) A_t
+    $$
 
-    with :math:`\tau` chosen by the sign of the advantage. Every token is kept. The weight never
+    with $\tau$ chosen by the sign of the advantage. Every token is kept. The weight never
     exceeds the ratio, is 1 on-policy, and does not ask on which side of 1 the ratio is: looser
     than a clip where a clip cuts, tighter where a clip lets the step back pass. In the paper the
     loss is aggregated by ``sequence_mean``; here that stays the caller's choice.
 
     Args:
-      temperature_positive: :math:`\tau` where A > 0.
-      temperature_negative: :math:`\tau` where A <= 0.
+      temperature_positive: $\tau$ where A > 0.
+      temperature_negative: $\tau$ where A <= 0.
 
     Example:
       >>> import torch, trustclip as tc
@@ -39,13 +39,15 @@ class SoftGate(Method):
       Gao et al., `Soft adaptive policy optimization <https://arxiv.org/abs/2511.20347>`_, 2025
     """
 
-    cuts = False
-
     temperature_positive: Positive = 1.0
     temperature_negative: Positive = 1.05
 
     @property
-    def twins(self) -> dict[str, dict[str, Any]]:
+    def traits(self) -> Trait:
+        return Trait(0)
+
+    @property
+    def twins(self) -> Twins:
         positive, negative = self.temperature_positive, self.temperature_negative
         return {
             "TRL": {
@@ -53,16 +55,10 @@ class SoftGate(Method):
                 "sapo_temperature_pos": positive,
                 "sapo_temperature_neg": negative,
             },
-            "verl": {
-                "actor.policy_loss.loss_mode": "sapo",
-                "actor.tau_pos": positive,
-                "actor.tau_neg": negative,
-            },
+            "verl": verl_settings("sapo", tau_pos=positive, tau_neg=negative),
         }
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        positive, negative = batch.advantages.new_tensor(
-            [self.temperature_positive, self.temperature_negative]
-        )
-        tau = torch.where(batch.advantages > 0, positive, negative)
-        return gates.weight(batch, 4 / tau * torch.sigmoid(tau * safe_expm1(batch.log_ratio)))
+        a = batch.advantages
+        tau = choose(a > 0, self.temperature_positive, self.temperature_negative, like=a)
+        return gates.soft(batch, 4 / tau * torch.sigmoid(tau * safe_expm1(batch.log_ratio)))

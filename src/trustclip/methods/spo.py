@@ -1,26 +1,27 @@
-"""SPO: a quadratic in the ratio whose optimum is the clip's bound."""
+"""SPO: a quadratic in the ratio with its optimum at the clip's bound."""
 
-from trustclip import divergences, gates
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import safe_exp
-from trustclip.method import Method, Positive, definition
+from trustclip.constraints import divergences, gates
+from trustclip.constraints.base import Method, Positive, Trait, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp
 
 
 @definition
 class SPO(Method):
-    r"""SPO: the ratio pays a quadratic price that turns its gradient round at the clip's bound.
+    r"""SPO: a quadratic penalty on the ratio reverses the gradient beyond the clip's bound.
 
-    .. math::
-        J_t = w_t A_t - \frac{|A_t|}{2\epsilon} (w_t - 1)^2, \qquad
-        \frac{\partial J_t}{\partial\log\pi_\theta(y_t)} =
-        w_t \Big(1 - \mathrm{sign}(A_t)\,\frac{w_t - 1}{\epsilon}\Big) A_t
+    $$
+    J_t = w_t A_t - \frac{|A_t|}{2\epsilon} (w_t - 1)^2, \qquad
+    \frac{\partial J_t}{\partial\log\pi_\theta(y_t)} =
+    w_t \Big(1 - \mathrm{sign}(A_t)\,\frac{w_t - 1}{\epsilon}\Big) A_t
+    $$
 
-    The gradient fades to 0 at :math:`1+\epsilon` (A > 0) or :math:`1-\epsilon` (A < 0) and pulls
+    The gradient fades to 0 at $1+\epsilon$ (A > 0) or $1-\epsilon$ (A < 0) and pulls
     back beyond, where PPO's clip would let the ratio drift; on the other side of 1 it is stronger
     than PPO's. No token is cut.
 
     Args:
-      epsilon: :math:`\epsilon`, distance from ratio 1 at which the gradient is 0.
+      epsilon: $\epsilon$, distance from ratio 1 at which the gradient is 0.
 
     Example:
       >>> import torch, trustclip as tc
@@ -34,15 +35,13 @@ class SPO(Method):
       Xie et al., `Simple policy optimization <https://arxiv.org/abs/2401.16025>`_, 2024
     """
 
-    cuts = False
-
     epsilon: Positive = 0.2
 
     @property
-    def reverses(self) -> bool:
-        return True
+    def traits(self) -> Trait:
+        return Trait.REVERSES
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.log_ratio
         price = batch.advantages.sign() * divergences.chi2(x) / (2 * self.epsilon)
-        return gates.weight(batch, safe_exp(x) - price)
+        return gates.soft(batch, safe_exp(x) - price)

@@ -4,26 +4,29 @@ from typing import Literal
 
 from torch import Tensor
 
-from trustclip import levels
-from trustclip.batch import TokenBatch
-from trustclip.composition import Part, Weighted
-from trustclip.masked import safe_exp
-from trustclip.method import AboveOne, definition
+from trustclip.constraints import levels
+from trustclip.constraints.base import AboveOne, Trait, definition
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.compose import Weighted
+from trustclip.constraints.masked import safe_exp
+from trustclip.constraints.registry import Part
+from trustclip.constraints.twins import Twins, corrected_twins
 from trustclip.methods.atr import ATR
 
 
 @definition
 class TIS(Weighted):
-    r"""TIS: any method, each token weighed by how likely the trainer finds what was sampled.
+    r"""TIS: any method, each token weighted by old over sampler probability, truncated.
 
-    .. math::
-        \rho_t\, J_t, \qquad
-        \rho_t = \min\Big(\frac{\pi_{old}(y_t)}{\pi_{rollout}(y_t)},\, C\Big)
+    $$
+    \rho_t\, J_t, \qquad
+    \rho_t = \min\Big(\frac{\pi_{old}(y_t)}{\pi_{rollout}(y_t)},\, C\Big)
+    $$
 
-    with :math:`J_t` the objective of ``inner``. A sampling engine (vLLM, SGLang) and a trainer
-    give the same weights slightly different probabilities; the product of :math:`\rho` and the
-    ratio :math:`w = \pi_\theta/\pi_{old}` is the importance weight against the policy that really
-    sampled, and only its second factor is what ``inner`` constrains. :math:`\rho` is a constant
+    with $J_t$ the objective of ``inner``. A sampling engine (vLLM, SGLang) and a trainer
+    give the same weights slightly different probabilities; the product of $\rho$ and the
+    ratio $w = \pi_\theta/\pi_{old}$ is the importance weight against the policy that really
+    sampled, and only its second factor is what ``inner`` constrains. $\rho$ is a constant
     to the gradient. Acts at ratio 1 too.
 
     Turn the trainer's own correction off (TRL: ``vllm_importance_sampling_correction``), or it is
@@ -31,7 +34,7 @@ class TIS(Weighted):
 
     Args:
       inner: the method to correct: its name, or a mapping with ``name`` and hyper-parameters.
-      ceiling: :math:`C`, largest weight, above 1. 2 in the source and in verl, 3 in TRL.
+      ceiling: $C$, largest weight, above 1. 2 in the source and in verl, 3 in TRL.
       level: ``"token"``; ``"sequence"`` weighs all tokens of a sequence by the product of their
         ratios, truncated.
 
@@ -55,12 +58,14 @@ class TIS(Weighted):
     level: Literal["token", "sequence"] = "token"
 
     @property
-    def acts_on_policy(self) -> bool:  # type: ignore[override]
-        return True
+    def traits(self) -> Trait:
+        return super().traits | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
 
     @property
-    def corrects_sampler(self) -> bool:
-        return True
+    def twins(self) -> Twins:
+        own = Trait.CLIPS_TOKENS in self.inner.traits  # each token its own gradient
+        inner = self.inner.twins
+        return corrected_twins(inner, self.level, None, self.ceiling, truncated=True, verl_too=own)
 
     def weight(self, batch: TokenBatch) -> Tensor:
         x = levels.reduced(self.level, "sum", batch.rollout_log_ratio, batch.mask)

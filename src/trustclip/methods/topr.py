@@ -4,21 +4,22 @@ from typing import Literal
 
 import torch
 
-from trustclip import gates, levels
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import safe_exp
-from trustclip.method import Method, definition
+from trustclip.constraints import gates, levels
+from trustclip.constraints.base import Method, Trait, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp
 
 
 @definition
 class TOPR(Method):
     r"""TOPR: right answers are imitated as they are, wrong ones by a ratio truncated at 1.
 
-    .. math::
-        c_t = \begin{cases} 1 & A_t \ge 0 \\ \min(W, 1) & A_t < 0 \end{cases},
-        \qquad W = \prod_s w_s
+    $$
+    c_t = \begin{cases} 1 & A_t \ge 0 \\ \min(W, 1) & A_t < 0 \end{cases},
+    \qquad W = \prod_s w_s
+    $$
 
-    with :math:`W` the ratio of the whole sequence. Off-policy, a wrong answer is pushed down no
+    with $W$ the ratio of the whole sequence. Off-policy, a wrong answer is pushed down no
     further once it has become unlikely, which keeps the objective bounded, and a right one keeps
     its full gradient however far it has moved: there is no trust region. The paper splits by the
     sign of the reward; so does this with a baseline of 0, and else by that of the advantage.
@@ -38,12 +39,13 @@ class TOPR(Method):
       Le Roux et al., `Tapered off-policy REINFORCE <https://arxiv.org/abs/2503.14286>`_, 2025
     """
 
-    cuts = False
-    score_form = True
-
     level: Literal["token", "sequence"] = "sequence"
+
+    @property
+    def traits(self) -> Trait:
+        return Trait(0)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = levels.reduced(self.level, "sum", batch.log_ratio, batch.mask)
         tapered = safe_exp(x.clamp(max=0))
-        return gates.score(batch, torch.where(batch.advantages < 0, tapered, 1.0))
+        return gates.score_function(batch, torch.where(batch.advantages < 0, tapered, 1.0))

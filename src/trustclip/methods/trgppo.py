@@ -1,29 +1,30 @@
-"""TRGPPO: clip bounds that a KL trust region gives each token by its probability."""
+"""TRGPPO: clip bounds for each token from a KL trust region, by the token's probability."""
 
 from torch import Tensor
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.method import LogBounds, Method, Positive, UpToOne, definition, need_p_old
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import LogBounds, Method, Positive, UpToOne, definition, need_p_old
+from trustclip.constraints.batch import Surrogate, TokenBatch
 
 
 @definition
 class TRGPPO(Method):
     r"""TRGPPO: the ratio interval that a KL threshold allows a token of probability p.
 
-    .. math::
-        -p_t\log w + (1-p_t)\log\frac{1-p_t}{1-p_t w} \le \delta
-        \;\Rightarrow\; [l_\delta(p_t), u_\delta(p_t)], \qquad
-        \min(l_\delta, 1-\epsilon) \le w_t \le \max(u_\delta, 1+\epsilon)
+    $$
+    -p_t\log w + (1-p_t)\log\frac{1-p_t}{1-p_t w} \le \delta
+    \;\Rightarrow\; [l_\delta(p_t), u_\delta(p_t)], \qquad
+    \min(l_\delta, 1-\epsilon) \le w_t \le \max(u_\delta, 1+\epsilon)
+    $$
 
-    the range of the ratio over all distributions within KL(old || new) of :math:`\delta`, joined
+    the range of the ratio over all distributions within KL(old || new) of $\delta$, joined
     with PPO's interval. No closed form; solved by a monotone Newton iteration in logit space.
     Without the union it is BandPO's KL band and the threshold of DPPO's binary KL; for small p it
-    is k3 with budget :math:`\delta / p`.
+    is k3 with budget $\delta / p$.
 
     Args:
-      delta: :math:`\delta`, nats. 0.05 suits a vocabulary (BandPO); the released code ran Atari
-        with 0.001, and with :math:`\epsilon` = 0.1.
+      delta: $\delta$, nats. 0.05 suits a vocabulary (BandPO); the released code ran Atari
+        with 0.001, and with $\epsilon$ = 0.1.
       epsilon: half width of PPO's interval; the bounds are never tighter than it.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
 
@@ -48,7 +49,7 @@ class TRGPPO(Method):
         return self._log_bounds(need_p_old(p_old, self.name).log())
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        # By its logarithm: the probability itself underflows in float32 below e^-104.
+        # From its logarithm: the probability itself underflows in float32 below e^-104.
         return gates.interval(batch, self._log_bounds(batch.logp_old), self.side)
 
     def _log_bounds(self, logp_old: Tensor) -> LogBounds:

@@ -1,25 +1,28 @@
-"""TRM: leave out whole sequences of which any token has left the trust region."""
+"""TRM: drop whole sequences if any of their tokens has left the trust region."""
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from trustclip import divergences, levels
-from trustclip.batch import Anchor, TokenBatch
-from trustclip.composition import Part, Weighted
-from trustclip.method import Positive, definition
+from trustclip.constraints import divergences, levels
+from trustclip.constraints.base import Positive, Trait, definition
+from trustclip.constraints.batch import Anchor, TokenBatch
+from trustclip.constraints.compose import Weighted
+from trustclip.constraints.registry import Part
 from trustclip.methods.clip import Clip
 
 
 @definition
 class TRM(Weighted):
-    r"""TRM: any method, without the sequences whose largest or mean divergence is too big.
+    r"""TRM: any method, without the sequences whose largest or mean divergence is too large.
 
-    .. math::
-        J_t \cdot \mathbf 1\big[\max_s D_s \le \delta\big] \qquad\text{or}\qquad
-        J_t \cdot \mathbf 1\Big[\frac1T\sum_s D_s \le \delta\Big]
+    $$
+    J_t \cdot \mathbf 1\big[\max_s D_s \le \delta\big] \qquad\text{or}\qquad
+    J_t \cdot \mathbf 1\Big[\frac1T\sum_s D_s \le \delta\Big]
+    $$
 
-    with :math:`J_t` the objective of ``inner`` and :math:`D_s` the KL divergence at the token's
+    with $J_t$ the objective of ``inner`` and $D_s$ the KL divergence at the token's
     position. What bounds the error of the surrogate objective over a long sequence is the largest
     divergence in it, which no constraint on tokens one by one controls. The mask asks for neither
     the sign of the advantage nor the side of the ratio. It favours short sequences, the more so
@@ -28,7 +31,7 @@ class TRM(Weighted):
     Args:
       inner: the method to mask: its name, or a mapping with ``name`` and hyper-parameters.
       reduction: ``"max"`` (TRM-Max, the one with a guarantee) or ``"mean"`` (TRM-Avg).
-      delta: :math:`\delta`, nats. verl suggests 0.001 to 0.01 for the mean of k3.
+      delta: $\delta$, nats. verl suggests 0.001 to 0.01 for the mean of k3.
       divergence: ``"k3"``, the estimate of KL(old || new) from the sampled token, as in verl, or
         ``"kl_old_new"``, exact (the paper).
       anchor: ``"old"``, or ``"rollout"`` (the paper: the policy that sampled); for k3.
@@ -56,7 +59,9 @@ class TRM(Weighted):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.divergence == "kl_old_new" and self.anchor == "rollout":
-            raise ValueError("`anchor` 'rollout' needs `divergence` 'k3': no engine knows that KL.")
+            raise ValueError(
+                "`anchor` 'rollout' needs `divergence` 'k3': no engine computes that KL."
+            )
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -65,13 +70,13 @@ class TRM(Weighted):
         return tuple(dict.fromkeys((*super().requires, *sampler, *exact)))
 
     @property
-    def cuts(self) -> bool:  # type: ignore[override]
-        return True
+    def traits(self) -> Trait:
+        return super().traits | Trait.CUTS
 
     def weight(self, batch: TokenBatch) -> Tensor:
         if self.divergence == "kl_old_new":
             moved = batch.given("kl_old_new").detach()
         else:
             moved = divergences.k3(batch.against(self.anchor).log_ratio.detach())
-        near = levels.reduced("sequence", self.reduction, moved, batch.mask) <= self.delta
-        return near.to(moved.dtype)
+        measured = levels.reduced("sequence", self.reduction, moved, batch.mask)
+        return torch.where(measured.isnan(), measured, measured <= self.delta)

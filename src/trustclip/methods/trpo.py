@@ -1,26 +1,32 @@
-"""TRPO's trust region as a stop: no further step once the batch has moved far enough."""
+"""TRPO's trust region as a stopping rule: no further step once the batch has moved too far."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trustclip import divergences, gates
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import masked_sum
-from trustclip.method import Method, Positive, Reduce, definition
+from trustclip.constraints import divergences, gates
+from trustclip.constraints.base import Method, Positive, Reduce, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import masked_sum
 
 
 @definition
 class TRPO(Method):
     r"""TRPO stop: every token is kept while the mean KL of the batch is small, then none is.
 
-    .. math:: \frac1N\sum_t \mathrm{KL}_t(\pi_{old} \| \pi_\theta) \le \delta
+    $$
+    \frac1N\sum_t \mathrm{KL}_t(\pi_{old} \| \pi_\theta) \le \delta
+    $$
 
     The trust region of TRPO, enforced the way PPO implementations do it (``target_kl``): not by
     a natural gradient with line search but by stopping the updates on this batch of samples. The
-    mean is that of ``batch.kl_old_new`` where the batch has it, and of its estimate k3 otherwise.
+    mean is that of ``batch.kl_old_new`` where the batch has it, and of its estimate k3 otherwise,
+    over the finite tokens of all ranks in one micro-batch: where gradients accumulate over several,
+    one part of an update can stop and another go on.
 
     Args:
-      delta: :math:`\delta`, nats per token.
+      delta: $\delta$, nats per token.
 
     Example:
       >>> import torch, trustclip as tc
@@ -34,18 +40,21 @@ class TRPO(Method):
       Schulman et al., `Trust region policy optimization <https://arxiv.org/abs/1502.05477>`_, 2015
     """
 
-    statistics_over = "micro_batch"
-
     delta: Positive = 0.01
 
+    @property
+    def statistics_over(self) -> Literal["micro_batch"]:
+        return "micro_batch"
+
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
-        """Mean KL(old || new) of the batch, nats per token."""
+        """Mean KL(old || new) of the micro-batch over all ranks, nats per token."""
         kl = divergences.k3(batch.log_ratio) if batch.kl_old_new is None else batch.kl_old_new
-        tokens = batch.mask.sum().to(kl.dtype)
-        total, count = reduce(torch.stack([masked_sum(kl.detach(), batch.mask), tokens])).unbind()
+        finite = batch.finite
+        sums = torch.stack([masked_sum(kl.detach(), finite), finite.sum().to(kl.dtype)])
+        total, count = reduce(sums).unbind()
         return {"mean_kl_old_new": total / count.clamp(min=1)}
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         statistics = batch.statistics or self.statistics(batch)
         go_on = statistics["mean_kl_old_new"] <= self.delta
-        return gates.zero(batch, go_on & batch.mask)
+        return gates.hard(batch, go_on & batch.mask)

@@ -1,11 +1,11 @@
-"""Truly PPO and its kin: what to do to a token outside the trust region, besides nothing."""
+"""Truly PPO and its variants, which differ in what tokens outside the trust region get."""
 
 from typing import Literal
 
-from trustclip import gates, intervals
-from trustclip.batch import Surrogate, TokenBatch
-from trustclip.masked import safe_exp, zero_masked
-from trustclip.method import Method, NonNegative, Positive, UpToOne, definition
+from trustclip.constraints import gates, intervals
+from trustclip.constraints.base import Method, NonNegative, Positive, Trait, UpToOne, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import safe_exp, zero_masked
 
 Variant = Literal["tr_ppo", "ppo_rb", "trppo_rb", "truly"]
 
@@ -21,11 +21,12 @@ class TrulyPPO(Method):
     A token is triggered when its gradient would move its ratio further from 1 and it is outside
     the region. The variants differ in the region and in what a triggered token gets:
 
-    .. math::
-        \text{tr\_ppo:} \quad & \mathrm{KL}_t > \delta: \; 0 \\
-        \text{ppo\_rb:} \quad & w_t \notin [1-\epsilon, 1+\epsilon]: \; -\alpha\, w_t A_t \\
-        \text{trppo\_rb:} \quad & \mathrm{KL}_t > \delta: \; -\alpha\, w_t A_t \\
-        \text{truly:} \quad & \mathrm{KL}_t > \delta: \; \lambda\, w_t A_t - \alpha\,\mathrm{KL}_t
+    $$
+    \text{tr\_ppo:} \quad & \mathrm{KL}_t > \delta: \; 0 \\
+    \text{ppo\_rb:} \quad & w_t \notin [1-\epsilon, 1+\epsilon]: \; -\alpha\, w_t A_t \\
+    \text{trppo\_rb:} \quad & \mathrm{KL}_t > \delta: \; -\alpha\, w_t A_t \\
+    \text{truly:} \quad & \mathrm{KL}_t > \delta: \; \lambda\, w_t A_t - \alpha\,\mathrm{KL}_t
+    $$
 
     with KL = KL(old || new), exact. In ``truly`` the pull is the gradient of the KL itself, and is
     not scaled by the advantage; it flows through ``batch.kl_old_new``, so that field must carry
@@ -33,11 +34,11 @@ class TrulyPPO(Method):
 
     Args:
       variant: see above. ``"tr_ppo"`` is the gate alone, ``full_kl`` at another threshold.
-      delta: :math:`\delta`, nats; None is the released code's for the variant
+      delta: $\delta$, nats; None is the released code's for the variant
         (0.035, -, 0.03, 0.03).
-      epsilon: :math:`\epsilon` of ``ppo_rb``.
-      slope: :math:`\alpha`; None is the released code's for the variant (-, 0.3, 0.05, 5).
-      slope_likelihood: :math:`\lambda` of ``truly``.
+      epsilon: $\epsilon$ of ``ppo_rb``.
+      slope: $\alpha$; None is the released code's for the variant (-, 0.3, 0.05, 5).
+      slope_likelihood: $\lambda$ of ``truly``.
 
     Example:
       >>> import torch, trustclip as tc
@@ -61,29 +62,28 @@ class TrulyPPO(Method):
         return () if self.variant == "ppo_rb" else ("kl_old_new",)
 
     @property
-    def needs_kl_gradient(self) -> bool:
-        return self.variant == "truly"
-
-    @property
-    def reverses(self) -> bool:
-        return self.variant != "tr_ppo"
+    def traits(self) -> Trait:
+        if self.variant == "tr_ppo":
+            return Trait.CUTS
+        back = Trait.CUTS | Trait.REVERSES
+        return back | Trait.NEEDS_KL_GRADIENT if self.variant == "truly" else back
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.log_ratio
         slope = SLOPE[self.variant] if self.slope is None else self.slope
         if self.variant == "ppo_rb":
             low, high = intervals.log_offsets(self.epsilon, self.epsilon)
-            kept = gates.keep((low <= x) & (x <= high), x, batch.advantages, "outward")
+            kept = gates.keeps_gradient((low <= x) & (x <= high), x, batch.advantages, "outward")
             return gates.rollback(batch, kept, slope)
         kl = batch.given("kl_old_new")
         delta = DELTA[self.variant] if self.delta is None else self.delta
-        kept = gates.keep(kl.detach() <= delta, x, batch.advantages, "outward")
+        kept = gates.keeps_gradient(kl.detach() <= delta, x, batch.advantages, "outward")
         if self.variant == "tr_ppo":
-            return gates.zero(batch, kept)
+            return gates.hard(batch, kept)
         if self.variant == "trppo_rb":
             return gates.rollback(batch, kept, slope)
         triggered = batch.mask & ~kept
         scale = zero_masked(kl.new_full(kl.shape, self.slope_likelihood - 1), triggered) + 1
-        inside = gates.weight(batch, scale * safe_exp(x))
+        inside = gates.soft(batch, scale * safe_exp(x))
         pull = zero_masked(slope * kl, triggered)
         return Surrogate(inside.objective - pull, kept & batch.mask)

@@ -1,14 +1,13 @@
 """VESPO: a smooth weight of the whole sequence's ratio."""
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
-
-from trustclip import gates, levels
-from trustclip.batch import Anchor, Surrogate, TokenBatch
-from trustclip.masked import safe_expm1
-from trustclip.method import Method, Positive, definition
+from trustclip.constraints import gates, levels
+from trustclip.constraints.base import Method, Positive, Trait, definition
+from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
+from trustclip.constraints.masked import choose, safe_expm1
+from trustclip.constraints.twins import NEVER, Twins
 
 #: Clamps of the released code, nats: of a token's log-ratio, and of the sequence's.
 TOKEN_LIMIT = 20.0
@@ -17,22 +16,23 @@ SEQUENCE_LIMITS = (math.log(1e-8), 20.0)
 
 @definition
 class VESPO(Method):
-    r"""VESPO: every token of a sequence is weighed by a gamma-shaped function of its ratio.
+    r"""VESPO: every token is weighted by a gamma-shaped function of its sequence's ratio.
 
-    .. math::
-        c_t = W^k e^{\lambda (1 - W)}, \qquad W = \prod_s w_s
+    $$
+    c_t = W^k e^{\lambda (1 - W)}, \qquad W = \prod_s w_s
+    $$
 
-    a constant, 1 on-policy, that goes to 0 at both ends and peaks at :math:`k/\lambda`; k and
-    :math:`\lambda` depend on the sign of A. :math:`W` is the ratio of the whole sequence, not
+    a constant, 1 on-policy, that goes to 0 at both ends and peaks at $k/\lambda$; k and
+    $\lambda$ depend on the sign of A. $W$ is the ratio of the whole sequence, not
     normalised by its length, so long sequences leave the useful range after small updates. The
     released code clamps a token's log-ratio to 20 nats and the sequence's to [log 1e-8, 20], and
     runs the defaults below (its docstring has other ones); we follow the code.
 
     Args:
-      k_positive: :math:`k` where A >= 0.
-      lambda_positive: :math:`\lambda` where A >= 0.
-      k_negative: :math:`k` where A < 0.
-      lambda_negative: :math:`\lambda` where A < 0.
+      k_positive: $k$ where A >= 0.
+      lambda_positive: $\lambda$ where A >= 0.
+      k_negative: $k$ where A < 0.
+      lambda_negative: $\lambda$ where A < 0.
       anchor: ``"old"``, or ``"rollout"``: measure W against the policy that sampled, which folds
         the correction for the sampling engine into it. TRL multiplies in its truncated weights.
 
@@ -50,8 +50,6 @@ class VESPO(Method):
     """
 
     level: ClassVar[levels.Level] = "sequence"
-    cuts = False
-    score_form = True
 
     k_positive: Positive = 2.0
     lambda_positive: Positive = 3.0
@@ -60,25 +58,28 @@ class VESPO(Method):
     anchor: Anchor = "old"
 
     @property
-    def corrects_sampler(self) -> bool:
-        return self.anchor == "rollout"
+    def traits(self) -> Trait:
+        return Trait.CORRECTS_SAMPLER if self.anchor == "rollout" else Trait(0)
 
     @property
     def requires(self) -> tuple[str, ...]:
         return ("logp_rollout",) if self.anchor == "rollout" else ()
 
     @property
-    def twins(self) -> dict[str, dict[str, Any]]:
-        if self.anchor == "rollout":
-            return {}
+    def twins(self) -> Twins:
         positive = {"vespo_k_pos": self.k_positive, "vespo_lambda_pos": self.lambda_positive}
         negative = {"vespo_k_neg": self.k_negative, "vespo_lambda_neg": self.lambda_negative}
-        return {"TRL": {"loss_type": "vespo", **positive, **negative}}
+        twin = {"loss_type": "vespo", **positive, **negative}
+        if self.anchor == "rollout":  # the correction is a factor of W; TRL always truncates it
+            prefix = "vllm_importance_sampling"
+            twin |= {"use_vllm": True, f"{prefix}_mode": "token_truncate"}
+            twin |= {f"{prefix}_clip_max": NEVER}
+        return {"TRL": twin}
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.against(self.anchor).log_ratio.detach().clamp(-TOKEN_LIMIT, TOKEN_LIMIT)
         log_w = levels.reduced("sequence", "sum", x, batch.mask).clamp(*SEQUENCE_LIMITS)
         positive = batch.advantages >= 0
-        k = torch.where(positive, self.k_positive, self.k_negative)
-        rate = torch.where(positive, self.lambda_positive, self.lambda_negative)
-        return gates.score(batch, (k * log_w - rate * safe_expm1(log_w)).exp())
+        k = choose(positive, self.k_positive, self.k_negative, x)
+        rate = choose(positive, self.lambda_positive, self.lambda_negative, x)
+        return gates.score_function(batch, (k * log_w - rate * safe_expm1(log_w)).exp())

@@ -1,1 +1,1 @@
-
+"""Fine-tuning, reinforcement learning and evaluation from one file."""

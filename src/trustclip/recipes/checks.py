@@ -1,21 +1,29 @@
-"""What pydantic cannot see of settings: values that fit alone and not together, names of things."""
+"""Checks beyond types: conflicting values, unknown names, packages that are not installed."""
 
+import importlib.util
 from collections.abc import Iterator
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
+from trustclip.constraints.base import Trait
+from trustclip.constraints.names import nearest
 from trustclip.engines.schedule import Schedule
-from trustclip.method import method, method_class
-from trustclip.names import nearest
-from trustclip.recipes.settings import ARITHMETIC, PRIMER, EvalStage, RLStage, SFTStage
+from trustclip.recipes.settings import (
+    ARITHMETIC,
+    PRIMER,
+    DemoSettings,
+    EvalStage,
+    RLStage,
+    SFTStage,
+)
 
 Complaint = tuple[tuple[str, ...], str]
 
 
 @singledispatch
 def complaints(settings: Any) -> Iterator[Complaint]:
-    """Everything that would fail or silently do nothing once a model is loaded.
+    """Settings that would fail, or silently have no effect, once a model is loaded.
 
     Args:
       settings: an `SFTStage`, `RLStage` or `EvalStage`, or the name of a model.
@@ -23,7 +31,12 @@ def complaints(settings: Any) -> Iterator[Complaint]:
     Yields:
       Path of the setting, and what is wrong.
     """
-    raise TypeError(f"no settings of a stage: {type(settings).__name__}")
+    raise TypeError(f"not settings of a stage: {type(settings).__name__}")
+
+
+@complaints.register
+def _(settings: DemoSettings) -> Iterator[Complaint]:
+    yield from ()  # its recipe is checked
 
 
 @complaints.register
@@ -37,37 +50,74 @@ def _(settings: str) -> Iterator[Complaint]:
 def _(settings: SFTStage) -> Iterator[Complaint]:
     yield from _source(settings.dataset)
     if settings.max_steps < 1 and settings.max_steps != -1:
-        yield ("max_steps",), f"`max_steps` is {settings.max_steps}: a positive number, or -1."
+        yield ("max_steps",), f"`max_steps` must be positive or -1, got {settings.max_steps}."
 
 
 @complaints.register
 def _(settings: RLStage) -> Iterator[Complaint]:
-    yield from _source(settings.dataset)
-    wrong_method = [*_of(("method",), lambda: method_class(settings.method))] or [
-        *_of(("method_args",), lambda: method(settings.method, **settings.method_args))
-    ]
-    yield from wrong_method
+    found = [*_source(settings.dataset), *_schedule(settings), *_options(settings)]
+    if settings.trl:
+        from trustclip.engines.trl import passthrough
+
+        own = set(RLStage.__dataclass_fields__) | {"model", "method_args"}
+        found += [(("trl", name), t) for name, t in passthrough.complaints(settings.trl, own)]
+    # TRL's own checks and the engine's are slow: run only on settings without errors so far.
+    yield from found or _of(("trl" if settings.trl else "method",), lambda: _engine(settings))
+
+
+def _schedule(settings: RLStage) -> Iterator[Complaint]:
     schedule = schedule_of(settings)
-    if not wrong_method and schedule.inert and not settings.allow_inert:
-        chosen = method(settings.method, **settings.method_args)
-        if not chosen.acts_on_policy:
-            yield ("num_iterations",), schedule.explain_inert(settings.method)
+    acts = Trait.ACTS_ON_POLICY in settings.method.traits
+    if schedule.inert and not (settings.allow_inert or acts):
+        yield ("num_iterations",), schedule.explain_inert(settings.method.name)
     samples = settings.per_device_train_batch_size * schedule.steps_per_generation
     if samples % settings.num_generations:
         yield (
             ("num_generations",),
             f"per_device_train_batch_size x steps_per_generation = {samples} completions per "
-            f"generation is no multiple of num_generations = {settings.num_generations}.",
+            f"generation is not a multiple of num_generations = {settings.num_generations}.",
         )
-    if settings.reward_noise and settings.reward != "correct":
-        text = "`reward_noise` turns the reward 'correct' round, which `reward` replaces."
-        yield ("reward_noise",), text
-    if settings.trl:
-        from trustclip.engines import passthrough
 
-        own = set(RLStage.__dataclass_fields__) | {"model"}
-        for name, text in passthrough.complaints(settings.trl, own):
-            yield ("trl", name), text
+
+def _options(settings: RLStage) -> Iterator[Complaint]:
+    """Options that the chosen reward does not support."""
+    if settings.reward_noise and settings.reward != "correct":
+        text = f"`reward_noise` needs `reward` 'correct', got {settings.reward!r}."
+        yield ("reward_noise",), text
+    if settings.overlong_cache > settings.max_completion_length:
+        text = (
+            f"`overlong_cache` = {settings.overlong_cache} exceeds max_completion_length = "
+            f"{settings.max_completion_length}."
+        )
+        yield ("overlong_cache",), text
+
+
+def packages(settings: Any) -> Iterator[str]:
+    """Packages that settings need and that are missing here; elsewhere they may be installed.
+
+    Args:
+      settings: of a stage or a command.
+    """
+    from trustclip.recipes.watch.sinks import missing
+
+    if reason := missing(getattr(settings, "sink", "none")):
+        yield reason
+    if importlib.util.find_spec("vllm") is None:
+        needs = "needs vLLM, which is not installed: pip install 'trustclip[vllm]', or set it to"
+        if getattr(settings, "use_vllm", False):
+            yield f"`use_vllm` {needs} false."
+        if getattr(settings, "backend", None) == "vllm":
+            yield f"`backend` {needs} transformers."
+
+
+def _engine(settings: RLStage) -> None:
+    """Raise ValueError if TRL, Transformers or the engine refuses the settings."""
+    from trustclip.recipes.grpo import grpo_config
+
+    try:
+        grpo_config(settings, Path("checkpoints"))
+    except (TypeError, ImportError) as error:
+        raise ValueError(f"TRL refuses these settings: {error}") from error
 
 
 @complaints.register
@@ -76,7 +126,7 @@ def _(settings: EvalStage) -> Iterator[Complaint]:
 
     names = [part.strip() for part in settings.tasks.split(",") if part.strip()]
     if not names:
-        yield ("tasks",), "`tasks` names no task; for example amc23,aime24."
+        yield ("tasks",), "`tasks` is empty; give for example amc23,aime24."
     folder = settings.data_dir
     if folder is not None and not folder.is_dir():
         yield ("data_dir",), f"`data_dir`: {folder} is not a folder."
@@ -86,13 +136,13 @@ def _(settings: EvalStage) -> Iterator[Complaint]:
 
             def look(name: str = name, folder: Path | None = folder) -> None:
                 local = None if folder is None else task_file(name, folder)
-                open_source(str(local or name), None)
+                open_source(str(local or name), "test")
 
             yield from _of(("tasks",), look)
 
 
 def schedule_of(settings: RLStage) -> Schedule:
-    """How many updates a generation of these settings serves."""
+    """The schedule of updates per generation that the settings describe."""
     return Schedule(
         settings.steps_per_generation or settings.gradient_accumulation_steps,
         settings.num_iterations,
@@ -101,12 +151,12 @@ def schedule_of(settings: RLStage) -> Schedule:
 
 
 def refuse(settings: Any) -> None:
-    """Raise everything that is wrong with a command's settings, its model included.
+    """Raise one error that lists all problems of a command's settings, its model included.
 
     Raises:
-      ValueError: all `complaints`.
+      ValueError: all `complaints`, and the `packages` that are not installed.
     """
-    found = [text for _, text in complaints(settings)]
+    found = [*(text for _, text in complaints(settings)), *packages(settings)]
     if getattr(settings, "backend", None) != "openai":
         found += [text for _, text in complaints(settings.model)]
     if found:
@@ -120,7 +170,7 @@ def _source(name: str) -> Iterator[Complaint]:
     generated = (ARITHMETIC, PRIMER)
     if name in generated:
         return
-    for where, text in _of(("dataset",), lambda: open_source(name, None)):
+    for where, text in _of(("dataset",), lambda: open_source(name, "train")):
         near = nearest(name, (*generated, *HUB_SOURCES))
         hint = f" Generated ones: {', '.join(generated)}."
         yield where, text + (hint if near in generated else "")

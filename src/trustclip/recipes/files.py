@@ -1,27 +1,57 @@
-"""Recipe files: YAML in, a checked `Recipe` out, or every error at once with its line."""
+"""Settings from YAML files and the command line, with all errors reported at once and located.
+
+`build` fills every settings class: it takes plain values (of a file, or of a preset), changes to
+them by dotted path (of the command line), checks the result and reports errors in one form.
+
+In one file because reading, changing and checking share the place of every value, which is what a
+message needs.
+"""
 
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from trustclip.checked import rule
-from trustclip.names import nearest, unknown
+from trustclip.constraints.checked import hint, rule
+from trustclip.constraints.names import nearest, unknown
+from trustclip.constraints.registry import with_arguments
 from trustclip.recipes.checks import complaints
-from trustclip.recipes.settings import Recipe, RecipeEval, RLStage, SFTStage
+from trustclip.recipes.settings import DemoSettings, Recipe, RecipeEval, RLStage, SFTStage
+from trustclip.runs.jsonl import plain
+
+T = TypeVar("T")
+Where = tuple[Any, ...]
 
 #: Sections of a recipe and the classes that check them.
 SECTIONS: dict[str, type] = {"sft": SFTStage, "rl": RLStage, "eval": RecipeEval}
 
-#: Short ways to say what is changed most often.
+#: Short forms of what is changed most often in a recipe.
 ALIASES = {"method": "rl.method", "trl": "rl.trl", "max_steps": "rl.max_steps"}
 
-#: Settings that a complaint about another one rests on.
+#: The tiny experiment, from which recipe, demo and presets are made.
+TINY_RECIPE = Path(__file__).with_name("tiny.yaml")
+
+#: ``--preset tiny`` of each command: its section of the tiny recipe, shortened to seconds.
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "sft": {"tiny": {"max_steps": 40, "save_steps": 0, "seed": 0}},
+    "rl": {
+        "tiny": {
+            "limit": None,
+            "steps_per_generation": 4,
+            "max_steps": 16,
+            "learning_rate": 3e-4,
+            "save_steps": 0,
+        }
+    },
+    "eval": {"tiny": {"limit": 32}},
+}
+
+#: Settings that a complaint about another one depends on.
 DEPENDS = {
     name: {
         "per_device_train_batch_size",
@@ -34,7 +64,10 @@ DEPENDS = {
     for name in ("num_iterations", "num_generations")
 }
 
-Lines = dict[tuple[Any, ...], int]
+#: Keys and list items that a file may have once its aliases are written out, and how deep.
+MOST_NODES, DEEPEST = 10_000, 32
+
+Lines = dict[Where, int]
 
 
 class _Loader(yaml.SafeLoader):
@@ -48,6 +81,20 @@ _Loader.add_implicit_resolver(
 )
 
 
+class Source(NamedTuple):
+    """Where plain values come from, for messages.
+
+    Args:
+      name: of the file; empty for a command without one.
+      lines: line of each key in it.
+      changes: by dotted path, from the command line.
+    """
+
+    name: str = ""
+    lines: Mapping[Where, int] = {}
+    changes: Mapping[str, Any] = {}
+
+
 def load_yaml(path: Path) -> tuple[Any, Lines]:
     """Content of a YAML file, and the line of every key in it.
 
@@ -58,32 +105,37 @@ def load_yaml(path: Path) -> tuple[Any, Lines]:
       The content, and ``{(key, key, ...): line}``.
 
     Raises:
-      ValueError: no such file, no YAML, or a key that stands twice.
+      ValueError: no such file, not YAML, a key given twice, or more than a settings file holds.
     """
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
         near = nearest(path.name, beside)
         hint = f"; did you mean {str(path.parent / near)!r}?" if near else "."
         raise ValueError(f"no file {str(path)!r}{hint}")
-    loader = _Loader(path.read_text(encoding="utf-8"))
     lines: Lines = {}
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return {}, lines
-        repeated = [*_mark(node, (), lines)]
-        if repeated:
-            raise ValueError("\n".join(f"{path}: {text}" for text in repeated))
-        return loader.construct_document(node), lines
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        try:
+            node = loader.get_single_node()
+            wrong = [] if node is None else [*_mark(node, (), lines, [MOST_NODES])]
+            if not wrong:
+                return ({} if node is None else loader.construct_document(node)), lines
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
-        raise ValueError(f"{path}{line} is no YAML: {error.problem}") from None
-    finally:
-        loader.dispose()
+        raise ValueError(f"{path}{line} is not YAML: {error.problem}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at {error.start}.") from None
+    except (yaml.YAMLError, ValueError) as error:  # control characters; an impossible date
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply: more than {DEEPEST} levels.") from None
+    raise ValueError("\n".join(f"{path}: {text}" for text in wrong))
 
 
 def parse_scalar(text: str) -> Any:
-    """What ``text`` means as a value in YAML.
+    """The value that ``text`` denotes in YAML.
 
     Example:
       >>> parse_scalar("5e-6"), parse_scalar("true"), parse_scalar("atr"), parse_scalar("[1, 2]")
@@ -91,27 +143,49 @@ def parse_scalar(text: str) -> Any:
     """
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 
-def _mark(node: yaml.Node, path: tuple[Any, ...], lines: Lines) -> Iterator[str]:
-    """Fill ``lines``; yields a complaint for every key that stands twice."""
+def _mark(node: yaml.Node, path: Where, lines: Lines, left: list[int]) -> Iterator[str]:
+    """Fill ``lines``; yields a complaint for every duplicate key, and for a document too large.
+
+    Args:
+      node: of the document.
+      path: keys that lead to it.
+      lines: line of each key, filled here.
+      left: one number, the nodes still allowed: aliases can multiply a few nodes into many.
+    """
+    left[0] -= 1
+    line = node.start_mark.line + 1
+    if left[0] < 0:
+        if left[0] == -1:
+            yield f"line {line}: more than {MOST_NODES:,} values, with its aliases written out."
+        return
+    if len(path) > DEEPEST:
+        left[0] = 0
+        yield f"line {line}: nested too deeply, or within itself: more than {DEEPEST} levels."
+        return
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _mark(item, (*path, index), lines)
+            yield from _mark(item, (*path, index), lines, left)
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
-        here, line = (*path, key.value), key.start_mark.line + 1
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            yield f"line {line}: a key must be text, not a {key.id}."
+            continue
+        here = (*path, key.value)
         if here in lines and key.value != "<<":
-            yield f"line {line}: `{'.'.join(map(str, here))}` stands in line {lines[here]} already."
+            dotted = ".".join(map(str, here))
+            yield f"line {line}: `{dotted}` is given twice, first in line {lines[here]}."
         lines[here] = line
-        yield from _mark(value, here, lines)
+        yield from _mark(value, here, lines, left)
 
 
 def load_recipe(path: Path, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe of a file, with changes.
+    """Read a recipe from a file and apply changes.
 
     Args:
       path: a YAML file; see the recipes that come with the project.
@@ -119,163 +193,225 @@ def load_recipe(path: Path, changes: Mapping[str, Any] | None = None) -> Recipe:
         and ``method.NAME`` stand for the method and its hyper-parameters.
 
     Raises:
-      ValueError: everything wrong with it, each with its line, what is allowed and the nearest
-        right name.
+      ValueError: all errors, each with its line, what is allowed and the nearest valid name.
     """
     content, lines = load_yaml(path)
     if not isinstance(content, dict) or not content:
-        raise ValueError(f"{path} is no recipe: it holds no keys.")
-    for key in [key for key in ("command",) if key in content]:
-        del content[key]  # config.yaml of a run directory is a recipe, too
-    _spread_method(content.get("rl"))
-    for name, value in (changes or {}).items():
-        _change(content, name, value)
-    recipe, errors = check(content)
-    if errors:
-        told = [f"  {place}{text}" for place, text in _told(errors, lines, changes or {})]
-        count = f"{len(told)} error{'s' * (len(told) > 1)}"
-        raise ValueError("\n".join([f"{path} is no valid recipe, {count}:", *told]))
-    assert recipe is not None
-    return recipe
+        raise ValueError(f"{path} is not a recipe: it holds no keys.")
+    content.pop("command", None)  # config.yaml of a run directory is a recipe, too
+    return build(Recipe, content, Source(str(path), lines, changes or {}))
 
 
-def check(content: Any) -> tuple[Recipe | None, list[tuple[tuple[Any, ...], str]]]:
-    """The recipe that ``content`` makes, and everything wrong with it, with its place."""
-    errors: list[tuple[tuple[Any, ...], str]] = []
-    recipe = None
-    try:
-        recipe = TypeAdapter(Recipe).validate_python(content)
-    except ValidationError as error:
-        errors += [(tuple(item["loc"]), _tell(item)) for item in error.errors()]
-    for name, cls in SECTIONS.items():
-        if isinstance(content.get(name), dict):
-            wrong = {where[1] for where, _ in errors if where[:1] == (name,) and len(where) > 1}
-            errors += [
-                ((name, *where), text) for where, text in _complaints(cls, content[name], wrong)
-            ]
-    model = content.get("model")
-    if isinstance(model, str):
-        errors += [(("model",), text) for _, text in complaints(model)]
-    return recipe, errors
+def preset(command: str, name: str) -> dict[str, Any]:
+    """Plain values of ``--preset NAME`` of a command.
 
-
-def _complaints(
-    cls: type, section: Mapping[str, Any], wrong: set[Any]
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What does not fit together in a section, apart from the values that are wrong anyway."""
-    try:
-        stage = TypeAdapter(cls).validate_python(
-            {key: value for key, value in section.items() if key not in wrong}
-        )
-    except ValidationError:  # without a value that it must have, there is nothing to look at
-        return
-    for where, text in complaints(stage):
-        if not wrong & (DEPENDS.get(where[0], set()) | set(where)):
-            yield where, text
-
-
-def dump_recipe(recipe: Recipe) -> str:
-    """The recipe as YAML, every default written out; `load_recipe` reads it back.
+    Raises:
+      ValueError: unknown preset.
 
     Example:
-      >>> text = dump_recipe(Recipe(name="x", model="tiny", output_dir="runs/x",
-      ...                           rl=RLStage(dataset="arithmetic")))
-      >>> text.splitlines()[:3]
-      ['name: x', 'model: tiny', 'output_dir: runs/x']
+      >>> preset("rl", "tiny")["max_steps"]
+      16
     """
-    return yaml.safe_dump(as_mapping(recipe), sort_keys=False, allow_unicode=True)
+    presets = PRESETS.get(command, {})
+    if name not in presets:
+        raise ValueError(unknown(f"preset of {command}", name, presets))
+    recipe, _ = load_yaml(TINY_RECIPE)
+    section = {key: value for key, value in recipe[command].items() if key != "every"}
+    return {
+        "model": recipe["model"],
+        "output_dir": f"runs/{command}-{name}",
+        **section,
+        **presets[name],
+    }
 
 
-def as_mapping(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain values that YAML and JSON can hold."""
-    plain = dataclasses.asdict(recipe)  # type: ignore[call-overload]
-    return _plain(plain)
+def demo_recipe(settings: DemoSettings, output_dir: Path) -> Recipe:
+    """The demo as a recipe: the tiny one with these settings, evaluated before and after."""
+    content, lines = load_yaml(TINY_RECIPE)
+    per_generation = content["rl"]["steps_per_generation"]
+    changes = {
+        "name": "demo",
+        "output_dir": output_dir,
+        "seed": settings.seed,
+        "rl.method": settings.method,
+        "rl.max_steps": per_generation * settings.generations,
+        "eval.limit": settings.test_problems,
+        "eval.every": 0,
+        "sft.save_steps": 0,
+        "rl.save_steps": 0,
+    }
+    return build(Recipe, content, Source("the demo", lines, changes))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return str(value) if isinstance(value, Path) else value
+def build(cls: type[T], content: dict[str, Any], source: Source) -> T:
+    """Build settings from plain values and changes to them.
+
+    Args:
+      cls: settings class: `Recipe`, or that of a command.
+      content: values by key, nested; changed in place.
+      source: where they come from; its changes are applied here.
+
+    Raises:
+      ValueError: all errors, each with its place.
+    """
+    errors: list[tuple[Where, str]] = []
+    aliases = ALIASES if cls is Recipe else {}
+    section = content.get("rl") if cls is Recipe else content
+    if isinstance(section, dict) and "method_args" in section:
+        errors += _join_arguments(section, (("rl",) if cls is Recipe else ()))
+    # A method first, then its hyper-parameters.
+    for name in sorted(source.changes, key=lambda name: name.count(".")):
+        change(content, path_of(name, aliases), source.changes[name])
+    made, wrong = check(cls, content)
+    errors += wrong
+    if not errors:
+        return cast(T, made)
+    messages = [place + text for place, text in _placed(errors, source, aliases)]
+    if not source.name:
+        raise ValueError("\n".join(messages))
+    count = f"{len(messages)} error{'s' * (len(messages) > 1)}"
+    head = f"{source.name} is not a valid recipe, {count}:"
+    raise ValueError("\n".join([head, *(f"  {text}" for text in messages)]))
 
 
-def _spread_method(section: Any) -> None:
-    """Take ``method: {name: atr, delta: 0.1}``, as suites write it, apart."""
-    if isinstance(section, dict) and "method_args" not in section:
-        spec = section.get("method")
-        if isinstance(spec, dict) and "name" in spec:
-            section["method_args"] = {key: value for key, value in spec.items() if key != "name"}
-            section["method"] = spec["name"]
+def _join_arguments(section: dict[str, Any], place: Where) -> Iterator[tuple[Where, str]]:
+    """Put the deprecated ``method_args`` into ``method``."""
+    arguments = section.pop("method_args")
+    try:
+        spec = section.get("method", RLStage.__dataclass_fields__["method"].default)
+        section["method"] = with_arguments(spec, arguments)
+    except ValueError as error:
+        yield (*place, "method_args"), str(error)
 
 
-def _change(content: dict[str, Any], name: str, value: Any) -> None:
-    """Set ``name``, a dotted path, in nested mappings."""
+def path_of(name: str, aliases: Mapping[str, str]) -> str:
+    """Write out the short form in a dotted path.
+
+    Example:
+      >>> path_of("method.delta", ALIASES), path_of("seed", ALIASES)
+      ('rl.method.delta', 'seed')
+    """
     head, _, rest = name.partition(".")
-    if head == "method" and rest:
-        name = f"rl.method_args.{rest}"
-    elif head in ALIASES:
-        name = ALIASES[head] + (f".{rest}" if rest else "")
-    if name == "rl.method" and isinstance(content.get("rl"), dict):
-        section = content["rl"]
-        if section.get("method", RLStage.__dataclass_fields__["method"].default) != value:
-            section["method_args"] = {}  # they were another method's
-    *sections, last = name.split(".")
+    return aliases.get(head, head) + (f".{rest}" if rest else "")
+
+
+def change(content: dict[str, Any], path: str, value: Any) -> None:
+    """Set the value at a dotted path in nested mappings.
+
+    Example:
+      >>> content = {"rl": {"method": "atr"}}
+      >>> change(content, "rl.method.delta", 0.05)
+      >>> content
+      {'rl': {'method': {'name': 'atr', 'delta': 0.05}}}
+    """
+    *sections, last = path.split(".")
+    in_method = False
     for section in sections:
-        if not isinstance(content.get(section), dict):
-            content[section] = {}
-        content = content[section]
+        in_method = in_method or section == "method"
+        inside = content.get(section)
+        if in_method:
+            inside = _spread(inside)
+        elif not isinstance(inside, dict):
+            inside = {}
+        content[section] = inside
+        content = inside
+    old = content.get(last)
+    if last == "method" and isinstance(old, Mapping) and old.get("name") == value:
+        return  # the file's method named again: keep the hyper-parameters given there
     content[last] = value
 
 
-def _tell(item: ErrorDetails) -> str:
-    """One complaint of pydantic in words."""
+def _spread(method: Any) -> dict[str, Any]:
+    """A method, or a part or controller of one, as a new mapping."""
+    if method is None:
+        return {"name": RLStage.__dataclass_fields__["method"].default}
+    if hasattr(method, "to_dict"):
+        method = method.to_dict()
+    return dict(method) if isinstance(method, Mapping) else {"name": method}
+
+
+def check(cls: type, content: dict[str, Any]) -> tuple[Any, list[tuple[Where, str]]]:
+    """The settings that ``content`` describes, and all errors in it with their places."""
+    errors: list[tuple[Where, str]] = []
+    made = None
+    try:
+        made = TypeAdapter(cls).validate_python(content)
+    except ValidationError as error:
+        errors += [(tuple(item["loc"]), _explained(cls, item)) for item in error.errors()]
+    sections: dict[str, type] = SECTIONS if cls is Recipe else {"": cls}
+    for name, stage_class in sections.items():
+        given = content.get(name) if name else content
+        if isinstance(given, dict):
+            place = (name,) if name else ()
+            wrong = {where[len(place)] for where, _ in errors if where[: len(place)] == place}
+            stage = getattr(made, name) if name and made else made
+            stage = stage or _without(stage_class, given, wrong)
+            errors += [((*place, *where), text) for where, text in _complaints(stage, wrong)]
+    model = content.get("model")
+    if isinstance(model, str) and content.get("backend") != "openai":
+        errors += [(("model",), text) for _, text in complaints(model)]
+    return made, errors
+
+
+def _without(cls: type, given: Mapping[str, Any], wrong: set[Any]) -> Any:
+    """Settings from the valid values alone; None where those are not enough."""
+    try:
+        right = {key: value for key, value in given.items() if key not in wrong}
+        return TypeAdapter(cls).validate_python(right)
+    except ValidationError:
+        return None
+
+
+def _complaints(stage: Any, wrong: set[Any]) -> Iterator[tuple[Where, str]]:
+    """Conflicts between settings, except those that involve an invalid value."""
+    if stage is not None:
+        for where, text in complaints(stage):
+            if not wrong & (DEPENDS.get(where[0], set()) | set(where)):
+                yield where, text
+
+
+def as_mapping(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain values that YAML and JSON can hold; `load_recipe` reads them back."""
+    return plain(recipe)
+
+
+def _explained(cls: type, item: ErrorDetails) -> str:
+    """The message for one validation error of pydantic."""
     where = ".".join(map(str, item["loc"]))
     if item["type"] == "unexpected_keyword_argument":
         *sections, _ = item["loc"]
-        owner = SECTIONS.get(str(sections[0]), Recipe) if sections else Recipe
+        owner = SECTIONS.get(str(sections[0]), cls) if sections else cls
         allowed = [f.name for f in dataclasses.fields(owner)]  # type: ignore[arg-type]
         return unknown("key", where, [".".join([*map(str, sections), name]) for name in allowed])
     if item["type"] in ("missing", "missing_argument"):
         return f"`{where}` is missing."
-    text = f"`{where}` {rule(item['msg'])}, got {item['input']!r}."
-    if item["type"] == "literal_error":
-        near = nearest(
-            item["input"], re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected", ""))
-        )
-        text += f" Did you mean {near!r}?" if near else ""
-    return text
+    if item["loc"] and item["loc"][-1] == "method":
+        return rule(item["msg"])
+    return f"`{where}` {rule(item['msg'])}, got {item['input']!r}{hint(item) or '.'}"
 
 
-def _told(
-    errors: list[tuple[tuple[Any, ...], str]], lines: Lines, changes: Mapping[str, Any]
+def _placed(
+    errors: list[tuple[Where, str]], source: Source, aliases: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """Every error with its place, the command line's first and then by line."""
-    told = []
+    """All errors with their places: those of the command line first, then by line."""
+    changed = [path_of(name, aliases) for name in source.changes]
+    placed = []
     for where, text in errors:
-        line = 0 if _changed(where, changes) else _line(where, lines)
+        line = 0 if _is_changed(where, changed) else _line(where, source.lines)
         place = "command line: " if line == 0 else f"line {line}: " if line else ""
-        told.append((line if line is not None else -1, place, text))
-    return [(place, text) for _, place, text in sorted(told, key=lambda row: row[0])]
+        placed.append((line if line is not None else -1, place, text))
+    return [(place, text) for _, place, text in sorted(placed, key=lambda row: row[0])]
 
 
-def _changed(where: tuple[Any, ...], changes: Mapping[str, Any]) -> bool:
+def _is_changed(where: Where, changed: list[str]) -> bool:
     dotted = ".".join(map(str, where))
-    for name in changes:
-        content: dict[str, Any] = {}
-        _change(content, name, None)
-        if dotted and f"{_path_of(content)}.".startswith(f"{dotted}."):
-            return True
-    return False
+    return bool(dotted) and any(
+        f"{path}.".startswith(f"{dotted}.") or f"{dotted}.".startswith(f"{path}.")
+        for path in changed
+    )
 
 
-def _line(where: tuple[Any, ...], lines: Lines) -> int | None:
+def _line(where: Where, lines: Mapping[Where, int]) -> int | None:
     while where and where not in lines:
         where = where[:-1]
     return lines.get(where)
-
-
-def _path_of(content: Any) -> str:
-    parts = []
-    while isinstance(content, dict) and content:
-        key, content = list(content.items())[-1]
-        parts.append(key)
-    return ".".join(parts)

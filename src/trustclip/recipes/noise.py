@@ -1,19 +1,19 @@
-"""Reward noise: a share of the rewards turned round, the same ones whenever a run is repeated."""
+"""Reward noise: a share of the rewards is flipped, the same ones whenever a run is repeated."""
 
 import hashlib
 
 
 def flipped(share: float, seed: int, problem: str, sample: str) -> bool:
-    """Whether the reward of a sample is turned round.
+    """Whether the reward of a sample is flipped.
 
-    By a hash of the sample's key, so that it depends on no order of computing, on no rank and on
-    nothing drawn before.
+    Decided by a hash of the sample's key, so that it does not depend on the order of computation,
+    the rank, or earlier random numbers.
 
     Args:
       share: of all samples, in [0, 1].
       seed: of the run.
       problem: its id.
-      sample: what tells the problem's samples apart: the update they were sampled at, and a number.
+      sample: distinguishes the samples of a problem: the update they were drawn at, and an index.
 
     Example:
       >>> sum(flipped(0.1, 0, "p", f"3/{i}") for i in range(10_000)) / 10_000

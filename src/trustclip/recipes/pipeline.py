@@ -1,4 +1,4 @@
-"""A recipe run from its file to its scores: fine-tune, evaluate, train with evaluations, save."""
+"""Running a whole recipe: fine-tune, evaluate, train with evaluations, save, score."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,19 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from trustclip import stats
-from trustclip.method import method
-from trustclip.recipes.callbacks import Checkups, Interrupted
-from trustclip.recipes.card import write_card
-from trustclip.recipes.evaluate import (
-    Plan,
-    evaluate,
-    interval_text,
-    outcomes,
-    score_rows,
-    scores,
-    scores_table,
-)
-from trustclip.recipes.generation import (
+from trustclip.durable.lock import only_process
+from trustclip.evaluation.backends.local import (
     Backend,
     Completion,
     Conversation,
@@ -27,46 +16,60 @@ from trustclip.recipes.generation import (
     Sampling,
     derived_seed,
 )
+from trustclip.evaluation.evaluate import Plan, evaluate, scores_table
+from trustclip.recipes.checks import packages
 from trustclip.recipes.models import save_model
-from trustclip.recipes.problems import test_problems, training_problems
-from trustclip.recipes.records import RunDirectory, samples
+from trustclip.recipes.problems import overlap_text, recipe_problems
 from trustclip.recipes.rl import reinforce, short_enough, starting_model
-from trustclip.recipes.settings import Recipe, RecipeEval, RLSettings, SFTSettings
+from trustclip.recipes.settings import Recipe, RLSettings, SFTSettings
 from trustclip.recipes.sft import sft
+from trustclip.recipes.watch.callbacks import Checkups, Interrupted
+from trustclip.runs.answers import outcomes, score_rows, scores
+from trustclip.runs.card import write_card
+from trustclip.runs.directory import RunDirectory, samples
+from trustclip.runs.text import interval_text
+from trustclip.tasks.problem import Problem
 
 
 def run_recipe(recipe: Recipe, console: Console) -> RunDirectory:
-    """Run a recipe, or what is left of it: its folder tells how far it came.
+    """Run a recipe, or what is left of it as recorded in its run directory.
 
     Raises:
-      ValueError: the folder holds another run, or something cannot be used.
+      ValueError: the folder holds another run, another process uses it, or a model, data set or
+        package is missing.
     """
-    run = RunDirectory.resumed(recipe.output_dir, "run", recipe)
-    if run.summary.get("finished"):
-        console.print(f"{run.path} is finished; nothing to do.", highlight=False)
+    if absent := [*packages(recipe.rl)]:  # now, not after hours of fine-tuning
+        raise ValueError("\n".join(absent))
+    with only_process(recipe.output_dir):
+        run = RunDirectory.resumed(recipe.output_dir, "run", recipe)
+        if run.summary.get("finished"):
+            console.print(f"{run.path} is finished; nothing to do.", highlight=False)
+            return run
+        try:
+            _run(recipe, run, console)
+        except Interrupted:
+            console.print(f"stopped; the same command continues {run.path}.", highlight=False)
         return run
-    try:
-        _run(recipe, run, console)
-    except Interrupted:
-        console.print(f"stopped; the same command continues {run.path}.", highlight=False)
-    return run
 
 
 def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
+    data = recipe_problems(recipe, run)
+    for line in overlap_text(data.overlap):
+        console.print(line, highlight=False, markup=False)
     settings = RLSettings(
-        model=_tuned(recipe, run, console),
+        model=_tuned(recipe, run, data.tuning, console),
         output_dir=run.path,
         seed=recipe.seed,
         **vars(recipe.rl),
     )
-    problems = training_problems(settings, run)
-    run.problems(problems)
+    run.problems(data.training)
     model, tokenizer = starting_model(settings, run, console)
-    problems = short_enough(problems, tokenizer, settings)
-    run.summarize({**_identity(recipe), "finished": False})
+    problems = short_enough(data.training, tokenizer, settings)
+    identity = {**_identity(recipe), "overlap": data.overlap}
+    run.summarize({**identity, "finished": False})
     evaluation = checkups = None
     if recipe.eval is not None:
-        evaluation = _Evaluation(recipe.eval, recipe, run, tokenizer, console)
+        evaluation = _Evaluation(recipe, data.tests, run, tokenizer, console)
         checkups = Checkups(recipe.eval.every, evaluation)
     trained = reinforce(model, tokenizer, problems, settings, run, console, checkups)
     if trained is None:
@@ -74,7 +77,7 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
     if evaluation is not None:
         evaluation(trained.trainer)
     save_model(trained.trainer.model, tokenizer, run.final)
-    run.summarize({**_identity(recipe), **_course(run), **trained.metrics, "finished": True})
+    run.summarize({**identity, **_course(run), **trained.metrics, "finished": True})
     write_card(run.path)
     _conclude(run, console)
 
@@ -90,28 +93,27 @@ def _conclude(run: RunDirectory, console: Console) -> None:
     console.print(f"model in {run.final}", highlight=False)
 
 
-def _tuned(recipe: Recipe, run: RunDirectory, console: Console) -> str:
-    """The model that RL starts from: fine-tuned in ``sft/`` if the recipe says so."""
+def _tuned(recipe: Recipe, run: RunDirectory, problems: Sequence[Problem], console: Console) -> str:
+    """The model that RL starts from: fine-tuned in ``sft/`` if the recipe has that stage."""
     if recipe.sft is None:
         return recipe.model
     folder = run.path / "sft"
     settings = SFTSettings(
         model=recipe.model, output_dir=folder, seed=recipe.seed, **vars(recipe.sft)
     )
-    tuned = sft(settings, console)
+    tuned = sft(settings, console, problems)
     if not tuned.summary.get("finished"):
         raise Interrupted
     return str(tuned.final)
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
-    chosen = method(recipe.rl.method, **recipe.rl.method_args)
     return {
         "command": "run",
         "name": recipe.name,
         "model": recipe.model,
         "seed": recipe.seed,
-        "method": chosen.to_dict(),
+        "method": recipe.rl.method.to_dict(),
     }
 
 
@@ -120,23 +122,23 @@ class _Evaluation:
 
     def __init__(
         self,
-        settings: RecipeEval,
         recipe: Recipe,
+        tests: dict[str, list[Problem]],
         run: RunDirectory,
         tokenizer: Any,
         console: Console,
     ) -> None:
-        self._settings, self._seed, self._run = settings, recipe.seed, run
-        self._tokenizer, self._console = tokenizer, console
-        self._tasks = test_problems(settings, run)
+        assert recipe.eval is not None
+        self._settings, self._seed, self._run = recipe.eval, recipe.seed, run
+        self._tokenizer, self._console, self._tasks = tokenizer, console, tests
         for task, problems in self._tasks.items():
             run.problems(problems, task)
 
     def __call__(self, trainer: Any) -> None:
-        """Evaluate the policy of a trainer; its rows are new: they come after every checkpoint.
+        """Evaluate a trainer's policy; the rows come after every checkpoint, so none is a repeat.
 
         Raises:
-          Interrupted: the run is asked to stop.
+          Interrupted: the run was asked to stop.
         """
         s, step = self._settings, trainer.state.global_step
         plan = Plan(s.k, s.prompt_style, derived_seed(self._seed, step), s.batch_size)
@@ -150,14 +152,14 @@ class _Evaluation:
         for row in score_rows(result, step):
             self._run.log(row)
         name, value = next(iter(result["average"].items()))
-        told = f"eval after {step} updates  {name} {interval_text(value)}"
-        self._console.print(told, highlight=False)
+        line = f"eval after {step} updates  {name} {interval_text(value)}"
+        self._console.print(line, highlight=False)
 
     def _backend(self, trainer: Any) -> Backend:
         s = self._settings
         sampling = Sampling(s.temperature, s.top_p, s.max_tokens)
         if getattr(trainer.args, "use_vllm", False):
-            from trustclip.recipes.vllm import TrainingVLLM
+            from trustclip.evaluation.backends.vllm import TrainingVLLM
 
             return TrainingVLLM(trainer.vllm_generation, self._tokenizer, sampling)
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -165,7 +167,7 @@ class _Evaluation:
 
 
 class _Watched:
-    """A backend that looks, before every batch, whether the run is asked to stop."""
+    """A backend that checks before every batch whether the run was asked to stop."""
 
     def __init__(self, backend: Backend, trainer: Any) -> None:
         self._backend, self._trainer = backend, trainer
@@ -179,7 +181,7 @@ class _Watched:
 
 
 def _course(run: RunDirectory) -> dict[str, Any]:
-    """Scores before and after, and the best step's, from the samples; nothing without any."""
+    """Scores before and after training and at the best step; empty without evaluations."""
     evaluations = _evaluations(run)
     if not evaluations:
         return {}
@@ -191,7 +193,7 @@ def _course(run: RunDirectory) -> dict[str, Any]:
         "initial": results[min(results)],
         "final": results[max(results)],
         "difference": vars(difference(run)),
-        # Chosen by its score on these very problems, which makes that score too good.
+        # Selected by its score on these same problems, so that score is biased upwards.
         "best": {"step": best, "average": results[best]["average"]},
     }
 

@@ -1,22 +1,22 @@
-"""Reinforcement learning with verified rewards, by TRL under one of our methods."""
+"""Reinforcement learning with verified rewards, by TRL under one of trustclip's methods."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
-from trustclip.recipes.callbacks import Checkups, Interrupted, Recorder, silence
+from trustclip.durable.lock import only_process
 from trustclip.recipes.checks import refuse
-from trustclip.recipes.guards import Guards
+from trustclip.recipes.grpo import grpo_config
 from trustclip.recipes.models import load_model, lora_config, save_model
 from trustclip.recipes.noise import flipped
-from trustclip.recipes.problems import training_problems
-from trustclip.recipes.progress import Stage
-from trustclip.recipes.records import RunDirectory
+from trustclip.recipes.problems import enough, training_problems
 from trustclip.recipes.settings import TINY, RLSettings
-from trustclip.recipes.sinks import open_sink
+from trustclip.recipes.watch.callbacks import Checkups, Interrupted, Recorder, silence
+from trustclip.recipes.watch.guards import Guards
+from trustclip.recipes.watch.sinks import open_sink
 from trustclip.rewards import (
     AnswerReward,
     SoftOverlong,
@@ -25,24 +25,39 @@ from trustclip.rewards import (
     format_exact,
     number_graded,
 )
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.jsonl import plain
+from trustclip.runs.progress import Stage
+from trustclip.runs.secrets import redacted
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import messages, prompt_style
 
 
 def rl(settings: RLSettings, console: Console) -> RunDirectory:
-    """Run `trustclip rl`: load, train, save to ``final/``; continues what the folder holds.
+    """Run `trustclip rl`: load, train, save to ``final/``; resumes an unfinished run.
 
     Raises:
-      ValueError: a method, schedule, model, data set or run directory that cannot be used.
+      ValueError: a method, schedule, model, data set or run directory that cannot be used, or
+        another process uses the run directory.
     """
     refuse(settings)
+    with only_process(settings.output_dir):
+        return _rl(settings, console)
+
+
+def _rl(settings: RLSettings, console: Console) -> RunDirectory:
     run = RunDirectory.resumed(settings.output_dir, "rl", settings)
     if run.summary.get("finished"):
         console.print(f"{run.path} is finished; nothing to do.", highlight=False)
         return run
-    problems = training_problems(settings, run)
+    problems = training_problems(settings, run, settings.seed)
+    enough(problems, settings)
     run.problems(problems)
-    model, tokenizer = starting_model(settings, run, console)
+    try:
+        model, tokenizer = starting_model(settings, run, console)
+    except Interrupted:
+        console.print(f"stopped; the same command continues {run.path}.", highlight=False)
+        return run
     problems = short_enough(problems, tokenizer, settings)
     trained = reinforce(model, tokenizer, problems, settings, run, console)
     if trained is None:
@@ -54,7 +69,11 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
 
 
 def starting_model(settings: RLSettings, run: RunDirectory, console: Console) -> tuple[Any, Any]:
-    """The model that training starts from; the tiny one is made and primed, in ``sft/``."""
+    """The model that training starts from; the tiny one is made and primed, in ``sft/``.
+
+    Raises:
+      Interrupted: asked to stop while priming; the same call continues.
+    """
     if settings.model != TINY:
         return load_model(settings.model, settings.prompt_style, settings.seed)
     from trustclip.recipes.sft import prime
@@ -65,7 +84,7 @@ def starting_model(settings: RLSettings, run: RunDirectory, console: Console) ->
 
 @dataclass(frozen=True)
 class Trained:
-    """A training that has come to its end.
+    """The result of a completed training.
 
     Args:
       trainer: with the trained model in it.
@@ -94,14 +113,15 @@ def reinforce(
       settings: of the training.
       run: gets metrics, samples, gated shares, checkpoints and notices.
       console: gets the progress.
-      checkups: evaluations on the way.
+      checkups: evaluations during training.
 
     Returns:
-      None when SIGTERM or Ctrl-C ended it; everything is saved, and the same call continues.
+      None when SIGTERM or Ctrl-C stopped it; everything is saved, and the same call continues.
     """
+    run.start_over()
     style = prompt_style(settings.prompt_style).extraction
-    reward = RecordedReward(run, style, settings.reward_noise, settings.seed)
-    sink = open_sink(settings.sink, run.path.name, asdict(settings), run.path)
+    reward = NoisyReward(style, settings.reward_noise, settings.seed)
+    sink = open_sink(settings.sink, run.path.name, redacted(plain(settings)), run.path)
     try:
         trainer = _trainer(model, tokenizer, problems, settings, run, reward)
         guards = Guards(run.notice)
@@ -119,6 +139,8 @@ def reinforce(
     finally:
         reward.close()
         sink.close()
+    if complete and not trainer.state.global_step:
+        raise ValueError("training made no update: the model is unchanged and was not saved.")
     if not complete:
         console.print(f"stopped; the same command continues {run.path}.", highlight=False)
         return None
@@ -131,7 +153,7 @@ def _trainer(
     problems: Sequence[Problem],
     settings: RLSettings,
     run: RunDirectory,
-    reward: "RecordedReward",
+    reward: "NoisyReward",
 ) -> Any:
     from datasets import Dataset
 
@@ -149,78 +171,109 @@ def _trainer(
     trainer = ConstrainedGRPOTrainer(
         model=model,
         reward_funcs=[reward, *shaping],
-        args=_arguments(settings, run, len(shaping)),
+        args=grpo_config(settings, run.checkpoints, settings.seed, len(shaping)),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=lora_config(settings.lora_r, settings.lora_alpha),
     )
-    trainer.journal, trainer.on_gates = run, run.gates
+    trainer.journal = run
+    trainer.recorder = RunRecorder(run, reward, settings.reward_noise > 0)
     silence(trainer)
     return trainer
 
 
-class RecordedReward:
-    """The binary answer reward, which also writes every completion to ``samples.jsonl``.
+class NoisyReward:
+    """The binary answer reward, inverted for a share of the completions.
 
     Args:
-      run: where to.
       style: where the answer stands; see `trustclip.rewards.extract_answer`.
-      noise: share of the rewards to turn round; ``samples.jsonl`` keeps the true ones, and says of
-        which the policy was told the opposite.
+      noise: share of the rewards to invert, in [0, 0.5].
       seed: of the run.
     """
 
     __name__ = "correct"
 
-    def __init__(self, run: RunDirectory, style: Any, noise: float = 0.0, seed: int = 0) -> None:
-        self._run, self._noise, self._seed = run, noise, seed
+    def __init__(self, style: Any, noise: float = 0.0, seed: int = 0) -> None:
+        self._noise, self._seed = noise, seed
         self._reward = AnswerReward(style=style)
 
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        """Rewards of the completions, in TRL's signature."""
+        """Rewards of the completions, inverted ones included, in TRL's signature."""
         rewards = self._reward(prompts, completions, **columns)
-        state = columns.get("trainer_state")
+        # Every rank rewards as many completions: this rank's begin at `first` of the generation.
         first = int(os.environ.get("RANK", "0")) * len(rewards)
-        step = getattr(state, "global_step", None)
-        turned = [
-            self._noise > 0
-            and flipped(self._noise, self._seed, identity, f"{step}/{first + place}")
-            for place, identity in enumerate(columns["id"])
+        step = getattr(columns.get("trainer_state"), "global_step", None)
+        inverted = [
+            self.inverts(step, first + place, identity)
+            for place, identity in enumerate(columns.get("id", [""] * len(rewards)))
         ]
         if self._noise and "log_metric" in columns:
-            columns["log_metric"]("reward_noise", sum(turned) / max(len(turned), 1))
-        self._run.sample(
-            {
-                "stage": "rl",
-                "step": step,
-                "index": first + place,
-                "id": identity,
-                "gold": gold,
-                "response": completion[0]["content"] if completion else "",
-                "tokens": len(ids),
-                "reward": reward,
-                **({"turned": turned[place]} if self._noise else {}),
-            }
-            for place, (identity, gold, completion, ids, reward) in enumerate(
-                zip(
-                    columns["id"],
-                    columns["answer"],
-                    completions,
-                    columns["completion_ids"],
-                    rewards,
-                    strict=True,
-                )
-            )
-        )
-        return [1.0 - r if turn else r for r, turn in zip(rewards, turned, strict=True)]
+            columns["log_metric"]("reward_noise", sum(inverted) / max(len(inverted), 1))
+        return [1.0 - r if wrong else r for r, wrong in zip(rewards, inverted, strict=True)]
+
+    def inverts(self, step: int | None, index: int, identity: str) -> bool:
+        """Whether the policy gets the opposite of the true reward.
+
+        Args:
+          step: updates done when the completion was sampled.
+          index: its number in the generation, over all ranks.
+          identity: of the problem.
+        """
+        return self._noise > 0 and flipped(self._noise, self._seed, identity, f"{step}/{index}")
 
     def close(self) -> None:
         """End the verifier's processes."""
         self._reward.verifier.close()
 
 
+class RunRecorder:
+    """Writes completions to ``samples.jsonl`` and gated shares to ``gates.jsonl``.
+
+    Args:
+      run: the run directory.
+      reward: the first reward function; ``samples.jsonl`` has the true rewards, and ``turned``
+        where the policy got the opposite.
+      noisy: whether it inverts any.
+    """
+
+    def __init__(self, run: RunDirectory, reward: NoisyReward, noisy: bool) -> None:
+        self._run, self._reward, self._noisy = run, reward, noisy
+
+    def generation(self, generation: Any) -> None:
+        """Write a line for each completion of a `trustclip.engines.trl.recording.Generation`."""
+        self._run.sample(self._rows(generation))
+
+    def gates(self, row: dict[str, Any]) -> None:
+        """Write the gated shares of an update."""
+        self._run.gates(row)
+
+    def _rows(self, generation: Any) -> Iterator[dict[str, Any]]:
+        rewards = generation.rewards[self._reward.__name__]
+        for index, row, completion, tokens, reward in zip(
+            generation.index,
+            generation.rows,
+            generation.completions,
+            generation.tokens,
+            rewards,
+            strict=True,
+        ):
+            inverted = self._reward.inverts(generation.step, index, row["id"])
+            yield {
+                "stage": "rl",
+                "step": generation.step,
+                "index": index,
+                "id": row["id"],
+                "gold": row["answer"],
+                "response": completion[0]["content"] if completion else "",
+                "tokens": len(tokens),
+                # The true reward: inverting an inverted binary reward restores it.
+                "reward": 1.0 - reward if inverted else reward,
+                **({"turned": inverted} if self._noisy else {}),
+            }
+
+
 def _shaping(settings: RLSettings) -> list[Any]:
-    """Reward functions beside the binary one."""
+    """Reward functions in addition to the binary one."""
     extra: list[Any] = []
     if settings.reward == "notebook":
         extra += [format_exact, format_approximate, answer_graded, number_graded]
@@ -229,42 +282,14 @@ def _shaping(settings: RLSettings) -> list[Any]:
     return extra
 
 
-def _arguments(settings: RLSettings, run: RunDirectory, shaping: int) -> Any:
-    import torch
-
-    from trustclip.engines.trl import ConstrainedGRPOConfig
-
-    cuda = torch.cuda.is_available()
-    same = (
-        "allow_inert", "beta", "gradient_accumulation_steps", "gradient_checkpointing",
-        "learning_rate", "logging_steps", "loss_type", "lr_scheduler_type",
-        "mask_truncated_completions", "max_completion_length", "max_steps", "method",
-        "method_args", "num_generations", "num_iterations", "per_device_train_batch_size",
-        "scale_rewards", "seed", "steps_per_generation", "temperature", "top_p", "use_vllm",
-        "warmup_steps", "weight_decay",
-    )  # fmt: skip
-    arguments: dict[str, Any] = dict(
-        output_dir=str(run.checkpoints),
-        top_k=0,
-        # The notebook's rewards replace the binary one, which is still computed and recorded.
-        reward_weights=[float(settings.reward == "correct")] + [1.0] * shaping,
-        save_strategy="steps" if settings.save_steps else "no",
-        save_steps=settings.save_steps or 500,
-        save_total_limit=settings.save_total_limit,
-        report_to="none",
-        disable_tqdm=True,
-        # Dropout makes two passes of one policy differ, and so the ratio before any update.
-        disable_dropout=True,
-        bf16=cuda,
-        use_cpu=not cuda,
-        **{name: getattr(settings, name) for name in same},
-    )
-    return ConstrainedGRPOConfig(**arguments | settings.trl)
-
-
 def short_enough(
     problems: Sequence[Problem], tokenizer: Any, settings: RLSettings
 ) -> Sequence[Problem]:
+    """The problems with prompts of at most ``max_prompt_length`` tokens.
+
+    Raises:
+      ValueError: none is left, or fewer than one generation takes.
+    """
     limit = settings.max_prompt_length
     if limit is None:
         return problems
@@ -282,11 +307,12 @@ def short_enough(
     ]
     if not short:
         raise ValueError(f"no problem has a prompt of at most max_prompt_length = {limit} tokens.")
+    enough(short, settings)
     return short
 
 
 def _outcome(history: list[dict[str, Any]]) -> dict[str, float]:
-    """Means over the run of what its last lines say too noisily."""
+    """Means over the run: the values of the last updates alone are too noisy."""
     shown = {"reward": "reward", "gated": "trustclip/gated", "entropy": "entropy"}
     columns = {
         name: [row[key] for row in history if row.get(key) is not None]

@@ -1,35 +1,59 @@
-"""Settings of the recipes: what a user may say, checked before anything heavy is imported.
+"""Settings of the recipes, checked before anything heavy is imported.
 
 One frozen dataclass per stage; that of a command adds model, run directory and seed, which a recipe
-says once for all its stages. The command line (tyro) and files (pydantic) fill the same classes, so
-a value is allowed in both or in neither. Option names that TRL has are TRL's.
+states once for all its stages. The command line (tyro) and files (pydantic) fill the same classes,
+so a value is allowed in both or in neither. Options that TRL also has bear TRL's names.
 """
 
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
-from pydantic import Field
+from pydantic import AfterValidator, Field, PlainValidator
 
-from trustclip.checked import checked
+from trustclip.constraints.checked import (
+    NUMBER,
+    Count,
+    Integer,
+    NonNegative,
+    Positive,
+    Seed,
+    UpToOne,
+    Whole,
+    checked,
+)
 
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
 Style = Literal["solution", "boxed", "answer", "plain"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
-#: Hyper-parameters of a method; the command line has a way of its own for them.
-Arguments = Annotated[dict[str, Any], tyro.conf.Suppress]
+
+def _at_most_one(value: float) -> float:
+    if value > 1:
+        raise ValueError("should be at most 1 for AdamW")
+    return value
+
+
+LearningRate = Annotated[Positive, AfterValidator(_at_most_one)]
+
+if TYPE_CHECKING:
+    from trustclip.constraints.base import Method as Part
+else:
+
+    def _method(given: object) -> Any:
+        from trustclip.constraints.registry import as_method
+
+        return as_method(given)
+
+    #: `trustclip.constraints.registry.Part` without its import of PyTorch, which help waits for;
+    #: to the command line it is text.
+    Part = Annotated[str, PlainValidator(_method), Field(validate_default=True)]
 
 #: In place of a model's path: the tiny Qwen3 of the demo, made and primed on the spot.
 TINY = "tiny"
-#: In place of a dataset: generated chain arithmetic, without end.
+#: In place of a dataset: generated chain arithmetic.
 ARITHMETIC = "arithmetic"
-#: The same for SFT, its solutions mostly terse and wrong: something for RL to improve on.
+#: The same for SFT, with solutions that are mostly terse and wrong: RL has room to improve.
 PRIMER = "arithmetic-primer"
 
 
@@ -42,41 +66,41 @@ class SFTStage:
     """Supervised fine-tuning on worked solutions."""
 
     dataset: str
-    """Problems with solutions: .jsonl, .parquet or .csv file, hub id, or "arithmetic"."""
+    """Problems with solutions: a file, a hub id (NAME:CONFIG@SPLIT), or "arithmetic"."""
     prompt_style: Style = "solution"
-    """How a problem is put to the model."""
+    """Format of the prompt that presents a problem to the model."""
     limit: Count | None = None
-    """Use only the first this many problems."""
+    """Number of problems to use, counted from the first; all when unset."""
     max_bad_rows: Whole = 100
-    """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
-    learning_rate: Positive = 2e-4
+    """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
+    learning_rate: LearningRate = 2e-4
     """Peak learning rate of AdamW."""
     num_train_epochs: Positive = 2.0
-    """Passes over the data, unless max-steps says otherwise."""
-    max_steps: int = -1
-    """Optimizer updates; -1 for as many as the epochs make."""
+    """Passes over the data; ignored when max-steps is positive."""
+    max_steps: Integer = -1
+    """Optimizer updates; -1 to train for num-train-epochs."""
     per_device_train_batch_size: Count = 8
     """Sequences per micro-batch and device."""
     gradient_accumulation_steps: Count = 1
     """Micro-batches per update."""
     max_length: Count = 2048
-    """Longest prompt plus solution, tokens; the rest is cut."""
+    """Maximum length of prompt plus solution in tokens; longer sequences are truncated."""
     lr_scheduler_type: Schedule = "linear"
-    """Course of the learning rate."""
+    """Learning-rate schedule."""
     warmup_steps: NonNegative = 5
-    """Updates until the peak learning rate (a fraction below 1 counts as a share of all)."""
+    """Warm-up updates until the peak learning rate; a value below 1 is a share of all updates."""
     weight_decay: NonNegative = 1e-3
     """Weight decay of AdamW."""
     lora_r: Whole = 0
     """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
     lora_alpha: Count = 64
-    """Scale of the adapters."""
+    """LoRA alpha: the adapters are scaled by alpha / r."""
     logging_steps: Count = 1
     """Updates between lines of metrics.jsonl."""
     save_steps: Whole = 0
-    """Updates between checkpoints; 0 for none but that of an interruption."""
+    """Updates between checkpoints; 0 saves one only when the run is interrupted."""
     save_total_limit: Count | None = 2
-    """Checkpoints to keep, the newest ones."""
+    """Number of most recent checkpoints to keep."""
 
 
 @checked
@@ -86,9 +110,9 @@ class SFTSettings(SFTStage):
     model: str
     """Folder or hub id of the model, or "tiny"."""
     output_dir: Path
-    """Run directory; the trained model goes to its folder "final"."""
-    seed: int = 3407
-    """Seed of everything random."""
+    """Run directory; the trained model is saved in its folder "final"."""
+    seed: Seed = 3407
+    """Random seed of the whole run."""
 
 
 @checked
@@ -99,77 +123,76 @@ class RLStage:
     """
 
     dataset: str
-    """Problems with answers: .jsonl, .parquet or .csv file, hub id, or "arithmetic"."""
-    method: str = "atr"
-    """One of `trustclip methods`, or "package.module:Class"; --method.NAME sets its parameters."""
-    method_args: Arguments = field(default_factory=dict)
-    """Its hyper-parameters; on the command line as --method.NAME VALUE."""
+    """Problems with answers: a file, a hub id (NAME:CONFIG@SPLIT), or "arithmetic"."""
+    method: Part = cast("Part", "atr")
+    """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
+    `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
     prompt_style: Style = "solution"
-    """How a problem is put to the model."""
+    """Format of the prompt that presents a problem to the model."""
     limit: Count | None = None
-    """Use only the first this many problems."""
+    """Number of problems to use, counted from the first; all when unset."""
     max_bad_rows: Whole = 100
-    """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
+    """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
     reward: Literal["correct", "notebook"] = "correct"
-    """1 for a right final answer and 0 otherwise, or the shaped rewards of the public notebook."""
-    reward_noise: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Share of the answer rewards to turn round, the same ones whenever the run is repeated."""
+    """1 for a correct final answer and 0 otherwise, or the public notebook's shaped rewards."""
+    reward_noise: Annotated[float, Field(ge=0, le=0.5), NUMBER] = 0.0
+    """Share of the answer rewards to invert; a repeated run inverts the same ones."""
     overlong_cache: Whole = 0
-    """Add DAPO's soft penalty over this many last tokens of the longest completion; 0 for none."""
+    """Tokens before max-completion-length in which DAPO's soft length penalty grows; 0 for none."""
     max_prompt_length: Count | None = None
-    """Leave out problems whose prompt is longer, tokens."""
+    """Maximum prompt length in tokens; problems with a longer prompt are left out."""
     max_completion_length: Count = 1846
-    """Longest completion, tokens."""
-    num_generations: Annotated[int, Field(ge=2)] = 8
-    """Answers per problem: the group that advantages are relative to."""
+    """Maximum completion length in tokens."""
+    num_generations: Annotated[int, Field(ge=2, le=10**9), NUMBER] = 8
+    """Completions per problem: the group relative to which advantages are computed."""
     per_device_train_batch_size: Count = 8
     """Completions per micro-batch and device."""
     gradient_accumulation_steps: Count = 4
     """Micro-batches per update."""
     steps_per_generation: Count | None = None
-    """Micro-batches per generation of samples; as many as an update has when unset."""
+    """Micro-batches per generation of samples; gradient-accumulation-steps when unset."""
     num_iterations: Count = 2
-    """Passes over each generation. At 1 with the default above the ratio is always 1: inert."""
+    """Passes over each generation. At 1, with the default above, the ratio is always 1: inert."""
     allow_inert: bool = False
-    """Train although no constraint can act."""
+    """Train even if the constraint can never act."""
     max_steps: Count = 1000
     """Optimizer updates."""
-    learning_rate: Positive = 5e-6
+    learning_rate: LearningRate = 5e-6
     """Peak learning rate of AdamW."""
     lr_scheduler_type: Schedule = "linear"
-    """Course of the learning rate."""
+    """Learning-rate schedule."""
     warmup_steps: NonNegative = 0.1
-    """Updates until the peak learning rate (a fraction below 1 counts as a share of all)."""
+    """Warm-up updates until the peak learning rate; a value below 1 is a share of all updates."""
     weight_decay: NonNegative = 1e-3
     """Weight decay of AdamW."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo"] = "dr_grpo"
-    """Aggregation of the loss, under TRL's name for it."""
+    """Aggregation of the loss, by TRL's name."""
     scale_rewards: Literal["none", "group", "batch"] = "none"
-    """Divide advantages by a standard deviation: of the group, of the batch, or not (Dr. GRPO)."""
+    """Divide advantages by the standard deviation of the group or the batch, or not (Dr. GRPO)."""
     beta: NonNegative = 0.0
-    """Weight of the KL divergence to the starting policy."""
+    """Coefficient of the KL divergence to the initial policy."""
     temperature: Positive = 1.0
     """Sampling temperature."""
-    top_p: Fraction = 1.0
-    """Nucleus sampling; below 1 the samples are not those of the policy in the ratio."""
+    top_p: UpToOne = 1.0
+    """Nucleus-sampling mass; below 1, samples do not follow the policy used in the ratio."""
     mask_truncated_completions: bool = False
-    """Leave completions that reached the length limit out of the loss."""
+    """Exclude completions that reached the length limit from the loss."""
     lora_r: Whole = 32
     """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
     lora_alpha: Count = 64
-    """Scale of the adapters."""
+    """LoRA alpha: the adapters are scaled by alpha / r."""
     use_vllm: bool = False
     """Generate with vLLM."""
     gradient_checkpointing: bool = False
-    """Trade compute for memory in the backward pass."""
+    """Recompute activations in the backward pass to save memory."""
     logging_steps: Count = 1
     """Updates between lines of metrics.jsonl."""
     save_steps: Whole = 0
-    """Updates between checkpoints; 0 for none but that of an interruption."""
+    """Updates between checkpoints; 0 saves one only when the run is interrupted."""
     save_total_limit: Count | None = 2
-    """Checkpoints to keep, the newest ones."""
+    """Number of most recent checkpoints to keep."""
     sink: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
-    """Where metrics go besides metrics.jsonl."""
+    """Experiment tracker that gets the metrics in addition to metrics.jsonl."""
     trl: Passthrough = field(default_factory=dict)
     """Any other field of TRL's GRPOConfig; on the command line as --trl.NAME VALUE."""
 
@@ -184,9 +207,9 @@ class RLSettings(RLStage):
     model: str
     """Folder or hub id of the model, or "tiny"."""
     output_dir: Path
-    """Run directory; the trained model goes to its folder "final"."""
-    seed: int = 0
-    """Seed of everything random."""
+    """Run directory; the trained model is saved in its folder "final"."""
+    seed: Seed = 0
+    """Random seed of the whole run."""
 
 
 @checked
@@ -194,25 +217,25 @@ class EvalStage:
     """Evaluation: Mean@K and Pass@K."""
 
     tasks: str
-    """Comma list of problem sets: names (amc23, aime24, ...), .jsonl files, or "arithmetic"."""
+    """Comma-separated problem sets: names (amc23, aime24, gsm8k@test), files, or "arithmetic"."""
     data_dir: Path | None = None
-    """Folder with NAME*.jsonl files, looked into before the hub."""
+    """Folder with NAME*.jsonl files, searched before the hub."""
     prompt_style: Style = "solution"
-    """How a problem is put to the model."""
+    """Format of the prompt that presents a problem to the model."""
     k: Count = 8
     """Samples per problem."""
     temperature: NonNegative = 0.3
-    """Sampling temperature; 0 for the likeliest token."""
-    top_p: Fraction = 0.95
-    """Nucleus sampling."""
+    """Sampling temperature; 0 for greedy decoding."""
+    top_p: UpToOne = 0.95
+    """Nucleus-sampling mass."""
     max_tokens: Count = 32768
-    """Longest completion, tokens; never more than the model's context leaves."""
+    """Maximum completion length in tokens; at most what the model's context leaves."""
     batch_size: Count = 64
     """Completions generated at once."""
     limit: Count | None = None
-    """Use only the first this many problems of each task."""
+    """Number of problems to use of each task, counted from the first; all when unset."""
     max_bad_rows: Whole = 100
-    """Give up when more rows than this are unreadable; each goes to quarantine.jsonl."""
+    """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
 
 
 @checked
@@ -220,17 +243,17 @@ class EvalSettings(EvalStage):
     """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
 
     model: str
-    """Folder or hub id of the model, or "tiny"; with the openai backend the name served."""
+    """Folder or hub id of the model, or "tiny"; with backend openai, the served name."""
     output_dir: Path
     """Run directory: samples.jsonl holds every completion, summary.json the scores."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the sampling; the same seed, problems and batch size give the same samples."""
     backend: Literal["transformers", "vllm", "openai"] = "transformers"
-    """What runs the model: this process, vLLM in it, or an OpenAI-compatible server."""
+    """What runs the model: Transformers or vLLM in this process, or an OpenAI-compatible server."""
     base_url: str = "http://127.0.0.1:8000/v1"
-    """Address of the server (openai); its key comes from the environment's OPENAI_API_KEY."""
+    """Address of the server (openai); the API key is read from OPENAI_API_KEY."""
     concurrency: Count = 16
-    """Requests under way at once (openai)."""
+    """Maximum number of concurrent requests (openai)."""
 
 
 @checked
@@ -238,7 +261,7 @@ class RecipeEval(EvalStage):
     """Evaluation of a recipe: before, during and after training."""
 
     every: Whole = 0
-    """Updates between evaluations; 0 for only before and after."""
+    """Updates between evaluations; 0 to evaluate only before and after training."""
 
 
 @checked
@@ -246,88 +269,35 @@ class Recipe:
     """A whole experiment in one file: SFT, then RL with evaluations, from one seed."""
 
     name: str
-    """What people call it."""
+    """Name of the experiment."""
     model: str
     """Folder or hub id of the model, or "tiny"."""
     output_dir: Path
     """Run directory."""
-    seed: int = 0
-    """Seed of everything random."""
+    seed: Seed = 0
+    """Random seed of the whole run."""
+    exclude_overlap: bool = False
+    """Remove test problems, also reworded ones, from training; if false, equal ones are refused."""
     sft: SFTStage | None = None
-    """Fine-tuning before RL; none when left out."""
+    """Fine-tuning before RL; none when omitted."""
     rl: RLStage
     """Reinforcement learning."""
     eval: RecipeEval | None = None
-    """Evaluations; none when left out."""
+    """Evaluations; none when omitted."""
 
 
 @checked
 class DemoSettings:
     """A small policy learns under a constraint, from nothing, on a laptop CPU, in minutes."""
 
-    method: str = "atr"
-    """One of `trustclip methods`, or "package.module:Class"; --method.NAME sets its parameters."""
-    method_args: Arguments = field(default_factory=dict)
-    """Its hyper-parameters; on the command line as --method.NAME VALUE."""
-    seed: int = 0
-    """Seed of everything random."""
+    method: Part = cast("Part", "atr")
+    """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
+    `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
+    seed: Seed = 0
+    """Random seed of the whole run."""
     output_dir: Path | None = None
     """Run directory; runs/demo-METHOD-seedSEED when unset."""
     generations: Count = 6
-    """Generations of 256 samples to learn from, 16 updates each."""
+    """Number of generations, each of 256 samples and 16 updates."""
     test_problems: Count = 128
-    """Held-out problems evaluated before and after."""
-
-
-#: Fast configurations of each command, for tests and first tries, as ``--preset tiny``.
-PRESETS: dict[str, dict[str, Any]] = {
-    "sft": {
-        "tiny": SFTSettings(
-            model=TINY,
-            dataset=PRIMER,
-            output_dir=Path("runs/sft-tiny"),
-            prompt_style="plain",
-            max_steps=40,
-            per_device_train_batch_size=32,
-            learning_rate=3e-3,
-            lr_scheduler_type="cosine",
-            warmup_steps=20,
-            max_length=256,
-            weight_decay=0.0,
-            logging_steps=8,
-            seed=0,
-        )
-    },
-    "rl": {
-        "tiny": RLSettings(
-            model=TINY,
-            dataset=ARITHMETIC,
-            output_dir=Path("runs/rl-tiny"),
-            prompt_style="plain",
-            max_completion_length=32,
-            per_device_train_batch_size=16,
-            gradient_accumulation_steps=1,
-            steps_per_generation=4,
-            num_iterations=1,
-            max_steps=16,
-            learning_rate=3e-4,
-            lr_scheduler_type="constant",
-            warmup_steps=0,
-            weight_decay=0.0,
-            lora_r=0,
-        )
-    },
-    "eval": {
-        "tiny": EvalSettings(
-            model=TINY,
-            tasks=ARITHMETIC,
-            output_dir=Path("runs/eval-tiny"),
-            prompt_style="plain",
-            temperature=1.0,
-            top_p=1.0,
-            max_tokens=32,
-            batch_size=256,
-            limit=32,
-        )
-    },
-}
+    """Number of held-out problems evaluated before and after training."""

@@ -1,36 +1,53 @@
 """Supervised fine-tuning on worked solutions, by TRL's `SFTTrainer`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from trustclip.recipes.callbacks import Interrupted, Recorder, silence
+from trustclip.durable.lock import only_process
 from trustclip.recipes.checks import refuse
+from trustclip.recipes.files import Source, build, preset
 from trustclip.recipes.models import load_model, lora_config, save_model
 from trustclip.recipes.problems import training_problems
-from trustclip.recipes.progress import Stage
-from trustclip.recipes.records import RunDirectory
-from trustclip.recipes.settings import PRESETS, SFTSettings
+from trustclip.recipes.settings import SFTSettings
+from trustclip.recipes.watch.callbacks import Interrupted, Recorder, silence
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.progress import Stage
 from trustclip.tasks.hub import hub_source, named_after, select_for_sft
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, messages
 
 
-def sft(settings: SFTSettings, console: Console) -> RunDirectory:
-    """Run `trustclip sft`: load, train, save to ``final/``; continues what the folder holds.
+def sft(
+    settings: SFTSettings, console: Console, problems: Sequence[Problem] | None = None
+) -> RunDirectory:
+    """Run `trustclip sft`: load, train, save to ``final/``; resumes an unfinished run.
+
+    Args:
+      settings: of the fine-tuning.
+      console: gets the progress.
+      problems: problems with solutions; those of ``settings.dataset`` if None.
 
     Raises:
-      ValueError: a model, data set or run directory that cannot be used.
+      ValueError: a model, data set or run directory that cannot be used, or another process uses
+        the run directory.
     """
     refuse(settings)
+    with only_process(settings.output_dir):
+        return _sft(settings, console, problems)
+
+
+def _sft(
+    settings: SFTSettings, console: Console, problems: Sequence[Problem] | None
+) -> RunDirectory:
     run = RunDirectory.resumed(settings.output_dir, "sft", settings)
     if run.summary.get("finished"):
         console.print(f"{run.path} is finished; nothing to do.", highlight=False)
         return run
-    problems = training_problems(settings, run, solutions=True)
+    if problems is None:
+        problems = training_problems(settings, run, settings.seed, solutions=True)
     model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
     problems = format_examples(problems, tokenizer, settings)
     metrics = fine_tune(model, tokenizer, problems, settings, run, console)
@@ -48,7 +65,7 @@ def prime(folder: Path, seed: int, console: Console, *, steps: int = 60) -> Path
       folder: run directory of this fine-tuning; a finished one is taken as it is.
       seed: of weights, problems and order.
       console: gets the progress.
-      steps: updates of 32 solutions. 320 make a worked chain right 97 times of 100.
+      steps: updates of 32 solutions. After 320, 97 % of worked chains are right.
 
     Returns:
       Folder of the model.
@@ -56,8 +73,8 @@ def prime(folder: Path, seed: int, console: Console, *, steps: int = 60) -> Path
     Raises:
       Interrupted: asked to stop; the same call continues.
     """
-    base: SFTSettings = PRESETS["sft"]["tiny"]
-    settings = replace(base, output_dir=folder, seed=seed, max_steps=steps)
+    changes = {"output_dir": folder, "seed": seed, "max_steps": steps}
+    settings = build(SFTSettings, preset("sft", "tiny"), Source(changes=changes))
     if not (run := sft(settings, console)).summary.get("finished"):
         raise Interrupted
     return run.final
@@ -66,7 +83,7 @@ def prime(folder: Path, seed: int, console: Console, *, steps: int = 60) -> Path
 def format_examples(
     problems: Sequence[Problem], tokenizer: Any, settings: SFTSettings
 ) -> Sequence[Problem]:
-    """The problems to learn a format from.
+    """Select the problems to learn a format from.
 
     Of a set of reasoning traces (OpenMathReasoning, or a file named after it) only short ones with
     a numeric answer, as in the public notebook; of any other set all. Then the first ``limit``.
@@ -101,12 +118,13 @@ def fine_tune(
 ) -> dict[str, float] | None:
     """Train ``model`` in place on the problems' solutions and save it; returns the last metrics.
 
-    None when SIGTERM or Ctrl-C ended it; everything is saved, and the same call continues.
+    None when SIGTERM or Ctrl-C stopped it; everything is saved, and the same call continues.
     """
     from datasets import Dataset
 
     from trustclip.engines.trl import DurableSFTTrainer
 
+    run.start_over()
     rows = [
         {
             "prompt": messages(problem.problem, settings.prompt_style),
@@ -138,7 +156,7 @@ def fine_tune(
 def _arguments(settings: SFTSettings, run: RunDirectory) -> Any:
     import torch
 
-    from trustclip.engines.trl import SFTConfig  # pyright: ignore[reportPrivateImportUsage]
+    from trustclip.engines.trl.upstream import SFTConfig
 
     cuda = torch.cuda.is_available()
     return SFTConfig(

@@ -28,7 +28,7 @@ CHAT_TEMPLATE = """\
 def tiny_tokenizer() -> "PreTrainedTokenizerFast":
     """Byte-level tokenizer: any text round-trips, chat marks and answer tags are single tokens.
 
-    The answer tags are no special tokens, so ``decode(skip_special_tokens=True)`` keeps them.
+    The answer tags are not special tokens, so ``decode(skip_special_tokens=True)`` keeps them.
 
     Returns:
       A tokenizer of 265 tokens: 256 bytes, ``<|pad|>``, ``<|eos|>``, three roles, four tags.
@@ -100,7 +100,7 @@ def tiny_model(
         max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         # The usual 0.02 and 10000 suit wide models and long texts. Here nearby positions must be
-        # told apart: with 10000 the same fine-tuning takes about twice the steps.
+        # distinguishable: with 10000 the same fine-tuning takes about twice the steps.
         initializer_range=0.05,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         dtype="float32",

@@ -1,1 +1,1 @@
-
+"""What runs did, on a page and in words: comparisons, tables, figures, explanations."""

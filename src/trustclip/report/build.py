@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trustclip.recipes.records import write_text
-from trustclip.report import figures, results
+from trustclip.report import results
 from trustclip.report.collect import collect
+from trustclip.report.draw import figures
 from trustclip.report.page import render
 from trustclip.report.tables import latex, markdown
+from trustclip.runs.jsonl import write_text
 
 
 def build(
@@ -15,11 +16,11 @@ def build(
 ) -> list[Path]:
     """Build the report of runs: ``index.html``, ``tables.*`` and ``figures/``.
 
-    Run directories are read and not written to; unfinished ones are reported as far as they are.
+    Run directories are only read; unfinished runs are reported up to their last update.
 
     Args:
       runs: run directories, and suites for all of theirs.
-      out: folder of the report, made if missing; what an earlier report left there is replaced.
+      out: folder of the report, created if missing; files of an earlier report are replaced.
       reference: label of the method that the others are compared with; the suite's own, or the
         first, when None.
       title: of the page.
@@ -32,11 +33,10 @@ def build(
     """
     report = collect(runs, reference)
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    tables = [*report.tables, *report.intervals]
     texts = {
         "index.html": render(report, title or "Report"),
-        "tables.md": "\n".join(markdown(table) for table in tables),
-        "tables.tex": "% Needs the package booktabs.\n" + "\n".join(map(latex, tables)),
+        "tables.md": "\n".join(markdown(table) for table in report.tables),
+        "tables.tex": "% Needs the package booktabs.\n" + "\n".join(map(latex, report.tables)),
         "tables.csv": results.tidy(report.groups),
     }
     for name, text in texts.items():

@@ -1,65 +1,75 @@
-"""What a report says, gathered: groups, tables, figures and findings of run directories."""
+"""The contents of a report: groups, tables, figures and findings of run directories."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from trustclip.report import curves, plots, published, results, swept, verdict
+from trustclip.paper import published
+from trustclip.report import results, verdict
 from trustclip.report.comparison import Compared, compare
+from trustclip.report.draw import curves, plots, swept
+from trustclip.report.draw.marks import Figure
 from trustclip.report.groups import Group, by_setting, group_runs
-from trustclip.report.marks import Figure
-from trustclip.report.runs import find, read_run
 from trustclip.report.tables import Table
+from trustclip.runs.reader import find, read_run
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
+class Section:
+    """A part of a report.
+
+    Args:
+      key: its anchor.
+      title: of it.
+      figures: in it.
+      tables: in it.
+    """
+
+    key: str
+    title: str
+    figures: list[Figure]
+    tables: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
 class Report:
-    """Everything a report says.
+    """The contents of a report.
 
     Args:
       groups: the runs.
       compared: groups against the reference of their setting, by Mean@K.
-      headline: the one sentence to remember.
+      headline: the main finding, in one sentence.
       findings: the sentences under it.
-      tables: scores, seeds, comparisons.
-      paper: the paper's own tables, where nothing stands beside these runs'.
-      intervals: ratio intervals of the methods.
-      scores: figure of final scores.
-      constraint: Figure 1.
-      training: Figure 2, one a setting.
-      sweeps: Figure 3, one a hyper-parameter; and methods over a setting that their suite sweeps.
-      budgets: Figure 4, one a setting.
-      gates: what the gate did.
+      sections: figures and tables; some may be empty.
+      paper: the paper's own tables, where no run can be set beside them.
     """
 
     groups: list[Group]
     compared: list[Compared]
     headline: str
     findings: list[verdict.Finding]
-    tables: list[Table]
+    sections: list[Section]
     paper: list[Table]
-    intervals: list[Table]
-    scores: list[Figure]
-    constraint: list[Figure]
-    training: list[Figure]
-    sweeps: list[Figure]
-    budgets: list[Figure]
-    gates: list[Figure]
+
+    def __getitem__(self, key: str) -> Section:
+        return next(section for section in self.sections if section.key == key)
+
+    @property
+    def tables(self) -> list[Table]:
+        """Tables of all sections."""
+        return [table for section in self.sections for table in section.tables]
 
     @property
     def figures(self) -> list[Figure]:
-        """All figures."""
-        return [
-            *self.scores, *self.constraint, *self.training, *self.sweeps, *self.budgets,
-            *self.gates,
-        ]  # fmt: skip
+        """Figures of all sections."""
+        return [figure for section in self.sections for figure in section.figures]
 
     @property
     def subject(self) -> str:
-        """What the report is about, in a line."""
+        """Methods, runs, models and benchmarks of the report, in one line."""
         runs = [run for group in self.groups for run in group.runs]
         parts = [
             _many(len({g.label for g in self.groups}), "method")
@@ -78,7 +88,7 @@ def _many(count: int, noun: str) -> str:
 
 
 def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
-    """Read run directories and draw everything from them.
+    """Read run directories, and make the contents of their report.
 
     Args:
       paths: run directories, and suites for all of theirs.
@@ -86,7 +96,7 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
         first, when None.
 
     Raises:
-      ValueError: no path, or one that is no run directory.
+      ValueError: no path, or one that is not a run directory.
     """
     folders = list(dict.fromkeys(path for path in find(paths)))
     if not folders:
@@ -100,24 +110,27 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
         results.comparison_table(by_pass, "pass-differences"),
     )
     beside = any(row.kind == "paper" for table in tables for row in table.rows)
+    gate = [
+        *_for_each(groups, curves.gate_figure),
+        *_some(curves.quadrant_figure(groups), curves.ratio_figure(groups)),
+        *_for_each(groups, curves.bucket_figure),
+    ]
+    sweeps = [*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)]
+    intervals = _some(results.interval_table(groups))
     return Report(
         groups=groups,
         compared=by_mean,
         headline=verdict.headline(groups, by_mean),
         findings=verdict.findings(groups, by_mean),
-        tables=tables,
-        paper=[] if beside else results.printed_tables(),
-        intervals=_some(results.interval_table(groups)),
-        scores=_some(plots.forest_figure(groups, by_mean)),
-        constraint=_some(plots.constraint_figure(groups)),
-        training=_for_each(groups, curves.training_figure),
-        sweeps=[*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)],
-        budgets=_for_each(groups, plots.budget_figure),
-        gates=[
-            *_for_each(groups, curves.gate_figure),
-            *_some(curves.quadrant_figure(groups), curves.ratio_figure(groups)),
-            *_for_each(groups, curves.bucket_figure),
+        sections=[
+            Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
+            Section("constraint", "Constraint", _some(plots.constraint_figure(groups)), intervals),
+            Section("training", "Training", _for_each(groups, curves.training_figure)),
+            Section("sweep", "Sweep", sweeps),
+            Section("budget", "Samples and K", _for_each(groups, plots.budget_figure)),
+            Section("gate", "Gate", gate),
         ],
+        paper=[] if beside else results.printed_tables(),
     )
 
 

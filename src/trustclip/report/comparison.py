@@ -1,29 +1,33 @@
-"""Groups against the reference of their model: what each difference is worth."""
+"""Groups against the reference of their setting: each difference, its interval and its p-value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from trustclip import stats
 from trustclip.report.groups import Group, shared_answers
-from trustclip.report.runs import Evaluation, Run
+from trustclip.runs.jsonl import scan
+from trustclip.runs.reader import Evaluation, Run
+from trustclip.runs.samples import shards
 
 LEVEL = 0.95
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One group against the reference of its setting, on the runs of the seeds that both have.
+    """One group compared with the reference of its setting, on common seeds if there are any.
 
     Args:
       group: the group.
       reference: of its setting.
       metric: for example ``"mean@8"``.
-      seeds: pairs of runs.
+      seeds: runs of the group, and as a rule of the reference, in the comparison.
       step: update at which they are compared while one of them is unfinished; None at the end.
       difference: group - reference, in shares of 1, with its own p; None if not comparable.
       p_holm: p corrected for the family of all comparisons of this metric.
-      verdict: one sentence; where not comparable, why.
+      verdict: one sentence; the reason, if not comparable.
+      same_seeds: whether runs of the same seed are paired.
     """
 
     group: Group
@@ -34,22 +38,28 @@ class Compared:
     difference: stats.Difference | None
     p_holm: float
     verdict: str
+    same_seeds: bool = False
 
     @property
     def resolved(self) -> bool:
-        """Whether the difference is more than chance would make, at 95 %."""
+        """Whether the corrected p-value is at most 5 %."""
         return self.difference is not None and self.p_holm <= 1 - LEVEL + 1e-12
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Answers of a group and of its reference, seed by seed, at ``step`` or (None) at the end."""
+    """Runs of a group and of its reference, and their answers at ``step`` or (None) at the end.
+
+    ``same_seeds``: run i of the one and run i of the other have the same seed.
+    """
 
     group: Group
     reference: Group
+    runs: tuple[Sequence[Run], Sequence[Run]]
     a: Any
     b: Any
     strata: Sequence[str]
+    same_seeds: bool
     step: int | None = None
     obstacle: str = ""
 
@@ -57,11 +67,32 @@ class _Pair:
     def k(self) -> int:
         return int(min(stats.tally(answers).total.min() for answers in (self.a, self.b)))
 
+    def difference(self, kind: str) -> stats.Difference:
+        """Of Mean@K or Pass@K; exactly 0 where every completion is the same."""
+        if self.identical:
+            return stats.Difference(0.0, 0.0, 0.0, 1.0)
+        k = None if kind == "mean" else self.k
+        return stats.paired_difference(
+            self.a, self.b, self.strata, k=k, level=LEVEL, same_seeds=self.same_seeds
+        )
+
+    @cached_property
+    def identical(self) -> bool:
+        """Whether the runs wrote the same text, completion by completion."""
+        if not self.same_seeds or self.a != self.b:
+            return False
+        return all(
+            bool(found := _completions(x, self.step)) and found == _completions(y, self.step)
+            for x, y in zip(*self.runs, strict=True)
+        )
+
 
 def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
     """Every group against the reference of its setting, at the final evaluation.
 
-    As long as a run of a pair is unfinished: at the last update at which both were evaluated.
+    While a run of a pair is unfinished: at the last update at which both were evaluated. Runs of
+    the same seed are compared with each other. Groups without a common seed are compared as
+    independent runs if both have several, or one each.
 
     Args:
       groups: of any settings; the comparisons in all of them are one family for Holm's correction.
@@ -77,10 +108,7 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
         if not group.is_reference and group.scored and references[group.setting].scored
     ]
     family = [pair for pair in pairs if not pair.obstacle]
-    found = [
-        stats.paired_difference(p.a, p.b, p.strata, k=None if kind == "mean" else p.k, level=LEVEL)
-        for p in family
-    ]
+    found = [pair.difference(kind) for pair in family]
     adjusted = stats.holm([difference.p for difference in found]).tolist()
     worth = {
         id(pair): (difference, p)
@@ -96,38 +124,71 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
 def _compared(
     pair: _Pair, kind: str, difference: stats.Difference, p: float, family: int
 ) -> Compared:
-    k = None if kind == "mean" else pair.k
-    level = 1 - (1 - LEVEL) / family
-    budget = stats.required(pair.a, pair.b, pair.strata, k=k, level=level)
     names = (pair.group.label, pair.reference.label)
-    sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
+    if pair.identical:
+        sentence = f"identical to {names[1]}, completion by completion"
+    else:
+        k = None if kind == "mean" else pair.k
+        level = 1 - (1 - LEVEL) / family
+        budget = stats.required(
+            pair.a, pair.b, pair.strata, k=k, level=level, same_seeds=pair.same_seeds
+        )
+        sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
     metric = f"{kind}@{pair.k}"
     return Compared(
-        pair.group, pair.reference, metric, len(pair.a), pair.step, difference, p, sentence
-    )
+        pair.group, pair.reference, metric, len(pair.a), pair.step, difference, p, sentence,
+        pair.same_seeds,
+    )  # fmt: skip
 
 
-def _pair(group: Group, reference: Group) -> _Pair:
-    ours, theirs = ({run.seed: run for run in g.scored} for g in (group, reference))
-    # Without training two runs may have no seed in common, and are a pair all the same.
-    if len(ours) == len(theirs) == 1:
-        matched = [(*ours.values(), *theirs.values())]
-    else:
-        matched = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    runs = [run for pair in matched for run in pair]
-    evaluations, step = _alike(runs)
-    answers, strata = shared_answers(evaluations)
+def difference_on(compared: Compared, kind: str, task: str) -> stats.Difference | None:
+    """The difference on one task, uncorrected; None where the two are not comparable."""
+    pair = _pair(compared.group, compared.reference, task)
+    return None if pair.obstacle else pair.difference(kind)
+
+
+def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:
+    runs, same_seeds = _matched(group.scored, reference.scored)
+    first, second = runs
+    evaluations, step = _alike([*first, *second])
+    answers, strata = shared_answers(evaluations, task)
     obstacle = (
         "" if answers
-        else "not compared: no seed in common" if not matched
+        else "not compared: no seed in common" if not first
         else "not compared: never evaluated at the same update" if not evaluations
-        else "not compared: the problems differ, or their samples are gone"
+        else "not compared: the problems differ, or the samples are missing"
     )  # fmt: skip
-    return _Pair(group, reference, answers[::2], answers[1::2], strata, step, obstacle)
+    a, b = answers[: len(first)], answers[len(first) :]
+    return _Pair(group, reference, runs, a, b, strata, same_seeds, step, obstacle)
+
+
+def _matched(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[Run]], bool]:
+    """Runs to compare, and whether they are pairs of one seed."""
+    ours, theirs = ({run.seed: run for run in runs} for runs in (a, b))
+    common = [seed for seed in ours if seed in theirs]
+    if common:
+        return ([ours[seed] for seed in common], [theirs[seed] for seed in common]), True
+    # Without training two runs may have no seed in common, and are a pair all the same.
+    alone = len(ours) == len(theirs) == 1
+    if alone or min(len(ours), len(theirs)) > 1:
+        return ([*ours.values()], [*theirs.values()]), alone
+    return ([], []), False
+
+
+def _completions(run: Run, step: int | None) -> dict[tuple[Any, ...], Any]:
+    """Text of each completion of the evaluation at ``step``; of the last evaluation if None."""
+    if step is None and run.final is not None:
+        step = run.final.step
+    return {
+        (row["task"], row.get("id"), row.get("k")): row.get("response")
+        for shard in shards(run.path)
+        for line in scan(shard)
+        if (row := line.row) and row.get("task") is not None and row.get("step") == step
+    }
 
 
 def _alike(runs: Sequence[Run]) -> tuple[list[Evaluation], int | None]:
-    """Evaluations of the runs that stand for each other, and the update if it is not the end."""
+    """Comparable evaluations of the runs, and the update if it is not the last."""
     finals = [run.final for run in runs if run.final is not None]
     if all(run.finished for run in runs) or len({e.step for e in finals}) == 1:
         return finals, None
@@ -140,7 +201,7 @@ def _alike(runs: Sequence[Run]) -> tuple[list[Evaluation], int | None]:
 
 
 def gain(group: Group, kind: str = "mean") -> stats.Difference | None:
-    """Final less initial score of a group, paired by problem; None where either is missing."""
+    """Final minus initial score of a group, paired by problem; None if either is missing."""
     runs = [run for run in group.scored if run.initial is not None]
     before = [run.initial for run in runs if run.initial is not None]
     after = [run.final for run in runs if run.final is not None]
@@ -149,4 +210,4 @@ def gain(group: Group, kind: str = "mean") -> stats.Difference | None:
         return None
     a, b = answers[: len(after)], answers[len(after) :]
     k = None if kind == "mean" else int(stats.tally([*a, *b]).total.min())
-    return stats.paired_difference(a, b, strata, k=k, level=LEVEL)
+    return stats.paired_difference(a, b, strata, k=k, level=LEVEL, same_seeds=True)

@@ -1,4 +1,4 @@
-"""What the gate of a run did, in plain sentences, and what to try next."""
+"""A run's constraint in plain sentences: what the gate did, and what to try next."""
 
 from collections.abc import Iterator, Sequence
 from math import isfinite, log
@@ -7,62 +7,66 @@ from statistics import fmean
 
 import torch
 
-from trustclip import divergences
-from trustclip.method import Method, as_method
-from trustclip.recipes.records import read_jsonl
+from trustclip.constraints import divergences
+from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.registry import as_method
 from trustclip.report.groups import describe
-from trustclip.report.runs import Run, find, read_run
-from trustclip.report.samples import Row
+from trustclip.runs.jsonl import Row, read_jsonl
+from trustclip.runs.reader import Run, find, read_run
+from trustclip.runs.text import one_line
 
 _PREFIX = "trustclip/"
 _QUADRANTS = {
-    "positive_above": "rewarded tokens that had already become likelier (A > 0, ratio above 1)",
-    "positive_below": "rewarded tokens that had become rarer (A > 0, ratio below 1)",
-    "negative_above": "punished tokens that had become likelier (A < 0, ratio above 1)",
-    "negative_below": "punished tokens that had already become rarer (A < 0, ratio below 1)",
+    "positive_above": "rewarded tokens that had already become more likely (A > 0, ratio above 1)",
+    "positive_below": "rewarded tokens that had become less likely (A > 0, ratio below 1)",
+    "negative_above": "penalised tokens that had become more likely (A < 0, ratio above 1)",
+    "negative_below": "penalised tokens that had already become less likely (A < 0, ratio below 1)",
 }
 _KINDS = {
     "p_old": "By old probability",
     "position": "By quarter of the completion",
     "entropy": "By entropy (nats)",
 }
-#: Shares of gated tokens under which a gate hardly acts, and over which it stops training.
+#: Shares of gated tokens below which a gate hardly acts, and above which it slows training.
 SELDOM, OFTEN = 1e-4, 0.2
-#: Share of the entropy it began with below which it has fallen far.
+#: Share of the initial entropy below which it has fallen far.
 FALLEN = 0.5
-#: Mean reward above which there is little left to explore for.
+#: Mean reward above which lower entropy is expected.
 SOLVED = 0.8
-#: A kind of token is gated more than others where its share is this many times the mean.
+#: A kind of token is named if its gated share is this many times the mean.
 STANDS_OUT = 2.0
 
 
 def explain(folder: Path) -> list[str]:
-    """What the gate did in a run.
+    """Describe what the gate did in a run.
 
     Args:
       folder: a run directory; it is only read.
 
     Returns:
-      Sentences, a paragraph each; the last one says what to try next.
+      Paragraphs, each one line without control characters; the last one suggests what to try next.
 
     Raises:
-      ValueError: no run directory, a suite of several, or a run that has trained nothing.
+      ValueError: not a run directory, a suite of several runs, or a run without training under a
+        constraint.
     """
     folders = list(find([folder]))
     if len(folders) > 1:
         names = ", ".join(path.name for path in folders[:5])
-        raise ValueError(f"{folder} holds {len(folders)} runs; name one: {names}.")
+        raise ValueError(f"{folder} contains {len(folders)} runs; choose one: {names}.")
     run = read_run(folders[0])
     rows = [row for row in run.training if _PREFIX + "gated" in row]
     if run.method is None or not rows:
         raise ValueError(f"{folder} has logged no update under a constraint.")
     method = as_method(run.method)
-    said = [_subject(run), _gate(method, rows)]
+    found = [_subject(run), _gate(method, rows)]
     if _mean(rows, "gated") > 0:
-        said += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
-    said += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
-    said += [f"Told while it trained, at update {n['step']}: {n['text']}" for n in run.notices]
-    return [*said, "Next: " + " ".join(_next(method, rows))]
+        found += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
+    found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
+    found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
+    found.append("Next: " + " ".join(_next(method, rows)))
+    # Names and warnings come from files: none of them may control a terminal.
+    return [one_line(paragraph) for paragraph in found]
 
 
 def _values(rows: Sequence[Row], name: str, prefix: str = _PREFIX) -> list[float]:
@@ -91,24 +95,24 @@ def _gate(method: Method, rows: Sequence[Row]) -> str:
     off_policy = _mean(rows, "off_policy")
     if off_policy == 0:
         return (
-            "The constraint was inert: every token was trained on at ratio 1, where no constraint "
-            "on the ratio can act."
+            "The constraint was inert: every token had ratio 1, where no constraint on the ratio "
+            "can act."
         )
-    if not method.cuts:
+    if Trait.CUTS not in method.traits:
         return (
-            f"This method weighs tokens and cuts none; {_percent(off_policy)} of tokens had a "
-            "ratio other than 1, where its weight differs from that of plain policy gradient."
+            f"This method reweights tokens and cuts none; {_percent(off_policy)} of tokens had a "
+            "ratio other than 1, where its weight differs from that of the plain policy gradient."
         )
     if not closed:
         return (
             f"The constraint was inert: its gate closed on no token in {len(shares)} logged "
-            "updates, so training was that of no constraint at all."
+            "updates, so training was the same as without a constraint."
         )
     top = max(shares, key=lambda step: shares[step] or 0)
     return (
-        f"The gate cut {_percent(_mean(rows, 'gated'))} of tokens. It closed on some token in "
-        f"{len(closed)} of {len(shares)} logged updates, first in update {closed[0]}, and most, "
-        f"on {_percent(shares[top])}, in update {top}."
+        f"The gate cut {_percent(_mean(rows, 'gated'))} of tokens. It closed on at least one token "
+        f"in {len(closed)} of {len(shares)} logged updates, first in update {closed[0]}; the "
+        f"largest share was {_percent(shares[top])}, in update {top}."
     )
 
 
@@ -132,8 +136,8 @@ def _kinds(rows: Sequence[Row]) -> Iterator[str]:
         listed = ", ".join(f"{_percent(shares[name])} of {_named(kind, name)}" for name in ordered)
         most = max(shares, key=lambda name: shares[name])
         times = shares[most] / mean
-        told = f" Most cut, {times:.1f} times the mean: {_named(kind, most)}."
-        yield f"{title}, the gate cut {listed}.{told if times > STANDS_OUT else ''}"
+        highest = f" The highest share, {times:.1f} times the mean: {_named(kind, most)}."
+        yield f"{title}, the gate cut {listed}.{highest if times > STANDS_OUT else ''}"
 
 
 def _named(kind: str, name: str) -> str:
@@ -157,13 +161,13 @@ def _mass(rows: Sequence[Row]) -> Iterator[str]:
     if _values(rows, "advantage_cut"):
         cut, gated = _mean(rows, "advantage_cut"), _mean(rows, "gated")
         yield (
-            f"With them went {_percent(cut)} of the advantages' mass: a cut token weighed "
-            f"{cut / gated:.1f} times the mean."
+            f"The cut tokens carried {_percent(cut)} of the total absolute advantage, "
+            f"{cut / gated:.1f} times their share of tokens."
         )
 
 
 def _completions(run: Run) -> Iterator[str]:
-    """From the gated share of each completion of each update."""
+    """Which completions were affected, from the gated share of each in each update."""
     path = run.path / "gates.jsonl"
     rows = read_jsonl(path) if path.exists() else []
     every = [
@@ -175,17 +179,19 @@ def _completions(run: Run) -> Iterator[str]:
     if hit:
         share, step, generated, index = max(hit)
         yield (
-            f"It touched {_percent(len(hit) / len(every))} of completions; most of all number "
-            f"{index} of the generation after update {generated}, {_percent(share)} of whose "
-            f"tokens were cut in update {step}."
+            f"It cut tokens in {_percent(len(hit) / len(every))} of completions. The most affected "
+            f"was number {index} of the generation after update {generated}: {_percent(share)} of "
+            f"its tokens were cut in update {step}."
         )
 
 
 def _distance(rows: Sequence[Row]) -> str:
     low, high = (_values(rows, f"ratio_q{q}") for q in ("01", "99"))
-    reach = f"; 98 % of ratios lay in [{fmean(low):.3g}, {fmean(high):.3g}]" if low and high else ""
+    reach = (
+        f"; 98 % of ratios were in [{fmean(low):.3g}, {fmean(high):.3g}]" if low and high else ""
+    )
     sizes = _values(rows, "ess")
-    size = f"; the effective sample was at least {100 * min(sizes):.0f} %" if sizes else ""
+    size = f"; the effective sample size was at least {100 * min(sizes):.0f} %" if sizes else ""
     return (
         f"The policy moved by {_mean(rows, 'k3'):.2g} nats per token and update (k3){reach}{size}."
     )
@@ -197,8 +203,8 @@ def _threshold(rows: Sequence[Row]) -> Iterator[str]:
         name = key.removeprefix(prefix)
         values = _values(rows, f"threshold/{name}")
         yield (
-            f"The threshold {name} went from {values[0]:.3g} to {values[-1]:.3g}, between "
-            f"{min(values):.3g} and {max(values):.3g}."
+            f"The threshold {name} changed from {values[0]:.3g} to {values[-1]:.3g} and stayed "
+            f"between {min(values):.3g} and {max(values):.3g}."
         )
 
 
@@ -206,8 +212,9 @@ def _agreement(rows: Sequence[Row]) -> Iterator[str]:
     precision, recall = (_values(rows, f"agreement/{name}") for name in ("precision", "recall"))
     if precision and recall:
         yield (
-            f"The exact KL divergence at the same threshold would have cut {fmean(precision):.0%} "
-            f"of the tokens that were cut; of those it would have cut, {fmean(recall):.0%} were."
+            "The exact KL divergence at the same threshold would also have cut "
+            f"{fmean(precision):.0%} of the tokens that were cut; {fmean(recall):.0%} of the "
+            "tokens that it would have cut were cut."
         )
 
 
@@ -217,16 +224,16 @@ def _entropy(rows: Sequence[Row]) -> Iterator[str]:
         return
     few = max(len(values) // 10, 1)
     first, last = fmean(values[:few]), fmean(values[-few:])
-    said = f"Entropy went from {first:.3g} to {last:.3g} nats per token."
+    text = f"Entropy changed from {first:.3g} to {last:.3g} nats per token."
     cut, kept = (_values(rows, f"entropy_slope/{name}") for name in ("cut", "kept"))
     if cut and kept and fmean(cut) != 0:
         effect = "lowered" if fmean(cut) > 0 else "raised"
-        said += (
-            f" To first order the tokens kept pushed it {_direction(fmean(kept))}, and those cut "
-            f"would have pushed it {_direction(fmean(cut))}, "
-            f"{abs(fmean(cut) / (fmean(kept) or 1)):.2g} times as hard: the gate {effect} it."
+        text += (
+            f" To first order, the kept tokens pushed it {_direction(fmean(kept))} and the cut "
+            f"tokens would have pushed it {_direction(fmean(cut))}, "
+            f"{abs(fmean(cut) / (fmean(kept) or 1)):.2g} times as much: the gate {effect} it."
         )
-    yield said
+    yield text
 
 
 def _direction(slope: float) -> str:
@@ -234,30 +241,30 @@ def _direction(slope: float) -> str:
 
 
 def _next(method: Method, rows: Sequence[Row]) -> Iterator[str]:
-    """Advice, by what stands out."""
+    """Advice, from the most notable number."""
     gated, entropy = _mean(rows, "gated"), _values(rows, "entropy")
     if _mean(rows, "off_policy") == 0:
         yield "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1."
-    elif method.cuts and gated < SELDOM:
-        yield f"a tighter threshold, if the constraint should act: {_cutting(rows)}."
+    elif Trait.CUTS in method.traits and gated < SELDOM:
+        yield f"for a constraint that acts, tighten the threshold: {_cutting(rows)}."
     elif gated > OFTEN:
         yield (
-            f"with {_percent(gated)} of tokens cut the gate does the learning rate's work: lower "
-            "the learning rate, take fewer updates per generation, or widen the threshold."
+            f"{_percent(gated)} of tokens were cut, so the gate limits every update: lower the "
+            "learning rate, take fewer updates per generation, or widen the threshold."
         )
     elif _solved(rows):
-        yield "nothing stands out: where entropy fell, the answers became right."
+        yield "nothing unusual: entropy fell as answers became correct."
     elif entropy and fmean(entropy[-3:]) < FALLEN * fmean(entropy[:3]):
         rising = _mean(rows, "gated/positive_above") > 0.5 * gated
         yield (
-            "entropy has fallen by more than half; the gate mostly holds back rewarded tokens on "
-            "their way up, so try a wider upper bound (clip_higher, or atr with a larger delta)."
+            "entropy has fallen by more than half, and the gate mostly cuts rewarded tokens whose "
+            "probability rises: try a wider upper bound (clip_higher, or atr with a larger delta)."
             if rising
-            else "entropy has fallen by more than half, and not because the gate holds back what "
-            "would raise it: try a smaller learning rate or an entropy bonus before the gate."
+            else "entropy has fallen by more than half, and the gate is not the cause: try a "
+            "smaller learning rate or an entropy bonus before another threshold."
         )
     else:
-        yield "nothing stands out; compare with other methods over several seeds (trustclip suite)."
+        yield "nothing unusual; compare with other methods over several seeds (trustclip suite)."
 
 
 def _solved(rows: Sequence[Row]) -> bool:
@@ -266,15 +273,15 @@ def _solved(rows: Sequence[Row]) -> bool:
 
 
 def _cutting(rows: Sequence[Row]) -> str:
-    """A threshold that would have acted, from the ratios that were there."""
+    """A threshold that would have acted, from the observed ratios."""
     low, high = (_values(rows, f"ratio_q{q}") for q in ("01", "99"))
     if not (low and high):
-        return "hold the gate at a share with the controller target_gate"
+        return "use the controller target_gate to reach a chosen share of gated tokens"
     bounds = fmean(low), fmean(high)
     reached = min(
         divergences.k3(torch.tensor(log(bound), dtype=torch.float64)).item() for bound in bounds
     )
     return (
-        f"atr with delta {reached:.2g} reaches the outermost ratios there were, 1 % on one side, "
-        "and the controller target_gate finds a threshold for a share"
+        f"atr with delta {reached:.2g} would cut about 1 % of tokens, and the controller "
+        "target_gate finds the threshold for a chosen share"
     )

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but their seed are one group: a row of a table, a colour."""
+"""Groups of runs that differ only in their seed: a row of a table, a colour."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from trustclip import stats
-from trustclip.method import Method, as_method, methods
-from trustclip.report.runs import Evaluation, Run
-
-#: Settings that results do not depend on, and those that make the runs of a group differ.
-NEUTRAL = ("name", "seed", "output_dir", "save_steps", "save_total_limit", "sink", "logging_steps")
+from trustclip.constraints.base import Method, methods
+from trustclip.constraints.registry import as_method
+from trustclip.runs.identity import essential, flat
+from trustclip.runs.reader import Evaluation, Run
 
 #: Hyper-parameters that a label always shows; others only where they differ from the default.
 THRESHOLDS = ("delta", "epsilon", "low", "high")
@@ -76,13 +75,13 @@ class Group:
 
     @cached_property
     def scored(self) -> list[Run]:
-        """The runs whose final scores count: the finished ones or, as long as none is, all."""
+        """Runs whose final scores count: the finished ones, or all if none is finished."""
         answered = [run for run in self.runs if run.final is not None]
         return [run for run in answered if run.finished] or answered
 
     @property
     def partial(self) -> str:
-        """Why the scores are not yet those of all its runs, in words; empty where they are."""
+        """Why the scores are not final for all runs, in words; empty if they are."""
         unfinished = [run for run in self.scored if not run.finished]
         if unfinished:
             steps = sorted({run.final.step for run in unfinished if run.final and run.final.step})
@@ -201,7 +200,7 @@ def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def names(groups: Sequence[Group]) -> list[str]:
-    """What each is called among the others: by its label, and what settings differ in."""
+    """Unique names of the groups: the label, and the setting where it differs."""
     if len(by_setting(groups)) < 2:
         return [group.label for group in groups]
     if len({group.model for group in groups}) > 1:
@@ -219,28 +218,27 @@ def _is_suites_reference(group: Group) -> bool:
 
 
 def _identity(run: Run) -> str:
-    """What the runs of one group have in common, as text."""
+    """What the runs of one group have in common, as a key."""
     if run.entry:
-        told = [run.entry.get(key) for key in ("model", "label", "swept")]
-        return json.dumps([str(run.path.resolve().parent), *told])
-    return json.dumps([run.method, _essential(run.config)], sort_keys=True, default=str)
+        shared = [run.entry.get(key) for key in ("model", "label", "swept")]
+        return json.dumps([str(run.path.resolve().parent), *shared])
+    return json.dumps([run.method, _seedless(run)], sort_keys=True, default=str)
 
 
-def _essential(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    return {str(k): _essential(v) for k, v in value.items() if k not in NEUTRAL}
+def _seedless(run: Run) -> dict[str, Any]:
+    """Settings that the runs of a group share: all that results depend on but the seed."""
+    return {key: value for key, value in essential(run.config).items() if key != "seed"}
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """A label for each, with what tells it from another of the same label and setting."""
+    """A label for each, extended where another run has the same label and setting."""
     plain = [_label(run) for run in runs]
     pairs = [(run.setting, label) for run, label in zip(runs, plain, strict=True)]
     labels = []
     for run, label, pair in zip(runs, plain, pairs, strict=True):
-        twins = [r for r, other in zip(runs, pairs, strict=True) if other == pair]
-        if len(twins) > 1:
-            label = f"{label} ({_difference(run, twins) or run.name})"
+        alike = [r for r, other in zip(runs, pairs, strict=True) if other == pair]
+        if len(alike) > 1:
+            label = f"{label} ({_difference(run, alike) or run.name})"
         labels.append(label)
     if len({(run.setting, label) for run, label in zip(runs, labels, strict=True)}) < len(runs):
         labels = [f"{label} ({run.name})" for run, label in zip(runs, labels, strict=True)]
@@ -255,20 +253,12 @@ def _label(run: Run) -> str:
     return describe(run.method)
 
 
-def _difference(run: Run, twins: Sequence[Run]) -> str:
+def _difference(run: Run, others: Sequence[Run]) -> str:
     """Settings in which a run differs from others of its label."""
-    flats = [_flat(_essential(twin.config)) for twin in twins]
-    own = _flat(_essential(run.config))
-    keys = [key for key in own if len({json.dumps(flat.get(key)) for flat in flats}) > 1]
+    settings = [flat(_seedless(other)) for other in others]
+    own = flat(_seedless(run))
+    keys = [key for key in own if len({json.dumps(given.get(key)) for given in settings}) > 1]
     return ", ".join(f"{key.rpartition('.')[2]} {own[key]}" for key in keys[:3])
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        name = prefix + key
-        found |= _flat(item, f"{name}.") if isinstance(item, Mapping) else {name: item}
-    return found
 
 
 def describe(method: Mapping[str, Any]) -> str:

@@ -1,9 +1,8 @@
-"""The page: one HTML file with everything in it, which asks nothing of any network."""
+"""The page: one self-contained HTML file, without network access."""
 
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,19 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 import trustclip
-from trustclip.report import charts, results
+from trustclip.report import results
 from trustclip.report.collect import Report, collect
+from trustclip.report.draw import charts
+from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.groups import Group
-from trustclip.report.marks import BANDS, DARK_PALETTE, PALETTE, Figure
-from trustclip.report.runs import Run
-from trustclip.report.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page.
-
-    Args:
-      key: its anchor.
-      title: of it.
-      figures: in it.
-      tables: above the figures.
-    """
-
-    key: str
-    title: str
-    figures: list[Figure]
-    tables: list[Any]
+from trustclip.runs.reader import Run
+from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
+from trustclip.runs.secrets import redacted, redacted_argv
+from trustclip.runs.text import duration, percent
 
 
 def write_page(folder: Path, title: str) -> str:
-    """Write ``report.html`` of one run directory from what it holds.
+    """Write ``report.html`` of one run directory from its files.
 
     Args:
       folder: the run directory.
@@ -49,7 +34,7 @@ def write_page(folder: Path, title: str) -> str:
       Name of the file.
 
     Raises:
-      ValueError: the folder is no run directory.
+      ValueError: the folder is not a run directory.
     """
     (folder / "report.html").write_text(render(collect([folder]), title), encoding="utf-8")
     return "report.html"
@@ -64,7 +49,7 @@ def render(report: Report, title: str) -> str:
     """
     template = _environment().get_template("page.html.j2")
     scripts = [Markup(charts.script()), Markup(_environment().get_template("page.js.j2").render())]
-    sections = _sections(report)
+    sections = [part for part in report.sections if part.figures or part.tables]
     drawn = {
         f"{figure.key}/{i}": charts.spec(panel)
         for section in sections
@@ -96,7 +81,7 @@ def _environment() -> Environment:
 
 
 def embedded(value: Any) -> Markup:
-    """JSON that can stand in a script element, whatever its texts say.
+    """JSON that is safe inside a script element, whatever its texts contain.
 
     Example:
       >>> embedded(["</script>", "<!--", "\\u2028"])
@@ -109,21 +94,9 @@ def embedded(value: Any) -> Markup:
 
 
 def _hash(script: str) -> str:
-    """Hash by which the page's own policy allows a script, and no other."""
+    """Hash that allows this script in the page's content security policy."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _sections(report: Report) -> list[Section]:
-    parts = [
-        Section("scores", "Scores", report.scores, report.tables),
-        Section("constraint", "Constraint", report.constraint, report.intervals),
-        Section("training", "Training", report.training, []),
-        Section("sweep", "Sweep", report.sweeps, []),
-        Section("budget", "Samples and K", report.budgets, []),
-        Section("gate", "Gate", report.gates, []),
-    ]
-    return [part for part in parts if part.figures or part.tables]
 
 
 def _legend(groups: list[Group]) -> list[dict[str, Any]]:
@@ -135,7 +108,7 @@ def _legend(groups: list[Group]) -> list[dict[str, Any]]:
 
 
 def _run(group: Group, run: Run) -> dict[str, Any]:
-    """What the page says of a run as such."""
+    """The page's summary of a run."""
     final = run.final
     metric = group.metrics[0] if group.metrics else None
     score = final.score(None, metric) if final and metric else None
@@ -150,35 +123,26 @@ def _run(group: Group, run: Run) -> dict[str, Any]:
         "finished": run.finished,
         "steps": run.last_step,
         "metric": results.title_of(metric) if metric else "",
-        "score": results.percent(score["value"], 2) if score else "-",
-        "gated": results.percent(gated, 2),
-        "hours": _duration(run.summary.get("seconds")),
+        "score": percent(score["value"], 2) if score else "-",
+        "gated": percent(gated, 2),
+        "time": duration(run.summary.get("seconds")),
         "remarks": run.remarks,
         "notices": run.notices,
-        "config": yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
-        "environment": yaml.safe_dump(
-            dict(run.environment) or {"versions": run.summary.get("versions")}, sort_keys=False
-        ),
+        "config": _shown(dict(run.config)),
+        "environment": _shown(dict(run.environment) or {"versions": run.summary.get("versions")}),
     }
 
 
-def _duration(seconds: Any) -> str:
-    """Time for people.
-
-    Example:
-      >>> _duration(55.7), _duration(7260), _duration(None)
-      ('56 s', '2 h 1 min', '-')
-    """
-    if not isinstance(seconds, int | float):
-        return "-"
-    minutes = round(seconds) // 60
-    if minutes < 2:
-        return f"{round(seconds)} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+def _shown(record: dict[str, Any]) -> str:
+    """A record of a run as YAML, without the secrets that an older version may have written."""
+    found = redacted(record)
+    if isinstance(argv := found.get("argv"), list):
+        found["argv"] = redacted_argv([str(argument) for argument in argv])
+    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
 
 
 def _samples(report: Report) -> dict[str, Any]:
-    """The completions that the viewer has, and how many it has not."""
+    """The completions in the viewer, and the number of all."""
     problems = Problems()
     pairs = [(group, run) for group in report.groups for run in group.runs]
     share = MAX_CHARACTERS // max(len(pairs), 1)

@@ -1,4 +1,4 @@
-"""The tables of a report: what every group scored, beside the paper's own figures."""
+"""The tables of a report: the scores of every group, next to the paper's own figures."""
 
 import csv
 import io
@@ -7,21 +7,23 @@ from math import inf
 
 import torch
 
-from trustclip.method import Method, interval
-from trustclip.report import published
+from trustclip.constraints.base import Method
+from trustclip.constraints.registry import interval
+from trustclip.paper import published
+from trustclip.paper.cells import Row
 from trustclip.report.comparison import Compared
 from trustclip.report.groups import Estimate, Group, by_setting, names
-from trustclip.report.paper_cells import Row
-from trustclip.report.runs import in_words
 from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.runs.reader import in_words
+from trustclip.runs.text import bracket, one_line, percent
 
 NOTHING = Cell("-")
 #: A column: task (None for the average) and metric.
 Column = tuple[str | None, str]
 
 OPTIMISTIC = (
-    "In parentheses the best evaluation of each column, chosen on the test problems themselves as "
-    "the paper does: optimistic, and no ground for a comparison."
+    "In parentheses: the best evaluation of each column, selected on the test problems as in the "
+    "paper. It is optimistic and not a basis for comparisons."
 )
 
 
@@ -33,23 +35,6 @@ def title_of(metric: str) -> str:
       'Mean@8'
     """
     return metric[:1].upper() + metric[1:]
-
-
-def percent(share: float | None, digits: int = 1) -> str:
-    """A share in percent, or ``"-"``.
-
-    Example:
-      >>> percent(0.125), percent(None)
-      ('12.5', '-')
-    """
-    if share is None or share != share:
-        return "-"
-    return f"{100 * share:.{digits}f}".replace("-", "−")
-
-
-def bracket(low: float | None, high: float | None) -> str:
-    """An interval in percent, or nothing."""
-    return "" if low is None or high is None or low != low else f"[{percent(low)}, {percent(high)}]"
 
 
 def columns(groups: Sequence[Group]) -> list[Column]:
@@ -70,7 +55,7 @@ def tasks_of(groups: Sequence[Group]) -> list[str]:
 
 
 def estimate(group: Group, column: Column, moment: str, tasks: Sequence[str]) -> Estimate | None:
-    """Score of a cell; that of the average only from a group that has every task."""
+    """Score of a cell; the average only for a group that has every task."""
     task, metric = column
     complete = all(set(e.tasks) >= set(tasks) for e in group.evaluations(moment))
     return group.estimate(task, metric, moment) if task is not None or complete else None
@@ -94,12 +79,15 @@ def single_table(groups: Sequence[Group]) -> Table:
                 for e, top in zip(found, highest, strict=True)
             ]
             rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
-            rows += _paper_row(published.single_run(group), cols, _printed_single)
-    notes = ["95 % intervals in brackets, clustered by problem and, with several seeds, by seed."]
+            theirs = published.single_run(group.model, group.method)
+            rows += _paper_row(theirs, cols, _printed_single)
+    notes = [
+        "95 % intervals in brackets, clustered by problem and, with several seeds, also by seed."
+    ]
     if any(cell.text.endswith(")") for row in rows if row.kind == "ours" for cell in row.cells):
         notes.append(OPTIMISTIC)
     if len(groups) > 1:
-        notes.append("Bold is the highest value of a column; whether it means anything is below.")
+        notes.append("Bold: the highest value of a column; the tests of the differences are below.")
     return Table("scores", "Scores, percent", "method", _head(cols), rows, notes)
 
 
@@ -180,10 +168,13 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
         ]
         note = f"{len(group.scored)} seeds"
         rows.append(TableRow(label, cells, "ours", note, group.series))
-        rows += _paper_row(published.repeated_runs(group), cols, _printed_repeated)
+        theirs = published.repeated_runs(group.model, group.method)
+        rows += _paper_row(theirs, cols, _printed_repeated)
     notes = ["Mean ± sample standard deviation (divisor n − 1) over seeds."]
     if any(row.kind == "paper" for row in rows):
-        notes.append("The paper's ± has the divisor n: times 1.22 for its three runs to compare.")
+        notes.append(
+            "The paper's ± uses the divisor n; multiply it by 1.22 (three runs) to compare."
+        )
     return Table("seeds", "Final scores over seeds, percent", "method", _head(cols), rows, notes)
 
 
@@ -231,9 +222,11 @@ def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
         rows.append(TableRow(label, [*numbers, Cell(c.verdict)], "ours", note, c.group.series))
     paired = "problem and seed" if any(c.seeds > 1 for c in found) else "problem"
     family = len([c for c in found if c.difference is not None])
-    notes = [f"Final evaluations, paired by {paired}; {family} in the family of Holm's correction."]
+    notes = [f"Final evaluations, paired by {paired}; Holm's correction for {family} comparisons."]
     if any(c.step is not None for c in found):
-        notes.append("Unfinished runs are compared at the last update that both were evaluated at.")
+        notes.append(
+            "Unfinished runs are compared at the last update at which both were evaluated."
+        )
     title = f"{title_of(metric)} against {found[0].reference.label}, points"
     head = [("", ["difference", "p", "p (Holm)", "verdict"])]
     return Table(key, title, "method", head, rows, notes, wide=True)
@@ -255,9 +248,9 @@ def interval_table(groups: Sequence[Group]) -> Table | None:
             rows += _interval_rows(group, group.method)
     if not rows:
         return None
-    notes = ["No token inside the interval is cut."]
+    notes = ["The gate never closes for a ratio inside the interval."]
     if any(row.note for row in rows):
-        notes.append("Where it depends on the token, it is given at two old probabilities p.")
+        notes.append("Intervals that depend on the token are given at two old probabilities p.")
     head = [("", ["lowest ratio", "highest ratio"])]
     return Table("intervals", "Ratio intervals", "method", head, rows, notes)
 
@@ -282,24 +275,11 @@ def _ratio(end: float) -> str:
 
 
 def tidy(groups: Sequence[Group]) -> str:
-    """Every number of the tables as CSV, one a line, in percent."""
+    """All numbers of the tables as CSV, one per line, in percent."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [
-            "model",
-            "swept",
-            "method",
-            "moment",
-            "task",
-            "metric",
-            "value",
-            "low",
-            "high",
-            "std",
-            "runs",
-        ]
-    )
+    header = "model swept method moment task metric value low high std runs"
+    writer.writerow(header.split())
     cols, tasks = columns(groups), tasks_of(groups)
     for group in groups:
         swept = ", ".join(in_words(group.runs[0].swept))
@@ -308,13 +288,20 @@ def tidy(groups: Sequence[Group]) -> str:
                 e = estimate(group, col, moment, tasks)
                 if e is None:
                     continue
-                place = [group.model, swept, group.label, moment, col[0] or "average", col[1]]
+                texts = [group.model, swept, group.label, moment, col[0] or "average", col[1]]
+                place = [_csv_text(text) for text in texts]
                 runs = len(group.evaluations(moment))
                 writer.writerow([*place, *map(_number, (e.value, e.low, e.high, e.std)), runs])
                 if e.best is not None:
                     place[3] = "best"
                     writer.writerow([*place, _number(e.best), "", "", "", runs])
     return text.getvalue()
+
+
+def _csv_text(text: str) -> str:
+    """Text in one line that no spreadsheet takes for a formula."""
+    line = one_line(text)
+    return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
 
 
 def _number(share: float | None) -> str:

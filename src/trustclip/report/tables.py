@@ -1,7 +1,9 @@
 """A table once, written as Markdown, LaTeX and (by the page's template) HTML."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from trustclip.runs.text import markdown_table, markdown_text, one_line
 
 
 @dataclass(frozen=True)
@@ -9,9 +11,9 @@ class Cell:
     """One cell.
 
     Args:
-      text: what it says; ``"-"`` where there is nothing to say.
-      note: said smaller: an interval.
-      strong: the highest of its column.
+      text: its content; ``"-"`` where there is none.
+      note: in smaller type after it, such as an interval.
+      strong: in bold, such as the highest of its column.
     """
 
     text: str
@@ -27,7 +29,7 @@ class TableRow:
       label: its first cell.
       cells: the others.
       kind: ``"ours"``, ``"base"``, ``"paper"`` or ``"section"`` (a label alone).
-      note: said smaller after the label.
+      note: in smaller type after the label.
       series: number of the colour of its group.
     """
 
@@ -79,36 +81,23 @@ def markdown(table: Table) -> str:
       | a\\|b | **41.72** [38.1, 45.2] |
       <BLANKLINE>
     """
-    wide = len(table.columns)
-    lines = [
-        _bar([table.corner, *map(_markdown_text, table.columns)]),
-        "|" + "---|" * (wide + 1),
-    ]
+    rows = []
     for row in table.rows:
-        label = _markdown_text(row.label)
+        label = markdown_text(row.label)
         if row.kind == "section":
-            lines.append(_bar([f"**{label}**", *[""] * wide]))
+            rows.append([f"**{label}**", *[""] * len(table.columns)])
             continue
-        label += f" ({_markdown_text(row.note)})" if row.note else ""
-        lines.append(_bar([label, *map(_markdown_cell, row.cells)]))
-    notes = [f"\n{_markdown_text(note)}" for note in table.notes]
-    return "\n".join([f"**{_markdown_text(table.title)}**\n", *lines, *notes, ""])
-
-
-def _bar(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+        label += f" ({markdown_text(row.note)})" if row.note else ""
+        rows.append([label, *map(_markdown_cell, row.cells)])
+    grid = markdown_table([table.corner, *map(markdown_text, table.columns)], rows)
+    notes = [f"\n{markdown_text(note)}" for note in table.notes]
+    return "\n".join([f"**{markdown_text(table.title)}**\n", grid, *notes, ""])
 
 
 def _markdown_cell(cell: Cell) -> str:
-    text = _markdown_text(cell.text)
+    text = markdown_text(cell.text)
     text = f"**{text}**" if cell.strong else text
-    return f"{text} {_markdown_text(cell.note)}".strip()
-
-
-def _markdown_text(text: str) -> str:
-    for character in "\\`*<|":
-        text = text.replace(character, "\\" + character)
-    return " ".join(text.split())
+    return f"{text} {markdown_text(cell.note)}".strip()
 
 
 _LATEX = {
@@ -121,13 +110,13 @@ _LATEX = {
 
 
 def latex_text(text: str) -> str:
-    """Text as LaTeX prints it.
+    """Text in one line, escaped for LaTeX.
 
     Example:
       >>> latex_text("atr δ=0.07 & 50%")
       'atr $\\\\delta$=0.07 \\\\& 50\\\\%'
     """
-    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
 def latex(table: Table) -> str:

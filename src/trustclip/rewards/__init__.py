@@ -1,4 +1,4 @@
-"""Verified rewards: what a completion's final answer is worth.
+"""Verified rewards: a completion is scored by its final answer.
 
 `Verifier` scores completions, `extract_answer` shows what it read in them, and the reward functions
 put both into the signatures of TRL and verl.

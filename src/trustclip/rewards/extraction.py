@@ -6,9 +6,10 @@ tries them in turn before it settles for a final number.
 """
 
 import re
+from itertools import pairwise
 from typing import Literal, get_args
 
-from trustclip.names import unknown
+from trustclip.constraints.names import unknown
 
 Style = Literal["solution", "boxed", "answer", "any"]
 
@@ -24,7 +25,9 @@ _SEPARATOR = re.compile(
     r"(?:[\s$,;.*_&]|\\[()\[\],;! \\]|\\q?quad"
     r"|\\text\s?\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b)*"
 )
-_FEW_SHOT = re.compile(r"(?is).*\bfinal answer is:?\s*(\S.*?)\.?\s*$")
+_LISTED, _OR = re.compile(r",|\band\b"), re.compile(r"\bor\b")
+_FEW_SHOT = re.compile(r"(?is).*\bfinal answer(?: is:?|:)\s*(\S.*?)\.?\s*$")
+_DOUBLED = re.compile(r"(?<!\\)\\\\(?:boxed|fbox)[ \t]{0,4}\{")
 _STATEMENT = re.compile(
     r"(?is)^(?!\\)(?:[^\\$={}]|\$[^$]*\$)*\b(?:is|are|equals)\b[ \t]*:?\s+(\S.*)$"
 )
@@ -35,7 +38,7 @@ _MATH = re.compile(
 )
 _NUMBER = re.compile(r"(?:(?<![\w)}\]])[-−–])?[0-9](?:[0-9,]|\{,\}|\\,)*(?:\.[0-9]+)?")
 # Control, zero-width, bidirectional and surrogate characters make a text look unlike what it is.
-_INVISIBLE = re.compile(
+INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
 SPECIAL_TOKEN = re.compile(r"<\|\w{1,40}\|>")
@@ -58,13 +61,14 @@ def extract_answer(text: str, style: Style = "any") -> str | None:
     - ``"solution"``: the last complete ``<SOLUTION>...</SOLUTION>`` after ``<end_working_out>``
       (after the start of the text where that marker is missing). The prompt asks for one tag, so
       two with different contents are no answer.
-    - ``"boxed"``: the last balanced ``\boxed{...}``. Boxes separated only by commas, "and" or "or"
-      are one statement, and no answer if they differ; an earlier box elsewhere is working.
+    - ``"boxed"``: the last balanced ``\boxed{...}``. Boxes with only commas or "and" between them
+      are one list; with nothing or "or" between them they are no answer if they differ. An earlier
+      box elsewhere is working. Doubled backslashes (``\\boxed``) are read as single ones.
     - ``"answer"``: the last ``Answer: ...`` line, with the same rule for adjacent lines.
     - ``"any"``: the first of these three that occurs in the text; otherwise the final formula or
       number that stands alone in the last 1,000 characters, unless a tag or box was begun and not
       finished. The few-shot phrase "The final answer is ... I hope it is correct." goes before
-      boxes.
+      boxes, as does "Final Answer: ... I hope it is correct."
 
     Markdown, math delimiters, a nested box, a trailing full stop and "... is" are removed. An
     answer longer than 256 characters, nested deeper than 32 braces or with invisible characters
@@ -92,11 +96,14 @@ def extract_answer(text: str, style: Style = "any") -> str | None:
     """
     check_style(style)
     text = text[-MAX_TEXT:]
-    if style != "any":
-        return _agreed(_REGIONS[style](text))
-    for regions_of in (_solution, _few_shot, _boxed, _answer):
+    if _DOUBLED.search(text):
+        text = text.replace("\\\\", "\\")
+    sources = (_solution, _few_shot, _boxed, _answer) if style == "any" else (_REGIONS[style],)
+    for regions_of in sources:
         if regions := regions_of(text):
             return _agreed(regions)
+    if style != "any":
+        return None
     return _final_statement(text)
 
 
@@ -113,7 +120,7 @@ def clean(region: str) -> str | None:
     if _PLAIN.fullmatch(answer):
         return answer
     answer = SPECIAL_TOKEN.split(answer, maxsplit=1)[0].strip()
-    if len(answer) > 4 * MAX_ANSWER or _INVISIBLE.search(answer):
+    if len(answer) > 4 * MAX_ANSWER or INVISIBLE.search(answer):
         return None
     for _ in range(4):
         before = answer
@@ -170,7 +177,7 @@ def _solution(text: str) -> list[str]:
 
 
 def _boxed(text: str) -> list[str]:
-    """Contents of the last balanced box and of the boxes that form one statement with it."""
+    """Contents of the last balanced box, and of the boxes joined to it: a list is one region."""
     spans: list[tuple[int, int, int]] = []
     opened: list[tuple[int, int] | None] = []
     start = min(
@@ -187,7 +194,13 @@ def _boxed(text: str) -> list[str]:
             while spans and spans[-1][0] > box[0]:
                 spans.pop()
             spans.append((*box, token.start()))
-    return _last_group(text, spans)
+    group = _last_group(text, spans)
+    contents = [text[inside:end] for _, inside, end in group]
+    gaps = [text[before[2] + 1 : after[0]] for before, after in pairwise(group)]
+    if 0 < len(gaps) < MAX_ANSWER and all(_LISTED.search(g) and not _OR.search(g) for g in gaps):
+        answers = dict.fromkeys(clean(content) or "" for content in contents)
+        return [", ".join(answers)] if all(answers) else contents
+    return contents
 
 
 def _few_shot(text: str) -> list[str]:
@@ -198,18 +211,18 @@ def _few_shot(text: str) -> list[str]:
 
 def _answer(text: str) -> list[str]:
     spans = [(m.start(), m.start(1), m.end(1)) for m in _ANSWER.finditer(text) if m[1].strip()]
-    return _last_group(text, spans)
+    return [text[inside:end] for _, inside, end in _last_group(text, spans)]
 
 
-def _last_group(text: str, spans: list[tuple[int, int, int]]) -> list[str]:
-    """Contents of the last (start, inside, end) span and those joined to it by separators alone."""
+def _last_group(text: str, spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The last (start, inside, end) span and those joined to it by separators alone, in order."""
     group = spans[-1:]
     for span in reversed(spans[:-1]):
         gap = text[span[2] : group[-1][0]].removeprefix("}")
         if len(gap) > 40 or not _SEPARATOR.fullmatch(gap):
             break
         group.append(span)
-    return [text[inside:end] for _, inside, end in reversed(group)]
+    return group[::-1]
 
 
 def _final_statement(text: str) -> str | None:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import queue
 import selectors
@@ -19,6 +20,14 @@ from typing import Any
 # Seconds. A host answers at the task's own limit; these only catch a host that is itself stuck.
 STARTUP_LIMIT = 120.0
 HOST_GRACE = 5.0
+# A machine out of memory or processes for a moment must not end a training.
+STARTS = 2
+
+_logger = logging.getLogger(__name__)
+
+
+class NotStartedError(RuntimeError):
+    """A host process ended, or stayed silent, before it was ready."""
 
 
 class Worker:
@@ -43,6 +52,14 @@ class Worker:
             self.kill()
             return "timeout" if reply is None else "crash"
         return reply["verdict"]
+
+    def forget(self) -> None:
+        """Close a forked copy's ends of the pipes: the host is the parent's, and ends with it."""
+        process, self._process = self._process, None
+        if process is not None:
+            _stream(process.stdin).close()
+            _stream(process.stdout).close()
+            process.returncode = 0  # not our child: nothing to wait for
 
     def signal(self) -> None:
         """Send SIGKILL to the host and its judge, if this process started them."""
@@ -69,7 +86,22 @@ class Worker:
         self.kill()
         script = Path(__file__).with_name("worker.py")
         self._owner = os.getpid()  # a forked copy of this object starts a host of its own
-        self._process = process = subprocess.Popen(
+        try:
+            process = self._spawn(script)
+            hello = _read_line(process, STARTUP_LIMIT)
+        except OSError as error:
+            self.kill()
+            raise NotStartedError(str(error)) from error
+        if hello and "error" in hello:  # math-verify itself is broken, and will be next time
+            self.kill()
+            raise RuntimeError(f"the verification worker did not start: {hello['error']}")
+        if not hello:
+            self.kill()
+            raise NotStartedError("no reply")
+        return process
+
+    def _spawn(self, script: Path) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(
             [sys.executable, "-P", str(script), *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -78,12 +110,7 @@ class Worker:
             start_new_session=True,  # Ctrl-C reaches the trainer alone, killpg both
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        hello = _read_line(process, STARTUP_LIMIT)
-        if not hello or "ready" not in hello:
-            self.kill()
-            reason = (hello or {}).get("error") or "no sign of life"
-            raise RuntimeError(f"the verification worker did not start: {reason}")
-        return process
+        return self._process
 
 
 class WorkerPool:
@@ -91,12 +118,28 @@ class WorkerPool:
 
     def __init__(self, workers: int, memory_limit: int, recycle_after: int) -> None:
         self._size = workers
-        self._workers = [Worker(memory_limit, recycle_after) for _ in range(workers)]
+        self._limits = memory_limit, recycle_after
+        self._open()
+        _pools.add(self)
+
+    def _open(self) -> None:
+        self.lock = threading.Lock()
+        self._workers = [Worker(*self._limits) for _ in range(self._size)]
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in self._workers:
             self._idle.put(worker)
         self._closed = threading.Event()
         self._finalizer = weakref.finalize(self, _kill_all, self._workers)
+
+    def after_fork(self) -> None:
+        """Start anew in a forked child: a thread of the parent may have held a worker or a lock."""
+        closed, workers = self._closed.is_set(), self._workers
+        self._finalizer.detach()
+        for worker in workers:
+            worker.forget()
+        self._open()
+        if closed:
+            self._closed.set()
 
     def ask(self, tasks: Sequence[dict[str, Any]]) -> list[str]:
         """One verdict per task, in order."""
@@ -125,12 +168,37 @@ class WorkerPool:
         try:
             if self._closed.is_set():
                 raise ValueError("this verifier is closed")
-            return worker.ask(task)
+            return self._started(worker, task)
         except BaseException:
             worker.kill()  # an interrupted exchange would leave its reply for the next task
             raise
         finally:
             self._idle.put(worker)
+
+    def _started(self, worker: Worker, task: dict[str, Any]) -> str:
+        """The worker's verdict, or "timeout" where it cannot be started."""
+        reason = ""
+        for _ in range(STARTS):
+            try:
+                return worker.ask(task)
+            except NotStartedError as error:
+                if self._closed.is_set():
+                    return "crash"
+                reason = str(error)
+        text = "a verification worker did not start (%s, tried %d times): its answer scores 0"
+        _logger.warning(text, reason, STARTS)
+        return "timeout"
+
+
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for each in list(_pools):
+        each.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _kill_all(workers: list[Worker]) -> None:

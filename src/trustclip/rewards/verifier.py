@@ -1,13 +1,12 @@
-"""The verifier: completions and golds in, 0.0 or 1.0 out, whatever the completion contains."""
+"""The verifier: scores completions against golds as 0.0 or 1.0, whatever they contain."""
 
 import functools
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from trustclip.rewards.equivalence import compare
+from trustclip.rewards.equivalence import alternatives, compare
 from trustclip.rewards.extraction import Style, check_style, clean, extract_answer
 from trustclip.rewards.pool import WorkerPool
 
@@ -33,8 +32,9 @@ class Verifier:
 
     Attributes:
       counts: how answers were judged so far: ``direct`` (without algebra), ``algebra`` (by
-        math-verify); ``no_answer`` (nothing extracted), ``timeout``, ``crash`` (the process died),
-        ``error`` (math-verify raised) and ``unreadable_gold`` scored 0.
+        math-verify); ``no_answer`` (nothing extracted), ``timeout`` (also: no process could be
+        started, which is logged), ``crash`` (the process died), ``error`` (math-verify raised) and
+        ``unreadable_gold`` scored 0.
 
     Raises:
       ValueError: an argument out of range.
@@ -69,7 +69,6 @@ class Verifier:
         self.counts: Counter[str] = Counter()
         self._timeout = float(timeout)
         self._pool = WorkerPool(workers, memory_limit, recycle_after)
-        self._lock = threading.Lock()
 
     def score(
         self, golds: Sequence[Any], responses: Sequence[str], style: Style = "any"
@@ -77,7 +76,8 @@ class Verifier:
         """Score each response against its gold.
 
         Args:
-          golds: the right answers, as text or numbers.
+          golds: the right answers, as text or numbers; a list holds alternatives, any of which is
+            right, also as text (``"['9.6', '9.60']"``).
           responses: completions without their prompts; anything that is no string scores 0.
           style: where the answer stands; see `extract_answer`.
 
@@ -85,7 +85,7 @@ class Verifier:
           One score per response, 1.0 if its answer equals the gold and 0.0 otherwise.
 
         Raises:
-          ValueError: unequal lengths, or an unknown style.
+          ValueError: unequal lengths, an unknown style, or a gold that is missing (None, NaN).
           ImportError: an answer needs math-verify and it is not installed.
         """
         check_style(style)
@@ -93,11 +93,11 @@ class Verifier:
             raise ValueError(
                 f"{len(golds)} golds for {len(responses)} responses: one each is needed"
             )
-        pairs = []
+        questions = []
         for gold, response in zip(golds, responses, strict=True):
             answer = extract_answer(response, style) if isinstance(response, str) else None
-            pairs.append((_bare_gold(str(gold).strip()), answer))
-        return [float(right) for right in self._judge(pairs, ("latex",), {})]
+            questions.append(([_bare_gold(text) for text in _texts(gold)], answer))
+        return [float(right) for right in self._judge(questions, ("latex",), {})]
 
     def equivalent(
         self,
@@ -127,7 +127,7 @@ class Verifier:
             raise ValueError(
                 f"unknown {sorted(unknown)}: kinds are {_KINDS}, options are {sorted(_OPTIONS)}"
             )
-        return self._judge([(gold, answer)], kinds, options)[0]
+        return self._judge([([gold], answer)], kinds, options)[0]
 
     def close(self) -> None:
         """Kill the worker processes. The verifier cannot be used for algebra afterwards."""
@@ -146,31 +146,53 @@ class Verifier:
 
     def _judge(
         self,
-        pairs: Sequence[tuple[str, str | None]],
+        questions: Sequence[tuple[Sequence[str], str | None]],
         kinds: tuple[str, ...],
         options: dict[str, Any],
     ) -> list[bool]:
-        counts: Counter[str] = Counter()
-        verdicts: dict[tuple[str, str | None], bool] = {}
-        undecided: dict[tuple[str, str], int] = {}
-        for gold, answer in pairs:
-            verdict = False if answer is None else compare(gold, answer)
-            if answer is not None and verdict is None:
-                undecided[gold, answer] = undecided.get((gold, answer), 0) + 1
-            else:
-                counts["no_answer" if answer is None else "direct"] += 1
-                verdicts[gold, answer] = bool(verdict)
+        """Whether each answer equals one of its golds; every answer counts once in `counts`."""
+        judged: dict[tuple[str, str | None], tuple[bool, str]] = {}
+        undecided: dict[tuple[str, str], None] = {}
+        for golds, answer in questions:
+            for gold in golds:
+                if answer is None:
+                    judged[gold, answer] = False, "no_answer"
+                elif (verdict := compare(gold, answer)) is None:
+                    undecided[gold, answer] = None
+                else:
+                    judged[gold, answer] = verdict, "direct"
         shared = {"kinds": kinds, "options": options, "timeout": self._timeout}
         tasks = [
             {"gold": gold[:_MAX_TEXT], "answer": answer[:_MAX_TEXT], **shared}
             for gold, answer in undecided
         ]
-        for (pair, times), reply in zip(undecided.items(), self._pool.ask(tasks), strict=True):
-            counts["algebra" if reply in ("right", "wrong") else reply] += times
-            verdicts[pair] = reply == "right"
-        with self._lock:
-            self.counts.update(counts)
-        return [verdicts[pair] for pair in pairs]
+        for pair, reply in zip(undecided, self._pool.ask(tasks), strict=True):
+            kind = "algebra" if reply in ("right", "wrong") else reply
+            judged[pair] = reply == "right", kind
+        # Of several golds, count the way the right one was judged, else one not judged directly.
+        best = [
+            max(
+                (judged[gold, answer] for gold in golds),
+                key=lambda how: (how[0], how[1] != "direct"),
+            )
+            for golds, answer in questions
+        ]
+        with self._pool.lock:
+            self.counts.update(kind for _, kind in best)
+        return [right for right, _ in best]
+
+
+def _texts(gold: Any) -> list[str]:
+    """A gold's alternatives as text; most have one."""
+    gold = gold.tolist() if hasattr(gold, "tolist") else gold
+    if isinstance(gold, list | tuple) and gold:
+        return [text for one in gold for text in _texts(one)]
+    if gold is None or gold != gold or isinstance(gold, list | tuple):
+        raise ValueError(
+            f"the gold answer {gold!r} is missing: an answer cannot be compared with it"
+        )
+    text = str(gold).strip()
+    return [one.strip() for one in alternatives(text) or [text]]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""The process that runs math-verify on text written by a model.
+"""The process that runs math-verify on untrusted text written by a model.
 
 Started by `trustclip.rewards.pool` as a plain script, so that neither the user's main module nor
 trustclip (and with it torch) is imported here: a host that imports math-verify once and forks a
@@ -8,6 +8,7 @@ per line out; end of input ends the host, and a judge never outlives the CPU sec
 """
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -82,10 +83,12 @@ class Judge:
     def __init__(self) -> None:
         request_read, self._requests = os.pipe()
         self._replies, reply_write = os.pipe()
+        host = os.getpid()
         self.pid = os.fork()
         self.judged = 0
         if self.pid == 0:
             try:
+                _end_with_parent(host)
                 for fd in (0, self._requests, self._replies):
                     os.close(fd)
                 _judge_forever(os.fdopen(request_read, "rb"), reply_write)
@@ -102,9 +105,11 @@ class Judge:
             os.write(self._requests, line)
         except BrokenPipeError:
             return "crash"
-        ready, _, _ = select.select([self._replies], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return "timeout"
+        # Standard input has nothing to read while a task is under way, unless it has ended.
+        waited = [self._replies, 0]
+        ready, _, _ = select.select(waited, [], [], max(0.0, deadline - time.monotonic()))
+        if self._replies not in ready:
+            return "crash" if ready else "timeout"
         return REPLIES.get(os.read(self._replies, 1), "crash")
 
     def kill(self) -> None:
@@ -113,6 +118,14 @@ class Judge:
         os.waitpid(self.pid, 0)
         os.close(self._requests)
         os.close(self._replies)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; only Linux can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it ended before
+        os._exit(0)
 
 
 def _warm_up() -> None:
@@ -158,15 +171,19 @@ def main(memory_limit: int, recycle_after: int) -> None:
         return
     os.write(output, b'{"ready": true}\n')
     current: Judge | None = None
-    for line in sys.stdin.buffer:
-        current = current or Judge()
-        verdict = current.ask(line, json.loads(line)["timeout"])
-        os.write(output, json.dumps({"verdict": verdict}).encode() + b"\n")
-        if verdict in ("timeout", "crash") or current.judged >= recycle_after:
+    try:
+        for line in sys.stdin.buffer:
+            current = current or Judge()
+            verdict = current.ask(line, json.loads(line)["timeout"])
+            os.write(output, json.dumps({"verdict": verdict}).encode() + b"\n")
+            if verdict in ("timeout", "crash") or current.judged >= recycle_after:
+                current.kill()
+                current = None
+    except BrokenPipeError:
+        pass  # the parent process has gone
+    finally:
+        if current:
             current.kill()
-            current = None
-    if current:
-        current.kill()
 
 
 if __name__ == "__main__":

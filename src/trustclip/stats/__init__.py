@@ -1,13 +1,14 @@
-"""Statistics for sampled answers: what a score, a difference and a family of claims are worth.
+"""Statistics for sampled answers: intervals of scores, differences, and families of comparisons.
 
 A score is an average over problems, each answered several times, sometimes by several training
 runs. Answers to one problem are alike, so every interval here is clustered by problem, and a
 comparison of two models pairs them problem by problem.
 """
 
-from trustclip.stats.intervals import Interval, mean_interval, pass_interval
-from trustclip.stats.paired import Difference, paired_difference
+from trustclip.stats.confidence import Interval, RunSummary, mean_interval, pass_interval
+from trustclip.stats.differences import Difference, holm, paired_difference, welch
 from trustclip.stats.power import (
+    FEW_SEEDS,
     Budget,
     Comparison,
     Required,
@@ -16,10 +17,10 @@ from trustclip.stats.power import (
     required,
     verdict,
 )
-from trustclip.stats.runs import RunSummary, holm, welch
 from trustclip.stats.scores import Tally, mean_at_k, mean_curve, pass_at_k, pass_curve, tally
 
 __all__ = [
+    "FEW_SEEDS",
     "Budget",
     "Comparison",
     "Difference",

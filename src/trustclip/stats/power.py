@@ -1,23 +1,21 @@
-"""What it would take to resolve an observed gap, and the plain verdict of a comparison."""
+"""Power of a comparison: what it could have detected, what limits it, and a verdict in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor, inf, isnan, log10, nan
-from typing import Any
+from math import inf, isnan, nan, sqrt
+from typing import Any, Literal
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import chdtri, nctdtrinc
 
-from trustclip.stats.intervals import (
-    Interval,
-    cross_variance,
-    mean_interval,
-    mean_variance,
-    pass_interval,
-    seed_variance,
+from trustclip.stats.confidence import Interval, mean_interval, pass_interval, t_quantile
+from trustclip.stats.differences import (
+    Difference,
+    difference_variance,
+    holm,
+    paired_difference,
+    paired_scores,
 )
-from trustclip.stats.paired import Difference, paired_difference, paired_scores
-from trustclip.stats.runs import holm
 from trustclip.stats.scores import (
     Correct,
     Ints,
@@ -27,6 +25,14 @@ from trustclip.stats.scores import (
     strata_groups,
     tally,
 )
+
+#: Chance to find a gap that is called detectable.
+POWER = 0.8
+#: With fewer seeds than this, seeds are taken to limit a comparison, whatever the data show: their
+#: variance is hardly known.
+FEW_SEEDS = 5
+
+Limit = Literal["samples", "problems", "seeds"]
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,21 @@ class Budget:
 
 @dataclass(frozen=True)
 class Required:
-    """The budget at hand, and for each of its parts what it alone would have to become.
+    """What limits a comparison, and how much data would remove the limit.
 
-    In `needed`, inf: no amount of this part suffices; nan: the data cannot tell.
+    Args:
+      have: the budget at hand.
+      needed: for each of its parts, what it alone would have to become to find the gap in
+        question; inf: no amount of this part suffices; nan: the data do not determine it.
+      detectable: smallest gap that the budget at hand finds with probability `POWER`, a share of
+        1; nan where the data do not determine it.
+      limit: the part that holds most of the variance; seeds where there are 2 to 4 of them.
     """
 
     have: Budget
     needed: Budget
+    detectable: float = nan
+    limit: Limit = "problems"
 
 
 def required(
@@ -56,14 +70,21 @@ def required(
     *,
     k: int | None = None,
     level: float = 0.95,
-    power: float = 0.8,
+    gap: float | None = None,
+    same_seeds: bool = False,
 ) -> Required:
-    """How many samples, problems or seeds would resolve the observed gap.
+    r"""What gap the budget at hand can find, and how much of each part would find a given one.
 
-    The variance of the difference is V_s + V_p + U / K: seeds, problems (how unevenly the gain
-    is spread over them) and sampling, K answers a problem. A gap D is found at confidence `level`
-    with probability `power` if the variance is (D / (z_level + z_power))^2; each number is what
-    reaches it with the other two kept, taking the observed gap for the true one.
+    The variance of the difference is $V_s + V_p + U/K$: seeds, problems (how unevenly the gain is
+    spread over them) and sampling, K answers a problem. A gap $D$ is found at confidence `level`
+    with probability `POWER` if $D = c \sqrt{v}$, where the noncentral $t$ distribution with the
+    variance's degrees of freedom and noncentrality $c$ exceeds the test's quantile with that
+    probability. `detectable` solves this for $D$, with the median-unbiased estimate of $v$; each
+    part of `needed` solves it for one part of $v$, with the other two kept.
+
+    `detectable` rests on the variance alone. `needed` for the gap just observed, its default,
+    takes a noisy number for the truth and squares it, so it is no advice: give the `gap` that
+    would matter to you.
 
     Args:
       a: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
@@ -71,7 +92,8 @@ def required(
       strata: benchmark of each problem, for a macro-average; all grow alike.
       k: for Pass@k instead of Mean@K; the number of samples is then nan.
       level: confidence of the two-sided test, in (0, 1).
-      power: chance to find the gap, in (0, 1).
+      gap: difference to be found, a share of 1; the observed one if None.
+      same_seeds: as in `paired_difference`.
 
     Returns:
       `Required`. Samples are nan if a problem has a single one (sampling noise is unknown);
@@ -80,43 +102,73 @@ def required(
     Example:
       >>> a = Tally(np.tile([2, 5, 1, 7], 8)[None], np.full((1, 32), 8))
       >>> b = Tally(np.tile([1, 5, 1, 6], 8)[None], np.full((1, 32), 8))
-      >>> required(a, b).needed.samples
-      23.0
+      >>> found = required(a, b, gap=0.05)
+      >>> print(f"{found.needed.samples} {found.detectable:.3f} {found.limit}")
+      39.0 0.033 samples
     """
     scores_a, scores_b = paired_scores(a, b, k)
     tallies = [tally(a), tally(b)]
-    arms = [scores_a, scores_b]
     groups = strata_groups(strata, scores_a.shape[1])
-    d = scores_a.mean(axis=0) - scores_b.mean(axis=0)
     have = Budget(
-        min(int(t.total.min()) for t in tallies), d.size, min(arm.shape[0] for arm in arms)
+        min(int(t.total.min()) for t in tallies),
+        scores_a.shape[1],
+        min(scores_a.shape[0], scores_b.shape[0]),
     )
-    gap = float(macro_average(d[None], groups))
-    total, _ = mean_variance(d, arms, groups)
-    if abs(gap) < 1e-12 or isnan(total):
-        unknown = nan if isnan(total) else inf
-        return Required(have, Budget(unknown, unknown, unknown))
-    target = (gap / (ndtri((1 + level) / 2) + ndtri(power))) ** 2
-    crossed = [arm for arm in arms if arm.shape[0] > 1]
-    cross = sum(cross_variance(arm, groups) for arm in crossed)
-    of_seeds = max(sum(seed_variance(arm, groups) for arm in crossed) - cross, 0.0)
-    of_rest = total - of_seeds
+    v = difference_variance(scores_a, scores_b, groups, same_seeds)
+    if isnan(v.total):
+        return Required(have, Budget(nan, nan, nan))
+    if gap is None:
+        gap = float(macro_average(scores_a, groups) - macro_average(scores_b, groups))
+    of_seeds = max(v.seeds - v.cross, 0.0)
+    of_rest = v.total - of_seeds
     one_sample, sampling = (nan, nan) if k else _sampling_variance(tallies, groups)
+    of_problems = max(of_rest - sampling, 0.0)  # 0 where the sampling is unknown
+
+    def wanted(variance: float, freedom: float) -> bool:
+        return abs(gap) >= _noncentrality(level, freedom) * sqrt(max(variance, 0.0))
+
+    n, s = have.problems, have.seeds
+    by_seed = (of_seeds + v.cross) * s
     needed = Budget(
-        samples=_amount(one_sample, target - of_seeds - max(of_rest - sampling, 0.0)),
-        problems=_amount(of_rest * d.size, target - of_seeds),
-        seeds=_amount((of_seeds + cross) * have.seeds, target - of_rest + cross)
-        if crossed
-        else nan,
+        samples=nan
+        if isnan(one_sample)
+        else _smallest(lambda x: wanted(of_seeds + of_problems + one_sample / x, v.freedom), 1),
+        problems=_smallest(
+            lambda x: wanted(of_seeds + of_rest * n / x, v.freedom * (x - 1) / (n - 1)), 2
+        ),
+        seeds=nan
+        if s < 2
+        else _smallest(
+            lambda x: wanted(of_rest - v.cross + by_seed / x, v.freedom * (x - 1) / (s - 1)), 2
+        ),
     )
-    return Required(have, needed)
+    if abs(gap) < 1e-12:
+        needed = Budget(inf, inf, inf)
+    parts: dict[Limit, float] = {"seeds": of_seeds, "problems": of_rest}
+    if not isnan(sampling):
+        parts |= {"problems": of_problems, "samples": sampling}
+    limit: Limit = "seeds" if 1 < s < FEW_SEEDS else max(parts, key=lambda part: parts[part])
+    # Half of all variance estimates are below this multiple of the true one: few seeds show less
+    # spread than there is.
+    usual = float(chdtri(v.freedom, 0.5)) / v.freedom
+    detectable = _noncentrality(level, v.freedom) * sqrt(v.total / usual)
+    return Required(have, needed, detectable, limit)
 
 
-def _amount(scale: float, room: float) -> float:
-    """Smallest whole number x with scale / x <= room."""
-    if isnan(scale) or isnan(room):
-        return nan
-    return float(ceil(scale / room)) if room > 0 else inf
+def _noncentrality(level: float, freedom: float) -> float:
+    """Size of a gap, in standard errors, that the t test detects with probability `POWER`."""
+    return float(nctdtrinc(freedom, 1 - POWER, t_quantile(level, freedom)))
+
+
+def _smallest(suffices: Callable[[int], bool], least: int, most: int = 10**7) -> float:
+    """Smallest whole number that suffices, by bisection; inf if not even `most` does."""
+    if not suffices(most):
+        return inf
+    low, high = least - 1, most  # `low` does not suffice, or is not allowed
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return float(high)
 
 
 def _sampling_variance(tallies: Sequence[Tally], groups: Sequence[Ints]) -> tuple[float, float]:
@@ -142,7 +194,9 @@ def verdict(
 ) -> str:
     """One plain sentence on a comparison.
 
-    An unresolved one names the cheapest remedy that suffices alone: samples, problems, seeds.
+    An unresolved one names the part of the budget that limits it and the smallest gap that the
+    budget finds with probability `POWER`. It gives no number of samples, problems or seeds: such
+    a number would be computed from the observed gap, which is mostly noise where it is unresolved.
 
     Args:
       difference: from `paired_difference`; its p may have been corrected for a family.
@@ -154,13 +208,13 @@ def verdict(
       The sentence, without a full stop.
 
     Example:
-      >>> budget = Required(Budget(8, 143, 1), Budget(66.0, 1240.0, float("nan")))
+      >>> budget = Required(Budget(8, 143, 1), Budget(66, 1240, nan), 0.031, "samples")
       >>> verdict(Difference(0.012, -0.01, 0.03, 0.29), budget)
-      'not resolvable with 8 samples; about 66 would be needed'
+      'not resolvable with 8 samples per problem, which detect gaps of about 3 points or more'
       >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), budget)
       'A is better than B by 5.2 points (p = 0.001)'
     """
-    have, needed = budget.have, budget.needed
+    have = budget.have
     drawn, asked = _many(have.samples, "sample"), _many(have.problems, "problem")
     if difference.p <= 1 - level + 1e-12:
         better, worse = names if difference.value > 0 else names[::-1]
@@ -168,25 +222,22 @@ def verdict(
         return f"{better} is better than {worse} by {points} (p = {difference.p:.2g})"
     if abs(difference.value) < 1e-12:
         return f"no difference observed with {drawn} on {asked}"
-    parts = [
-        (drawn, have.samples, needed.samples),
-        (asked, have.problems, needed.problems),
-        (_many(have.seeds, "seed"), have.seeds, needed.seeds),
-    ]
-    for limit, at_hand, amount in parts:
-        if at_hand < amount < inf:
-            return f"not resolvable with {limit}; about {_rounded(amount)} would be needed"
-    return f"not resolvable with {drawn} on {asked}"
+    limit = {
+        "samples": f"{drawn} per problem",
+        "problems": asked,
+        "seeds": f"{_many(have.seeds, 'seed')} per method",
+    }[budget.limit]
+    if isnan(budget.detectable):
+        return f"not resolvable with {drawn} on {asked}"
+    if budget.detectable >= 1:
+        return f"not resolvable with {limit}: too few to detect any gap"
+    points = 100 * budget.detectable
+    about = f"{points:.0f} points" if points >= 1.5 else "1 point"
+    return f"not resolvable with {limit}, which detect gaps of about {about} or more"
 
 
 def _many(count: float, noun: str) -> str:
     return f"{count:.0f} {noun}" + ("" if count == 1 else "s")
-
-
-def _rounded(count: float) -> str:
-    """Two significant digits, rounded up: the estimate is no better than that."""
-    unit = 10 ** max(floor(log10(count)) - 1, 0)
-    return f"{ceil(count / unit) * unit:,}"
 
 
 @dataclass(frozen=True)
@@ -210,7 +261,7 @@ def compare(
     *,
     k: int | None = None,
     level: float = 0.95,
-    seed: int = 0,
+    same_seeds: bool = False,
 ) -> list[Comparison]:
     """Compare every run with the first one, with Holm's correction over the family.
 
@@ -220,7 +271,7 @@ def compare(
       strata: benchmark of each problem, for a macro-average.
       k: compare Pass@k instead of Mean@K.
       level: confidence, in (0, 1).
-      seed: of the resampling.
+      same_seeds: as in `paired_difference`.
 
     Returns:
       One `Comparison` for each run, the reference first.
@@ -231,17 +282,21 @@ def compare(
     Example:
       >>> table = compare({"clip": [[1, 0, 0, 0]] * 20, "atr": [[1, 1, 1, 0]] * 20})
       >>> print(table[1].verdict)
-      atr is better than clip by 50.0 points (p = 0.0001)
+      atr is better than clip by 50.0 points (p = 1.9e-06)
     """
     if len(runs) < 2:
         raise ValueError(f"a comparison needs at least 2 runs; got {list(runs)}")
     (reference, base), *others = runs.items()
     rows = [Comparison(reference, _score(base, strata, k, level), None, nan, "reference")]
-    found = [paired_difference(run, base, strata, k=k, level=level, seed=seed) for _, run in others]
+    found = [
+        paired_difference(run, base, strata, k=k, level=level, same_seeds=same_seeds)
+        for _, run in others
+    ]
     for (name, run), difference, p in zip(
         others, found, holm([f.p for f in found]).tolist(), strict=True
     ):
-        budget = required(run, base, strata, k=k, level=1 - (1 - level) / len(others))
+        family = 1 - (1 - level) / len(others)
+        budget = required(run, base, strata, k=k, level=family, same_seeds=same_seeds)
         sentence = verdict(replace(difference, p=p), budget, names=(name, reference), level=level)
         rows.append(Comparison(name, _score(run, strata, k, level), difference, p, sentence))
     return rows
@@ -258,7 +313,7 @@ def _score(
 def align(
     runs: Mapping[str, Mapping[str, Sequence[Any]]],
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Put the answers of several runs in one order of problems.
+    """Arrange the answers of several runs in the same order of problems.
 
     Args:
       runs: run name to {problem id: 0/1 samples, or one such list for each seed}.

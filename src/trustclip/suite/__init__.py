@@ -1,5 +1,6 @@
-"""A suite: methods x seeds x models from one file, resumable, with a table that says what the
-differences are worth.
+"""A suite: methods x seeds x models from one file, resumable, with a table of their differences.
+
+The table gives every difference with its interval, p-value and verdict.
 """
 
 from trustclip.suite.run import run_suite

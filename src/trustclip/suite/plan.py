@@ -1,4 +1,4 @@
-"""From a suite's file to its runs: every mistake found before anything starts."""
+"""Expansion of a suite file into runs, with all errors found before anything starts."""
 
 import dataclasses
 import hashlib
@@ -10,11 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trustclip.method import Method
-from trustclip.names import unknown
+from trustclip.constraints.base import Method
+from trustclip.constraints.names import unknown
 from trustclip.recipes.files import as_mapping, load_recipe, load_yaml
 from trustclip.recipes.settings import Recipe
-from trustclip.report.runs import in_words, setting_of
+from trustclip.runs.identity import essential
+from trustclip.runs.jsonl import read_mapping
+from trustclip.runs.reader import in_words, setting_of
+from trustclip.runs.secrets import redacted
 from trustclip.suite.settings import (
     Complaint,
     Scalar,
@@ -25,9 +28,6 @@ from trustclip.suite.settings import (
     suffix,
 )
 
-#: Settings that change what is written down, or where, but not what is computed.
-NEUTRAL = {"name", "output_dir", "save_steps", "save_total_limit", "sink"}
-
 
 @dataclass(frozen=True)
 class Job:
@@ -35,9 +35,9 @@ class Job:
 
     Args:
       path: its run directory.
-      settings: what it runs, as plain values: of a recipe, or of the command ``sft``.
+      settings: plain values of its recipe, or of the command ``sft``.
       label: of the method; ``"sft"`` for an SFT.
-      model: that the recipe names, before any SFT.
+      model: named by the recipe, before any SFT.
       seed: of the run.
       method: of the run; None for an SFT.
       needs: run directory of the SFT that must be finished first.
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def setting(self) -> str:
-        """Model and swept values, in words: what methods are compared within."""
+        """Model and swept values as text; methods are compared within one setting."""
         return setting_of(self.model, self.swept)
 
     @property
@@ -65,28 +65,28 @@ class Job:
 
     @property
     def updates(self) -> int:
-        """Optimizer updates, 0 where only the run itself can tell."""
+        """Optimizer updates; 0 if only the run itself knows them."""
         return max(self.settings.get("rl", self.settings)["max_steps"], 0)
 
     @property
-    def summary(self) -> dict[str, Any] | None:
-        """Its ``summary.json`` once it is finished."""
+    def summary(self) -> Mapping[str, Any] | None:
+        """Its ``summary.json`` once it is finished; None before, or where the file is damaged."""
         try:
-            summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            summary = read_mapping(self.path / "summary.json")
+        except ValueError:
             return None
         return summary if summary.get("finished") is True else None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A suite written out.
+    """A suite expanded into its runs.
 
     Args:
       file: its YAML file.
       settings: of the suite.
       methods: by label.
-      jobs: SFTs and runs; runs of one seed stand together, so that a table grows evenly.
+      jobs: SFTs and runs, ordered by seed, so that a table grows evenly.
     """
 
     file: Path
@@ -106,11 +106,11 @@ class Plan:
 
     @cached_property
     def runs(self) -> tuple[Job, ...]:
-        """The jobs that are no SFT."""
+        """The jobs that are not an SFT."""
         return tuple(job for job in self.jobs if job.method is not None)
 
     def resolved(self) -> dict[str, Any]:
-        """All of it, for ``suite.yaml``: the settings and, by folder, the runs."""
+        """Contents of ``suite.yaml``: the settings and, by folder, the runs; without secrets."""
         settings = dataclasses.asdict(self.settings)  # type: ignore[call-overload]
         # Through JSON: paths and tuples become what YAML knows.
         settings = json.loads(json.dumps(settings | {"reference": self.reference}, default=str))
@@ -125,21 +125,21 @@ class Plan:
             }
             for job in self.jobs
         }
-        return {**settings, "runs": runs}
+        return redacted({**settings, "runs": runs})
 
 
 def plan(file: Path) -> Plan:
-    """Read a suite's file and write it out.
+    """Read a suite's file and expand it into runs.
 
     Args:
       file: YAML of `SuiteSettings`.
 
     Raises:
-      ValueError: with everything that is wrong with it and its recipes, and where.
+      ValueError: with all errors in it and its recipes, and their places.
     """
     document, lines = load_yaml(file)
     if not isinstance(document, dict):
-        raise ValueError(f"{file} is no suite: it holds no keys.")
+        raise ValueError(f"{file} is not a suite: it holds no keys.")
     errors: list[Complaint] = []
     settings = parse_settings(document, errors)
     methods: dict[str, Method] = {}
@@ -153,8 +153,8 @@ def plan(file: Path) -> Plan:
         if not errors:
             jobs = _jobs(settings, methods, found, errors)
     if settings is None or errors:
-        told = dict.fromkeys(f"\n  {_place(lines, where)}{text}" for where, text in errors)
-        raise ValueError(f"{file} is no suite that can run:" + "".join(told))
+        reasons = dict.fromkeys(f"\n  {_place(lines, where)}{text}" for where, text in errors)
+        raise ValueError(f"{file} is not a suite that can run:" + "".join(reasons))
     return Plan(file, settings, methods, tuple(jobs))
 
 
@@ -183,20 +183,15 @@ def _settings(
     for file, model, swept in itertools.product(files, models, combinations(settings.sweep)):
         changes = {**settings.changes, **model, **swept}
         try:
-            load_recipe(file, changes)
+            if not methods:  # report the recipe's own errors all the same
+                load_recipe(file, {k: v for k, v in changes.items() if "method" not in k})
             recipes = {
-                label: load_recipe(file, {**changes, **_method_changes(method)})
+                label: load_recipe(file, {**changes, "rl.method": method})
                 for label, method in methods.items()
             }
             yield _Setting(swept, recipes)
         except ValueError as error:
             errors.append((("recipe",), str(error).replace("\n", "\n  ")))
-
-
-def _method_changes(method: Method) -> dict[str, Any]:
-    """Changes to a recipe that choose ``method``, every hyper-parameter written out."""
-    arguments = method.to_dict()
-    return {"rl.method": arguments.pop("name"), "rl.method_args": arguments}
 
 
 def _jobs(
@@ -212,9 +207,9 @@ def _jobs(
                 sft = _sft(settings, recipe, seed)
                 if sft is not None:
                     jobs[sft.path] = sft
-                run = _run(settings, recipe, (label, methods[label], swept), seed, sft)
+                run = _run(settings, recipe, (label, swept), seed, sft)
                 if run.path in jobs:
-                    text = f"two recipes make the same run {run.name} of {run.model}."
+                    text = f"two recipes give the same run {run.name} of {run.model}."
                     errors.append((("recipe",), text))
                 jobs[run.path] = run
     return list(jobs.values())
@@ -234,28 +229,28 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
 def _run(
     settings: SuiteSettings,
     recipe: Recipe,
-    entry: tuple[str, Method, Mapping[str, Scalar]],
+    entry: tuple[str, Mapping[str, Scalar]],
     seed: int,
     sft: Job | None,
 ) -> Job:
-    label, method, swept = entry
+    label, swept = entry
     content = as_mapping(recipe) | {"seed": seed}
     start = {} if sft is None else {"sft_seed": sft.seed}
     name = f"{label}{suffix(swept)}-seed{seed}-{digest(content | start)}"
     path = settings.output_dir / name
-    told = ", ".join([label, *in_words(swept), f"seed {seed}"])
-    content |= {"name": told, "output_dir": str(path)}
+    title = ", ".join([label, *in_words(swept), f"seed {seed}"])
+    content |= {"name": title, "output_dir": str(path)}
     if sft is not None:
         content |= {"model": str(sft.path / "final"), "sft": None}
     needs = sft.path if sft else None
-    return Job(path, content, label, recipe.model, seed, method, needs, swept)
+    return Job(path, content, label, recipe.model, seed, recipe.rl.method, needs, swept)
 
 
 def digest(recipe: Mapping[str, Any]) -> str:
     """Eight hexadecimal digits that stand for everything in a recipe that results depend on.
 
-    SHA-256 of its canonical JSON without `NEUTRAL` settings. What files and models hold is not
-    looked at: a data set that changes must change its name.
+    SHA-256 of the canonical JSON of its `essential` settings. The contents of files and models are
+    not read: a data set that changes must change its name.
 
     Example:
       >>> digest({"seed": 0, "rl": {"save_steps": 4}}) == digest({"rl": {}, "name": "a", "seed": 0})
@@ -263,10 +258,5 @@ def digest(recipe: Mapping[str, Any]) -> str:
       >>> digest({"seed": 1, "rl": {}}) == digest({"seed": 0, "rl": {}})
       False
     """
-    stages = {k: _essential(v) if isinstance(v, Mapping) else v for k, v in recipe.items()}
-    text = json.dumps(_essential(stages), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(essential(recipe), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _essential(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in NEUTRAL}

@@ -1,4 +1,4 @@
-"""Running a suite: what is left of it, so many processes at once, whatever becomes of them."""
+"""Running a suite: its unfinished runs, several at a time, resumable after any failure."""
 
 import shlex
 import sys
@@ -12,17 +12,25 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from trustclip.recipes.records import append_jsonl, write_text
+from trustclip.durable.lock import only_process
 from trustclip.report.groups import describe
-from trustclip.suite.launchers import Launcher, Local, Resources, Running, elsewhere, resources_of
-from trustclip.suite.markdown import overview
+from trustclip.runs.jsonl import append_jsonl, write_text
+from trustclip.runs.text import one_line
+from trustclip.suite.launchers.base import (
+    Launcher,
+    Local,
+    Resources,
+    Running,
+    elsewhere,
+    resources_of,
+)
+from trustclip.suite.launchers.local import Interruptions
 from trustclip.suite.plan import Job, Plan, plan
-from trustclip.suite.processes import Interruptions, only_suite
-from trustclip.suite.table import Results
+from trustclip.suite.table import Results, overview
 from trustclip.suite.watch import Display, State
 
-#: ``trustclip``: is given ``run FILE`` or ``sft --OPTION=VALUE ...``.
-COMMAND = (sys.executable, "-m", "trustclip.cli")
+#: ``trustclip``, called with ``run FILE`` or ``sft --OPTION=VALUE ...``.
+COMMAND = (sys.executable, "-m", "trustclip")
 POLL_SECONDS = 0.1
 
 
@@ -36,27 +44,26 @@ def run_suite(
     dry_run: bool = False,
     command: Sequence[str] = COMMAND,
 ) -> int:
-    """Run what a suite's folder does not hold yet, and write its table.
+    """Run the unfinished runs of a suite, and write its table.
 
-    Runs that are finished stay as they are, interrupted ones are continued, failed ones are tried
-    again. Ctrl-C or SIGTERM ends the runs, which save what they did; again, it kills them.
+    Finished runs are left as they are, interrupted ones are resumed, and failed ones are retried.
+    Ctrl-C or SIGTERM asks the runs to save and stop; a second one kills them.
 
     Args:
       path: YAML file of `SuiteSettings`.
-      console: gets the progress and the table.
-      max_parallel: runs at once; when None 1 on this machine, and elsewhere all, since a scheduler
-        has its queue.
+      console: for the progress and the table.
+      max_parallel: runs at a time; when None, 1 on this machine and all under a scheduler, which
+        has its own queue.
       on: ``"local"``, ``"slurm"`` or ``"ray"``.
-      resources: of a run elsewhere, as `resources_of` takes them.
-      dry_run: only say what would run.
-      command: ``trustclip``; ends with status 0 where all it did is saved.
+      resources: of a run under a scheduler, as `resources_of` takes them.
+      dry_run: only list what would run.
+      command: ``trustclip``; its status is 0 if everything is saved.
 
     Returns:
       Exit status: 0 if every run is finished, 1 if not, 128 + signal after one.
 
     Raises:
-      ValueError: with everything that is wrong with the file, or if another suite works in its
-        folder.
+      ValueError: with all errors of the file, or if another process runs a suite in its folder.
     """
     if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel must be at least 1, got {max_parallel}.")
@@ -66,19 +73,19 @@ def run_suite(
         console.print(_intention(suite))
         return 0
     slots = max_parallel or (1 if asked is None else len(suite.jobs))
-    with closing(_launcher(on, asked, slots)) as launcher, only_suite(suite.out):
+    with closing(_launcher(on, asked, slots)) as launcher, only_process(suite.out):
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
-        said = f"trustclip suite {shlex.quote(str(path))}{_said(on, resources or {})}"
-        said += f" --max-parallel {slots}" if asked is None or max_parallel else ""
-        return _Suite(suite, console, slots, _Start(launcher, command), said).run()
+        line = f"trustclip suite {shlex.quote(str(path))}{_options(on, resources or {})}"
+        line += f" --max-parallel {slots}" if asked is None or max_parallel else ""
+        return _Suite(suite, console, slots, _Start(launcher, command), line).run()
 
 
 def _launcher(on: str, asked: Resources | None, slots: int) -> Launcher:
     return Local(slots) if asked is None else elsewhere(on, asked)
 
 
-def _said(on: str, resources: Mapping[str, Any]) -> str:
-    """The place and its options as the command line says them."""
+def _options(on: str, resources: Mapping[str, Any]) -> str:
+    """The launcher and its options as command-line arguments."""
     if on == "local":
         return ""
     texts = [f" --on {on}"]
@@ -97,10 +104,10 @@ class _Start(NamedTuple):
 
 
 class _Suite:
-    def __init__(self, suite: Plan, console: Console, slots: int, start: _Start, said: str) -> None:
+    def __init__(self, suite: Plan, console: Console, slots: int, start: _Start, line: str) -> None:
         self._plan, self._console, self._start_run = suite, console, start
         self._slots = slots
-        self._results = Results(suite, said)
+        self._results = Results(suite, line)
         self._states: dict[str, State] = {job.name: "waiting" for job in suite.jobs}
         self._active: dict[int, tuple[Job, Running]] = {}
         self._failures: dict[str, str] = {}
@@ -122,14 +129,14 @@ class _Suite:
         return self._conclude(status)
 
     def _skip_spare_sft(self) -> None:
-        """An SFT that no unfinished run needs is not made again, should it be gone."""
+        """Mark an SFT that no unfinished run needs as finished, even if its folder is missing."""
         wanted = {j.needs for j in self._plan.runs if self._states[j.name] != "finished"}
         for job in self._plan.jobs:
             if job.method is None and (job.summary is not None or job.path not in wanted):
                 self._states[job.name] = "finished"
 
     def _advance(self, interruptions: Interruptions) -> bool:
-        """Look after the runs; False once none is left."""
+        """Poll and start runs; False once none is left."""
         for slot, (job, process) in list(self._active.items()):
             status = process.poll()
             if status is not None:
@@ -160,7 +167,7 @@ class _Suite:
         process = self._start_run(job, slot)
         self._active[slot] = job, process
         self._states[job.name] = "running"
-        # No pid: a process of an earlier call works there; it is waited for.
+        # Without a pid, a process of an earlier call holds the folder; wait for it.
         self._note(job.name, "started" if process.pid else "found running", pid=process.pid)
 
     def _end_all(self, *, now: bool) -> None:
@@ -177,7 +184,7 @@ class _Suite:
                 self._note(job.name, "asked to end")
 
     def _close(self, job: Job, process: Running, status: int) -> None:
-        """A process has ended: what its run directory says counts, then its exit status."""
+        """Record the end of a process, judged by its run directory, then by its exit status."""
         self._display.update(now=True)
         asked = self._states[job.name] == "ending"
         seconds = round(time.monotonic() - process.started, 1)
@@ -195,7 +202,9 @@ class _Suite:
         else:
             lines = process.last_lines()
             self._states[job.name] = "failed"
-            self._failures[job.name] = f"{_ending(status)}: {lines[-1] if lines else 'no output'}"
+            self._failures[job.name] = (
+                f"{_ending(status)}: {one_line(lines[-1]) if lines else 'no output'}"
+            )
             self._note(job.name, "failed", seconds=seconds, status=status, log=lines)
 
     def _finish(self, job: Job) -> None:
@@ -211,8 +220,8 @@ class _Suite:
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": name, "event": event, **details}
         append_jsonl(self._plan.out / "events.jsonl", [row])
         if name is not None:
-            told = f" ({self._failures[name]})" if event == "failed" else ""
-            self._display.event(f"{name}: {event}{told}")
+            reason = f" ({self._failures[name]})" if event == "failed" else ""
+            self._display.event(f"{name}: {event}{reason}")
 
     def _conclude(self, status: int) -> int:
         file = self._results.write()
@@ -220,7 +229,7 @@ class _Suite:
         self._console.print(f"table in {file}", highlight=False, soft_wrap=True)
         if self._failures:
             missing = len(self._failures)
-            self._console.print(f"{missing} not finished; the next call goes on with them:")
+            self._console.print(f"{missing} not finished; run the same command again to continue:")
             for name, reason in self._failures.items():
                 self._console.print(
                     f"  {name}: {reason}", highlight=False, markup=False, soft_wrap=True
@@ -233,11 +242,11 @@ def _ending(status: int) -> str:
 
 
 def _arguments(job: Job) -> list[str]:
-    """What ``trustclip`` is told to run the job; the recipe of a run lies in its folder."""
+    """Arguments of ``trustclip`` for the job; the recipe of a run is written to its folder."""
     job.path.mkdir(parents=True, exist_ok=True)
     if job.method is None:
-        said = {key: value for key, value in job.settings.items() if value is not None}
-        return ["sft", *(f"--{key.replace('_', '-')}={value}" for key, value in said.items())]
+        given = {key: value for key, value in job.settings.items() if value is not None}
+        return ["sft", *(f"--{key.replace('_', '-')}={value}" for key, value in given.items())]
     file = job.path / "recipe.yaml"
     write_text(file, _yaml(job.settings))
     return ["run", str(file)]
@@ -248,12 +257,12 @@ def _yaml(value: Mapping[str, Any]) -> str:
 
 
 def _intention(suite: Plan) -> Table:
-    """What a call would do."""
+    """The table of jobs for ``--dry-run``."""
     table = Table(title=f"{suite.settings.name}: {suite.out}", title_justify="left", box=None)
     for header in ("run", "setting", "method", "updates", "state"):
         table.add_column(header, justify="right" if header == "updates" else "left")
     for job in suite.jobs:
-        begun = "to be continued" if (job.path / "config.yaml").exists() else "new"
+        begun = "to be resumed" if (job.path / "config.yaml").exists() else "new"
         state = begun if job.summary is None else "finished"
         method = "SFT" if job.method is None else describe(job.method.to_dict())
         table.add_row(job.name, job.setting, method, str(job.updates or "?"), state)

@@ -1,4 +1,4 @@
-"""What a suite is: methods, seeds, models and settings of one experiment, in one YAML file."""
+"""Settings of a suite: methods, seeds, models and sweeps of one experiment, in one YAML file."""
 
 import itertools
 import re
@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from trustclip.checked import checked, rule
-from trustclip.method import Method, as_method
-from trustclip.names import unknown
+from trustclip.constraints.base import Method
+from trustclip.constraints.checked import checked, rule
+from trustclip.constraints.names import unknown
+from trustclip.constraints.registry import as_method
 
 #: Place in the file and what is wrong there.
 Complaint = tuple[tuple[Any, ...], str]
@@ -36,38 +37,39 @@ class SuiteSettings:
     """
 
     name: Annotated[str, Field(min_length=1)]
-    """What people call it."""
+    """Name of the suite."""
     recipe: Annotated[tuple[Path, ...], BeforeValidator(_sequence), Field(min_length=1)]
     """Recipe that every run starts from, relative to this file; or several, one for each model."""
     output_dir: Path
     """Folder of the suite: a run directory for each run, the events and the table."""
     methods: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
-    """Label to method: its `name`, hyper-parameters, and `sweep`, of each value a label."""
+    """Methods by label: `name`, hyper-parameters, and `sweep`, with a label for each value."""
     reference: str | None = None
     """Label that the others are compared with; the first one when unset."""
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     """Seeds of the runs."""
     models: tuple[str, ...] = ()
-    """Folders or hub ids; the recipe's own when left out."""
+    """Folders or hub ids of models; the recipe's own when omitted."""
     sft_seed: int | Literal["run"] | None = None
-    """Seed of the SFT that runs share: the recipe's when unset; "run": each has its own."""
+    """Seed of the SFT shared by all runs: the recipe's when unset; "run": one SFT per run seed."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Changes to every run: dotted path in the recipe to value."""
     sweep: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = field(
         default_factory=dict
     )
-    """Settings under each of which every method is run: dotted path in the recipe to values."""
+    """Settings to sweep for every method: dotted path in the recipe to a list of values."""
 
 
 #: A label is part of a folder's name.
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
-#: What the suite says itself; `changes` and `sweep` may not.
+#: Paths that the suite sets itself and `changes` and `sweep` may not set; but a sweep may set a
+#: hyper-parameter that all its methods have (``rl.method.delta``).
 OWN_PATHS = ("name", "output_dir", "seed", "model", "method", "rl.method", "rl.method_args")
 
 
 def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> SuiteSettings | None:
-    """Settings from a YAML mapping; what is wrong with it goes to ``errors``.
+    """Read settings from a YAML mapping; errors in it are appended to ``errors``.
 
     Returns:
       The settings without their unknown keys, or None where a value is wrong.
@@ -84,14 +86,15 @@ def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> Suit
     for name in ("seeds", "models", "recipe"):
         values = getattr(settings, name)
         if len(set(values)) < len(values):
-            errors.append(((name,), f"`{name}` names one twice: {', '.join(map(str, values))}."))
+            errors.append(((name,), f"`{name}` has a duplicate: {', '.join(map(str, values))}."))
     if settings.models and len(settings.recipe) > 1:
-        text = "`models` and several recipes exclude each other: each recipe has its model."
+        text = "`models` cannot be combined with several recipes: each recipe has its own model."
         errors.append((("models",), text))
     for name in ("changes", "sweep"):
         for path in getattr(settings, name):
-            if any(path == own or path.startswith(own + ".") for own in OWN_PATHS):
-                text = f"`{name}` may not set {path!r}: the suite says it in a key of its own."
+            own = any(path == own or path.startswith(own + ".") for own in OWN_PATHS)
+            if own and not (name == "sweep" and "method." in path):
+                text = f"`{name}` may not set {path!r}: the suite has a key of its own for it."
                 errors.append(((name, path), text))
     errors += _wrong_sweep(settings)
     return settings
@@ -100,17 +103,17 @@ def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> Suit
 def _wrong_sweep(settings: SuiteSettings) -> Iterator[Complaint]:
     for path, values in settings.sweep.items():
         if path in settings.changes:
-            yield ("sweep", path), f"{path!r} stands in `changes` and in `sweep`."
+            yield ("sweep", path), f"{path!r} is set in both `changes` and `sweep`."
         if len(set(values)) < len(values):
-            text = f"`sweep.{path}` names one twice: {', '.join(map(str, values))}."
+            text = f"`sweep.{path}` has a duplicate: {', '.join(map(str, values))}."
             yield ("sweep", path), text
         for value in values:
             if not LABEL.fullmatch(suffix({path: value})[1:]):
-                yield ("sweep", path), f"`sweep.{path}`: {value!r} can be no part of a folder name."
+                yield ("sweep", path), f"`sweep.{path}`: {value!r} cannot be part of a folder name."
 
 
 def combinations(sweep: Mapping[str, Sequence[Scalar]]) -> list[dict[str, Scalar]]:
-    """Every combination of swept settings; of no sweep, the one that changes nothing.
+    """All combinations of swept settings; without a sweep, one that changes nothing.
 
     Example:
       >>> combinations({"rl.reward_noise": [0.0, 0.1], "rl.beta": [0.01]})
@@ -122,7 +125,7 @@ def combinations(sweep: Mapping[str, Sequence[Scalar]]) -> list[dict[str, Scalar
 
 
 def suffix(swept: Mapping[str, Scalar]) -> str:
-    """What swept settings add to the name of a run's folder.
+    """Suffix of a run's folder name for swept settings.
 
     Example:
       >>> suffix({"rl.reward_noise": 0.1, "rl.learning_rate": 1e-5})
@@ -141,7 +144,7 @@ def _complaint(where: tuple[Any, ...], message: str, given: object) -> Complaint
 def labelled_methods(
     methods: Mapping[str, Mapping[str, Any]], errors: list[Complaint]
 ) -> dict[str, Method]:
-    """Methods by label, sweeps written out; what is wrong with them goes to ``errors``.
+    """Methods by label, with sweeps expanded; errors in them are appended to ``errors``.
 
     ``{atr: {name: atr, sweep: {delta: [0.05, 0.07]}}}`` makes ``atr-delta0.05`` and
     ``atr-delta0.07``; of several swept hyper-parameters every combination is made.
@@ -163,14 +166,16 @@ def labelled_methods(
             if full in found:
                 errors.append((("methods", label), f"a second method with the label {full!r}."))
             elif not LABEL.fullmatch(full):
-                text = f"the label {full!r} names a folder: a letter or digit, then those and ._+-"
+                text = (
+                    f"the label {full!r} names a folder: use letters, digits and, not first, ._+-"
+                )
                 errors.append((("methods", label), text))
             found[full] = method
     return found
 
 
 def _variants(spec: Mapping[str, Any]) -> list[tuple[Sequence[str], dict[str, Any]]]:
-    """(swept hyper-parameters, method as a mapping) of every method that ``spec`` stands for."""
+    """(swept hyper-parameters, method as a mapping) for every method that ``spec`` describes."""
     fixed = {key: value for key, value in spec.items() if key != "sweep"}
     sweep = spec.get("sweep", {})
     if not isinstance(sweep, Mapping):

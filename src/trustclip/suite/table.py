@@ -1,28 +1,38 @@
-"""The numbers of a suite: what each method scored, and what its differences are worth.
+"""The table of a suite: scores and differences of its methods, as JSON, Markdown and on a terminal.
 
-Runs are read, pooled and compared as in a report; here they are put in order and written down.
+Runs are read, pooled and compared as in a report.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-from trustclip.recipes.records import write_json, write_text
+from rich.markup import escape
+from rich.table import Table as Grid
+
 from trustclip.report.comparison import Compared, compare
 from trustclip.report.groups import Estimate, Group, pooled
-from trustclip.report.runs import Evaluation, Run, read_run
-from trustclip.report.samples import Samples
-from trustclip.suite.markdown import markdown
+from trustclip.report.results import NOTHING
+from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.tables import markdown as written
+from trustclip.runs.jsonl import write_json, write_text
+from trustclip.runs.reader import Evaluation, Run, read_run
+from trustclip.runs.samples import Samples
+from trustclip.runs.text import bracket, percent
 from trustclip.suite.plan import Job, Plan
+
+Row = Mapping[str, Any]
+Metrics = tuple[str, str]
 
 
 class Results:
-    """The finished runs of a suite and what they amount to.
+    """The finished runs of a suite and their results.
 
     Args:
       suite: the suite.
-      command: how it was called, for the caption.
+      command: the command line, for the caption.
     """
 
     def __init__(self, suite: Plan, command: str) -> None:
@@ -38,7 +48,7 @@ class Results:
         entry = {
             "label": job.label, "model": job.model, "seed": job.seed, "swept": dict(job.swept)
         }  # fmt: skip
-        # Where every completion stands is not needed here, and of many runs takes memory.
+        # The locations of completions are not needed here, and take memory for many runs.
         run = replace(read_run(job.path), entry=entry, samples=Samples())
         self._runs.setdefault((job.setting, job.label), []).append(run)
 
@@ -51,15 +61,15 @@ class Results:
         return path
 
     def table(self) -> dict[str, Any]:
-        """The table as ``table.json`` has it.
+        """The content of ``table.json``.
 
         Returns:
           ``rows``, one for each setting (a model, and swept values) and label: ``final`` and
           ``best`` scores and, by task, final ones (``mean@K`` and ``pass@K``, each ``value``,
           ``low``, ``high``; shares of 1), ``gated`` (share of tokens), and ``difference`` to the
           reference of the setting by metric with ``p``, ``p_holm`` (over all labels and settings)
-          and ``verdict``. ``before``: scores in each setting before training. Beside them what a
-          caption says.
+          and ``verdict``. ``before``: scores in each setting before training. The other keys are
+          those of the caption.
         """
         reference, found = self._plan.reference, self._runs
         models = {job.setting: job.model for job in self._plan.runs}
@@ -86,7 +96,7 @@ class Results:
         }
 
     def _before(self, group: Group) -> dict[str, Any]:
-        """Scores before training, each run's own evaluation of the model that it begins from."""
+        """Scores before training, from each run's evaluation of its initial model."""
         return _scores(group, [run.initial for run in group.runs if run.initial is not None])
 
     def _row(self, group: Group, compared: Sequence[Compared]) -> dict[str, Any]:
@@ -109,7 +119,7 @@ class Results:
 
 
 def _moment(group: Group, moment: str) -> list[Evaluation]:
-    """The ``final`` or ``best`` evaluation of each run, as far as there is one."""
+    """The ``final`` or ``best`` evaluation of each run that has one."""
     found = [run.final if moment == "final" else _best(run) for run in group.runs]
     return [evaluation for evaluation in found if evaluation is not None]
 
@@ -152,3 +162,134 @@ def _problems(groups: Sequence[Group]) -> dict[str, int]:
     if evaluation is None:
         return {}
     return {task: scores.get("problems", 0) for task, scores in evaluation.scores["tasks"].items()}
+
+
+def markdown(table: Mapping[str, Any]) -> str:
+    """`Results.table` in Markdown: scores, differences and, if several, the benchmarks."""
+    k = table["k"][0] if len(table["k"]) == 1 else "K"
+    metrics = f"Mean@{k}", f"Pass@{k}"
+    tables = [_scores_table(table, metrics), _differences_table(table, metrics)]
+    if len(table["problems"]) > 1:
+        tables.append(_benchmarks_table(table, metrics))
+    parts = [f"# {table['name']}\n", _caption(table, metrics), *map(written, tables)]
+    return "\n".join(parts)
+
+
+def overview(table: Mapping[str, Any]) -> Grid:
+    """Final Mean@K and its difference from the reference, for a terminal."""
+    grid = Grid(box=None, pad_edge=False)
+    for header in ("method", "runs", "Mean@K %", f"minus {table['reference']}", "p (Holm)", ""):
+        grid.add_column(header, overflow="fold")
+    for setting, section in _sections(table):
+        for one in section:
+            grid.add_row(f"[bold]{one.label}[/]")
+        for row in _rows(table, setting):
+            found = next(iter(row["difference"].values()), None)
+            gap = _difference_cells(found) if found else [NOTHING, NOTHING, Cell("")]
+            cells = [_pair(row["final"])[0], *gap]
+            runs = f"{len(row['seeds'])}/{len(table['seeds'])}"
+            grid.add_row(row["label"], runs, *(escape(f"{c.text} {c.note}") for c in cells))
+    return grid
+
+
+def _caption(table: Mapping[str, Any], metrics: Metrics) -> str:
+    problems = table["problems"]
+    named = " + ".join(f"{count} {task}" for task, count in problems.items())
+    average = ", macro-averaged over the benchmarks" if len(problems) > 1 else ""
+    return (
+        f"Generated by `{table['command']}`. {_listed(table['steps'])} updates per run; seeds "
+        f"{_listed(table['seeds'])}. {' and '.join(metrics)} in percent{average}: K = "
+        f"{_listed(table['k'])} samples of each of {sum(problems.values())} problems "
+        f"({named or 'none'}), with 95 % intervals over problems and, with two runs or more, "
+        "training seeds.\n"
+    )
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values)) or "no"
+
+
+def _scores_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
+    rows = []
+    for setting, section in _sections(table):
+        rows += section
+        if before := table["before"][setting]:
+            rows.append(TableRow("before training", [*_pair(before), *[NOTHING] * 3], "base"))
+        for row in _rows(table, setting):
+            gated = NOTHING if row["gated"] is None else Cell(f"{row['gated']:.2%}")
+            cells = [*_pair(row["final"]), *_pair(row["best"]), gated]
+            runs = f"{len(row['seeds'])} of {len(table['seeds'])} runs"
+            rows.append(TableRow(row["label"], cells, note=runs))
+    head = [("final", list(metrics)), ("best", list(metrics)), ("", ["gated"])]
+    notes = [
+        f"Best is the evaluation with the highest {metrics[0]} of a run; it is selected on the "
+        "test problems, so it is too high and not a basis for comparisons. Gated is the share of "
+        "tokens whose gradient the constraint cut, mean over training."
+    ]
+    return Table("scores", "Scores", "method", head, rows, notes)
+
+
+def _differences_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
+    rows = []
+    for setting, section in _sections(table):
+        rows += section
+        for row in _rows(table, setting):
+            found = list(row["difference"].values())
+            empty = "reference" if row["label"] == table["reference"] else "no runs to compare yet"
+            cells = [cell for one in found for cell in _difference_cells(one)]
+            cells = cells or [NOTHING, NOTHING, Cell(empty)] * 2
+            rows.append(TableRow(row["label"], cells))
+    head = [(metric, ["points", "p (Holm)", "verdict"]) for metric in metrics]
+    title = f"Final evaluation against {table['reference']}"
+    return Table("differences", title, "method", head, rows, [_differences_note(table)], wide=True)
+
+
+def _difference_cells(found: Row) -> list[Cell]:
+    if "value" not in found:
+        return [NOTHING, NOTHING, Cell(found["verdict"])]
+    p = "-" if isnan(found["p_holm"]) else f"{found['p_holm']:.4f}"
+    points = Cell(percent(found["value"]), bracket(found["low"], found["high"]))
+    return [points, Cell(p), Cell(found["verdict"])]
+
+
+def _differences_note(table: Mapping[str, Any]) -> str:
+    compared = [
+        one for row in table["rows"] for one in row["difference"].values() if "value" in one
+    ]
+    number = len(compared) // 2
+    note = (
+        "Paired by problem, over the seeds that both have finished; p is corrected for "
+        f"{number} comparison{'s' * (number != 1)} of each metric (Holm). A difference that is not "
+        "resolved is not evidence of equality."
+    )
+    if any(found["seeds"] == 1 for found in compared):
+        note += " With one run each, the interval excludes the variation between training runs."
+    return note
+
+
+def _benchmarks_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
+    tasks = list(table["problems"])
+    rows = []
+    for setting, section in _sections(table):
+        rows += section
+        for row in _rows(table, setting):
+            cells = [cell for task in tasks for cell in _pair(row["tasks"].get(task, {}))]
+            rows.append(TableRow(row["label"], cells))
+    head = [(task, list(metrics)) for task in tasks]
+    return Table("benchmarks", "Final evaluation by benchmark", "method", head, rows)
+
+
+def _sections(table: Mapping[str, Any]) -> Iterator[tuple[str, list[TableRow]]]:
+    """Every setting, with a row that names it if there are several."""
+    for setting in table["before"]:
+        yield setting, [TableRow(setting, kind="section")] if len(table["before"]) > 1 else []
+
+
+def _rows(table: Mapping[str, Any], setting: str) -> list[Row]:
+    return [row for row in table["rows"] if row["setting"] == setting]
+
+
+def _pair(scores: Row) -> list[Cell]:
+    """Mean@K and Pass@K with their intervals."""
+    cells = [Cell(percent(s["value"]), bracket(s["low"], s["high"])) for s in scores.values()]
+    return cells or [NOTHING, NOTHING]

@@ -1,9 +1,8 @@
-"""What a suite shows while it works: a live table on a terminal, a line per event elsewhere."""
+"""Progress of a suite: a live table on a terminal, a line per event elsewhere."""
 
-import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -11,6 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from trustclip.runs.jsonl import Row, scan
+from trustclip.runs.text import duration
 from trustclip.suite.plan import Job
 
 State = Literal["waiting", "running", "ending", "finished", "failed", "interrupted", "blocked"]
@@ -22,7 +23,7 @@ STYLES: dict[State, str] = {
 
 
 class Progress:
-    """How far a run is, read from its ``metrics.jsonl`` as that grows.
+    """Progress of a run, read from its growing ``metrics.jsonl``.
 
     Args:
       job: the run.
@@ -31,7 +32,7 @@ class Progress:
     def __init__(self, job: Job) -> None:
         self._path = job.path / "metrics.jsonl"
         self._stage = "sft" if job.method is None else "rl"
-        # Of several tasks the last row of an evaluation is their average; one has no such row.
+        # With several tasks the last row of an evaluation is their average; a single task has none.
         self._average = "," in (job.settings.get("eval") or {}).get("tasks", "")
         self._read = 0
         self._pace: tuple[float, int] | None = None
@@ -45,7 +46,7 @@ class Progress:
         self._pace = None
 
     def refresh(self) -> bool:
-        """Read what has been added; True if an evaluation was."""
+        """Read new rows; True if an evaluation is among them."""
         before = self.score
         for row in self._new_rows():
             if row.get("stage") == self._stage:
@@ -54,29 +55,24 @@ class Progress:
                 self._note_evaluation(row)
         return self.score is not before
 
-    def _new_rows(self) -> Iterable[dict[str, Any]]:
+    def _new_rows(self) -> Iterator[Row]:
         try:
             size = self._path.stat().st_size
         except OSError:
             return
         if size < self._read:
-            # A continued run has cut off what its checkpoint does not know.
+            # A resumed run has truncated the file to its checkpoint.
             self._read = 0
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._read += len(whole) + len(newline)
-        for line in whole.split(b"\n"):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                yield row
+        for line in scan(self._path, self._read):
+            if line.torn:
+                break
+            self._read = line.offset + len(line.content)
+            if line.row is not None:
+                yield line.row
 
     def _note_update(self, row: Mapping[str, Any]) -> None:
         self.step = row.get("step", self.step)
-        # Rewards come once per generation: a row without one leaves the last.
+        # Rewards come once per generation: a row without one keeps the last.
         self.reward = row.get("reward", self.reward)
         self.gated = row.get("trustclip/gated", self.gated)
         self._pace = self._pace or (time.monotonic(), self.step)
@@ -91,7 +87,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last update, at the pace of those made since this object exists."""
+        """Seconds until the last update, at the pace since this object was created."""
         if self._pace is None or not self.updates:
             return None
         since, first = self._pace
@@ -142,16 +138,16 @@ class Display:
             self._live.stop()
 
     def event(self, text: str) -> None:
-        """One line on what happened, where there is no table to show it."""
+        """Print one line, unless a live table is shown."""
         if self._live is None:
             self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def restart(self, job: Job) -> None:
-        """Measure the pace of a run anew."""
+        """Restart the measurement of a run's pace."""
         self._progress[job.name] = Progress(job)
 
     def update(self, *, now: bool = False) -> None:
-        """Read the runs' progress and redraw; at most twice a second, unless ``now``."""
+        """Read the progress of the runs and redraw, at most twice a second unless ``now``."""
         if not now and time.monotonic() - self._drawn < 0.5:
             return
         self._drawn = time.monotonic()
@@ -164,7 +160,7 @@ class Display:
             self._live.update(self.table(), refresh=True)
 
     def table(self) -> Table:
-        """Every run, or only those that work or failed where the terminal is too low for all."""
+        """All runs, or only active and failed ones if the terminal is too small."""
         counts = Counter(self._states.values())
         title = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state])
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
@@ -176,16 +172,3 @@ class Display:
                 style = STYLES[state]
                 table.add_row(name, f"[{style}]{state}[/]", *self._progress[name].cells())
         return table
-
-
-def duration(seconds: float) -> str:
-    """Time for people.
-
-    Example:
-      >>> duration(42), duration(620), duration(7500)
-      ('42s', '10m 20s', '2h 05m')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60}h {minutes % 60:02d}m"
-    return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"

@@ -1,6 +1,6 @@
-"""Methods on problems that can be enumerated: exact returns, entropies, divergences and gates."""
+"""Methods on enumerable problems, with exact returns, entropies, divergences and gates."""
 
-from trustclip.tabular.run import PRESETS, Row, TabularSettings, run_tabular
+from trustclip.tabular.sweep import PRESETS, Row, TabularSettings, run_tabular
 from trustclip.tabular.training import Outcome, Schedule, train
 from trustclip.tabular.trees import Tree, bandit, tree
 

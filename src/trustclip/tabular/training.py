@@ -1,4 +1,4 @@
-"""Training a table of logits with the library's method objects, watched by exact quantities."""
+"""Training a table of logits with the library's methods, with exact measurements."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.advantages import group_mean
-from trustclip.batch import TokenBatch
-from trustclip.divergences import categorical_kl, categorical_tv, k3
-from trustclip.method import Method
+from trustclip.constraints.advantages import group_mean
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.divergences import categorical_kl, categorical_tv, k3
 from trustclip.tabular.trees import DOUBLE, Tree
 
 #: Answers to one prompt: what a reward is compared with.
@@ -19,7 +19,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how hard to train.
+    """Length and step size of the training.
 
     Args:
       learning_rate: step along the gradient in the logits.
@@ -40,7 +40,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training run in exact quantities.
+    """Exact results of one training run.
 
     Args:
       returns: expected reward of an episode in the end, as a share of the best leaf's.
@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Generation:
-    """Episodes sampled from ``logits``, and what the methods may ask about them.
+    """Episodes sampled from ``logits``, with the fields that methods may need.
 
     Args:
       logits: of the policy that sampled. Shape [states, actions].
@@ -86,14 +86,14 @@ class Generation:
     def of(
         cls, tree: Tree, logits: Tensor, schedule: Schedule, number: int, random: torch.Generator
     ) -> "Generation":
-        """Sample, reward, flip some rewards, and compare within groups."""
+        """Sample, reward, flip some rewards, and compute group advantages."""
         states, actions, rewards = tree.sample(logits, schedule.episodes, random)
         flipped = torch.rand(len(rewards), dtype=DOUBLE, generator=random) < schedule.reward_noise
         advantages = group_mean(torch.where(flipped, 1 - rewards, rewards), GROUP)
         return cls(logits, states, actions, advantages[:, None].expand_as(states), number)
 
     def batch(self, method: Method, logits: Tensor) -> TokenBatch:
-        """The tokens under ``logits``, with what the method requires, all of it exact."""
+        """The tokens under ``logits``, with all fields that the method requires, exact."""
         logp, logp_old = logits.log_softmax(-1), self.logits.log_softmax(-1)
         optional: dict[str, Any] = {
             name: self._optional(name, logp, logp_old) for name in method.requires
@@ -114,11 +114,11 @@ class Generation:
         if name == "logp_rollout":
             return logp_old[self.states, self.actions]
         if name not in PER_STATE:
-            raise ValueError(f"a tabular run has no `{name}` to give; it has {[*PER_STATE]}.")
+            raise ValueError(f"tabular problems supply {', '.join(PER_STATE)}, not `{name}`.")
         return PER_STATE[name](logp, logp_old)[self.states]
 
     def gates(self, logits: Tensor, delta: float) -> tuple[float, float]:
-        """Shares of tokens where the sample's gate is open and the exact one shut, and reverse."""
+        """Shares of tokens where only the sampled gate is open, and only the exact one."""
         logp, logp_old = logits.log_softmax(-1), self.logits.log_softmax(-1)
         sample = k3((logp - logp_old)[self.states, self.actions]) <= delta
         exact = categorical_kl(logp_old, logp)[self.states] <= delta
@@ -148,7 +148,7 @@ def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
       seed: of the sampling.
 
     Example:
-      >>> from trustclip.method import method
+      >>> from trustclip.constraints.registry import method
       >>> from trustclip.tabular.trees import bandit
       >>> schedule = Schedule(8.0, generations=20, updates=4, episodes=64, reward_noise=0.0,
       ...                     delta=0.07)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trustclip.divergences import categorical_kl
+from trustclip.constraints.divergences import categorical_kl
 
 DOUBLE = torch.float64
 
 
 @dataclass(frozen=True)
 class Exact:
-    """What a policy is worth, by enumeration.
+    """Exact return and entropy of a policy, by enumeration.
 
     Args:
       returns: expected reward of an episode.
@@ -107,12 +107,12 @@ class Tree:
 
 
 def bandit(seed: int) -> Tree:
-    """Ten arms whose chances of success are uniform."""
+    """Ten arms with uniformly distributed probabilities of success."""
     return Tree(1, 10, _uniform(10, seed))
 
 
 def tree(seed: int) -> Tree:
-    """Four decisions of three actions; most of the 81 leaves hardly ever succeed."""
+    """Four decisions of three actions; most of the 81 leaves rarely succeed."""
     return Tree(4, 3, _uniform(81, seed) ** 4)
 
 

@@ -1,41 +1,17 @@
-"""Known problem sets on the Hugging Face hub, and how a row of any source becomes a problem."""
+"""Known problem sets on the Hugging Face hub: their splits, rules and rows."""
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from trustclip.constraints.names import unknown
 from trustclip.tasks.problem import Problem
+from trustclip.tasks.rows import Fields, is_numeric
 
-
-@dataclass(frozen=True)
-class Fields:
-    """Columns a row may keep its parts in: the first one present and not null is taken.
-
-    A dot enters a nested column: ``"reward_model.ground_truth"``.
-
-    Args:
-      id: names of the identifier.
-      problem: names of the problem text, or of a chat with one user message.
-      answer: names of the gold answer. A text with ``#### n`` (GSM8K) is a worked solution
-        whose gold is ``n``; the same holds for ``solution`` where no answer column stands.
-      solution: names of the worked solution; a value that is no text is left out.
-
-    Example:
-      >>> Fields().problem
-      ('problem', 'question', 'prompt')
-    """
-
-    id: tuple[str, ...] = ("id", "unique_id", "uuid", "source_id", "extra_info.index")
-    problem: tuple[str, ...] = ("problem", "question", "prompt")
-    answer: tuple[str, ...] = (
-        "answer",
-        "expected_answer",
-        "ground_truth",
-        "reward_model.ground_truth",
-    )
-    solution: tuple[str, ...] = ("solution", "generated_solution")
+Use = Literal["train", "test"]
+_USES: Mapping[Use, str] = {"train": "train on", "test": "evaluate on"}
 
 
 @dataclass(frozen=True)
@@ -44,66 +20,82 @@ class HubSource:
 
     Args:
       path: hub id, ``owner/name``.
-      split: default split.
+      train: split to train on, or None for a benchmark without one.
+      test: split to evaluate on, or None for a training set without one.
       config: configuration name, or None for the default one.
       fields: the columns.
       kind: ``"benchmark"`` (every row counts: none may be bad), ``"rl"`` (training problems), or
         ``"sft"`` (worked solutions: rows without a numeric gold are left out, and one problem may
-        stand with several solutions).
+        occur with several solutions).
       integer: every gold is an integer of at most 2^53 in size. Larger ones went through a
         float on their way and are wrong in their last digits.
     """
 
     path: str
-    split: str = "train"
+    train: str | None = "train"
+    test: str | None = "test"
     config: str | None = None
     fields: Fields = field(default_factory=Fields)
     kind: Literal["benchmark", "rl", "sft"] = "rl"
     integer: bool = False
 
+    def split(self, use: Use) -> str:
+        """The split for a use.
+
+        Raises:
+          ValueError: the set has none, and the source named none.
+
+        Example:
+          >>> hub_source("gsm8k").split("train"), hub_source("gsm8k@test").split("train")
+          ('train', 'test')
+        """
+        chosen, other = (self.train, self.test) if use == "train" else (self.test, self.train)
+        if chosen is None:
+            raise ValueError(
+                f"{self.path} has no {use} split. To {_USES[use]} another one, name it: "
+                f"{self.path}@{other}"
+            )
+        return chosen
+
 
 HUB_SOURCES: Mapping[str, HubSource] = {
-    # Its `id` column repeats (49 distinct values in 83 rows), hence row numbers as ids.
+    # The split called "train" of the first two is all they have: problems to evaluate on.
+    # The `id` column of amc23 repeats (49 distinct values in 83 rows), hence row numbers as ids.
     "amc23": HubSource(
-        "AI-MO/aimo-validation-amc", fields=Fields(id=()), kind="benchmark", integer=True
+        "AI-MO/aimo-validation-amc",
+        train=None,
+        test="train",
+        fields=Fields(id=()),
+        kind="benchmark",
+        integer=True,
     ),
-    "aime24": HubSource("HuggingFaceH4/aime_2024", kind="benchmark", integer=True),
-    "aime25": HubSource("math-ai/aime25", split="test", kind="benchmark", integer=True),
-    "math500": HubSource("HuggingFaceH4/MATH-500", split="test", kind="benchmark"),
-    "gsm8k": HubSource("openai/gsm8k", split="test", config="main", kind="benchmark", integer=True),
+    "aime24": HubSource(
+        "HuggingFaceH4/aime_2024", train=None, test="train", kind="benchmark", integer=True
+    ),
+    "aime25": HubSource("math-ai/aime25", train=None, kind="benchmark", integer=True),
+    "math500": HubSource("HuggingFaceH4/MATH-500", train=None, kind="benchmark"),
+    "gsm8k": HubSource("openai/gsm8k", config="main", kind="benchmark", integer=True),
     # About 1.79 M rows: 17,917 problems, each about a hundred times.
-    "dapo": HubSource("BytedTsinghua-SIA/DAPO-Math-17k", integer=True),
+    "dapo": HubSource("BytedTsinghua-SIA/DAPO-Math-17k", test=None, integer=True),
     "dapo_en": HubSource(
         "open-r1/DAPO-Math-17k-Processed",
+        test=None,
         config="en",
         # Here `solution` holds the bare gold.
         fields=Fields(answer=("solution",), solution=()),
         integer=True,
     ),
-    "openmath": HubSource("unsloth/OpenMathReasoning-mini", split="cot", kind="sft"),
+    "openmath": HubSource("unsloth/OpenMathReasoning-mini", train="cot", test=None, kind="sft"),
 }
 
-DAPO_PREFIX = (
-    "Solve the following math problem step by step. The last line of your response should be of "
-    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
-)
-DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
-
-MAX_PROBLEM_CHARS = 32_768
-MAX_ANSWER_CHARS = 256
-MAX_ID_CHARS = 256
-LARGEST_EXACT_INTEGER = 2**53
-
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
-_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
-_INTEGRAL_FLOAT = re.compile(r"([+-]?\d+)\.0+", re.ASCII)
-_INTEGER_WRAPPING = re.compile(r"^\$|\\boxed\{|\}$|\^\{?\\circ\}?\$?$|\$$")
-_MISSING_MARKS = {"nan", "none", "null", "n/a"}
-_NUMERIC = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+_SPLIT = re.compile(r"[\w.\[\]:%+-]+")  # also a slice, as in train[:1000]
 
 
 def hub_source(source: str) -> HubSource | None:
-    """The hub data set a text names: a known name, or ``owner/name`` or ``owner/name:config``.
+    """The hub data set that a text names: ``name``, ``owner/name`` or ``owner/name:config``.
+
+    Each may end in ``@split``; that split then serves training and evaluation alike.
 
     Returns:
       The table's entry for a known name or known hub id, a plain entry for another hub id, None
@@ -112,14 +104,21 @@ def hub_source(source: str) -> HubSource | None:
     Example:
       >>> hub_source("gsm8k").path, hub_source("owner/set:en").config, hub_source("gsm 8k")
       ('openai/gsm8k', 'en', None)
+      >>> hub_source("owner/set@validation").split("test")
+      'validation'
     """
-    if source in HUB_SOURCES:
-        return HUB_SOURCES[source]
-    if not _HUB_ID.fullmatch(source):
+    name, at, split = source.partition("@")
+    if name in HUB_SOURCES:
+        entry = HUB_SOURCES[name]
+    elif _HUB_ID.fullmatch(name):
+        path, _, config = name.partition(":")
+        entry = next((e for e in HUB_SOURCES.values() if e.path == path), HubSource(path))
+        entry = replace(entry, config=config) if config else entry
+    else:
         return None
-    path, _, config = source.partition(":")
-    known = next((entry for entry in HUB_SOURCES.values() if entry.path == path), HubSource(path))
-    return replace(known, config=config) if config else known
+    if at and not _SPLIT.fullmatch(split):
+        return None
+    return replace(entry, train=split, test=split) if at else entry
 
 
 def named_after(stem: str) -> HubSource | None:
@@ -136,55 +135,72 @@ def named_after(stem: str) -> HubSource | None:
     return HUB_SOURCES[max(names, key=len)] if names else None
 
 
-def hub_rows(source: HubSource, split: str | None = None) -> Iterator[Any]:
+def hub_rows(source: HubSource, split: str) -> Iterator[Any]:
     """Rows of a hub data set, through ``datasets`` (imported here, downloads or uses its cache).
 
     Args:
       source: the data set.
-      split: a split other than its default.
+      split: its split, see `HubSource.split`.
 
     Yields:
       One mapping per row.
 
     Raises:
       ValueError: ``datasets`` is not installed, or the data set, configuration or split cannot
-        be had.
+        be loaded.
     """
+    datasets = _datasets(source.path)
+    try:
+        yield from _rows(datasets.load_dataset(source.path, name=source.config, split=split))
+    except (OSError, ValueError) as error:
+        place = f"{source.path} (config {source.config or 'default'}, split {split})"
+        hint = f"Name another split as {source.path}@SPLIT; without network, use a file"
+        raise ValueError(f"cannot load {place}: {error}. {hint}") from error
+
+
+def saved_rows(folder: Path, split: str | None, use: Use) -> Iterator[Any]:
+    """Rows of a folder written by ``datasets.save_to_disk``.
+
+    Args:
+      folder: of a data set, or of several splits.
+      split: which of several, or None for the one named after the use.
+      use: training or evaluation.
+
+    Yields:
+      One mapping per row.
+
+    Raises:
+      ValueError: ``datasets`` is not installed, or there is no such split.
+    """
+    datasets = _datasets(str(folder))
+    try:
+        data: Any = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: not a readable data set folder: {error}") from error
+    if isinstance(data, dict):
+        wanted = split or use
+        if wanted not in data:
+            raise ValueError(f"{folder}: {unknown('split', wanted, data)} Name one: {folder}@SPLIT")
+        data = data[wanted]
+    elif split is not None:
+        raise ValueError(f"{folder} is a data set without splits; leave @{split} out")
+    yield from _rows(data)
+
+
+def _datasets(place: str) -> Any:
     try:
         import datasets
     except ImportError as error:
         raise ValueError(
-            f"{source.path}: reading the hub needs datasets: pip install 'trustclip[train]'"
+            f"{place}: reading it needs the package datasets: pip install 'trustclip[train]'"
         ) from error
-    split = split or source.split
-    try:
-        data: Any = datasets.load_dataset(source.path, name=source.config, split=split)
-        for batch in data.iter(batch_size=1000):  # a tenth of the time of row by row
-            rows = zip(*batch.values(), strict=True)
-            yield from (dict(zip(batch, row, strict=True)) for row in rows)
-    except (OSError, ValueError) as error:
-        place = f"{source.path} (config {source.config or 'default'}, split {split})"
-        raise ValueError(f"cannot load {place}: {error}. Without network, use a file") from error
+    return datasets
 
 
-def is_numeric(answer: object) -> bool:
-    """True where a gold is a plain finite number, given as a number or as text.
-
-    Example:
-      >>> is_numeric("-3.5"), is_numeric(r"\\frac{1}{2}"), is_numeric("nan")
-      (True, False, False)
-    """
-    return not isinstance(answer, bool) and _NUMERIC.fullmatch(str(answer)) is not None
-
-
-def strip_dapo_template(prompt: str) -> str:
-    """A prompt without the instruction DAPO-Math-17k puts before and after each problem.
-
-    Example:
-      >>> strip_dapo_template(DAPO_PREFIX + "1+2" + DAPO_SUFFIX)
-      '1+2'
-    """
-    return prompt.removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX)
+def _rows(data: Any) -> Iterator[Any]:
+    for batch in data.iter(batch_size=1000):  # a tenth of the time of row by row
+        rows = zip(*batch.values(), strict=True)
+        yield from (dict(zip(batch, row, strict=True)) for row in rows)
 
 
 def select_for_sft(
@@ -222,175 +238,3 @@ def select_for_sft(
         if item.solution and is_numeric(item.answer)
     )
     return [item for item in untagged if count_tokens(item) <= max_seq_length / 2]
-
-
-class RowError(ValueError):
-    """Why a row is no problem."""
-
-
-@dataclass(frozen=True)
-class ParsedRow:
-    """The parts of a row, found by its columns; the gold still as the source has it."""
-
-    id: str | None
-    problem: str
-    answer: Any
-    solution: str | None
-
-
-def parse_row(row: Any, fields: Fields) -> ParsedRow:
-    """Finds a row's parts and checks its problem text and id.
-
-    Args:
-      row: a mapping from column to value.
-      fields: the columns to look in.
-
-    Returns:
-      The parts. A chat prompt gives its user message, DAPO's template is stripped, ``\\r\\n``
-      becomes ``\\n``, and outer white space goes; other characters stay as they are.
-
-    Raises:
-      RowError: the row is no mapping, or its problem, gold or id is missing or unusable.
-
-    Example:
-      >>> parse_row({"question": "1+2", "answer": "one more: 3 #### 3"}, Fields()).answer
-      '3'
-    """
-    if not isinstance(row, Mapping):
-        raise RowError(f"not an object but {_kind(row)}")
-    problem = _problem_text(_first(row, fields.problem, "problem"))
-    solution = _lookup(row, fields.solution)
-    solution = solution if isinstance(solution, str) and _is_clean(solution) else None
-    worked = solution is not None and "####" in solution
-    answer = _lookup(row, fields.answer) if worked else _first(row, fields.answer, "answer")
-    answer = solution if answer is None else answer
-    if isinstance(answer, str) and "####" in answer:
-        solution = solution or answer
-        answer = answer.rpartition("####")[2].replace(",", "").strip()
-    return ParsedRow(_row_id(_lookup(row, fields.id)), problem, answer, solution)
-
-
-def clean_answer(answer: object, *, integer: bool = False) -> str:
-    """The gold answer as text.
-
-    Args:
-      answer: the gold as the source has it.
-      integer: the gold must be an integer of at most 2^53 in size; ``070``, ``$1,234$``,
-        ``\\boxed{204}`` and ``336^\\circ`` are taken for the integers they show.
-
-    Returns:
-      The text; an integer-valued float loses its fraction.
-
-    Raises:
-      RowError: no gold, or one that cannot be compared with.
-
-    Example:
-      >>> clean_answer(142.0), clean_answer("-4.0"), clean_answer("070", integer=True)
-      ('142', '-4', '70')
-    """
-    if answer is None:
-        raise RowError("answer is missing")
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise RowError(f"answer must be text or a number, not {_kind(answer)}")
-    if isinstance(answer, float):
-        answer = _float_text(answer)
-    text = _INTEGRAL_FLOAT.sub(r"\1", _checked(str(answer), "answer", MAX_ANSWER_CHARS))
-    if text.lower() in _MISSING_MARKS:
-        raise RowError(f"answer {text!r} stands for a missing value")
-    bare = text.replace(r"\{", "").replace(r"\}", "")
-    if bare.count("{") != bare.count("}"):
-        raise RowError(f"answer {text!r} has unbalanced braces")
-    return _integer_text(text) if integer else text
-
-
-def _integer_text(text: str) -> str:
-    bare = text
-    while (shorter := _INTEGER_WRAPPING.sub("", bare)) != bare:
-        bare = shorter
-    bare = bare.replace(",", "").strip()
-    if not _INTEGER.fullmatch(bare):
-        raise RowError(f"answer {text!r} is no integer, all golds of this source are")
-    if abs(int(bare)) > LARGEST_EXACT_INTEGER:
-        raise RowError(f"answer {text} is beyond 2^53: its last digits were lost in a float")
-    return str(int(bare))
-
-
-def _float_text(value: float) -> str:
-    if not math.isfinite(value):
-        raise RowError(f"answer is {value}")
-    if not value.is_integer():
-        return repr(value)
-    if abs(value) > LARGEST_EXACT_INTEGER:
-        raise RowError(f"answer {value!r} is a float beyond 2^53: its last digits are lost")
-    return str(int(value))
-
-
-def _problem_text(value: Any) -> str:
-    if isinstance(value, list):
-        value = _user_message(value)
-    if not isinstance(value, str):
-        raise RowError(f"problem must be text or a chat, not {_kind(value)}")
-    text = strip_dapo_template(value.strip()).replace("\r\n", "\n")
-    return _checked(text, "problem", MAX_PROBLEM_CHARS)
-
-
-def _user_message(chat: list[Any]) -> Any:
-    if not all(isinstance(turn, Mapping) and {"role", "content"} <= set(turn) for turn in chat):
-        raise RowError("problem is a list, but no chat of role and content")
-    users = [turn["content"] for turn in chat if turn["role"] == "user"]
-    others = {turn["role"] for turn in chat} - {"user", "system"}
-    if len(users) != 1 or others:
-        raise RowError("problem is a chat of more than a system and one user message")
-    return users[0]
-
-
-def _row_id(value: Any) -> str | None:
-    if value is None or value == "":
-        return None
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise RowError(f"id must be text or an integer, not {_kind(value)}")
-    return _checked(str(value), "id", MAX_ID_CHARS)
-
-
-def _checked(text: str, name: str, max_chars: int) -> str:
-    text = text.strip()
-    if not text:
-        raise RowError(f"{name} is empty")
-    if len(text) > max_chars:
-        raise RowError(f"{name} has {len(text)} characters, at most {max_chars} are allowed")
-    if "\0" in text:
-        raise RowError(f"{name} contains a NUL character")
-    if not _is_clean(text):
-        raise RowError(f"{name} contains invalid UTF-8 or a lone surrogate")
-    return text
-
-
-def _is_clean(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
-def _first(row: Mapping[str, Any], names: tuple[str, ...], part: str) -> Any:
-    value = _lookup(row, names)
-    if value is None:
-        columns = ", ".join(str(name) for name in row) or "nothing"
-        raise RowError(f"no {part} in {', '.join(names)}; the row has {columns}")
-    return value
-
-
-def _lookup(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    for name in names:
-        value: Any = row
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is not None:
-            return value
-    return None
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", bool: "a boolean", type(None): "null"}
-    return names.get(type(value)) or f"{type(value).__name__} {value!r:.40}"

@@ -10,7 +10,8 @@ class Problem:
     Args:
       id: unique within its source; joins samples, scores and contamination reports.
       problem: the text shown to the model, without any prompt template.
-      answer: the gold final answer as text, e.g. ``"34"`` or ``"\\frac{1}{2}"``.
+      answer: the gold final answer as text, e.g. ``"34"`` or ``"\\frac{1}{2}"``; where several
+        are right, a JSON list of them, ``'["1", "2"]'``.
       solution: worked text that ends in the answer, for supervised fine-tuning; or None.
 
     Example:

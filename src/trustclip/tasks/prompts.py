@@ -1,4 +1,4 @@
-r"""Prompt styles: what the model is told, and where its answer is then looked for.
+r"""Prompt styles: the instructions given to the model, and where its answer is extracted from.
 
 A style is data. `messages` puts one in front of a problem as a conversation; `set_chat_template`
 gives a base model's tokenizer a template that renders such conversations.
@@ -7,14 +7,14 @@ gives a base model's tokenizer a template that renders such conversations.
 from dataclasses import dataclass
 from typing import Any
 
-from trustclip.names import unknown
+from trustclip.constraints.names import unknown
 from trustclip.rewards.extraction import Style, extract_answer
 from trustclip.tasks.problem import Problem
 
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """How a problem is put to a model and how its answer is found again.
+    """How a problem is presented to a model, and how its answer is extracted.
 
     Args:
       name: key in `STYLES`.
@@ -79,7 +79,7 @@ def prompt_style(name: str) -> PromptStyle:
 
 
 def messages(problem: str, style: str = "solution") -> list[dict[str, str]]:
-    """The conversational prompt that puts `problem` to a model.
+    """The conversational prompt that presents `problem` to a model.
 
     Args:
       problem: text of the problem, used unchanged.

@@ -1,34 +1,35 @@
 """Problems from files and from the hub; a bad row is quarantined with its file, line and reason."""
 
-import codecs
-import csv
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trustclip.names import nearest
+from trustclip.rewards.equivalence import plain_text
+from trustclip.tasks.files import (
+    START_CHARS,
+    SUFFIXES,
+    Rows,
+    file_rows,
+    format_of,
+    is_saved,
+    near_hint,
+    stem_of,
+)
 from trustclip.tasks.hub import (
     HUB_SOURCES,
     HubSource,
-    ParsedRow,
-    RowError,
-    clean_answer,
+    Use,
     hub_rows,
     hub_source,
-    is_numeric,
     named_after,
-    parse_row,
+    saved_rows,
 )
 from trustclip.tasks.problem import Problem
-
-MAX_LINE_BYTES = 2**24
-START_CHARS = 200
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+from trustclip.tasks.rows import ParsedRow, RowError, clean_answer, is_numeric, parse_row
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class TooManyBadRows(ValueError):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a source gave.
+    """The problems loaded from a source, and what was left out.
 
     Args:
       problems: the good rows in their order, ids unique.
@@ -81,7 +82,7 @@ class Loaded:
 def load_problems(
     source: str,
     *,
-    split: str | None = None,
+    use: Use = "train",
     limit: int | None = None,
     max_bad_rows: int = 100,
     quarantine: Path | None = None,
@@ -89,11 +90,13 @@ def load_problems(
     """Problems of a file, a known benchmark or a hub data set: ``read_problems(...).problems``.
 
     Args:
-      source: a path ending in .jsonl, .json, .csv or .parquet; a known name (``amc23``,
-        ``aime24``, ``aime25``, ``math500``, ``gsm8k``, ``dapo``, ``dapo_en``, ``openmath``); or a
-        hub id ``owner/name`` or ``owner/name:config``.
-      split: split of a hub data set, its usual one by default.
-      limit: keep the first so many of the good problems.
+      source: a path ending in .jsonl, .json, .csv or .parquet, also with .gz behind it; a folder
+        written by ``datasets.save_to_disk``; a known name (``amc23``, ``aime24``, ``aime25``,
+        ``math500``, ``gsm8k``, ``dapo``, ``dapo_en``, ``openmath``); or a hub id ``owner/name`` or
+        ``owner/name:config``. A split is named behind ``@``: ``gsm8k@train``.
+      use: ``"train"`` reads the training split of a set that has splits, ``"test"`` its test split,
+        unless the source names one.
+      limit: keep only this many of the good problems, the first ones.
       max_bad_rows: how many rows may be bad.
       quarantine: JSON-lines file the bad rows are added to.
 
@@ -103,10 +106,10 @@ def load_problems(
 
     Raises:
       TooManyBadRows: more than ``max_bad_rows`` rows are bad.
-      ValueError: no such source, an unreadable file, or not one good row.
+      ValueError: no such source or split, an unreadable file, or not one good row.
     """
     loaded = read_problems(
-        source, split=split, limit=limit, max_bad_rows=max_bad_rows, quarantine=quarantine
+        source, use=use, limit=limit, max_bad_rows=max_bad_rows, quarantine=quarantine
     )
     return loaded.problems
 
@@ -114,10 +117,10 @@ def load_problems(
 def load_task(
     name: str, data_dir: Path | str | None = None, *, quarantine: Path | None = None
 ) -> list[Problem]:
-    """Problems of a task: ``<data_dir>/<name>*`` if there is such a file, else as `load_problems`.
+    """Problems to evaluate on: ``<data_dir>/<name>*`` if there is such a file, else the source.
 
-    Of several files the one called ``<name>`` is taken, then ``<name>_<split>``. No row of a known
-    benchmark may be bad: a mean over fewer problems would pass for the benchmark's.
+    Of several files the one called ``<name>`` is taken, then ``<name>_<test split>``. No row of a
+    known benchmark may be bad: a mean over fewer problems would pass for the benchmark's.
 
     Args:
       name: a known name, the beginning of a file's name in ``data_dir``, a path or a hub id.
@@ -133,13 +136,15 @@ def load_task(
     local = task_file(name, Path(data_dir)) if data_dir is not None else None
     known = named_after(Path(local or name).stem) or hub_source(name)
     max_bad_rows = 0 if known is not None and known.kind == "benchmark" else 100
-    return load_problems(str(local or name), max_bad_rows=max_bad_rows, quarantine=quarantine)
+    return load_problems(
+        str(local or name), use="test", max_bad_rows=max_bad_rows, quarantine=quarantine
+    )
 
 
 def read_problems(
     source: str,
     *,
-    split: str | None = None,
+    use: Use = "train",
     limit: int | None = None,
     max_bad_rows: int = 100,
     quarantine: Path | None = None,
@@ -152,7 +157,7 @@ def read_problems(
         raise ValueError(f"limit is {limit}, must be at least 1")
     if max_bad_rows < 0:
         raise ValueError(f"max_bad_rows is {max_bad_rows}, must be at least 0")
-    file, stem, rules, rows = open_source(source, split)
+    file, stem, rules, rows = open_source(source, use)
     collector = _Collector(file, stem, rules, max_bad_rows)
     try:
         for line, row, text in rows:
@@ -167,27 +172,34 @@ def read_problems(
     if loaded.bad_rows or loaded.duplicates:
         counts = len(loaded.bad_rows), loaded.duplicates
         _logger.warning("%s: left out %d bad rows and %d identical repeats", file, *counts)
+    if worded := sum(plain_text(problem.answer) is not None for problem in loaded.problems):
+        _logger.warning("%s: %d golds are not mathematical: compared as text", file, worded)
     return loaded
 
 
-# A row with its line, and its text where the file has one; a RowError where there is no row.
-_Rows = Iterator[tuple[int, Any, str]]
+def _numbered(rows: Iterable[Any]) -> Rows:
+    return ((number, row, "") for number, row in enumerate(rows, start=1))
 
 
-def open_source(source: str, split: str | None) -> tuple[str, str, HubSource, _Rows]:
-    """File, stem, rules and rows of a source; refuses one that is none, and reads nothing yet."""
-    path = Path(source)
-    entry = hub_source(source)
-    if path.suffix.lower() in SUFFIXES or (source not in HUB_SOURCES and path.exists()):
-        if split is not None:
-            raise ValueError(f"split={split!r} is for hub data sets, {source} is a file")
-        rules = named_after(path.stem) or HubSource(source)
-        rules = HubSource(source, kind=rules.kind, integer=rules.integer)
-        return source, path.stem, rules, _file_rows(path)
+def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
+    """File, stem, rules and rows of a source; refuses an unknown one, and reads nothing yet."""
+    if "@" in source and not Path(source).exists():
+        name, _, split = source.rpartition("@")
+    else:
+        name, split = source, None
+    path, entry = Path(name), hub_source(source)
+    if format_of(path) or (name not in HUB_SOURCES and path.exists()):
+        if split is not None and not path.is_dir():
+            raise ValueError(f"{name} is a file, which has no split {split!r}")
+        rules = named_after(path.stem) or HubSource(name)
+        rules = HubSource(name, kind=rules.kind, integer=rules.integer)
+        if path.is_dir() and is_saved(path):
+            return name, path.name, rules, _numbered(saved_rows(path, split, use))
+        return name, stem_of(path), rules, file_rows(path)
     if entry is None:
         raise ValueError(_unknown(source, HUB_SOURCES))
-    stem = source if source in HUB_SOURCES else entry.path.rpartition("/")[2]
-    rows = ((number, row, "") for number, row in enumerate(hub_rows(entry, split), start=1))
+    stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]
+    rows = _numbered(hub_rows(entry, entry.split(use)))
     return entry.path, stem, entry, rows
 
 
@@ -195,133 +207,30 @@ def task_file(name: str, data_dir: Path) -> Path | None:
     """The file in ``data_dir`` that holds a task, or None where only the hub has it."""
     if not data_dir.is_dir():
         raise ValueError(f"{data_dir} is not a folder")
-    files = sorted(path for path in data_dir.iterdir() if path.suffix.lower() in SUFFIXES)
-    fitting = [path for path in files if re.match(rf"{re.escape(name)}($|[_.-])", path.stem)]
+    files = {path: stem_of(path) for path in sorted(data_dir.iterdir()) if format_of(path)}
+    wanted = name.replace("@", "_")  # gsm8k@train is the file gsm8k_train.jsonl
+    fitting = [p for p, stem in files.items() if re.match(rf"{re.escape(wanted)}($|[_.-])", stem)]
     entry = hub_source(name)
-    if not fitting and entry is None and Path(name).suffix.lower() not in SUFFIXES:
-        raise ValueError(_unknown(name, [*HUB_SOURCES, *(path.stem for path in files)]))
+    if not fitting and entry is None and format_of(Path(name)) is None:
+        raise ValueError(_unknown(name, [*HUB_SOURCES, *files.values()]))
     if len(fitting) > 1:
-        usual = [name, f"{name}_{entry.split}"] if entry else [name]
-        fitting = [path for stem in usual for path in fitting if path.stem == stem][:1] or fitting
+        usual = [wanted, f"{wanted}_{entry.test}"] if entry else [wanted]
+        fitting = [path for stem in usual for path in fitting if files[path] == stem][:1] or fitting
     if len(fitting) > 1:
         raise ValueError(f"several files fit {name!r}: {', '.join(path.name for path in fitting)}")
     return fitting[0] if fitting else None
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    allowed = f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}) or a hub id owner/name"
-    return f"unknown problem source {name!r}{_nearest(name, known)}. Allowed: {allowed}"
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = nearest(name.lower(), known)
-    return f" (did you mean {near!r}?)" if near else ""
-
-
-def _file_rows(path: Path) -> _Rows:
-    if not path.is_file():
-        raise ValueError(_no_file(path))
-    readers = (_jsonl_rows, _json_rows, _csv_rows, _parquet_rows)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"{path}: cannot read {suffix!r} files, only {', '.join(SUFFIXES)}")
-    return readers[SUFFIXES.index(suffix)](path)
-
-
-def _no_file(path: Path) -> str:
-    if path.is_dir():
-        return f"{path} is a folder, a problem source is a file ({', '.join(SUFFIXES)})"
-    if not path.parent.is_dir():
-        return f"no file {path}: there is no folder {path.parent}"
-    return f"no file {path}{_nearest(path.name, (other.name for other in path.parent.iterdir()))}"
-
-
-def _jsonl_rows(path: Path) -> _Rows:
-    with path.open("rb") as file:
-        for number in count(1):
-            if not (line := file.readline(MAX_LINE_BYTES)):
-                return
-            text = line[: 4 * START_CHARS].decode("utf-8", errors="replace").rstrip()
-            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-                    pass
-                yield number, RowError(f"line longer than {MAX_LINE_BYTES} bytes"), text
-            elif line := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
-                yield number, _parse_json(line), text
-
-
-def _parse_json(line: bytes) -> Any:
-    try:
-        return json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return RowError(f"invalid UTF-8 at byte {error.start + 1}")
-    except RecursionError:
-        return RowError("invalid JSON: nested too deeply")
-    except ValueError as error:
-        return RowError(f"invalid JSON: {error}")
-
-
-def _json_rows(path: Path) -> _Rows:
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    if not content.lstrip().startswith(b"["):
-        yield from _jsonl_rows(path)
-        return
-    rows = _parse_json(content)
-    if isinstance(rows, RowError):
-        raise ValueError(f"{path}: {rows}")
-    yield from ((number, row, "") for number, row in enumerate(rows, start=1))
-
-
-def _csv_rows(path: Path) -> _Rows:
-    # surrogateescape leaves a lone surrogate where a byte is invalid; the row check finds it.
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            header = next(reader, [])
-        except csv.Error as error:
-            raise ValueError(f"{path}: invalid CSV header: {error}") from error
-        next_line = reader.line_num + 1
-        while True:
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                cells = RowError(f"invalid CSV: {error}")
-            line, next_line = next_line, reader.line_num + 1
-            if cells:
-                yield line, _csv_row(header, cells), ""
-
-
-def _csv_row(header: list[str], cells: list[str] | RowError) -> Mapping[str, str] | RowError:
-    if isinstance(cells, RowError):
-        return cells
-    if len(cells) != len(header):
-        return RowError(f"{len(cells)} cells, the header has {len(header)}")
-    return dict(zip(header, cells, strict=True))
-
-
-def _parquet_rows(path: Path) -> _Rows:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError("parquet needs pyarrow: pip install 'trustclip[train]'") from error
-    number = 0
-    try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024):
-            for index in range(batch.num_rows):
-                number += 1
-                try:
-                    row = batch.slice(index, 1).to_pylist()[0]
-                except UnicodeDecodeError as error:
-                    row = RowError(f"invalid UTF-8: {error.reason}")
-                yield number, row, ""
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not a readable parquet file: {error}") from error
+    allowed = (
+        f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}), a folder of "
+        "datasets.save_to_disk, or a hub id owner/name, each with @SPLIT where it has splits"
+    )
+    return f"unknown problem source {name!r}{near_hint(name, known)}. Allowed: {allowed}"
 
 
 class _Collector:
-    """Keeps good rows, quarantines bad ones, leaves identical repeats out."""
+    """Keeps good rows, quarantines bad ones and drops identical repeats."""
 
     def __init__(self, file: str, stem: str, rules: HubSource, max_bad_rows: int):
         self.file, self.stem, self.rules, self.max_bad_rows = file, stem, rules, max_bad_rows
@@ -367,7 +276,7 @@ class _Collector:
         self._ids.setdefault(text, []).append(id)
 
     def _contradict(self, text: str, answer: str) -> NoReturn:
-        """Drops every row of a problem that stands with two golds: at most one can be right."""
+        """Drop every row of a problem that has two golds: at most one can be right."""
         reason = f"same problem with answers {self._answers[text]!r} and {answer!r}"
         for id in self._ids.get(text, []):
             if (dropped := self.kept.pop(id, None)) is not None:

@@ -1,4 +1,4 @@
-r"""Softmax policies small enough to write out: every sum over actions is exact, in float64.
+r"""Small explicit softmax policies: every sum over actions is exact, in float64.
 
 One `Case` is one state of a tabular softmax policy. Its tokens are *all* its actions, each with
 its probability, so the expectation over $a\sim\pi_{old}$ is a sum and no sampling is left.
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trustclip.batch import TokenBatch
-from trustclip.divergences import categorical_kl
-from trustclip.loss import coefficient
-from trustclip.method import Method
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.divergences import categorical_kl
+from trustclip.constraints.loss import coefficient
 
 DOUBLE = torch.float64
 
@@ -119,7 +119,7 @@ def entropy(logits: Tensor) -> float:
 
 
 def random_cases(count: int, seed: int = 0, distance: float = 0.6) -> Iterator[Case]:
-    """Random states of 3 to 11 actions whose two policies have parted.
+    """Random states of 3 to 11 actions with two different policies.
 
     Args:
       count: how many.

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from trustclip import intervals
-from trustclip.gates import Side
-from trustclip.loss import gradient
-from trustclip.method import Method
+from trustclip.constraints import intervals
+from trustclip.constraints.base import Method
+from trustclip.constraints.gates import Side
+from trustclip.constraints.loss import gradient
 from trustclip.theory.cases import DOUBLE, Case, Sides
-
-Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def operator_gradient(case: Case, clipped: Callable[[Tensor], Tensor], side: Side) -> Tensor:
@@ -41,12 +39,12 @@ def operator_gradient(case: Case, clipped: Callable[[Tensor], Tensor], side: Sid
 
 
 def ratio_operator(low: float, high: float) -> Callable[[Tensor], Tensor]:
-    """Eq. 3: outside the interval the nearest bound."""
+    """Eq. 3: the nearest bound outside the interval."""
     return lambda w: w.clamp(low, high)
 
 
 def general_operator(satisfied: Tensor) -> Callable[[Tensor], Tensor]:
-    """Eq. 5: where the constraint fails, the old ratio, which is 1."""
+    """Eq. 5: the old ratio, which is 1, where the constraint is not satisfied."""
     return lambda w: torch.where(satisfied, w, 1.0)
 
 
@@ -115,7 +113,7 @@ def no_ratio_clip(cases: Iterable[Case], method: Method) -> tuple[float, float] 
 
 
 def bisected_bounds(delta: float) -> tuple[float, float]:
-    r"""Ratios where $w - 1 - \log w = \delta$, by bisection in $\log w$: no Lambert, no library."""
+    r"""Ratios where $w - 1 - \log w = \delta$, by bisection in $\log w$ alone."""
 
     def edge(inside: float, outside: float) -> float:
         for _ in range(200):

@@ -1,4 +1,4 @@
-r"""What the token estimators estimate: exact means and variances under $y\sim\pi_{old}$."""
+r"""Targets of the token estimators: exact means and variances under $y\sim\pi_{old}$."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip import divergences
+from trustclip.constraints import divergences
 from trustclip.theory.cases import Case
 
 #: Estimator -> the divergence it is meant for. "IS" is k3 weighted by the ratio, in the two
@@ -38,7 +38,7 @@ class Moments:
 
     @property
     def bias(self) -> float:
-        """Mean less target, nats."""
+        """Mean minus target, nats."""
         return self.mean - self.target
 
 

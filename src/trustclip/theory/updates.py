@@ -1,4 +1,4 @@
-r"""Theorems 5.1 and 5.2: what one step of ATR does differently from one step of a clip.
+r"""Theorems 5.1 and 5.2: the difference between one step of ATR and one step of a clip.
 
 Symbols: $\eta$ the step size, $d(s)$ the weight of the state, $A$ the advantage, $I$ the indicator
 of the event, $\mathbb{E}$ and Cov over $a\sim\pi_{\theta^k}(\cdot|s)$. Both methods step from the
@@ -18,9 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trustclip import intervals
-from trustclip.gates import Side
-from trustclip.method import Method, method
+from trustclip.constraints import intervals
+from trustclip.constraints.base import Method
+from trustclip.constraints.gates import Side
+from trustclip.constraints.registry import method
 from trustclip.theory.cases import Case, Sides, entropy
 
 Event = Literal["X-", "X+"]
@@ -184,7 +185,7 @@ def remainder_order(
     side: Side = "strict",
     by_natural_gradient: bool = False,
 ) -> float:
-    r"""Order in $\eta$ of what a first-order formula leaves out: $\log_2 r(\eta)/r(\eta/2)$.
+    r"""Order in $\eta$ of the remainder of a first-order formula: $\log_2 r(\eta)/r(\eta/2)$.
 
     With $r(\eta)$ the exact entropy difference less $\eta$ times the slope, at $\eta$ = 0.001. A
     right formula leaves a remainder of order 2, a wrong one a remainder of order 1.

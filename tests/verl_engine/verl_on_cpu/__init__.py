@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """For tests alone: lets an unmodified verl 0.9 train on CPUs, through its own registries.
 
 verl has no CPU platform, registers its FSDP engine for accelerators only, and samples with GPU

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Sampling by `generate` of transformers in place of vLLM's and SGLang's servers."""
 
 import asyncio
@@ -44,7 +45,7 @@ class Server:
             ids = torch.tensor([list(prompt_ids)])
             draw = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
             with torch.no_grad():
-                output = self._model.generate(
+                output = self._model.generate(  # pyright: ignore[reportAttributeAccessIssue]
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=int(asked or self._response_length),

@@ -1,0 +1,195 @@
+"""Commands about the constraints themselves."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from trustclip.cli.arguments import method_from, parse
+
+
+def methods(argv: Sequence[str]) -> int:
+    """List the constraints, one line each; ``--figure FILE`` draws their gates."""
+
+    @dataclasses.dataclass
+    class Options:
+        figure: Path | None = None
+        """Write a picture (SVG) of every method's gate to this file."""
+        page: Path | None = None
+        """Write a page (HTML) with a slider for every hyper-parameter to this file."""
+        markdown: bool = False
+        """Print the table in Markdown."""
+
+    options = parse(Options, argv, "methods")
+    if options.figure is not None:
+        from trustclip.report.atlas import every_gate
+
+        options.figure.write_text(every_gate(), encoding="utf-8")
+        print(options.figure)
+        return 0
+    if options.page is not None:
+        from trustclip.report.atlas import atlas_page
+
+        options.page.write_text(atlas_page(), encoding="utf-8")
+        print(options.page)
+        return 0
+    rows = [_method_row(name, cls) for name, cls in _methods().items()]
+    if options.markdown:
+        from trustclip.runs.text import markdown_table
+
+        header = ("method", "what it does", "defaults")
+        print(markdown_table(header, [(f"`{name}`", *rest) for name, *rest in rows]))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for title in ("method", "what it does", "defaults"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    return 0
+
+
+def _methods() -> dict[str, Any]:
+    import trustclip
+
+    return trustclip.methods()
+
+
+def _method_row(name: str, cls: Any) -> tuple[str, str, str]:
+    first = (cls.__doc__ or "").strip().splitlines()[0].partition(": ")[2]
+    defaults = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(cls))
+    return name, first, defaults
+
+
+def bounds(argv: Sequence[str]) -> int:
+    """``trustclip bounds METHOD [--hyper-parameter VALUE ...]``."""
+    if not argv or argv[0].startswith("-"):
+        print(
+            "usage: trustclip bounds METHOD [--HYPER-PARAMETER VALUE ...]\n\n"
+            "The ratio interval inside which the gate of METHOD never closes, and the settings of\n"
+            "stock TRL and verl with the same gradient. For a threshold that adapts, such as\n"
+            '--delta "{controller: target_gate, share: 0.02}": the intervals at its initial value\n'
+            "and at the ends of its range. Methods: " + ", ".join(_methods())
+        )
+        return 0 if argv else 2
+    from trustclip.constraints.adaptive import Adaptive
+
+    name, *rest = argv
+    chosen = method_from(name, rest, f"bounds {name}")
+    if isinstance(chosen, Adaptive):
+        _print_thresholds(chosen)
+    else:
+        print(chosen)
+        _print_interval(chosen)
+        _print_twins(chosen)
+    return 0
+
+
+def _print_interval(chosen: Any) -> None:
+    """Print the interval, a table of it by old probability, or why there is none."""
+    from trustclip.constraints.registry import interval
+
+    try:
+        low, high = interval(chosen)
+    except ValueError as error:
+        if "p_old" in str(error):
+            _print_by_probability(chosen)
+        else:
+            print((chosen.__doc__ or "").strip().splitlines()[0])
+            print(f"no interval     {error}")
+        return
+    assert isinstance(low, float) and isinstance(high, float)
+    print(f"ratio interval  [{low:.12f}, {high:.12f}]")
+    print(f"log-ratio       [{_log(low):.12f}, {_log(high):.12f}]")
+
+
+def _print_thresholds(chosen: Any) -> None:
+    """The interval at the initial thresholds, and with each at the ends of its range."""
+    from trustclip.constraints.registry import interval
+
+    print(chosen.inner)
+    try:
+        interval(chosen.inner)
+    except ValueError:
+        print("at its initial threshold, which adapts:")
+        return _print_interval(chosen.inner)
+    table = Table("threshold", "", "low", "high", box=None, pad_edge=False)
+    for name, one in chosen.controllers:
+        start = getattr(chosen.inner, name)
+        lowest, highest = one.between(start)
+        for where, value in (("initial", start), ("lowest", lowest), ("highest", highest)):
+            low, high = interval(dataclasses.replace(chosen.inner, **{name: value}))
+            table.add_row(f"{name} = {value:g}", where, f"{low:.6f}", f"{high:.6f}")
+    Console().print(table)
+    print("the threshold adapts: no stock setting of TRL or verl is its twin")
+
+
+def _print_by_probability(chosen: Any) -> None:
+    import torch
+
+    from trustclip.constraints.registry import interval
+
+    table = Table("p_old", "low", "high", "largest possible (1/p)", box=None, pad_edge=False)
+    for p in (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99):
+        low, high = interval(chosen, p_old=torch.tensor(p, dtype=torch.float64))
+        table.add_row(f"{p:g}", f"{float(low):.6f}", f"{float(high):.6f}", f"{1 / p:.4g}")
+    Console().print(table)
+    print("the interval depends on the token's old probability")
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf
+
+
+def _print_twins(chosen: Any) -> None:
+    """Print `Method.twins` in the notation of each trainer."""
+    if not chosen.twins:
+        print("no setting of stock TRL or verl is known to have this gradient")
+        return
+    print("the same gradient in")
+    width = max(map(len, chosen.twins))
+    for trainer, settings in chosen.twins.items():
+        if trainer == "trustclip":
+            words = [f"--{key} {value}" for key, value in settings.items() if key != "name"]
+            words = [settings["name"], *words]
+        else:
+            words = [f"{key}={value}" for key, value in settings.items()]
+        print(f"  {trainer:<{width}}  {' '.join(words)}")
+
+
+def theory(argv: Sequence[str]) -> int:
+    """The paper's theorems, computed on both sides."""
+
+    @dataclasses.dataclass
+    class Options:
+        figures: Path | None = None
+        """Draw the figures into this folder."""
+
+    options = parse(Options, argv, "theory")
+    from trustclip.theory import run_theory
+
+    return run_theory(Console(), options.figures)
+
+
+def tabular(argv: Sequence[str]) -> int:
+    """Methods on a bandit and a tree, where everything is exact."""
+    from trustclip.cli.arguments import taken
+    from trustclip.tabular import PRESETS, TabularSettings, run_tabular
+
+    rest, out = taken(list(argv), "--out")
+    settings = parse(TabularSettings, rest, "tabular", PRESETS)
+    run_tabular(settings, Console(), None if out is None else Path(out))
+    return 0
+
+
+def control(argv: Sequence[str]) -> int:
+    """Methods in PPO on Gymnasium environments."""
+    from trustclip.control import PRESETS, ControlSettings, run_control
+
+    settings = parse(ControlSettings, argv, "control", PRESETS)
+    run_control(settings, Console())
+    return 0

@@ -1,0 +1,115 @@
+"""Commands that analyse stored runs and published results."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from trustclip.cli.arguments import parse
+
+
+def grade(argv: Sequence[str]) -> int:
+    """``trustclip grade SAMPLES.jsonl [--style STYLE] [--out FILE]``."""
+    from trustclip.rewards import Style
+
+    @dataclasses.dataclass
+    class Options:
+        samples: tyro.conf.Positional[Path]
+        """samples.jsonl of a run, or a CSV file with the columns answer and gold."""
+        style: Style = "any"
+        """Location of the final answer in a completion."""
+        out: Path | None = None
+        """Write the graded rows to this JSON-lines file."""
+
+    options = parse(Options, argv, "grade")
+    from trustclip.evaluation.offline import grade as regrade
+    from trustclip.evaluation.offline import read_samples
+    from trustclip.runs.jsonl import append_jsonl
+
+    if options.out is not None and options.out.exists():
+        raise ValueError(f"{options.out} exists; choose another --out.")
+    rows, counts = regrade(read_samples(options.samples), options.style)
+    right = sum(row["correct"] for row in rows)
+    print(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
+    print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    if options.out is not None:
+        append_jsonl(options.out, rows)
+    return 0
+
+
+def compare(argv: Sequence[str]) -> int:
+    """``trustclip compare RUN_A RUN_B ...``: the last evaluations of runs, with p-values."""
+
+    @dataclasses.dataclass
+    class Options:
+        runs: tyro.conf.Positional[tuple[Path, ...]]
+        """Run directories; runs that differ only in their seed are pooled, and the method of the
+        first is the reference."""
+        step: int | None = None
+        """Compare at this update instead of at each run's last evaluation."""
+
+    options = parse(Options, argv, "compare")
+    from trustclip.report.console import print_comparison
+
+    print_comparison(options.runs, Console(), step=options.step)
+    return 0
+
+
+def decontaminate(argv: Sequence[str]) -> int:
+    """Find test problems that occur in a training set."""
+    from trustclip.tasks import decontaminate as module
+
+    return module.run(parse(module.DecontaminateConfig, argv, "decontaminate"))
+
+
+def paper(argv: Sequence[str]) -> int:
+    """``trustclip paper``: which claims the printed tables of the paper support."""
+
+    @dataclasses.dataclass
+    class Options:
+        pass
+
+    parse(Options, argv, "paper")
+    from trustclip.paper.audit import audit
+    from trustclip.paper.console import render
+
+    render(audit())
+    return 0
+
+
+def report(argv: Sequence[str]) -> int:
+    """``trustclip report RUNS... -o FOLDER``: one page, tables and figures."""
+
+    @dataclasses.dataclass
+    class Options:
+        runs: tyro.conf.Positional[tuple[Path, ...]]
+        """Run directories, or the folder of a suite."""
+        output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
+        """Where the page, the tables and the figures go."""
+
+    options = parse(Options, argv, "report")
+    from trustclip.report.build import build
+
+    for path in build(options.runs, options.output_dir):
+        print(path)
+    return 0
+
+
+def explain(argv: Sequence[str]) -> int:
+    """``trustclip explain RUN``: what the gate of a run did."""
+
+    @dataclasses.dataclass
+    class Options:
+        run: tyro.conf.Positional[Path]
+        """A run directory."""
+
+    options = parse(Options, argv, "explain")
+    from trustclip.report.explain import explain as paragraphs
+
+    console = Console(width=min(Console().width, 100), highlight=False)
+    for paragraph in paragraphs(options.run):
+        console.print(paragraph, markup=False)
+    return 0

@@ -1,0 +1,142 @@
+"""Commands that check the machine and its installation."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trustclip.cli.arguments import parse
+
+if TYPE_CHECKING:
+    from trustclip.engines.findings import Finding
+    from trustclip.engines.schedule import Schedule
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Versions, devices, and the schedule; ``--verl CONFIG`` checks a configuration of verl.
+
+    ``--distributed [RECIPE]``, run under the launcher that will train, checks its processes.
+    """
+    if "--verl" in argv:
+        return _verl(argv[list(argv).index("--verl") + 1 :])
+    if "--distributed" in argv:
+        return _distributed([part for part in argv if part != "--distributed"])
+
+    @dataclasses.dataclass
+    class Options:
+        num_iterations: int = 1
+        """Passes over a generation (TRL's default)."""
+        steps_per_generation: int | None = None
+        """Micro-batches per generation; gradient-accumulation-steps when unset (TRL's default)."""
+        gradient_accumulation_steps: int = 1
+        """Micro-batches per update."""
+        method: str = "atr"
+        """Name of the constraint."""
+
+    options = parse(Options, argv, "doctor")
+    import torch
+
+    from trustclip.engines.schedule import Schedule
+    from trustclip.runs.directory import environment
+
+    found = environment()
+    for name, version in found["versions"].items():
+        print(f"{name:<14}{version}")
+    print(f"{'platform':<14}{found['platform']}")
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    print(f"{'devices':<14}{', '.join(devices) or 'CPU only'} ({found['processors']} processors)")
+    schedule = Schedule(
+        options.steps_per_generation or options.gradient_accumulation_steps,
+        options.num_iterations,
+        options.gradient_accumulation_steps,
+    )
+    print(f"{'schedule':<14}{schedule.updates_per_generation:g} updates per generation")
+    print(f"{'constraint':<14}{_can_act(options.method, schedule)}")
+    return 0
+
+
+def _can_act(name: str, schedule: "Schedule") -> str:
+    """Whether TRL can train with a method, and whether the schedule lets it act."""
+    import importlib.util
+
+    from trustclip.constraints.base import Trait
+    from trustclip.constraints.registry import as_method
+
+    method = as_method(name)
+    if importlib.util.find_spec("trl") is not None:
+        from trustclip.engines.trl.config import refusal
+
+        if problem := refusal(method):
+            return f"cannot be trained: {problem}"
+    if Trait.ACTS_ON_POLICY in method.traits:
+        return "can act at any ratio, also on fresh samples"
+    if schedule.inert:
+        return f"cannot act: {schedule.explain_inert(method.name)}"
+    return "can act from the second update of a generation on"
+
+
+def _verl(arguments: Sequence[str]) -> int:
+    """Print the findings about a configuration of verl; 1 if any is an error."""
+    from trustclip.engines.verl.checks import findings, installed
+    from trustclip.engines.verl.config import load
+
+    config = load(arguments)
+    return _report(list(findings(config, installed())))
+
+
+def _distributed(arguments: Sequence[str]) -> int:
+    """Check the ranks that a launcher started against a recipe, or against given settings."""
+    import os
+    from pathlib import Path
+
+    from trustclip.recipes.checks import schedule_of
+    from trustclip.recipes.files import load_recipe
+    from trustclip.recipes.preflight.ranks import Load, described, findings, found
+    from trustclip.recipes.settings import RLStage
+
+    @dataclasses.dataclass
+    class Options:
+        method: str = "atr"
+        """Name of the constraint."""
+        per_device_train_batch_size: int = 8
+        """Completions per micro-batch and rank."""
+        num_generations: int = 8
+        """Completions per prompt."""
+        gradient_accumulation_steps: int = 4
+        """Micro-batches per update."""
+        steps_per_generation: int | None = None
+        """Micro-batches per generation; gradient-accumulation-steps when unset."""
+        num_iterations: int = 2
+        """Passes over a generation."""
+        use_vllm: bool = False
+        """Generate with vLLM."""
+
+    if arguments and not arguments[0].startswith("-"):
+        stage = load_recipe(Path(arguments[0])).rl
+        if stage is None:
+            raise ValueError(f"{arguments[0]} has no section `rl` to distribute.")
+    else:
+        options = parse(Options, arguments, "doctor --distributed")
+        stage = RLStage(dataset="arithmetic", **dataclasses.asdict(options))
+    load = Load(
+        stage.method,
+        stage.per_device_train_batch_size,
+        stage.num_generations,
+        schedule_of(stage),
+        str(stage.trl.get("vllm_mode", "colocate")) if stage.use_vllm else "",
+        stage.save_steps > 0,
+    )
+    world = found(stage.trl)
+    if os.environ.get("RANK", "0") != "0":
+        return 0  # the first rank reports for all
+    for label, text in described(world, load):
+        print(f"{label:<14}{text}")
+    return _report(list(findings(world, load)))
+
+
+def _report(found: "Sequence[Finding]") -> int:
+    """Print findings; 1 if any is an error."""
+    for finding in found:
+        print(f"{finding.level + ':':<7}{finding.text}")
+    errors = sum(finding.level == "error" for finding in found)
+    print(f"{errors} error{'' if errors == 1 else 's'}" if errors else "no errors")
+    return 1 if errors else 0

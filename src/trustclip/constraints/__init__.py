@@ -1,0 +1,1 @@
+"""The library: divergences, gates, levels, aggregation, and what a method is."""

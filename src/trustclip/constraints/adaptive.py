@@ -1,0 +1,176 @@
+"""Methods with controllers as thresholds; they are immutable methods like any other."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, Self
+
+from pydantic import InstanceOf
+from torch import Tensor
+
+from trustclip.constraints.base import Method, Reduce, Trait, definition, methods
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.compose import Composite
+from trustclip.constraints.controllers import NAMED, Controller, PerToken, Target, controller
+from trustclip.constraints.names import nearest
+
+
+class Split(NamedTuple):
+    """Hyper-parameters as initial numbers, and the controllers given for some of them."""
+
+    fixed: dict[str, Any]
+    controllers: tuple[tuple[str, Controller], ...]
+
+
+def split(cls: type[Method], hyperparameters: Mapping[str, Any]) -> Split:
+    """Separate controllers from the hyper-parameters of a method's class.
+
+    Raises:
+      ValueError: an invalid controller, or one without an initial value.
+    """
+    defaults = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
+    fixed, found = dict(hyperparameters), []
+    for name, value in hyperparameters.items():
+        # A field that holds a method takes no controller: its class reports the error.
+        held = isinstance(defaults.get(name), Method)
+        one = None if held else _as_controller(name, value)
+        if one is None:
+            continue
+        start = defaults[name] if one.initial is None else one.initial
+        if isinstance(start, bool) or not isinstance(start, int | float):
+            raise ValueError(f"the controller of `{name}` needs `initial`: there is no default.")
+        fixed[name] = start
+        found.append((name, one))
+    return Split(fixed, tuple(found))
+
+
+def _as_controller(name: str, value: Any) -> Controller | None:
+    if isinstance(value, Controller):
+        return value
+    # A mapping, or text that looks like one but does not parse; with a `name` it is a method.
+    garbled = isinstance(value, str) and value.lstrip().startswith("{") and "name" not in value
+    if not garbled and (not isinstance(value, Mapping) or "name" in value):
+        return None
+    if isinstance(value, str) or "controller" not in value:
+        near = None if isinstance(value, str) else nearest("controller", value)
+        hint = f" Did you mean `controller` by {near!r}?" if near else ""
+        raise ValueError(
+            f"`{name}` {value!r} is neither a number nor a controller, {{controller: NAME, ...}}."
+            f"{hint} NAME may be: {', '.join(NAMED)}."
+        )
+    settings = {key: item for key, item in value.items() if key != "controller"}
+    try:
+        return controller(value["controller"], **settings)
+    except ValueError as error:
+        raise ValueError(f"`{name}`: {error}") from None
+
+
+@definition
+class Adaptive(Composite):
+    """A method with controllers for some of its thresholds; made by `trustclip.method`.
+
+    It has the name and the contract of the method itself. The metric ``threshold/NAME`` is the
+    current threshold, or its mean over tokens.
+
+    Args:
+      inner: the method at its current thresholds.
+      controllers: the controller of each threshold.
+
+    Example:
+      >>> import trustclip as tc
+      >>> method = tc.method("atr", delta=tc.controllers.target_gate(share=0.02))
+      >>> method.inner.delta, round(method.after({"gated": 0.1}).inner.delta, 4)
+      (0.07, 0.1044)
+    """
+
+    inner: InstanceOf[Method]
+    controllers: tuple[tuple[str, InstanceOf[Controller]], ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, one in self.controllers:
+            if isinstance(one, PerToken) and name not in self.inner.per_token:
+                raise ValueError(_no_per_token(name))
+            start = self._start(name, one)
+            low, high = one.between(start)
+            if not low <= start <= high:
+                raise ValueError(f"`{name}`: {start:g} is not within [{low:g}, {high:g}].")
+            for end, value in (("low", low), ("high", high)):
+                try:
+                    replace(self.inner, **{name: value})  # type: ignore[type-var]
+                except ValueError as error:
+                    raise ValueError(f"{error}: give the controller another `{end}`") from None
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        return (self.inner,)
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        also = [name for _, one in self.controllers for name in one.requires]
+        return tuple(dict.fromkeys((*self.inner.requires, *also)))
+
+    @property
+    def traits(self) -> Trait:
+        by_update = any(isinstance(one, Target) for _, one in self.controllers)
+        return super().traits | (Trait.ADAPTS if by_update else Trait(0))
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        for name, one in self.controllers:
+            if isinstance(one, PerToken):
+                raise ValueError(f"`{name}` of {self.name!r} differs from token to token.")
+        return self.inner.log_interval(p_old)
+
+    def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
+        return self.inner.statistics(batch, reduce)
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        chosen = copy.copy(self.inner)
+        extras = {}
+        for name, one in self.controllers:
+            threshold = getattr(self.inner, name)
+            if isinstance(one, PerToken):
+                threshold = one.thresholds(threshold, batch)
+                # Its class accepts numbers only; `per_token` states that tensors work here.
+                object.__setattr__(chosen, name, threshold)
+            extras[f"threshold/{name}"] = batch.logp_old.new_zeros(()) + threshold
+        inside = chosen.surrogate(batch)
+        shown = {name: value.expand_as(batch.logp_old) for name, value in extras.items()}
+        return Surrogate(inside.objective, inside.kept, {**inside.extras, **shown})
+
+    def after(self, metrics: Mapping[str, float]) -> Self:
+        moved = {}
+        for name, one in self.controllers:
+            if isinstance(one, Target):
+                low, high = one.between(self._start(name, one))
+                moved[name] = min(max(one.next(getattr(self.inner, name), metrics), low), high)
+        inner = replace(self.inner.after(metrics), **moved)  # type: ignore[type-var]
+        return replace(self, inner=inner)  # type: ignore[type-var]
+
+    def state(self) -> dict[str, Any]:
+        own = {name: getattr(self.inner, name) for name, _ in self.controllers}
+        return {**super().state(), "thresholds": own}
+
+    def restored(self, state: Mapping[str, Any]) -> Self:
+        inner = self.inner.restored(state.get("inner", {}))
+        inner = replace(inner, **state["thresholds"])  # type: ignore[type-var]
+        return replace(self, inner=inner)  # type: ignore[type-var]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.inner.to_dict(), **{name: one.to_dict() for name, one in self.controllers}}
+
+    def _start(self, name: str, one: Controller) -> float:
+        defaults: Any = {f.name: f.default for f in fields(self.inner)}  # type: ignore[arg-type]
+        return defaults[name] if one.initial is None else one.initial
+
+
+def _no_per_token(name: str) -> str:
+    able = [f"{m}.{field}" for m, cls in methods().items() for field in cls.per_token]
+    return (
+        f"`{name}` of this method is one number for all tokens; what can be one per token: "
+        f"{', '.join(able)}."
+    )

@@ -1,0 +1,74 @@
+"""Advantages from the rewards of a group: sequences that answer the same prompt.
+
+Rewards come in one flat tensor, the ``group_size`` answers to a prompt next to each other.
+"""
+
+from torch import Tensor
+
+from trustclip.constraints.masked import widen
+
+
+def group_mean(rewards: Tensor, group_size: int) -> Tensor:
+    r"""Reward minus the mean of its group (Dr. GRPO, Liu et al., 2025): $A_i = R_i - \bar R$.
+
+    Args:
+      rewards: one per sequence. Shape [groups * group_size].
+      group_size: sequences per prompt, at least 2.
+
+    Returns:
+      Advantages. Shape [groups * group_size].
+
+    Raises:
+      ValueError: the rewards do not divide into groups of at least 2.
+
+    Example:
+      >>> import torch
+      >>> group_mean(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
+      tensor([ 0.7500, -0.2500, -0.2500, -0.2500])
+    """
+    grouped = _grouped(rewards, group_size)
+    return (grouped - grouped.mean(dim=1, keepdim=True)).flatten()
+
+
+def group_standardized(rewards: Tensor, group_size: int, eps: float = 1e-4) -> Tensor:
+    r"""`group_mean` over the group's standard deviation (GRPO, Shao et al., 2024).
+
+    $A_i = (R_i - \bar R) / (s + \epsilon)$, $s$ with $n - 1$ in the denominator.
+
+    Args:
+      rewards: one per sequence. Shape [groups * group_size].
+      group_size: sequences per prompt, at least 2.
+      eps: added to the standard deviation. A group of equal rewards then has advantages of 0, or
+        what the rounding of their mean leaves, up to 1e-3 in float32 (as in TRL).
+
+    Example:
+      >>> import torch
+      >>> group_standardized(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
+      tensor([ 1.4997, -0.4999, -0.4999, -0.4999])
+    """
+    grouped = _grouped(rewards, group_size)
+    centred = grouped - grouped.mean(dim=1, keepdim=True)
+    return (centred / (grouped.std(dim=1, keepdim=True) + eps)).flatten()
+
+
+def leave_one_out(rewards: Tensor, group_size: int) -> Tensor:
+    r"""Reward minus the mean of the others of its group (RLOO, Ahmadian et al., 2024).
+
+    $A_i = R_i - \frac{1}{n-1}\sum_{j \ne i} R_j = \frac{n}{n-1}(R_i - \bar R)$.
+
+    Example:
+      >>> import torch
+      >>> leave_one_out(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
+      tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
+    """
+    return group_mean(rewards, group_size) * (group_size / (group_size - 1))
+
+
+def _grouped(rewards: Tensor, group_size: int) -> Tensor:
+    if rewards.dim() != 1 or group_size < 2 or rewards.numel() % group_size:
+        raise ValueError(
+            "rewards must be one flat tensor of whole groups of at least 2, got shape "
+            f"{tuple(rewards.shape)} with group_size={group_size}."
+        )
+    # A mean in half precision would round rewards that differ.
+    return widen(rewards).reshape(-1, group_size)  # [groups, group_size]

@@ -1,0 +1,271 @@
+"""Methods: a named choice of divergence, threshold, gate and level, with its paper's defaults."""
+
+import enum
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any, ClassVar, Literal, cast
+
+from torch import Tensor
+
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.checked import AboveOne as AboveOne
+from trustclip.constraints.checked import NonNegative as NonNegative
+from trustclip.constraints.checked import Number as Number
+from trustclip.constraints.checked import Positive as Positive
+from trustclip.constraints.checked import UpToOne as UpToOne
+from trustclip.constraints.checked import checked
+from trustclip.constraints.gates import Side
+from trustclip.constraints.levels import Level
+from trustclip.constraints.names import unknown
+from trustclip.constraints.twins import Twins, clip_twins, sequence_clip_twins
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+#: Class decorator of a method: a frozen, keyword-only dataclass that checks its values.
+definition = checked
+
+
+class Trait(enum.Flag):
+    """Properties of a method, apart from its gradient, that engines, reports and recipes need.
+
+    A composite method has the traits of its parts, joined by ``|``, except those in `ALONE`.
+
+    Example:
+      >>> import trustclip as tc
+      >>> Trait.CUTS in tc.method("atr").traits, Trait.CUTS in tc.method("cispo").traits
+      (True, False)
+    """
+
+    #: The gate can close; a soft gate only weighs tokens.
+    CUTS = enum.auto()
+    #: The gradient can differ from plain REINFORCE while the ratio is still 1.
+    ACTS_ON_POLICY = enum.auto()
+    #: A token of zero advantage can get a gradient.
+    MOVES_WITHOUT_ADVANTAGE = enum.auto()
+    #: A token can get a gradient against its advantage.
+    REVERSES = enum.auto()
+    #: The gradient of the full KL takes part, not only that of the sampled token.
+    NEEDS_KL_GRADIENT = enum.auto()
+    #: The weight corrects for the engine that sampled, so no trainer may do it again.
+    CORRECTS_SAMPLER = enum.auto()
+    #: `Method.after` can return another method than this one.
+    ADAPTS = enum.auto()
+    #: ``delta`` bounds an estimate of the token's KL divergence, in nats.
+    ESTIMATES_KL = enum.auto()
+    #: PPO's clip with the bounds of `Method.log_interval`: the gate is outward and nothing else
+    #: cuts, and a kept token weighs by its ratio.
+    CLIPS_TOKENS = enum.auto()
+    #: The same of the sequence's length-normalised ratio.
+    CLIPS_SEQUENCES = enum.auto()
+    #: Traits that a composite method does not inherit from its parts.
+    ALONE = ESTIMATES_KL | CLIPS_TOKENS | CLIPS_SEQUENCES
+
+
+def clips(side: Side, level: Level = "token") -> Trait:
+    """The trait of a gate that is `Method.log_interval` alone, if it has one.
+
+    Args:
+      side: of the gate; one that is ``"strict"`` is no clip of any trainer.
+      level: where the ratio is measured; no trainer has ``"prefix"``.
+    """
+    if side == "strict" or level == "prefix":
+        return Trait(0)
+    return Trait.CLIPS_TOKENS if level == "token" else Trait.CLIPS_SEQUENCES
+
+
+class Method(ABC):
+    """Base class of methods: hyper-parameters as fields, and `surrogate`.
+
+    A subclass is one file in ``trustclip/methods/``, or anywhere under the name
+    ``"package.module:Class"``; decorated with `definition`; final. Only `surrogate` is required;
+    everything else has a default.
+    """
+
+    #: Hyper-parameters that may be tensors [batch, time]: a threshold for each token.
+    per_token: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        """Objective to maximise and which tokens keep their gradient; see `Surrogate`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the method: that of its file in this package, else ``"module:Class"``."""
+        module = type(self).__module__
+        stem = module.removeprefix("trustclip.methods.")
+        return stem if stem != module else f"{module}:{type(self).__qualname__}"
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Optional fields of `TokenBatch` that the method cannot do without."""
+        return ()
+
+    @property
+    def top_k(self) -> int | None:
+        """Number of likeliest tokens covered by the top-k divergences among `requires`."""
+        return None
+
+    @property
+    def traits(self) -> Trait:
+        """Properties of the method; those of a plain hard gate unless overridden."""
+        return Trait.CUTS
+
+    @property
+    def twins(self) -> Twins:
+        """Settings of stock trainers with this very gradient, by trainer; each proved by a test.
+
+        Derived from `log_interval` for a method with `Trait.CLIPS_TOKENS` or
+        `Trait.CLIPS_SEQUENCES`. The aggregation is among them only where the trainer ties it to
+        the constraint, or the method's source does. ``"trustclip"`` is another method with the
+        same gradient.
+
+        Example:
+          >>> import trustclip as tc
+          >>> tc.method("clip", epsilon=0.1).twins["TRL"]
+          {'epsilon': 0.1, 'epsilon_high': 0.1}
+          >>> tc.method("clip", side="strict").twins
+          {}
+        """
+        if Trait.CLIPS_TOKENS in self.traits:
+            found = clip_twins(self.log_interval())
+        elif Trait.CLIPS_SEQUENCES in self.traits:
+            found = sequence_clip_twins(self.log_interval())
+        else:
+            return {}
+        return {who: these for who, these in found.items() if these.get("name") != self.name}
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        """Bounds of the log-ratio inside which the gate never closes.
+
+        Args:
+          p_old: old probability of each token, for bounds that depend on it.
+
+        Raises:
+          ValueError: the method's constraint is no ratio interval, or ``p_old`` is missing.
+        """
+        raise ValueError(f"the constraint of {self.name!r} is no ratio interval.")
+
+    @property
+    def statistics_over(self) -> Literal["generation", "micro_batch"] | None:
+        """What `statistics` is measured over: the generation batch at the old policy, every
+        micro-batch at the current one, or (None) nothing."""
+        return None
+
+    def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
+        """Numbers over many tokens that `surrogate` reads from ``batch.statistics``.
+
+        Args:
+          batch: tokens of this rank; see `statistics_over`.
+          reduce: sums a tensor over ranks.
+        """
+        return {}
+
+    def after(self, metrics: Mapping[str, float]) -> "Method":
+        """The method for the next update: itself, unless one of its thresholds adapts.
+
+        Args:
+          metrics: means of the update over all ranks, by the names of
+            `trustclip.constraints.diagnostics.token_metrics`.
+        """
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """What `after` has changed, for a checkpoint; empty where nothing can."""
+        return {}
+
+    def restored(self, state: Mapping[str, Any]) -> "Method":
+        """The method with a `state` of an equal one."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"name": ..., **hyper-parameters}``: `method` of it is an equal method.
+
+        Example:
+          >>> import trustclip as tc
+          >>> tc.method("kl2", delta=0.05).to_dict()
+          {'name': 'kl2', 'delta': 0.05, 'side': 'outward'}
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        parts = {k: v.to_dict() for k, v in values.items() if isinstance(v, Method)}
+        return {"name": self.name, **values, **parts}
+
+    def __and__(self, other: "Method") -> "Method":
+        """Both constraints at once: a token is kept where both keep it; see method ``both``."""
+        return cast(Any, method_class("both"))(first=self, second=other)
+
+    def __or__(self, other: "Method") -> "Method":
+        """Either constraint: a token is kept where one of them keeps it; see method ``either``."""
+        return cast(Any, method_class("either"))(first=self, second=other)
+
+
+@cache
+def methods() -> dict[str, type[Method]]:
+    """Every method of the library by name, found by walking ``trustclip/methods/``.
+
+    Example:
+      >>> "atr" in methods()
+      True
+    """
+    package = importlib.import_module("trustclip.methods")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__))
+    return {name: _defined_in(f"trustclip.methods.{name}") for name in names}
+
+
+def _defined_in(module_name: str) -> type[Method]:
+    module = importlib.import_module(module_name)
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module_name
+    ]
+    if len(found) != 1:
+        raise ImportError(f"{module_name} must define exactly one Method, found {len(found)}.")
+    return found[0]
+
+
+def method_class(name: str) -> type[Method]:
+    """Class of the method called ``name``, or of ``"package.module:Class"``.
+
+    Raises:
+      ValueError: nothing of that name; the message has the nearest right one.
+
+    Example:
+      >>> method_class("atr").__name__
+      'ATR'
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"a method's name must be text, got {name!r}.")
+    if ":" in name:
+        return _imported(name)
+    if name not in methods():
+        raise ValueError(unknown("method", name, methods()))
+    return methods()[name]
+
+
+def _imported(path: str) -> type[Method]:
+    module_name, _, class_name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"cannot load method {path!r}: {error}.") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ValueError(f"{path!r} is no subclass of trustclip.Method.")
+    return found
+
+
+def need_p_old(p_old: Tensor | None, name: str) -> Tensor:
+    """``p_old`` checked, in float64: given, and in (0, 1].
+
+    Raises:
+      ValueError: it is missing or out of range.
+    """
+    if p_old is None:
+        raise ValueError(f"the interval of {name!r} depends on the token: give `p_old`.")
+    if not ((p_old > 0) & (p_old <= 1)).all():
+        raise ValueError(f"`p_old` must be probabilities in (0, 1], got {p_old}.")
+    return p_old.double()

@@ -1,0 +1,231 @@
+"""Input and output of a method: typed, frozen, every tensor ``[batch, time]``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.masked import widen, zero_masked
+
+#: Log-ratio bounds: one pair of numbers, or tensors with a pair for every token.
+LogBounds = tuple[Tensor | float, Tensor | float]
+
+#: Policy that the new one is compared with: the proximal one, or the one that sampled.
+Anchor = Literal["old", "rollout"]
+
+#: Floating-point fields: widened to float32 at least, 0 where masked.
+FLOATS = (
+    *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old"),
+    *("top_k_kl", "top_k_tv", "logp_rollout"),
+)
+#: Those of them through which a gradient flows.
+_WITH_GRADIENT = ("logp", "kl_old_new", "kl_new_old")
+
+#: Optional fields, with who can supply each; the error about a missing one names it.
+SUPPLIERS = {
+    "entropy": "the loss head (entropy of the current policy at each position)",
+    "kl_old_new": "the loss head from the old policy's hidden states (exact KL(old || new))",
+    "kl_new_old": "the loss head from the old policy's hidden states (exact KL(new || old))",
+    "top_k_kl": "the loss head from the old policy's top-K log-probabilities (their KL)",
+    "top_k_tv": "the loss head from the old policy's top-K log-probabilities (their TV)",
+    "logp_rollout": "the sampling engine (log-probabilities it sampled with)",
+    "groups": "the data loader (index of the prompt each sequence answers)",
+    "keys": "the engine (a number that is unique to each sample and position)",
+}
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    r"""The input of a method: one value per sampled token.
+
+    With $x_t = \log\pi_\theta(y_t) - \log\pi_{old}(y_t)$ the log-ratio and $w_t = e^{x_t}$ the
+    ratio. Positions where ``mask`` is False never matter, whatever they hold.
+
+    *Gradients.* Everything but ``logp`` is detached, so ``TokenBatch(logp, logp, ...)`` trains. The
+    two exact KL divergences keep their graph: the methods whose pull is the gradient of the KL
+    itself (``truly_ppo``, ``ppo_penalty``) follow it, and no other method does.
+
+    *Numbers that are not finite.* An unmasked token with a NaN or an infinity in any floating-point
+    field has a ``logp`` and ``logp_old`` of NaN here. No gate closes on it: its gradient and the
+    loss become NaN, in every method, so that the guard of a training loop sees it. A method that
+    measures a prefix or a sequence gives NaN to all tokens it measured with that one. Statistics
+    over many tokens are over those in `finite`, so the other sequences are treated as if the token
+    were masked.
+
+    Args:
+      logp: log-probability of the sampled token under the current policy, nats; carries the
+        gradient. Half precision is widened to float32; float64 stays float64.
+      logp_old: the same under the policy the update started from (the proximal policy), nats.
+      advantages: advantage of the token.
+      mask: True where the token counts.
+      entropy: entropy of the current policy at the position, nats.
+      kl_old_new: exact KL(old || new) over the vocabulary at the position, nats.
+      kl_new_old: exact KL(new || old) over the vocabulary at the position, nats.
+      top_k_kl: KL(old || new) over the old policy's likeliest tokens, the sampled one, and all
+        others as one; see `trustclip.constraints.divergences.with_rest`.
+      top_k_tv: total variation over the same.
+      logp_rollout: log-probability under the engine that sampled, nats; NaN, and no other number
+        that is not finite, means that the engine gave none.
+      groups: int64, index of the prompt the sequence answers (constant along time).
+      keys: int64, unique per (sample, position): makes random selection reproducible across
+        ranks and micro-batches.
+      statistics: numbers measured over more tokens than this batch holds, by name; see
+        `Method.statistics`.
+
+    Raises:
+      ValueError: a field is no tensor of the shape and kind it needs; the message names it.
+
+    Example:
+      >>> batch = TokenBatch(
+      ...     logp=torch.tensor([[-1.0, float("nan")]]), logp_old=torch.tensor([[-1.2, 0.0]]),
+      ...     advantages=torch.ones(1, 2), mask=torch.tensor([[True, False]]))
+      >>> [round(x, 3) for x in batch.log_ratio[0].tolist()]
+      [0.2, 0.0]
+    """
+
+    logp: Tensor
+    logp_old: Tensor
+    advantages: Tensor
+    mask: Tensor
+    entropy: Tensor | None = field(default=None, kw_only=True)
+    kl_old_new: Tensor | None = field(default=None, kw_only=True)
+    kl_new_old: Tensor | None = field(default=None, kw_only=True)
+    top_k_kl: Tensor | None = field(default=None, kw_only=True)
+    top_k_tv: Tensor | None = field(default=None, kw_only=True)
+    logp_rollout: Tensor | None = field(default=None, kw_only=True)
+    groups: Tensor | None = field(default=None, kw_only=True)
+    keys: Tensor | None = field(default=None, kw_only=True)
+    statistics: Mapping[str, Tensor] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_tensor("logp", self.logp)
+        if self.logp.dim() != 2:
+            raise ValueError(f"`logp` must be [batch, time], got shape {tuple(self.logp.shape)}.")
+        for item in fields(self):
+            value = getattr(self, item.name)
+            optional = item.default is None
+            if item.name == "statistics" or (optional and value is None):
+                continue
+            _check_tensor(item.name, value)
+            if value.shape != self.logp.shape:
+                raise ValueError(
+                    f"`{item.name}` must have the shape of `logp`, {tuple(self.logp.shape)}, "
+                    f"got {tuple(value.shape)}."
+                )
+            _check_kind(item.name, value)
+        # Set once, here: a frozen dataclass whose fields are wide, detached and masked already.
+        given = {name: widen(v) for name in FLOATS if (v := getattr(self, name)) is not None}
+        broken = torch.zeros_like(self.mask)
+        for name, value in given.items():
+            broken |= ~value.isfinite() & ~(value.isnan() & (name == "logp_rollout"))
+        for name in ("logp", "logp_old"):
+            # Added, not put in its place: the NaN must reach the gradient of `logp`, too.
+            given[name] = given[name] + torch.where(broken, torch.nan, 0.0).to(given[name])
+        for name, value in given.items():
+            kept = value if name in _WITH_GRADIENT else value.detach()
+            object.__setattr__(self, name, zero_masked(kept, self.mask))
+
+    @property
+    def finite(self) -> Tensor:
+        """True for unmasked tokens with finite numbers only: the tokens statistics are over.
+
+        bool. Shape [batch, time].
+        """
+        return self.mask & self.logp.isfinite()
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """log(new / old) of the sampled token, nats; 0 where masked. Shape [batch, time]."""
+        return self.logp - self.logp_old
+
+    @property
+    def p_old(self) -> Tensor:
+        """Probability of the sampled token under the old policy. Shape [batch, time]."""
+        return self.logp_old.exp()
+
+    @property
+    def rollout_log_ratio(self) -> Tensor:
+        """log(old / rollout) of the sampled token, nats; 0 where the sampler gave none.
+
+        Shape [batch, time].
+        """
+        rollout = self.given("logp_rollout")
+        return zero_masked(self.logp_old - rollout, ~rollout.isnan())
+
+    def against(self, anchor: Anchor) -> "TokenBatch":
+        """The batch with ratios against the old policy (itself) or against the sampler."""
+        if anchor == "old":
+            return self
+        return replace(self, logp_old=self.logp_old - self.rollout_log_ratio)
+
+    def require(self, *names: str) -> None:
+        """Raise a ValueError that names the first missing field and what can supply it."""
+        for name in names:
+            self.given(name)
+
+    def given(self, name: str) -> Tensor:
+        """An optional field that is required here.
+
+        Raises:
+          ValueError: it is missing; the message names it and what can supply it.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(
+                f"this method needs `{name}` in the batch; it comes from {SUPPLIERS[name]}."
+            )
+        return value
+
+    def with_logp(self, logp: Tensor) -> "TokenBatch":
+        """The same batch with another ``logp``."""
+        return replace(self, logp=logp)
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"`{name}` must be a torch tensor, got {type(value).__name__}.")
+
+
+def _check_kind(name: str, value: Tensor) -> None:
+    wanted = {"mask": "bool", "groups": "int64", "keys": "int64"}.get(name, "floating point")
+    if wanted == "floating point":
+        right = value.is_floating_point()
+    else:
+        right = value.dtype == getattr(torch, wanted)
+    if not right:
+        raise ValueError(f"`{name}` must be {wanted}, got {value.dtype}.")
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """The objective and the gate of a method on a batch.
+
+    Args:
+      objective: per token, to be maximised; differentiable in ``batch.logp``; 0 where masked.
+        Shape [batch, time].
+      kept: True where the token keeps its gradient (soft gates keep every token); False where
+        masked. Shape [batch, time].
+      extras: further per-token tensors worth logging, by name.
+    """
+
+    objective: Tensor
+    kept: Tensor
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A scalar to minimise, its per-token parts, and numbers to log.
+
+    Args:
+      value: scalar; its gradient is that of minus the aggregated objective.
+      per_token: minus the objective, before aggregation. Shape [batch, time].
+      metrics: name -> (sum, count), both scalars without gradient: add them over micro-batches
+        and ranks, then divide.
+    """
+
+    value: Tensor
+    per_token: Tensor
+    metrics: Mapping[str, tuple[Tensor, Tensor]]

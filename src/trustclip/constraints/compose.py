@@ -1,0 +1,116 @@
+"""Composite methods: a weight around another method, or two methods combined.
+
+A part is given as in YAML and Python: a name, or a mapping with ``name`` and hyper-parameters.
+The command line takes the same text: ``--method.inner atr``, or
+``--method.inner "{name: atr, delta: 0.05}"``.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from functools import reduce
+from operator import or_
+from typing import Any, ClassVar, Literal, Self
+
+from torch import Tensor
+
+from trustclip.constraints.base import Method, Reduce, Trait
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.masked import zero_masked
+
+
+class Composite(Method):
+    """A method made of the methods in `parts`, with their requirements and traits.
+
+    Statistics of a part are named by its position and a slash, ``"0/mean_logp"``.
+    """
+
+    #: Fields of `TokenBatch` needed in addition to those of the parts.
+    also_requires: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Method, ...]:
+        """The methods it is made of."""
+
+    def __post_init__(self) -> None:
+        for name, what in (("statistics_over", "measure over"), ("top_k", "take a top-k of")):
+            wanted = [(p.name, getattr(p, name)) for p in self.parts if getattr(p, name)]
+            if len({value for _, value in wanted}) > 1:
+                each = ", ".join(f"{part} {what} {value}" for part, value in wanted)
+                raise ValueError(f"parts do not combine: {each}.")
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        needed = [name for part in self.parts for name in part.requires]
+        return tuple(dict.fromkeys((*needed, *self.also_requires)))
+
+    @property
+    def traits(self) -> Trait:
+        return reduce(or_, (part.traits for part in self.parts)) & ~Trait.ALONE
+
+    @property
+    def top_k(self) -> int | None:
+        return next((part.top_k for part in self.parts if part.top_k), None)
+
+    @property
+    def statistics_over(self) -> Literal["generation", "micro_batch"] | None:
+        return next((p.statistics_over for p in self.parts if p.statistics_over), None)
+
+    def after(self, metrics: Mapping[str, float]) -> Self:
+        """The method with each part as it is after an update of the whole."""
+        return replace(self, **{name: p.after(metrics) for name, p in self._fields().items()})  # type: ignore[type-var]
+
+    def state(self) -> dict[str, Any]:
+        """The changes made by `after` in each part, by field."""
+        states = {name: part.state() for name, part in self._fields().items()}
+        return {name: state for name, state in states.items() if state}
+
+    def restored(self, state: Mapping[str, Any]) -> Self:
+        parts = self._fields()
+        return replace(self, **{name: parts[name].restored(state[name]) for name in state})  # type: ignore[type-var]
+
+    def _fields(self) -> dict[str, Method]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in values.items() if isinstance(value, Method)}
+
+    def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
+        """Statistics of the parts, each prefixed with its position."""
+        return {
+            f"{i}/{name}": value
+            for i, part in enumerate(self.parts)
+            for name, value in part.statistics(batch, reduce).items()
+        }
+
+    def surrogates(self, batch: TokenBatch) -> Iterator[Surrogate]:
+        """The surrogate of each part."""
+        for i, part in enumerate(self.parts):
+            mine = {
+                name.removeprefix(f"{i}/"): value
+                for name, value in (batch.statistics or {}).items()
+                if name.startswith(f"{i}/")
+            }
+            yield part.surrogate(replace(batch, statistics=mine or None))
+
+
+class Weighted(Composite):
+    """A weight around the method ``inner``: a correction, or a mask over whole sequences.
+
+    A subclass has a field ``inner`` of type `Part` and implements `weight`.
+    """
+
+    inner: Method
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        return (self.inner,)
+
+    @abstractmethod
+    def weight(self, batch: TokenBatch) -> Tensor:
+        """Factor of each token's objective, without gradient; 0 drops it. Shape [batch, time]."""
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        (inside,) = self.surrogates(batch)
+        weight = zero_masked(self.weight(batch).detach(), batch.mask)
+        # A weight of NaN does not cut the token: its gradient must show the NaN.
+        return Surrogate(inside.objective * weight, inside.kept & (weight != 0), inside.extras)

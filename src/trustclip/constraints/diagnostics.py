@@ -1,0 +1,346 @@
+"""Diagnostics of the gate: per-token sums and counts that add up over ranks and steps."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints import divergences
+from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.gates import moves_outward
+from trustclip.constraints.masked import masked_sum, safe_exp, zero_masked
+
+Metrics = dict[str, tuple[Tensor, Tensor]]
+
+#: Quadrants by the sign of the advantage and the side of 1 the ratio is on. A ratio of exactly 1
+#: belongs to none: no constraint on the ratio can close there.
+QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below")
+
+#: Edges of the buckets of old probabilities: the rare tokens, and those that are nearly sure.
+P_OLD_EDGES = (0, 0.01, 0.1, 0.5, 0.9, 1)
+
+#: Edges of the buckets of entropy, nats. Fixed, not quantiles of a batch: so sums add up over
+#: micro-batches and ranks, and one run's buckets are another's.
+ENTROPY_EDGES = (0, 0.01, 0.1, 0.5, 1, math.inf)
+
+#: Log-ratios up to this are rounding, nats: in float32 two ways to the same log-probability differ
+#: by some 1e-6.
+ROUNDING = 1e-5
+
+#: Quantiles of the ratio that a `Window` reports.
+QUANTILES = (0.01, 0.5, 0.99)
+
+#: Edges of the log-ratio histogram from which quantiles are read, nats: finest around 0, where
+#: thresholds are, wide enough for any update that has not already diverged, and with 0 in the
+#: middle of a bin, so that an on-policy ratio reads 1.
+HISTOGRAM_EDGES = tuple((i + 0.5) * 0.005 for i in range(-201, 201))
+
+
+def quadrant(name: str, batch: TokenBatch) -> Tensor:
+    """True for the unmasked tokens of a quadrant of `QUADRANTS`. Shape [batch, time]."""
+    sign, side = name.split("_")
+    x, a = batch.log_ratio.detach(), batch.advantages
+    in_sign = a > 0 if sign == "positive" else a < 0
+    return batch.mask & in_sign & ((x > 0) if side == "above" else (x < 0))
+
+
+@torch.no_grad()
+def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None = None) -> Metrics:
+    r"""Per-token metrics of one batch as (sum, count); divide after adding up.
+
+    All are over tokens with finite numbers (`TokenBatch.finite`), except ``nonfinite``, the
+    share of those that are not.
+
+    ``gated`` is the share of tokens whose gradient was cut; ``gated/<quadrant>`` the same, of all
+    tokens, by the sign of the advantage and the side of the ratio; ``ratio`` the mean ratio;
+    ``k1``, ``k2``, ``k3`` the mean estimates of the divergence from the old policy in nats (k1 and
+    k3 of KL(old || new)); ``off_policy`` the share of tokens moved by more than `ROUNDING`;
+    ``zero_advantage`` the share that cannot matter (in groups of equal rewards); ``entropy``,
+    ``kl_old_new`` and ``kl_new_old`` the batch's own, where it has them; and those of
+    `parts_gated`, `moments` and `agreement`.
+
+    Args:
+      batch: the tokens.
+      surrogate: what the method made of them.
+      method: the method, for `agreement`.
+
+    Returns:
+      name -> (sum, count), scalars without gradient.
+
+    Example:
+      >>> import trustclip as tc
+      >>> batch = tc.TokenBatch(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -2.0]]),
+      ...                       torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
+      >>> total, count = token_metrics(batch, tc.method("atr").surrogate(batch))["gated"]
+      >>> total.item(), count.item()
+      (1.0, 2.0)
+    """
+    unmasked = batch.mask
+    batch = replace(batch, mask=batch.finite)
+    x, mask = batch.log_ratio, batch.mask
+    gated = mask & ~surrogate.kept  # [batch, time]
+    values = {
+        "gated": gated,
+        **{f"gated/{name}": gated & quadrant(name, batch) for name in QUADRANTS},
+        "off_policy": x.abs() > ROUNDING,
+        "zero_advantage": batch.advantages == 0,
+        "ratio": safe_exp(x),
+        "k1": divergences.k1(x),
+        "k2": divergences.k2(x),
+        "k3": divergences.k3(x),
+        "entropy": batch.entropy,
+        "kl_old_new": batch.kl_old_new,
+        "kl_new_old": batch.kl_new_old,
+        **surrogate.extras,
+    }
+    count = mask.sum().to(x.dtype)
+    means = {
+        name: (masked_sum(value.to(x.dtype), mask), count)
+        for name, value in values.items()
+        if value is not None
+    }
+    broken = unmasked & ~mask
+    means["nonfinite"] = (broken.sum().to(x.dtype), unmasked.sum().to(x.dtype))
+    delta = None if method is None else kl_threshold(method)
+    exact = {} if delta is None else agreement(batch, gated, delta)
+    return {**means, **parts_gated(batch, gated), **moments(batch, gated), **exact}
+
+
+def parts_gated(batch: TokenBatch, gated: Tensor) -> Metrics:
+    r"""Share of gated tokens among those of one kind (old probability, position, entropy).
+
+    ``gated/p_old_LOW_HIGH`` among tokens of an old probability above LOW and up to HIGH (see
+    `P_OLD_EDGES`); ``gated/position_1`` to ``_4`` in the first to the last quarter of a completion;
+    ``gated/entropy_LOW_HIGH`` where the policy has that entropy (nats; see `ENTROPY_EDGES`), if the
+    batch has entropies.
+
+    Args:
+      batch: the tokens.
+      gated: True where the gradient was cut. Shape [batch, time].
+
+    Example:
+      >>> old = torch.tensor([[0.005, 0.3, 0.4, 0.95]]).log()
+      >>> batch = TokenBatch(old, old, torch.ones(1, 4), torch.ones(1, 4, dtype=torch.bool))
+      >>> shares = parts_gated(batch, torch.tensor([[True, True, False, False]]))
+      >>> [[x.item() for x in shares[f"gated/p_old_{name}"]] for name in ("0_0.01", "0.1_0.5")]
+      [[1.0, 1.0], [1.0, 2.0]]
+    """
+    mask = batch.mask
+    # Quarter of its completion, 0 to 3, for each token: [batch, time].
+    place = (mask.cumsum(dim=1) - 1).clamp(min=0) * 4 // mask.sum(dim=1, keepdim=True).clamp(min=1)
+    kinds = [
+        (_ranges("p_old", P_OLD_EDGES), _bucket(batch.p_old, P_OLD_EDGES)),
+        ([f"position_{i}" for i in range(1, 5)], place),
+    ]
+    if batch.entropy is not None:
+        names = _ranges("entropy", ENTROPY_EDGES)
+        kinds.append((names, _bucket(batch.entropy, ENTROPY_EDGES)))
+    pairs: Metrics = {}
+    # [2, batch * time]; masked tokens add 0 to whichever bucket their numbers fall in.
+    both = torch.stack([gated & mask, mask]).flatten(1).to(batch.logp_old.dtype)
+    for names, kind in kinds:
+        sums = both.new_zeros(2, len(names)).index_add_(1, kind.flatten(), both)  # [2, buckets]
+        pairs |= {f"gated/{name}": (sums[0, i], sums[1, i]) for i, name in enumerate(names)}
+    return pairs
+
+
+def _ranges(what: str, edges: Sequence[float]) -> list[str]:
+    return [f"{what}_{low:g}_{high:g}" for low, high in pairwise(edges)]
+
+
+def _bucket(x: Tensor, edges: Sequence[float]) -> Tensor:
+    return torch.bucketize(x, x.new_tensor(edges[1:-1]))
+
+
+def moments(batch: TokenBatch, gated: Tensor) -> Metrics:
+    r"""Share of the advantages on gated tokens, and second moments of the ratio.
+
+    ``advantage_cut`` is the share of $\sum|A|$ on gated tokens. From ``ratio_squared`` a `Window`
+    makes ``ess``, the effective sample size over the number of tokens,
+    $(\sum w)^2 / (N\sum w^2)$. Where the batch has entropies, ``entropy_slope/kept`` and
+    ``entropy_slope/cut`` are minus the covariance of Theorem 5.2,
+    $-w A I (\log\pi + \mathcal H)$ with $I$ the kept or the gated tokens: the change of entropy, to
+    first order and per unit of step size, that the kept tokens cause and that the gated ones would
+    have caused.
+
+    Args:
+      batch: the tokens.
+      gated: True where the gradient was cut. Shape [batch, time].
+
+    Example:
+      >>> old = torch.tensor([[0.5, 0.5]]).log()
+      >>> batch = TokenBatch(torch.tensor([[0.5, 1.0]]).log(), old, torch.tensor([[1.0, -3.0]]),
+      ...                    torch.ones(1, 2, dtype=torch.bool))
+      >>> found = moments(batch, torch.tensor([[False, True]]))
+      >>> {name: round((total / count).item(), 4) for name, (total, count) in found.items()}
+      {'advantage_cut': 0.75, 'ratio_squared': 2.5}
+    """
+    x, mask, a = batch.log_ratio, batch.mask, batch.advantages
+    count = mask.sum().to(x.dtype)
+    size = a.abs()
+    found = {
+        "advantage_cut": (masked_sum(size, mask & gated), masked_sum(size, mask)),
+        "ratio_squared": (masked_sum(safe_exp(2 * x), mask), count),
+    }
+    if batch.entropy is not None:
+        slope = zero_masked(-safe_exp(x) * a * (batch.logp + batch.entropy), mask)
+        found["entropy_slope/cut"] = (masked_sum(slope, gated), count)
+        found["entropy_slope/kept"] = (masked_sum(slope, ~gated), count)
+    return found
+
+
+def agreement(batch: TokenBatch, gated: Tensor, delta: float) -> Metrics:
+    """Agreement of the gate with one on the exact KL divergence, on the same tokens.
+
+    ``agreement/precision`` is the share of the gated tokens that method ``full_kl`` would have
+    gated, too, at the same threshold, and ``agreement/recall`` the share of those it would have
+    gated that are; nothing where the batch has no ``kl_old_new``.
+
+    Args:
+      batch: the tokens.
+      gated: True where the gradient was cut. Shape [batch, time].
+      delta: threshold, nats.
+
+    Example:
+      >>> old = torch.full((1, 3), -1.0)
+      >>> batch = TokenBatch(old + 0.5, old, torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool),
+      ...                    kl_old_new=torch.tensor([[0.1, 0.01, 0.1]]))
+      >>> found = agreement(batch, torch.tensor([[True, True, False]]), 0.07)
+      >>> [(total / count).item() for total, count in found.values()]
+      [0.5, 0.5]
+    """
+    if batch.kl_old_new is None:
+        return {}
+    # Compared where a step would move the ratio outward: elsewhere `full_kl` keeps every token.
+    outward = moves_outward(batch.log_ratio, batch.advantages)
+    exact = batch.mask & outward & (batch.kl_old_new > delta)
+    gated = batch.mask & outward & gated
+    both = (exact & gated).sum().to(batch.logp.dtype)
+    return {
+        "agreement/precision": (both, gated.sum().to(both.dtype)),
+        "agreement/recall": (both, exact.sum().to(both.dtype)),
+    }
+
+
+def kl_threshold(method: Method) -> float | None:
+    """A method's bound, in nats, on an estimate of each token's KL divergence; None without one.
+
+    Example:
+      >>> import trustclip as tc
+      >>> kl_threshold(tc.method("kl2", delta=0.05)), kl_threshold(tc.method("clip"))
+      (0.05, None)
+    """
+    if Trait.ESTIMATES_KL in method.traits:
+        return getattr(method, "delta")  # noqa: B009
+    parts = getattr(method, "parts", ())
+    return kl_threshold(parts[0]) if parts else None
+
+
+@torch.no_grad()
+def log_ratio_histogram(batch: TokenBatch) -> Tensor:
+    """Counts of the log-ratio between `HISTOGRAM_EDGES`: add over ranks and steps, then read.
+
+    Returns:
+      float. Shape [edges + 1]: the first and last bins hold what lies outside.
+    """
+    x = batch.log_ratio[batch.finite]  # [tokens]
+    edges = torch.tensor(HISTOGRAM_EDGES, dtype=x.dtype, device=x.device)
+    return torch.bincount(torch.bucketize(x, edges), minlength=len(HISTOGRAM_EDGES) + 1).float()
+
+
+def ratio_quantile(histogram: Tensor, q: float) -> float:
+    """Quantile of the ratio from a `log_ratio_histogram`, within half a bin (0.25 %).
+
+    Args:
+      histogram: counts. Shape [edges + 1].
+      q: in [0, 1].
+
+    Returns:
+      The ratio; that of the outermost edge when the quantile lies beyond it, and nan for an empty
+      histogram.
+
+    Example:
+      >>> counts = torch.zeros(len(HISTOGRAM_EDGES) + 1)
+      >>> counts[201], counts[211] = 10.0, 4.0
+      >>> ratio_quantile(counts, 0.5), round(ratio_quantile(counts, 0.99), 4)
+      (1.0, 1.0513)
+    """
+    total = histogram.sum()
+    if total == 0:
+        return float("nan")
+    place = int(torch.searchsorted(histogram.cumsum(0), q * total))
+    edges = HISTOGRAM_EDGES
+    low, high = edges[max(place - 1, 0)], edges[min(place, len(edges) - 1)]
+    return math.exp((low + high) / 2)
+
+
+class Window:
+    """Metrics between two log lines, over any number of batches and ranks.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> batch = tc.TokenBatch(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -2.0]]),
+      ...                       torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
+      >>> window = Window()
+      >>> window.add(batch, tc.method("atr").surrogate(batch))
+      >>> window.read()["gated"]
+      0.5
+    """
+
+    def __init__(self) -> None:
+        self._metrics: Metrics = {}
+        self._histogram: Tensor | None = None
+
+    def add(self, batch: TokenBatch, surrogate: Surrogate, method: Method | None = None) -> None:
+        """Add one batch and the method's surrogate of it."""
+        for name, (total, count) in token_metrics(batch, surrogate, method).items():
+            before = self._metrics.get(name)
+            self._metrics[name] = (
+                (total, count) if before is None else (before[0] + total, before[1] + count)
+            )
+        histogram = log_ratio_histogram(batch)
+        self._histogram = histogram if self._histogram is None else self._histogram + histogram
+
+    def state_dict(self) -> dict[str, Any]:
+        """The accumulated sums, for a checkpoint."""
+        return {"metrics": self._metrics, "histogram": self._histogram}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self._metrics, self._histogram = state["metrics"], state["histogram"]
+
+    def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
+        """Means and quantiles of all batches added; empty if they held no token.
+
+        A share among tokens of a kind is left out if there was no such token.
+
+        Args:
+          reduce: sums a tensor over ranks; called once on every rank.
+        """
+        if self._histogram is None:
+            return {}
+        names = sorted(self._metrics)
+        pairs = torch.stack([torch.stack(self._metrics[name]) for name in names])  # [names, 2]
+        # One reduction for everything: a collective call costs more than the numbers in it.
+        packed = reduce(torch.cat([pairs.flatten().double(), self._histogram.double()])).cpu()
+        means = packed[: 2 * len(names)].view(-1, 2)
+        tokens, finite = (means[names.index(name), 1] for name in ("nonfinite", "gated"))
+        if tokens == 0:
+            return {}
+        # An empty share is 0, but nan if not one token was finite: then nothing is known.
+        empty = 0.0 if finite > 0 else math.nan
+        summary = {
+            name: (total / count).item() if count > 0 else empty
+            for name, (total, count) in zip(names, means, strict=True)
+            if count > 0 or "/" not in name
+        }
+        # At most 1, by the Cauchy-Schwarz inequality.
+        summary["ess"] = summary["ratio"] ** 2 / max(summary.pop("ratio_squared"), 1e-30)
+        for q in QUANTILES:
+            summary[f"ratio_q{round(100 * q):02d}"] = ratio_quantile(packed[2 * len(names) :], q)
+        return summary

@@ -1,0 +1,272 @@
+r"""Ratio intervals implied by thresholds: the ratios $w$ with divergence $f(w)\le\delta$.
+
+Two shapes of answer. Where the interval does not depend on the token it is a pair of floats,
+computed once. Where it depends on $p$, the old probability of the token, it is a pair of tensors.
+`log_*` functions return bounds of the log-ratio $x=\log w$ (what gates compare, exactly); the
+functions of the plain name return bounds of the ratio $w$ (what people read). A bound belongs to
+the interval.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.divergences import k3_series, precise_k3
+
+Bounds = tuple[float, float]
+
+#: Threshold in nats below which `log_bernoulli_kl` spends the time that keeps every digit, and the
+#: one beyond which e to minus it is no digit of the bounds.
+_SMALL, _LARGE = 1e-8, 40.0
+#: Change of a logit below which e^x - 1 is -1 in float64; exponentials that underflow are slow.
+_FAR = -40.0
+
+
+def log_offsets(low: float, high: float) -> Bounds:
+    r"""Log-ratio bounds of $1 - low \le w \le 1 + high$; no lower bound for ``low`` = 1.
+
+    Args:
+      low: offset below ratio 1, at most 1. (Tensors, for offsets that differ from token to token,
+        give tensors, here and in `log_kl1` and `log_kl2`.)
+      high: offset above ratio 1.
+
+    Example:
+      >>> [round(math.exp(b), 12) for b in log_offsets(0.2, 0.28)]
+      [0.8, 1.28]
+    """
+    return _log(1 - low), _log(1 + high)
+
+
+def _log(x: Any) -> Any:
+    """Natural logarithm of a number or a tensor; -inf at 0."""
+    if isinstance(x, Tensor):
+        return x.log()
+    return math.log(x) if x > 0 else -math.inf
+
+
+def _sqrt(x: Any) -> Any:
+    return x.sqrt() if isinstance(x, Tensor) else math.sqrt(x)
+
+
+def log_kl1(delta: float) -> Bounds:
+    r"""Log-ratio bounds of $|\log w| \le \delta$: $(-\delta, \delta)$."""
+    return -delta, delta
+
+
+def log_kl2(delta: float) -> Bounds:
+    r"""Log-ratio bounds of k2, $\tfrac12\log^2 w \le \delta$: $\pm\sqrt{2\delta}$."""
+    return -_sqrt(2 * delta), _sqrt(2 * delta)
+
+
+@lru_cache
+def log_k3(delta: float) -> Bounds:
+    r"""Log-ratio bounds of k3, $w - 1 - \log w \le \delta$ (Theorem 4.2 of ATR-GRPO).
+
+    $l = -W_0(-e^{-1-\delta})$, $u = -W_{-1}(-e^{-1-\delta})$ with Lambert's $W$; on the boundary
+    $\log w = w - 1 - \delta$. Solved in $\log w$, where no digit is lost however small the
+    threshold: the distance from 0 is right to 1e-14, relatively, from 1e-14 nats to 700.
+
+    Example:
+      >>> [round(b, 12) for b in log_k3(0.07)]
+      [-0.39902826175, 0.352216736276]
+    """
+    # k3 is convex in x = log w and both starts lie beyond their roots: with s = sqrt(2 delta),
+    # -(s + delta) <= log l and u <= 1 + s + delta (Chatzigeorgiou, 2013).
+    reach = math.sqrt(2 * delta) + delta
+    return _newton(_k3_step, -reach, delta), _newton(_k3_step, math.log1p(reach), delta)
+
+
+def _newton(step: Callable[[float, float], float], x: float, delta: float) -> float:
+    """Newton's method from beyond the root of a convex function: monotone, to the last digit."""
+    while abs(closer := x - step(x, delta)) < abs(x):
+        x = closer
+    return x
+
+
+def _k3_step(x: float, delta: float) -> float:
+    k3_of_x = k3_series(x) if abs(x) < 1 else math.expm1(x) - x
+    return (k3_of_x - delta) / math.expm1(x)
+
+
+@lru_cache
+def log_is_k3(delta: float) -> Bounds:
+    r"""Log-ratio bounds of $1 - w + w\log w \le \delta$; the lower one is $-\infty$ for δ ≥ 1.
+
+    $\log w = 1 + W_k\big((\delta-1)/e\big)$, $k=-1$ below and $k=0$ above. Below δ = 1 that is k3
+    once more, of the number $v = 1 - \log w$: $v - 1 - \log v = -\log(1 - \delta)$.
+
+    Example:
+      >>> [round(b, 12) for b in is_k3(0.07)]
+      [0.649979351242, 1.396835667486]
+    """
+    if delta < 1:
+        log_v, log_v_high = log_k3(-math.log1p(-delta))
+        return -math.expm1(log_v_high), -math.expm1(log_v)
+    # e^x (x - 1) = delta - 1 is convex from x = 1 on, and 1 + log1p(delta) beyond its root.
+    return -math.inf, _newton(_is_k3_step, 1 + math.log1p(delta), delta)
+
+
+def _is_k3_step(x: float, delta: float) -> float:
+    return (x - 1 + (1 - delta) * math.exp(-x)) / x
+
+
+def kl1(delta: float) -> Bounds:
+    """Ratio bounds of `log_kl1`.
+
+    Example:
+      >>> [round(b, 12) for b in kl1(0.07)]
+      [0.932393819906, 1.072508181254]
+    """
+    return _exp(log_kl1(delta))
+
+
+def kl2(delta: float) -> Bounds:
+    """Ratio bounds of `log_kl2`.
+
+    Example:
+      >>> [round(b, 12) for b in kl2(0.07)]
+      [0.687862896894, 1.453778077747]
+    """
+    return _exp(log_kl2(delta))
+
+
+def k3(delta: float) -> Bounds:
+    """Ratio bounds of `log_k3`.
+
+    Example:
+      >>> [round(b, 12) for b in k3(0.07)]
+      [0.67097173825, 1.422216736276]
+    """
+    return _exp(log_k3(delta))
+
+
+def is_k3(delta: float) -> Bounds:
+    """Ratio bounds of `log_is_k3`."""
+    return _exp(log_is_k3(delta))
+
+
+def _exp(bounds: Bounds) -> Bounds:
+    low, high = bounds
+    return math.exp(low), math.exp(high)
+
+
+def dynamic_clip(
+    p_old: Tensor, epsilon_low: float, epsilon_high: float, ceiling: float
+) -> tuple[Tensor, Tensor]:
+    r"""Ratio bounds of DCPO's dynamic clip, $|(w-1)\,w|\,p \le \epsilon$ (Yang et al., 2025).
+
+    $l = \tfrac12 + \tfrac12\sqrt{\max(1 - 4\epsilon_{low}/p, 0)}$ and
+    $u = \min\big(\text{ceiling}, \tfrac12 + \tfrac12\sqrt{1 + 4\epsilon_{high}/p}\big)$.
+
+    Args:
+      p_old: $p$, probability of the token under the old policy, in (0, 1]. Any shape.
+      epsilon_low: threshold below ratio 1.
+      epsilon_high: threshold above ratio 1.
+      ceiling: largest upper bound.
+
+    Returns:
+      (low, high), tensors of the shape of ``p_old``.
+
+    Example:
+      >>> low, high = dynamic_clip(torch.tensor([0.1, 0.9], dtype=torch.float64), 0.16, 0.2, 10.0)
+      >>> [round(b, 12) for b in (*low.tolist(), *high.tolist())]
+      [0.5, 0.768741924943, 2.0, 1.187184270936]
+    """
+    low = 0.5 + 0.5 * (1 - 4 * epsilon_low / p_old).clamp(min=0).sqrt()
+    high = 0.5 + 0.5 * (1 + 4 * epsilon_high / p_old).sqrt()
+    return low, high.clamp(max=ceiling)
+
+
+def log_bernoulli_kl(
+    logp_old: Tensor, delta: Tensor | float, steps: int = 4
+) -> tuple[Tensor, Tensor]:
+    r"""Log-ratio bounds of the two-outcome KL(old || new): TRGPPO's interval for one token.
+
+    $-p\log w + (1-p)\log\frac{1-p}{1-pw} \le \delta$. No closed form. Let $s = \min(p, 1-p)$ and
+    $x$ the change of that outcome's logit: the left side is $\log(1 - s + s e^x) - s x$, the
+    cumulant generating function of a centred Bernoulli variable. It is convex in $x$, so Newton's
+    method, from its second step on, descends on either root monotonically: no bracket, no
+    safeguard, no loop that depends on the data. At a root $\log w = \pm(1-p)\,x - \delta$.
+
+    Args:
+      logp_old: $\log p$ of the token under the old policy, nats. Any shape; below -300 counts as
+        -300.
+      delta: threshold, nats; from 1e-14 to 700. A tensor of thresholds, one for each token, keeps
+        12 digits from 1e-8 on.
+      steps: Newton steps. 4 reach 12 digits of the log-ratio for every p from 1e-12 to 1 - 1e-12
+        and every bound above -700, given float64.
+
+    Returns:
+      (low, high), tensors of the shape and dtype of ``logp_old``; solved in float64.
+
+    Example:
+      >>> low, high = log_bernoulli_kl(torch.tensor([0.5], dtype=torch.float64).log(), 0.07)
+      >>> round(low.exp().item(), 12), round(high.exp().item(), 12)
+      (0.63855600074, 1.36144399926)
+    """
+    # The odds of p = 1 are infinite; a probability this close to 1 has the same ratio bounds to
+    # every digit that a float32 log-probability carries.
+    logp = logp_old.double().clamp(min=-300.0, max=-1e-13)
+    p, rest = logp.exp(), logp.expm1().neg_()
+    each, threshold = isinstance(delta, Tensor), cast("Any", delta)
+    # Beyond a large threshold, w at the low bound and 1 - p w at the high one are 0 to every digit.
+    beyond = threshold > _LARGE
+    far = ((rest * rest.log() - threshold) / p, -logp) if each or beyond else None
+    if far is not None and not each:
+        return far[0].to(logp_old.dtype), far[1].to(logp_old.dtype)
+    if each:
+        threshold = threshold.clamp(max=_LARGE)
+    s = torch.minimum(p, rest)
+    variance = (1 - s).mul_(s)
+    # For small delta, x^2 = 2c; for small s, x = log c at the high root; both, smoothly:
+    c = threshold / variance
+    start = (2 * c).sqrt_().add_(c).log1p_()
+    x = torch.stack((start.neg(), start))  # [2, ...]: the low and the high root
+    if not each and threshold < _SMALL:
+        low, high = _log_ratios(_small_bernoulli_kl(x, s, threshold, steps + 2), s, p < 0.5)
+        return low.to(logp_old.dtype), high.to(logp_old.dtype)
+    # One allocation for all steps: the system gives fresh pages of this size away slowly.
+    growth, partition, value = x.new_empty(3, *x.shape)
+    for step in range(steps):
+        # log1p and expm1 cost three times log and exp, and only the last step's digits stay.
+        last = step == steps - 1
+        torch.clamp(x, min=_FAR, out=growth)
+        growth.expm1_() if last else growth.exp_().sub_(1)
+        torch.mul(growth, s, out=value)
+        torch.add(value, 1, out=partition)
+        value.log1p_() if last else torch.log(partition, out=value)
+        value.sub_(threshold).addcmul_(s, x, value=-1)
+        x.addcdiv_(value.mul_(partition), growth.mul_(variance), value=-1)
+    if logp_old.dtype == torch.float64:
+        low, high = _log_ratios(x, s, p < 0.5)
+    else:
+        # At a root the logarithm of the partition is s x + delta: cheap, and right to 1e-16 nats.
+        log_ratio = x.mul_(rest.copysign_(0.5 - p)).sub_(threshold)
+        low, high = torch.minimum(*log_ratio), torch.maximum(*log_ratio)
+    if far is not None:
+        low, high = (torch.where(beyond, f, n) for f, n in zip(far, (low, high), strict=True))
+    return low.to(logp_old.dtype), high.to(logp_old.dtype)
+
+
+def _small_bernoulli_kl(x: Tensor, s: Tensor, delta: float, steps: int) -> Tensor:
+    r"""Roots of `log_bernoulli_kl` from their start on, where differences lose the threshold.
+
+    The left side is $s\,k_3(x) - k_3(\log(1 + s(e^x - 1)))$: of second order, term by term.
+    """
+    for _ in range(steps):
+        growth = torch.expm1(x)
+        partition = torch.log1p(s * growth)
+        value = s * precise_k3(x) - precise_k3(partition) - delta
+        x = x - value * partition.exp() / (growth * s * (1 - s))
+    return x
+
+
+def _log_ratios(x: Tensor, s: Tensor, rare: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-ratios of the token, low and high, from changes of the rarer outcome's logit."""
+    # The token is that outcome, or all others are: then only the partition changes for it.
+    log_ratio = torch.where(rare, x, 0.0) - torch.log1p(s * torch.expm1(x))
+    return torch.minimum(*log_ratio), torch.maximum(*log_ratio)

@@ -1,0 +1,76 @@
+"""Levels: whether a number is measured on the token, on its prefix or on its whole sequence."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.masked import zero_masked
+
+Level = Literal["token", "prefix", "sequence"]
+Reduction = Literal["mean", "sum", "max"]
+
+
+def reduced(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tensor:
+    """Mean, sum or maximum, at each token, over the tokens that the level covers there.
+
+    Args:
+      level: ``"token"`` (the number itself), ``"prefix"`` (the tokens up to and including this
+        one) or ``"sequence"`` (all tokens of the sequence).
+      reduction: ``"mean"``, ``"sum"`` or ``"max"``.
+      x: one number per token. Shape [batch, time].
+      mask: True where the token counts.
+
+    Returns:
+      Shape [batch, time]; 0 where masked.
+
+    Example:
+      >>> x, mask = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
+      >>> reduced("prefix", "sum", x, mask), reduced("sequence", "max", x, mask)
+      (tensor([[1., 4., 0.]]), tensor([[3., 3., 0.]]))
+    """
+    if level == "token" or not x.numel():
+        return zero_masked(x, mask)
+    so_far = level == "prefix"
+    if reduction == "max":
+        kept = torch.where(mask, x, -torch.inf)  # [batch, time]
+        # [batch, time] for a prefix, [batch, 1] for a sequence, here and below
+        found = kept.cummax(dim=1).values if so_far else kept.amax(dim=1, keepdim=True)
+    else:
+        kept = zero_masked(x, mask)
+        found = kept.cumsum(dim=1) if so_far else kept.sum(dim=1, keepdim=True)
+    if reduction == "mean":
+        count = mask.cumsum(dim=1) if so_far else mask.sum(dim=1, keepdim=True)
+        found = found / count.clamp(min=1)  # an empty prefix or sequence has mean 0
+    return zero_masked(found.expand_as(x), mask)
+
+
+def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
+    r"""Log-ratio measured at ``level``: the mean over what it covers.
+
+    At ``"sequence"`` its exponential is the length-normalised sequence ratio of GSPO (Zheng et
+    al., 2025), $s = \exp(\tfrac1T\sum_t x_t)$; at ``"prefix"`` the same of the tokens so far,
+    $s_t$, in score form: its value is $s_t$, its gradient that of the token's own log-ratio, so
+    $\nabla s_t A_t = s_t A_t \nabla\log\pi_\theta(y_t)$. Followed through the mean, the first of
+    $T$ tokens would weigh $\sum_u 1/u \approx \log T$ at ratio 1 and the last one $1/T$; as it is,
+    every token weighs 1 there, and a gated one nothing.
+
+    Args:
+      level: ``"token"``, ``"prefix"`` or ``"sequence"``.
+      log_ratio: token log-ratios, nats. Shape [batch, time].
+      mask: True where the token counts.
+
+    Returns:
+      Nats; 0 where masked. Shape [batch, time].
+
+    Example:
+      >>> x, mask = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
+      >>> log_ratio_at("prefix", x, mask), log_ratio_at("sequence", x, mask)
+      (tensor([[1., 2., 0.]]), tensor([[2., 2., 0.]]))
+    """
+    mean = reduced(level, "mean", log_ratio, mask)
+    if level != "prefix":
+        return mean
+    own = zero_masked(log_ratio, mask)  # [batch, time]
+    # Value of the prefix mean, gradient of the token's own log-ratio.
+    return mean.detach() + (own - own.detach())

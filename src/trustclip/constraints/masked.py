@@ -1,0 +1,76 @@
+"""Masked sums and means, and a ratio that no masked token can turn into a NaN."""
+
+import torch
+from torch import Tensor
+
+#: Largest exponent that `safe_exp` raises e to: e^80 is finite in float32 and above any ratio
+#: that still means something. Gates never see this limit: they compare log-ratios.
+MAX_LOG_RATIO = 80.0
+
+
+def widen(x: Tensor) -> Tensor:
+    """``x`` in float32 at least: float16 and bfloat16 are widened, float64 stays."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def choose(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """`torch.where` of two numbers in the dtype of ``like``; its own result would be float32."""
+    return torch.where(condition, like.new_full((), yes), like.new_full((), no))
+
+
+def zero_masked(x: Tensor, mask: Tensor) -> Tensor:
+    """``x`` with 0 where ``mask`` is False, in value and in gradient, even over NaN and inf."""
+    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def safe_exp(log_ratio: Tensor) -> Tensor:
+    r"""Ratio $w = e^{x}$ that stays finite with a finite gradient, for $|x|$ of any size.
+
+    The limit is one of overflow, not of trust: a kept token with $x = 50$ has a weight of
+    $10^{21}$, as in TRL, where verl stops at $e^{20}$. A NaN stays one, in value and in gradient.
+
+    Example:
+      >>> safe_exp(torch.tensor([0.0, 1000.0])).isfinite().all().item()
+      True
+    """
+    return _at_most(log_ratio).exp()
+
+
+def safe_expm1(log_ratio: Tensor) -> Tensor:
+    r"""Ratio minus one, $e^{x} - 1$, exact near 0 and finite for $x$ of any size.
+
+    Example:
+      >>> safe_expm1(torch.tensor([0.0, 1000.0])).isfinite().all().item()
+      True
+    """
+    return torch.expm1(_at_most(log_ratio))
+
+
+def _at_most(log_ratio: Tensor) -> Tensor:
+    # Not `clamp`, whose gradient at a NaN is 0.
+    return log_ratio.masked_fill(log_ratio > MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """Sum of ``x`` where ``mask`` is True. Scalar."""
+    return zero_masked(x, mask).sum()
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``x`` where ``mask`` is True; 0 when it is True nowhere. Scalar."""
+    return masked_sum(x, mask) / mask.sum().clamp(min=1)
+
+
+def sequence_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """Sum of ``x`` over the unmasked tokens of each sequence. Shape [batch]."""
+    return zero_masked(x, mask).sum(dim=1)
+
+
+def sequence_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``x`` over the unmasked tokens of each sequence; 0 for an empty one. Shape [batch].
+
+    Example:
+      >>> sequence_mean(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
+      tensor([2.])
+    """
+    return sequence_sum(x, mask) / mask.sum(dim=1).clamp(min=1)

@@ -1,0 +1,41 @@
+"""Error text for an unknown name: what was given, what is allowed, the nearest right name."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+#: Of more right names than this only the closest are listed.
+MANY, SHOWN = 48, 6
+
+
+def unknown(kind: str, given: object, allowed: Iterable[str]) -> str:
+    """Sentence for an unknown name, with the nearest right one when there is one.
+
+    Args:
+      kind: what the name should have been, e.g. ``"method"``.
+      given: what was given.
+      allowed: every right name.
+
+    Example:
+      >>> unknown("method", "art", ["atr", "clip"])
+      "unknown method 'art'; did you mean 'atr'? Allowed: atr, clip."
+    """
+    names = sorted(allowed)
+    near = nearest(given, names)
+    hint = f" did you mean {near!r}?" if near else ""
+    listed = ", ".join(names)
+    if len(names) > MANY:
+        closest = get_close_matches(str(given), names, n=SHOWN, cutoff=0.0)
+        listed = f"{', '.join(closest)} and {len(names) - SHOWN} others"
+    return f"unknown {kind} {given!r};{hint} Allowed: {listed}."
+
+
+def nearest(given: object, allowed: Iterable[str]) -> str | None:
+    """The right name most like ``given``, whatever its case, or None when none is like it.
+
+    Example:
+      >>> nearest("ART", ["atr", "clip"]), nearest("x", ["atr", "clip"])
+      ('atr', None)
+    """
+    by_lower = {name.lower(): name for name in sorted(allowed)}
+    found = get_close_matches(str(given).lower(), by_lower, n=1, cutoff=0.4)
+    return by_lower[found[0]] if found else None

@@ -1,0 +1,137 @@
+"""Construction of a method from its name and hyper-parameters, or from a mapping of both."""
+
+import functools
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, InstanceOf
+from torch import Tensor
+
+from trustclip.constraints.adaptive import Adaptive, split
+from trustclip.constraints.base import Method, method_class
+from trustclip.constraints.names import unknown
+
+
+def method(name: str, **hyperparameters: Any) -> Method:
+    """The method called ``name``, with the defaults of its paper unless overridden.
+
+    Args:
+      name: one of `methods`, or ``"package.module:Class"``.
+      **hyperparameters: fields of the method's class; in place of a number, a controller or the
+        mapping of one (see `trustclip.constraints.controllers`).
+
+    Raises:
+      ValueError: unknown name, unknown hyper-parameter, or a value out of range.
+
+    Example:
+      >>> method("kl2", delta=0.05)
+      KL2(delta=0.05, side='outward')
+    """
+    cls = method_class(name)
+    allowed = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for key in hyperparameters:
+        if key not in allowed:
+            raise ValueError(unknown(f"hyper-parameter of {name}", key, allowed))
+    try:
+        fixed, controllers = split(cls, hyperparameters)
+        chosen = cls(**fixed)
+        return Adaptive(inner=chosen, controllers=controllers) if controllers else chosen
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
+    """Convert a method, its name, or ``{"name": ..., **hyper-parameters}`` to a method.
+
+    Raises:
+      ValueError: none of these, or what `method` raises.
+
+    Example:
+      >>> as_method({"name": "clip", "epsilon": 0.1}) == method("clip", epsilon=0.1)
+      True
+    """
+    if isinstance(spec, Method):
+        return spec
+    if isinstance(spec, str):
+        return method(spec)
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"a method is its name or a mapping with a `name`, got {spec!r}.")
+    if "name" not in spec:
+        raise ValueError(f"a method needs a `name`, got {dict(spec)!r}.")
+    return method(**spec)
+
+
+#: A field that holds a method: a setting takes its name, a mapping or an object, and stores the
+#: object, so that it is built once and handed on.
+Part = Annotated[InstanceOf[Method], BeforeValidator(as_method)]
+
+
+def with_arguments(spec: Any, arguments: Mapping[str, Any] | None) -> Any:
+    """Merge the deprecated pair ``method`` and ``method_args`` into one input of `as_method`.
+
+    Args:
+      spec: value of ``method``: a name, a mapping, or a method.
+      arguments: value of ``method_args``: hyper-parameters; None or empty for none.
+
+    Raises:
+      ValueError: ``arguments`` is no mapping, or ``spec`` holds hyper-parameters too.
+
+    Example:
+      >>> with_arguments("atr", None)
+      'atr'
+    """
+    if arguments is None:
+        return spec
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"`method_args` should be a valid dictionary, got {arguments!r}.")
+    if not arguments:
+        return spec
+    _warn_of_arguments()
+    if not isinstance(spec, str):
+        raise ValueError(
+            "`method` already holds the hyper-parameters: leave out `method_args`, got "
+            f"{dict(arguments)!r}."
+        )
+    return {"name": spec, **arguments}
+
+
+@functools.cache
+def _warn_of_arguments() -> None:
+    warnings.warn(
+        "`method_args` is deprecated and will be removed in the next release: write "
+        "method={'name': ..., ...} instead.",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+
+
+def interval(
+    spec: "Method | str", p_old: Tensor | None = None, **hyperparameters: Any
+) -> tuple[Tensor | float, Tensor | float]:
+    """The ratio interval in which the gate of a method never closes, in float64.
+
+    Args:
+      spec: a method, or the name of one.
+      p_old: old probability of each token, for methods whose bounds depend on it. Any shape.
+      **hyperparameters: for a name.
+
+    Returns:
+      (low, high): floats, or tensors of the shape of ``p_old``.
+
+    Raises:
+      ValueError: the constraint is no ratio interval, or ``p_old`` is missing.
+
+    Example:
+      >>> low, high = interval("atr", delta=0.07)
+      >>> round(low, 12), round(high, 12)
+      (0.67097173825, 1.422216736276)
+    """
+    chosen = spec if isinstance(spec, Method) else method(spec, **hyperparameters)
+    return tuple(_exp(b) for b in chosen.log_interval(p_old))  # type: ignore[return-value]
+
+
+def _exp(bound: Tensor | float) -> Tensor | float:
+    return bound.double().exp() if isinstance(bound, Tensor) else math.exp(bound)

@@ -1,0 +1,89 @@
+"""Selection of tokens by rank or at random, the same on every process and split of a batch."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# SplitMix64 (Steele et al., 2014), its constants as signed 64-bit integers.
+_GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+
+
+def uniform(keys: Tensor, seed: int) -> Tensor:
+    """One number in [0, 1) per key, uniform over keys: a hash, so there is no state to save.
+
+    Args:
+      keys: int64, any shape.
+      seed: another seed, another independent number for every key.
+
+    Returns:
+      float64, the shape of ``keys``.
+
+    Example:
+      >>> u = uniform(torch.arange(100_000), seed=0)
+      >>> abs(u.mean().item() - 0.5) < 0.005, (u < 0.1).double().mean().round(decimals=2).item()
+      (True, 0.1)
+    """
+    state = _hash(_hash(keys + _wrapped(seed)) + keys)
+    return (_shifted(state, 11)).double() * 2.0**-53
+
+
+def _hash(x: Tensor) -> Tensor:
+    x = x + _GAMMA
+    x = (x ^ _shifted(x, 30)) * _MIX[0]
+    x = (x ^ _shifted(x, 27)) * _MIX[1]
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right: torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _wrapped(seed: int) -> int:
+    value = (seed * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
+    return value - (1 << 64) if value >> 63 else value
+
+
+def nth_largest(
+    x: Tensor, n: Tensor, reduce: Callable[[Tensor], Tensor] = lambda counts: counts
+) -> tuple[Tensor, Tensor]:
+    """The ``n``-th largest number over all ranks, exact in float32, from sums alone.
+
+    A radix select: the 32 bits of the answer, in an order-preserving code of floats, are found
+    eight at a time from histograms summed over ranks: four times 256 counts, and no number, are
+    exchanged.
+
+    Args:
+      x: this rank's numbers, finite. Any shape; may be empty.
+      n: from 1, for the largest, to the count over all ranks. Scalar.
+      reduce: sums a tensor over ranks.
+
+    Returns:
+      (the number, the share of those equal to it that are among the ``n`` largest), scalars.
+
+    Example:
+      >>> nth_largest(torch.tensor([0.5, -3.0, 7.25, 0.5, -0.1]), torch.tensor(2))
+      (tensor(0.5000), tensor(0.5000, dtype=torch.float64))
+    """
+    order = _flipped(x.detach().float().flatten().view(torch.int32)).long() + (1 << 31)  # [numbers]
+    found = torch.zeros((), dtype=torch.int64, device=x.device)
+    n, equal = n.double(), n.double()
+    for shift in (24, 16, 8, 0):
+        digit = (order >> shift) & 255
+        matching = ((order >> (shift + 8)) == found).double()
+        counts = reduce(torch.bincount(digit, weights=matching, minlength=256))  # [256]
+        # Numbers whose digit is at least this one.
+        above = counts.flip(0).cumsum(0).flip(0)
+        chosen = (above >= n).sum().clamp(min=1) - 1
+        equal = counts[chosen]
+        n = n - (above[chosen] - equal)
+        found = found * 256 + chosen
+    value = _flipped((found - (1 << 31)).to(torch.int32)).view(torch.float32)
+    return value, n / equal.clamp(min=1)
+
+
+def _flipped(bits: Tensor) -> Tensor:
+    """Bits of floats to integers of the same order, and back."""
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

@@ -1,0 +1,1 @@
+"""Training that continues exactly after a kill, independent of any engine."""

@@ -1,0 +1,96 @@
+"""One process per folder, by a kernel lock (`flock`) that is released when its holder ends."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+#: Name of the lock file. Its text is for people only; the kernel holds the lock itself.
+LOCK = "lock"
+
+#: What `flock` fails with on a file system that has no locks, such as some NFS mounts.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+_held: set[IO[str]] = set()
+
+
+def rank() -> int:
+    """Rank of this process in its job; 0 for a process that runs alone."""
+    return int(os.environ.get("RANK", "0"))
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Lock a folder, created if missing, so that no other process works in it.
+
+    The ranks of a job are one process here: the first one holds the folder for all.
+
+    Raises:
+      ValueError: another process holds it.
+
+    Example:
+      >>> import tempfile
+      >>> folder = Path(tempfile.mkdtemp())
+      >>> with only_process(folder), only_process(folder):
+      ...     pass
+      Traceback (most recent call last):
+      ...
+      ValueError: ... is in use by another process (pid ...); wait until it has ended, ...
+    """
+    if rank() > 0:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+        if not locked(file):
+            file.seek(0)
+            holder = file.read().strip() or "its pid is not recorded"
+            raise ValueError(
+                f"{folder} is in use by another process ({holder}); wait until it has ended, or "
+                "choose another folder."
+            )
+        # A full disk must not hide behind the name tag: the first real write reports it better.
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"pid {os.getpid()} on {os.uname().nodename}".encode())
+        _held.add(file)
+        try:
+            yield
+        finally:
+            _held.discard(file)
+
+
+def locked(file: IO[str] | IO[bytes]) -> bool:
+    """Lock an open file until it is closed; False if another process has locked it.
+
+    Where the file system has no locks this warns, and passes.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        warnings.warn(
+            f"{file.name} cannot be locked ({error.strerror}): make sure that no other process "
+            "works in its folder.",
+            stacklevel=3,
+        )
+    return True
+
+
+def _let_go() -> None:
+    """Release the lock in a forked child, such as a data loader's worker."""
+    for file in _held:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, file.fileno(), inheritable=False)
+        os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,134 @@
+"""Find the missing rank when a collective call has timed out or failed.
+
+The error of the call states that a rank did not join, not which one, and torch's launcher names the
+first rank that gave up, which is one of those that waited. So ranks that fail sign a list in the
+store of the process group, and a rank that has not signed soon after a call has failed is named.
+
+The store lives in a process: in torchrun's agent, or in rank 0 where ranks were started by other
+means (``env://``, srun). A store that does not answer means that this rank 0 hangs or has ended.
+
+Relies on torch's `_get_default_store`, which ranks share independently of the backend, and on
+`_set_pg_timeout`, since Transformers passes ``ddp_timeout`` neither to gloo on a CPU nor to an
+existing process group.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
+
+from trustclip.durable.store import TrainingError
+
+#: How long the others have to sign after a wait has failed. They began to wait at about the same
+#: time, and the end of one closes its connections, on which the rest give up too.
+GRACE = timedelta(seconds=3)
+
+
+class LostRankError(TrainingError):
+    """Ranks needed by a collective call do not answer: they hang or have ended."""
+
+
+@contextlib.contextmanager
+def roll_call(seconds: float) -> Iterator[None]:
+    """Limit every wait for another rank in this block, and name the rank that did not answer.
+
+    Every rank must enter it. With NCCL, torch's own watchdog ends a process whose wait is over, and
+    no exception comes here; ``TORCH_NCCL_DESYNC_DEBUG=1`` makes it name the missing rank.
+
+    Args:
+      seconds: how long one collective call may wait, above 0.
+
+    Raises:
+      LostRankError: a collective call failed; the message names the ranks that do not answer.
+    """
+    if not _several():
+        yield
+        return
+    _set_pg_timeout(timedelta(seconds=seconds))
+    _get_default_store().delete_key(_key(dist.get_rank()))
+    try:
+        yield
+    except Exception as error:
+        _sign()
+        missing = _unsigned() if _collective(error) else ""
+        if not missing:
+            raise
+        raise LostRankError(
+            f"rank {dist.get_rank()} has had no answer from rank {missing}, which hangs or has "
+            f"ended. Start the job again to continue from the last checkpoint. "
+            f"({error})"
+        ) from error
+
+
+def leave_if_lost() -> None:
+    """End this process, printing its stack, if another rank has failed or stopped waiting.
+
+    For a handler of SIGTERM, which a launcher sends to what is left of a job that has lost a rank:
+    no update can be finished then.
+    """
+    if _several() and any(_signed() or ()):
+        sys.stderr.write(f"rank {dist.get_rank()} ends: another rank has failed. It was here:\n")
+        traceback.print_stack()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _collective(error: Exception) -> bool:
+    """Whether an error was raised by the communication backend, not by this rank's own code."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
+def _key(rank: int) -> str:
+    return f"trustclip/failed/{rank}"
+
+
+def _signed() -> list[bool] | None:
+    """Whether each rank has failed; None if the store does not answer."""
+    store, ranks = _get_default_store(), range(dist.get_world_size())
+    return _within_grace(lambda: [store.check([_key(rank)]) for rank in ranks])
+
+
+def _sign() -> None:
+    store = _get_default_store()
+    _within_grace(lambda: store.set(_key(dist.get_rank()), ""))
+
+
+def _unsigned() -> str:
+    """Ranks that have not reported a failure within `GRACE`, as text."""
+    store = _get_default_store()
+    keys = [_key(rank) for rank in range(dist.get_world_size())]
+    _within_grace(lambda: store.wait(keys, GRACE))
+    signed = _signed()
+    if signed is None:
+        elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return "" if elsewhere or dist.get_rank() == 0 else "0"
+    return ", ".join(str(rank) for rank, has in enumerate(signed) if not has)
+
+
+def _within_grace(ask: Callable[[], Any]) -> Any:
+    """Answer of the store; None if it fails or takes much longer than its own timeout.
+
+    A store whose process is stopped keeps a client waiting without end, in a call that no signal
+    interrupts: so another thread makes it, and is left behind.
+    """
+    answers: list[Any] = []
+
+    def work() -> None:
+        with contextlib.suppress(RuntimeError):
+            answers.append(ask())
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(2 * GRACE.total_seconds())
+    return answers[0] if answers else None

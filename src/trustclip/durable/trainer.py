@@ -1,0 +1,435 @@
+"""A TRL trainer that can be killed at any moment and continues as if it had not been.
+
+`Durable` goes before a trainer of TRL in the list of bases. It replaces the checkpoints of
+Transformers, which hold pickles, can be torn by a kill and leave out what TRL keeps between
+updates: the samples being trained on, the place in them, metrics not yet logged. Ours are written
+whole or not at all (`trustclip.durable.store`) and hold everything that the next update
+depends on, so that training continues bit for bit on the same hardware and releases.
+
+Relied on in Transformers: `_save_checkpoint`, `_load_from_checkpoint`,
+`_load_optimizer_and_scheduler`, `_load_scaler`, `_load_rng_state` and ``trainer_state.json`` are
+the only doors to a checkpoint, in this order, and `on_epoch_begin` comes between the last two.
+
+In one file because these doors, the signals and the states they save are one protocol: each is
+understood only from the order of the others.
+"""
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from accelerate.utils import gather_object
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerState
+from transformers.trainer_callback import ExportableState
+
+from trustclip.durable import states, weights
+from trustclip.durable.exactness import check_identity, check_settings, identity
+from trustclip.durable.rollcall import leave_if_lost, roll_call
+from trustclip.durable.store import CheckpointError, CheckpointStore, NonFiniteError
+
+_STATE = "trainer_state.json"
+
+
+class Journal(Protocol):
+    """Append-only files of a run, cut back when it continues from a checkpoint."""
+
+    def cursor(self) -> dict[str, int]:
+        """Size of every file in bytes, after its content has been written to the disk."""
+        ...
+
+    def rewind(self, cursor: dict[str, int]) -> None:
+        """Truncate the files to these sizes; files not listed are younger than the checkpoint."""
+        ...
+
+
+class Durable(Trainer):
+    """Mixin for TRL trainers: continues exactly from checkpoints in its ``output_dir``.
+
+    ``save_steps`` and ``save_total_limit`` mean what they mean in `TrainingArguments`. Samples of
+    vLLM come from random numbers of its own, which are not stored: with it, training continues
+    from the right state but not bit for bit.
+    """
+
+    #: Attributes that an update leaves to the next one and Transformers does not store.
+    _carried: ClassVar[tuple[str, ...]] = ("_total_train_tokens",)
+    #: Arguments without which the stored data position and samples mean something else.
+    _shape: ClassVar[tuple[str, ...]] = (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "seed",
+    )
+
+    #: Files of the run to cut back with it; set it before training.
+    journal: Journal | None = None
+    #: True after a signal has ended `train_durably`, with everything saved.
+    stopped_early: bool = False
+
+    accelerator: Any
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    _metrics: dict[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._store = CheckpointStore(Path(str(self.args.output_dir)), self.args.save_total_limit)
+        self._held: int | None = None  # step whose checkpoint is known to be good
+        self._rest: dict[str, Any] = {}  # of a checkpoint, to restore when training has begun
+        self._listening = self._terminated = False
+        self._seeded = states.random_state()  # whatever is computed between here and training
+        self.add_callback(_Watch(self))
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train from the start, as Transformers does; use `train_durably` to continue.
+
+        Raises:
+          ValueError: there are checkpoints to continue from.
+        """
+        if resume_from_checkpoint:
+            raise ValueError("continue with train_durably(): it finds the checkpoint itself.")
+        if self.args.save_strategy != "no":
+            check_settings(self)
+            if self._store.steps():
+                raise ValueError(
+                    f"{self._store.folder} holds checkpoints; continue from them with "
+                    "train_durably(), or choose another output_dir."
+                )
+            self._together(lambda: self._store.origin(self._cursor))
+        self._rest = {}
+        with roll_call(self.args.ddp_timeout):
+            return super().train(None, *args, **kwargs)
+
+    def train_durably(self) -> bool:
+        """Train from the newest valid checkpoint of ``output_dir``, or from the start.
+
+        SIGTERM or Ctrl-C ends training after the running update and saves it, whatever
+        ``save_steps``; only the main thread can listen for them.
+
+        Returns:
+          True when training is complete, False when a signal ended it.
+
+        Raises:
+          CheckpointError: a checkpoint cannot be written, or none of those there can be used.
+          LostRankError: a rank is lost, or has let the others wait for ``ddp_timeout`` seconds.
+          NonFiniteError: a weight or an optimizer state is NaN or infinite; the newest checkpoint
+            is of an update before that.
+          ValueError: they are of other settings or another model, or the settings do not allow
+            training to continue exactly.
+        """
+        check_settings(self)
+        self.stopped_early = self._terminated = False
+        self._rest = {}
+        self._listening = True
+        try:
+            with _on_request(self._ask_to_stop), roll_call(self.args.ddp_timeout):
+                newest = self._together(self._newest)
+                if newest is not None:
+                    check_identity(self, newest)
+                self._together(lambda: self._rewind(newest))
+                if newest is None:
+                    states.set_random_state(self._seeded)
+                elif self._complete(newest):
+                    return True
+                with self._nonfinite_explained():
+                    super().train(resume_from_checkpoint=None if newest is None else str(newest))
+                    self._check_finite()
+                if not self.stopped_early and self.asked_to_stop():
+                    self._save_checkpoint(self.model, None)
+                    self.stopped_early = True
+        finally:
+            self._listening = False
+        return not self.stopped_early
+
+    # -- starting ----------------------------------------------------------------------------------
+
+    def _newest(self) -> Path | None:
+        self._store.clean()
+        newest = self._store.newest()
+        self._store.origin(self._cursor)
+        return newest
+
+    def _cursor(self) -> dict[str, int]:
+        return {} if self.journal is None else self.journal.cursor()
+
+    def _rewind(self, newest: Path | None) -> None:
+        if self.journal is not None:
+            if newest is None:  # killed before the first checkpoint, or starting
+                cursor = self._store.origin(self._cursor)
+            else:
+                cursor = states.load(newest, "shared")["cursor"]
+            self.journal.rewind(cursor)
+
+    def _complete(self, newest: Path) -> bool:
+        """Restore the result of a completed training; False if training is not complete."""
+        state = TrainerState.load_from_json(str(newest / _STATE))
+        last = self.args.max_steps
+        if last <= 0:
+            *_, last = self.set_initial_training_values(self.args, self.get_train_dataloader())
+        if state.global_step < last:
+            return False
+        self._load_from_checkpoint(str(newest))
+        self.state = state
+        return True
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        step = self.state.global_step
+        if step == self._held:
+            return
+        self.store_flos()
+        part = self._together(lambda: self._store.begin(step))
+        try:
+            self._together(lambda: self._write(part, step), on_all=True)
+            self._together(lambda: self._store.commit(step))
+        except BaseException:
+            self._store.abort(step)
+            raise
+        self._held = step
+
+    def _write(self, folder: Path, step: int) -> None:
+        with self._store.explained(step):
+            if self.accelerator.is_main_process:
+                self._write_shared(folder)
+            rank = {
+                "random": states.random_state(),
+                "loop": {
+                    "loss": self._tr_loss,
+                    "logged": self._globalstep_last_logged,
+                    "order": getattr(self._sampler(), "initial_seed", None),
+                },
+                "progress": self._progress(),
+            }
+            states.save(folder, f"rank-{self.accelerator.process_index}", rank)
+
+    def _check_finite(self) -> None:
+        """Raise a `NonFiniteError` if weights or optimizer states are not finite."""
+        name = weights.nonfinite(self._unwrapped(), self.optimizer)
+        if name is None:
+            return
+        next_time = "continues from it" if self._store.steps() else "starts from the beginning"
+        raise NonFiniteError(
+            f"{name} is not finite (NaN or infinite) after update {self.state.global_step}, which "
+            f"is not saved; {self._store.left()}, and the same command {next_time}. If it fails "
+            "again, lower learning_rate, or check the reward and the last rows of the metrics."
+        )
+
+    @contextlib.contextmanager
+    def _nonfinite_explained(self) -> Iterator[None]:
+        """Raise errors caused by non-finite weights as a `NonFiniteError`."""
+        try:
+            yield
+        except NonFiniteError:
+            raise
+        except Exception as error:
+            try:
+                self._check_finite()
+            except NonFiniteError as cause:
+                raise cause from error
+            except Exception:  # a failed device cannot be read
+                raise error from None
+            raise
+
+    def _write_shared(self, folder: Path) -> None:
+        self._check_finite()
+        weights.save(self._unwrapped(), folder)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        states.save(folder, "shared", {"identity": identity(self), "cursor": self._cursor()})
+        scaler = self.accelerator.scaler
+        optimizer = {
+            "parameters": self._optimized(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.lr_scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+        states.save(folder, "optimizer", optimizer)
+        exported: dict[str, list[Any]] = {}
+        for callback in self._exportable():
+            exported.setdefault(type(callback).__name__, []).append(callback.state())
+        state = dataclasses.asdict(self.state) | {"stateful_callbacks": exported}
+        (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+
+    def _progress(self) -> dict[str, Any]:
+        """The state that this rank carries from one update to the next."""
+        return {
+            "carried": {name: getattr(self, name) for name in self._carried},
+            "metrics": {mode: dict(values) for mode, values in self._metrics.items()},
+            "rewards": [reward.state_dict() for reward in self._stateful_rewards()],
+        }
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        weights.load(self._unwrapped(), Path(resume_from_checkpoint))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        folder, device = Path(checkpoint), self.accelerator.device
+        stored = states.load(folder, "optimizer")
+        if stored["parameters"] != self._optimized():
+            raise ValueError(f"{folder} cannot be continued: other parameters were being trained.")
+        _load_optimizer(self.optimizer, stored["optimizer"])
+        self.lr_scheduler.load_state_dict(stored["scheduler"])
+        if stored["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(stored["scaler"])
+        self._rest = states.load(folder, f"rank-{self.accelerator.process_index}", device)
+        self._restore(self._rest.pop("progress"))
+        exported = {name: [*values] for name, values in self.state.stateful_callbacks.items()}  # type: ignore[union-attr]
+        for callback in self._exportable():
+            if values := exported.get(type(callback).__name__):
+                vars(callback).update(values.pop(0)["attributes"])
+        self._held = self.state.global_step
+        if getattr(self.args, "use_vllm", False):
+            warnings.warn("vLLM's random numbers are not restored: samples differ.", stacklevel=2)
+
+    def _restore(self, progress: dict[str, Any]) -> None:
+        """Restore the state returned by `_progress`."""
+        vars(self).update(progress["carried"])
+        for mode, values in progress["metrics"].items():
+            self._metrics[mode].clear()
+            self._metrics[mode].update(values)
+        for reward, state in zip(self._stateful_rewards(), progress["rewards"], strict=True):
+            reward.load_state_dict(state)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Do nothing: the scaler is loaded with the optimizer."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if "random" in self._rest:
+            states.set_random_state(self._rest.pop("random"))
+
+    def _enter_epoch(self, epoch: int) -> None:
+        """Restore, once, what Transformers resets as training begins, and the order of the data."""
+        loop = self._rest.pop("loop", None)
+        if loop is None:
+            return
+        self._tr_loss = loop["loss"].to(self._tr_loss)
+        self._globalstep_last_logged = loop["logged"]
+        sampler = self._sampler()
+        if loop["order"] is not None:
+            sampler.initial_seed = loop["order"]
+        for _ in range(epoch):
+            # TRL's sampler draws the order of every epoch from its own generator.
+            next(iter(sampler), None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _unwrapped(self) -> nn.Module:
+        return self.accelerator.unwrap_model(self.model)
+
+    def _sampler(self) -> Any:
+        """The sampler that orders the training data, inside its batch samplers."""
+        batches: Any = getattr(self.callback_handler.train_dataloader, "batch_sampler", None)
+        while hasattr(batches, "batch_sampler"):
+            batches = batches.batch_sampler
+        return getattr(batches, "sampler", None)
+
+    def _optimized(self) -> list[list[str]]:
+        """Parameter names in the order of the optimizer's groups, which store numbers only."""
+        names = {id(p): name for name, p in self._unwrapped().named_parameters()}
+        return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
+
+    def _exportable(self) -> list[Any]:
+        return [c for c in self.callback_handler.callbacks if isinstance(c, ExportableState)]
+
+    def _stateful_rewards(self) -> list[Any]:
+        functions = getattr(self, "reward_funcs", [])
+        return [f for f in functions if hasattr(f, "state_dict") and not isinstance(f, nn.Module)]
+
+    def _together(self, action: Callable[[], Any], on_all: bool = False) -> Any:
+        """Call a function on the first rank or on all; a failure on one rank fails on all.
+
+        Returns:
+          What it returned on the first rank.
+        """
+        result = error = None
+        if on_all or self.accelerator.is_main_process:
+            try:
+                result = action()
+            except Exception as caught:
+                error = caught
+        if self.accelerator.num_processes > 1:
+            outcomes = gather_object(
+                [(result, error and f"rank {self.args.process_index}: {error}")]
+            )
+            result = outcomes[0][0]
+            failures = [failure for _, failure in outcomes if failure]
+            if failures and error is None:
+                raise CheckpointError(failures[0])
+        if error is not None:
+            raise error
+        return result
+
+    # -- signals -----------------------------------------------------------------------------------
+
+    def _ask_to_stop(self) -> None:
+        leave_if_lost()
+        self._terminated = True
+
+    def asked_to_stop(self) -> bool:
+        """True on every rank once any of them has received SIGTERM or Ctrl-C."""
+        if not self._listening or self.accelerator.num_processes == 1:
+            return self._listening and self._terminated
+        flag = torch.tensor(float(self._terminated), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
+
+
+class _Watch(TrainerCallback):
+    """Callbacks of `Durable` in the training loop."""
+
+    def __init__(self, trainer: Durable) -> None:
+        self._trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer._enter_epoch(int(state.epoch or 0))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trainer.asked_to_stop():
+            control.should_save = control.should_training_stop = True
+            self._trainer.stopped_early = True
+
+
+def _load_optimizer(optimizer: Any, stored: dict[str, Any]) -> None:
+    """`load_state_dict` without its cast of every state to the type of the parameter."""
+    optimizer.load_state_dict(stored)
+    for group, own in zip(stored["param_groups"], optimizer.param_groups, strict=True):
+        for number, parameter in zip(group["params"], own["params"], strict=True):
+            for name, value in stored["state"].get(number, {}).items():
+                now = optimizer.state[parameter][name]
+                if isinstance(value, torch.Tensor) and now.dtype != value.dtype:
+                    optimizer.state[parameter][name] = value.to(now.device)
+
+
+@contextlib.contextmanager
+def _on_request(action: Callable[[], None]) -> Iterator[None]:
+    """Call a function on SIGTERM or a first Ctrl-C; a second Ctrl-C interrupts as usual."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def interrupted(*_: Any) -> None:
+        signal.signal(signal.SIGINT, before[signal.SIGINT] or signal.default_int_handler)
+        sys.stderr.write("\nstopping after this update; Ctrl-C again stops at once.\n")
+        action()
+
+    signal.signal(signal.SIGTERM, lambda *_: action())
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

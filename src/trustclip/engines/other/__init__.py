@@ -1,1 +1,0 @@
-"""Adapters of the loss alone, for engines with a documented hook; each imports its engine late."""

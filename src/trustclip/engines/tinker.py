@@ -1,0 +1,56 @@
+"""Tinker: the function that ``TrainingClient.forward_backward_custom`` takes.
+
+::
+
+    from trustclip.engines.tinker import custom_loss
+
+    training_client.forward_backward_custom(data, custom_loss("atr", delta=0.07))
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.registry import method as named
+from trustclip.engines.limits import check
+from trustclip.engines.token_loss import as_floats, means, per_token_loss
+
+CustomLoss = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
+
+
+def custom_loss(method: str = "atr", **method_args: Any) -> CustomLoss:
+    """Loss over a list of data, summed over tokens as in Tinker's own losses.
+
+    Each datum's ``loss_fn_inputs`` must have ``logprobs`` (of the policy that sampled) and
+    ``advantages``; ``mask`` is read where it is there, and all tokens count where it is not. Only
+    the gradient in each log-probability goes to the server.
+
+    Args:
+      method: name of the constraint.
+      **method_args: its hyper-parameters.
+
+    Raises:
+      ValueError: unknown method or hyper-parameter, or a method that needs more than this.
+    """
+    chosen = check(named(method, **method_args), "Tinker")
+
+    def loss(data: Sequence[Any], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        def padded(name: str) -> Tensor:
+            rows = [datum.loss_fn_inputs[name].to_torch() for datum in data]
+            return pad_sequence(
+                [row.to(logp) for row, logp in zip(rows, logprobs, strict=True)], True
+            )
+
+        present = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in logprobs], True)
+        if all("mask" in datum.loss_fn_inputs for datum in data):
+            present = present & padded("mask").bool()
+        logp = pad_sequence(list(logprobs), True)
+        batch = TokenBatch(logp, padded("logprobs"), padded("advantages"), present)
+        per_token, surrogate = per_token_loss(chosen, batch)
+        return per_token.sum(), as_floats(means(batch, surrogate))
+
+    return loss

@@ -1,0 +1,267 @@
+"""Fast sampling from a small model on a CPU, where `generate` costs more than the model itself.
+
+`generate` of Transformers prepares, concatenates and checks anew for every token. This loop
+allocates its key-value cache once, reads a prompt once however many completions it gets, and lets
+finished rows leave the batch. It knows one architecture, that of the tiny models: dense Qwen3.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+#: Share of finished rows at which the batch is packed: less often than one by one, since packing
+#: copies the cache.
+_PACK = 0.1
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One sampled completion.
+
+    Args:
+      tokens: ids, the end mark included.
+      logps: log-probability of each under the distribution it was drawn from, nats.
+    """
+
+    tokens: list[int]
+    logps: list[float]
+
+
+def unsupported(model: Any) -> str | None:
+    """The reason why `Decoder` cannot reproduce this model; None if it can."""
+    from transformers import Qwen3ForCausalLM
+
+    if type(model) is not Qwen3ForCausalLM:
+        return f"the decoder supports Qwen3ForCausalLM only; the model is a {type(model).__name__}"
+    config: Any = model.config
+    plain = (
+        config.rope_parameters["rope_type"] == "default"
+        and set(config.layer_types) == {"full_attention"}
+        and config.hidden_act == "silu"
+        and not config.attention_bias
+        and not (model.training and config.attention_dropout)
+        and model.lm_head.bias is None
+    )
+    if not plain:
+        return "the decoder supports only full attention without bias, dropout or scaled positions"
+    if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in model.parameters()):
+        return "the decoder supports only float32 weights on a CPU"
+    return None
+
+
+def decoder_for(model: Any) -> "Decoder | None":
+    """A `Decoder` for the model's current weights; None if the model is `unsupported`."""
+    return None if unsupported(model) else Decoder(model)
+
+
+class Decoder:
+    """Batched decoding with a Qwen3 model and its current weights.
+
+    Args:
+      model: see `decoder_for`.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self._heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self._eps = config.rms_norm_eps
+        self._embedding = model.model.embed_tokens.weight
+        self._norm, self._head = model.model.norm.weight, model.lm_head.weight
+        self._frequencies = model.model.rotary_emb.inv_freq
+        self._layers = [_Layer.of(layer) for layer in model.model.layers]
+
+    @torch.no_grad()
+    def decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        limit: int,
+        ends: Collection[int],
+        temperature: float = 1.0,
+    ) -> list[Decoded]:
+        """Sample one completion per prompt; equal prompts are processed once.
+
+        Args:
+          prompts: token ids, none empty.
+          limit: longest completion, tokens.
+          ends: ids that end a completion.
+          temperature: 0 takes the likeliest token, and reports its log-probability at 1.
+
+        Returns:
+          In the order of the prompts. Drawn from torch's global random state.
+        """
+        distinct = list(dict.fromkeys(map(tuple, prompts)))
+        place = {prompt: i for i, prompt in enumerate(distinct)}
+        source = torch.tensor([place[tuple(prompt)] for prompt in prompts])
+        cache, last = self._read(distinct, limit)
+        batch = _Batch(cache.rows(source), last[source], limit, torch.tensor(sorted(ends)))
+        while batch.running:
+            logps = F.linear(batch.last, self._head)  # [rows, vocabulary]
+            logps = (logps / (temperature or 1.0)).log_softmax(dim=-1)
+            # [rows, 1]
+            drawn = logps.exp().multinomial(1) if temperature else logps.argmax(-1, keepdim=True)
+            batch.take(drawn, logps.gather(1, drawn).squeeze(1))
+            if batch.running:
+                batch.last = self._states(drawn[batch.kept], batch.cache)[:, -1]
+        return batch.decoded()
+
+    def _read(self, prompts: Sequence[tuple[int, ...]], limit: int) -> "tuple[_Cache, Tensor]":
+        """Cache and last state of every prompt, with room for ``limit`` more tokens."""
+        longest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # padded on the left
+        padding = torch.tensor([longest - len(prompt) for prompt in prompts])  # [rows]
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        _, groups, width = self._heads
+        shape = (len(self._layers), 2, len(prompts), groups, longest + limit, width)
+        cache = _Cache(torch.zeros(shape), padding, 0)
+        return cache, self._states(ids, cache)[:, -1]
+
+    def _states(self, ids: Tensor, cache: "_Cache") -> Tensor:
+        """Last hidden states of new tokens, added to the cache. Shape [rows, tokens, hidden]."""
+        x = F.embedding(ids, self._embedding)  # [rows, tokens, hidden]
+        turn, mask = cache.turn(ids.shape[1], self._frequencies), cache.mask(ids.shape[1])
+        for layer, memory in zip(self._layers, cache.memory, strict=True):
+            x = x + self._attention(layer, self._normed(x, layer.before), memory, cache, turn, mask)
+            gate, up = F.linear(self._normed(x, layer.after), layer.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        cache.length += ids.shape[1]
+        return self._normed(x, self._norm)
+
+    def _attention(
+        self,
+        layer: "_Layer",
+        x: Tensor,
+        memory: Tensor,
+        cache: "_Cache",
+        turn: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+    ) -> Tensor:
+        rows, tokens, _ = x.shape
+        queries, groups, width = self._heads
+        # [rows, queries + 2 groups, tokens, width]
+        mixed = F.linear(x, layer.qkv).view(rows, tokens, -1, width).transpose(1, 2)
+        q, k, v = mixed.split([queries, groups, groups], dim=1)
+        q = _rotated(self._normed(q, layer.q_norm), turn)
+        k = _rotated(self._normed(k, layer.k_norm), turn)
+        end = cache.length + tokens
+        memory[0][:, :, cache.length : end] = k
+        memory[1][:, :, cache.length : end] = v
+        keys, values = memory[0][:, :, :end], memory[1][:, :, :end]  # [rows, groups, end, width]
+        # A single new token sees every key; SDPA's causal mask would align it with the first one.
+        causal = mask is None and tokens > 1
+        y = F.scaled_dot_product_attention(q, keys, values, mask, is_causal=causal, enable_gqa=True)
+        return F.linear(y.transpose(1, 2).reshape(rows, tokens, -1), layer.out)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self._eps)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Weights of a block; those with the same input are concatenated into one matrix."""
+
+    qkv: Tensor
+    out: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    before: Tensor
+    after: Tensor
+
+    @classmethod
+    def of(cls, block: Any) -> "_Layer":
+        attention, mlp = block.self_attn, block.mlp
+        return cls(
+            torch.cat([getattr(attention, f"{name}_proj").weight for name in "qkv"]),
+            attention.o_proj.weight,
+            attention.q_norm.weight,
+            attention.k_norm.weight,
+            torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            mlp.down_proj.weight,
+            block.input_layernorm.weight,
+            block.post_attention_layernorm.weight,
+        )
+
+
+@dataclass
+class _Cache:
+    """Keys and values. ``memory``: [layers, 2, rows, groups, tokens, width]."""
+
+    memory: Tensor
+    padding: Tensor
+    length: int
+
+    def rows(self, index: Tensor) -> "_Cache":
+        """The cache of the rows at ``index``, which may repeat."""
+        return _Cache(self.memory[:, :, index], self.padding[index], self.length)
+
+    def turn(self, tokens: int, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the rotary angles of new tokens. [rows or 1, 1, tokens, width]."""
+        # Without padding all rows share their positions, and one row of angles serves all.
+        padding = self.padding if self.padding.any() else self.padding[:1]
+        place = torch.arange(self.length, self.length + tokens) - padding[:, None]  # [rows, tokens]
+        angle = place[..., None] * frequencies  # [rows, tokens, width / 2]
+        angle = torch.cat([angle, angle], dim=-1)[:, None]
+        return angle.cos(), angle.sin()
+
+    def mask(self, tokens: int) -> Tensor | None:
+        """Which keys each new token attends to; None if no prompt is padded."""
+        if not self.padding.any():
+            return None
+        end = self.length + tokens
+        key, query = torch.arange(end), torch.arange(self.length, end)[:, None]
+        own = (key >= self.padding[:, None, None]) | (key == query)  # padding sees itself: no NaN
+        return (own & (key <= query))[:, None]  # [rows, 1, tokens, end]
+
+
+class _Batch:
+    """The rows still being generated; finished rows are removed from time to time."""
+
+    def __init__(self, cache: _Cache, last: Tensor, limit: int, ends: Tensor) -> None:
+        self.cache, self.last, self._ends = cache, last, ends
+        rows = len(last)
+        self._tokens = torch.zeros(rows, limit, dtype=torch.long)
+        self._logps = torch.zeros(rows, limit)
+        self._lengths = torch.zeros(rows, dtype=torch.long)
+        self._rows = torch.arange(rows)
+        self._alive = torch.ones(rows, dtype=torch.bool)
+        self._time, self._limit = 0, limit
+        self.kept: Tensor | slice = slice(None)
+
+    @property
+    def running(self) -> bool:
+        return self._time < self._limit and bool(self._alive.any())
+
+    def take(self, drawn: Tensor, logps: Tensor) -> None:
+        """Record one token per row; ``kept`` are the rows that continue."""
+        rows, alive = self._rows[self._alive], self._alive
+        self._tokens[rows, self._time] = drawn[alive, 0]
+        self._logps[rows, self._time] = logps[alive]
+        self._time += 1
+        self._lengths[rows] = self._time
+        self._alive = alive & ~torch.isin(drawn[:, 0], self._ends)
+        self.kept = slice(None)
+        if (~self._alive).float().mean() >= _PACK and self._alive.any():
+            self.kept = self._alive.nonzero().squeeze(1)
+            self.cache = self.cache.rows(self.kept)
+            self._rows, self._alive = self._rows[self.kept], self._alive[self.kept]
+
+    def decoded(self) -> list[Decoded]:
+        tokens, logps = self._tokens.tolist(), self._logps.tolist()
+        return [
+            Decoded(row[:n], values[:n])
+            for row, values, n in zip(tokens, logps, self._lengths.tolist(), strict=True)
+        ]
+
+
+def _rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding."""
+    cos, sin = turn
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,0 +1,122 @@
+"""Fields of TRL's GRPOConfig that a recipe passes through, checked against the real class."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from trustclip.constraints.checked import NUMBER, Count, Positive, Share, UpToOne, Whole, explain
+from trustclip.constraints.names import unknown
+from trustclip.engines.trl.config import ConstrainedGRPOConfig, too_small
+
+#: Fields that a run sets for all its parts to agree.
+RESERVED = {"output_dir", "seed", "report_to", "disable_tqdm", "reward_weights", "top_k", "use_cpu"}
+
+_Decay = Annotated[float, Field(ge=0, lt=1), NUMBER]
+
+#: What TRL and Transformers do not check before training, or not at all.
+_RANGES: dict[str, Any] = {
+    "adam_beta1": _Decay,
+    "adam_beta2": _Decay,
+    "adam_epsilon": Positive,
+    "dataloader_num_workers": Whole,
+    "ddp_timeout": Count,
+    "max_grad_norm": Positive,
+    "multi_objective_aggregation": Literal["sum_then_normalize", "normalize_then_sum"],
+    "ref_model_mixup_alpha": Share,
+    "ref_model_sync_steps": Count,
+    "top_entropy_quantile": Share,
+    "vllm_gpu_memory_utilization": UpToOne,
+    "vllm_mode": Literal["colocate", "server"],
+    "vllm_tensor_parallel_size": Count,
+}
+
+_EVALUATES = "is ignored: the recipe's section `eval` sets the evaluation"
+_OTHER_LOSS = "belongs to a loss of TRL that is not used here; set it in `rl.method`"
+_SKEWS = "changes the distribution of the samples, which the ratio would not take into account"
+
+#: Fields that would be ignored, or would make the training wrong, and why.
+_REFUSED = {
+    "auto_find_batch_size": "changes the batch, and with it groups and schedule, during training",
+    "do_eval": _EVALUATES,
+    "do_predict": _EVALUATES,
+    "do_train": "is ignored: a recipe trains",
+    "eval_delay": _EVALUATES,
+    "eval_on_start": _EVALUATES,
+    "eval_steps": _EVALUATES,
+    "eval_strategy": _EVALUATES,
+    "label_smoothing_factor": "is ignored: it belongs to a cross-entropy",
+    "load_best_model_at_end": _EVALUATES,
+    "local_rank": "is set by the launcher",
+    "min_p": _SKEWS,
+    "neftune_noise_alpha": "adds noise to the embeddings that the sampler does not have",
+    "num_train_epochs": "is ignored: `rl.max_steps` is the length of the training",
+    "repetition_penalty": _SKEWS,
+    "resume_from_checkpoint": "is ignored: a run continues from its own checkpoints",
+    "sapo_temperature_neg": _OTHER_LOSS,
+    "sapo_temperature_pos": _OTHER_LOSS,
+    "trust_remote_code": "would run code of a model's repository",
+    "vespo_k_neg": _OTHER_LOSS,
+    "vespo_k_pos": _OTHER_LOSS,
+    "vespo_lambda_neg": _OTHER_LOSS,
+    "vespo_lambda_pos": _OTHER_LOSS,
+}
+
+#: Keys of ``generation_kwargs`` that leave the distribution of completions as it is.
+_HARMLESS = {"cache_implementation", "disable_compile", "stop_strings", "use_cache"}
+
+
+def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Find invalid or unsupported fields among those to pass through.
+
+    Args:
+      given: value by field.
+      own: names of the settings of a recipe's section ``rl``, which are set there.
+
+    Yields:
+      Field, and what is wrong with it.
+    """
+    fields = {f.name: f for f in dataclasses.fields(ConstrainedGRPOConfig) if f.init}
+    hints = get_type_hints(ConstrainedGRPOConfig)
+    for name, value in given.items():
+        if name in own:
+            yield name, f"`trl.{name}` is a setting of the recipe: set `rl.{name}`."
+        elif name in RESERVED:
+            yield name, f"`trl.{name}` is set by the run itself."
+        elif name not in fields:
+            allowed = fields.keys() - RESERVED - set(own) - _REFUSED.keys()
+            yield name, unknown("field of GRPOConfig", name, allowed)
+        elif wrong := [*_wrong(hints[name], value), *_wrong(_RANGES.get(name, Any), value)]:
+            yield name, f"`trl.{name}` {wrong[0]}."
+        elif name in _REFUSED and value != fields[name].default:
+            yield name, f"`trl.{name}` {_REFUSED[name]}."
+        elif name == "generation_kwargs":
+            yield from ((name, text) for text in _skewing(value))
+        else:
+            yield from ((name, f"`trl.{name}` {text}") for _, text in too_small({name: value}))
+
+
+def _wrong(hint: Any, value: Any) -> Iterator[str]:
+    """Type errors of a value; types are strict: neither a text nor a bool is a number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"should be a finite number, got {value}"
+        return
+    try:
+        TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError as error:
+        yield explain(error)
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        return  # a third-party type that pydantic cannot check
+
+
+def _skewing(given: Any) -> Iterator[str]:
+    """Errors for keys of ``generation_kwargs`` that change the sampling distribution."""
+    if not isinstance(given, Mapping):
+        yield f"`trl.generation_kwargs` should be a mapping, got {given!r}."
+        return
+    for key in given:
+        if key not in _HARMLESS:
+            yield f"`trl.generation_kwargs`: {key!r} {_SKEWS}."

@@ -1,0 +1,105 @@
+"""What a trainer reports to its recorder about each generation and update."""
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+#: What TRL shows of the last generation: columns, and tables of them.
+_COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of this rank's completions, rewarded.
+
+    Args:
+      step: updates done when it was sampled.
+      index: number of each completion in the generation, over all ranks.
+      rows: row of the data set that each completion answers.
+      completions: as reward functions get them: texts, or lists of messages.
+      tokens: ids of each completion.
+      rewards: reward of each completion, by name of the reward function; NaN where it gave none.
+      advantages: of each completion. Shape [batch].
+      truncated: whether the completion has no end mark.
+      mask: tokens that count. Shape [batch, time].
+      logp_old: log-probabilities under the policy in training, nats; None where TRL needs none.
+        Shape [batch, time].
+      logp_rollout: log-probabilities that the sampler gave, nats; None where it gives none.
+        Shape [batch, time].
+    """
+
+    step: int
+    index: Sequence[int]
+    rows: Sequence[Mapping[str, Any]]
+    completions: Sequence[Any]
+    tokens: Sequence[Sequence[int]]
+    rewards: Mapping[str, Sequence[float]]
+    advantages: Tensor
+    truncated: Sequence[bool]
+    mask: Tensor
+    logp_old: Tensor | None
+    logp_rollout: Tensor | None
+
+
+class Recorder(Protocol):
+    """Receives the rewards and gated shares of completions; set it on every rank or on none."""
+
+    def generation(self, generation: Generation) -> None:
+        """Record a generation for training; called on every rank with its own completions."""
+        ...
+
+    def gates(self, row: dict[str, Any]) -> None:
+        """Record the share of gated tokens of each completion of an update.
+
+        Args:
+          row: ``{"step": n, "generated": [...], "index": [...], "gated": [...]}``, of all ranks;
+            called on the first. A completion is the ``index``-th of the generation that was sampled
+            after ``generated`` updates.
+        """
+        ...
+
+
+def stored_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """TRL's log of the last generation, in a form for checkpoints."""
+    columns = {name: storable(list(logs[name])) for name in _COLUMNS}
+    tables = {
+        name: {column: storable(list(values)) for column, values in logs[name].items()}
+        for name in _TABLES
+    }
+    return columns | tables
+
+
+def restore_logs(logs: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Restore the logs from `stored_logs`."""
+    for name, values in stored.items():
+        if name in _COLUMNS:
+            logs[name].extend(values)
+        else:
+            for column, items in values.items():
+                logs[name][column].extend(items)
+
+
+def storable(value: Any) -> Any:
+    """Nested values for a checkpoint: plain types, all else as text, images without pixels.
+
+    Example:
+      >>> import decimal
+      >>> storable([{"type": "image", "image": object()}, decimal.Decimal("0.10"), (1, None)])
+      [{'type': 'image'}, '0.10', [1, None]]
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        if value.get("type") == "image":
+            return {"type": "image"}  # as TRL shows it
+        return {str(name): storable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return str(value)

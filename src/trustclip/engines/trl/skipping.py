@@ -1,0 +1,72 @@
+"""Skipping completions that cannot move the policy: no passes, but counted in the normaliser."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.batch import TokenBatch
+
+#: Inputs of TRL that are not indexed by row alone (images), so that rows cannot be left out.
+_TIED = ("pixel_values", "token_type_ids", "mm_token_type_ids", "image_sizes", "num_images")
+
+
+@torch.no_grad()
+def rows_that_matter(inputs: dict[str, Any]) -> Tensor | None:
+    """Indices of the completions with an advantage on an unmasked token; None for all.
+
+    At least one is returned: every rank must take part in every forward and backward pass.
+
+    Args:
+      inputs: of TRL's loss.
+    """
+    if any(inputs.get(name) is not None for name in _TIED):
+        return None
+    advantages, mask = inputs["advantages"], inputs["completion_mask"].bool()
+    if "tool_mask" in inputs:
+        mask = mask & inputs["tool_mask"].bool()
+    matters = _matters(
+        advantages if advantages.dim() == 2 else advantages[:, None], mask
+    )  # [batch]
+    if matters.all():
+        return None
+    return matters.nonzero().squeeze(1) if matters.any() else torch.zeros_like(matters[:1]).long()
+
+
+def widened(
+    inputs: dict[str, Any], rows: Tensor, logps: Tensor, entropies: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Extend results of some rows to all: elsewhere the policy is taken to be the old one.
+
+    Skipped rows get the mean entropy of the computed ones, so that the mean over all tokens stays.
+
+    Args:
+      inputs: of TRL's loss.
+      rows: those that were computed. Shape [rows].
+      logps: Shape [rows, time].
+      entropies: Shape [rows, time].
+
+    Returns:
+      Both for the whole batch.
+    """
+    mask, old = inputs["completion_mask"], inputs.get("old_per_token_logps")
+    counted = mask[rows].to(entropies.dtype)
+    mean = (entropies.detach() * counted).sum() / counted.sum().clamp(min=1)
+    elsewhere = torch.zeros_like(mask, dtype=logps.dtype) if old is None else old
+    return spread(logps, rows, elsewhere), spread(entropies, rows, mean.expand(mask.shape))
+
+
+def only_what_matters(batch: TokenBatch) -> TokenBatch:
+    """The batch with all completions masked that cannot move the policy."""
+    return replace(batch, mask=batch.mask & _matters(batch.advantages, batch.mask)[:, None])
+
+
+def _matters(advantages: Tensor, mask: Tensor) -> Tensor:
+    """True for completions with an advantage on an unmasked token. Shape [batch]."""
+    return (mask & (advantages != 0)).any(dim=1)
+
+
+def spread(values: Tensor, rows: Tensor, elsewhere: Tensor) -> Tensor:
+    """``elsewhere`` without gradient, with ``values`` in the given rows. Shape [batch, ...]."""
+    return elsewhere.detach().to(values.dtype).index_copy(0, rows, values)

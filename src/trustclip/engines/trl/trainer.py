@@ -1,0 +1,394 @@
+"""TRL: train with any method in `GRPOTrainer`, without a copy of its loss.
+
+TRL computes a loss whose gradient in the log-probability of a token is ``-w A`` before
+aggregation. We give it per-token advantages ``c A / w`` instead of ``A``, so that the gradient is
+that of our method, and everything TRL does around it (aggregation, KL to a reference, correction of
+the sampler's log-probabilities, entropy bonus, LoRA, accumulation, distribution) stays TRL's. Its
+clip is open, but on tokens that the method has cut: there it holds the loss at the method's value,
+so that the logged loss is that of the method, too. `trustclip.engines.trl.upstream` lists what this
+relies on; one assumption is in no list: `_compute_loss` reads ``inputs["advantages"]`` and the
+bounds of its clip after `_get_per_token_logps_and_entropies` has returned.
+"""
+
+import logging
+import math
+import sys
+import warnings
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trustclip.constraints import diagnostics
+from trustclip.constraints.base import Trait
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.loss import gradient
+from trustclip.durable.trainer import Durable
+from trustclip.engines.trl import fast_paths
+from trustclip.engines.trl.config import ConstrainedGRPOConfig
+from trustclip.engines.trl.decoding import Decoder
+from trustclip.engines.trl.exact_kl import KLWatch
+from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
+from trustclip.engines.trl.phases import Generating, Rewarded, Training
+from trustclip.engines.trl.recording import Generation, Recorder, restore_logs, stored_logs
+from trustclip.engines.trl.scoring import Request, use_head
+from trustclip.engines.trl.shares import GateShares, clip_ratios
+from trustclip.engines.trl.skipping import only_what_matters, rows_that_matter, widened
+from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level
+
+logger = logging.getLogger(__name__)
+
+
+class DurableSFTTrainer(Durable, SFTTrainer):
+    """`trl.SFTTrainer` that continues exactly after a kill: see `Durable.train_durably`."""
+
+
+class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
+    """`trl.GRPOTrainer` that trains with the method set in its config.
+
+    Takes the arguments of `trl.GRPOTrainer`; ``args`` must be a `ConstrainedGRPOConfig`. Without
+    it, the config has TRL's defaults, the default method and ``num_iterations=2``, the fewest with
+    which a constraint acts. Logs ``trustclip/*`` (see `trustclip.constraints.diagnostics`) and
+    gives ``clip_ratio/*`` the values of the method's own gate, over all tokens.
+    `train_durably` continues exactly after a kill.
+
+    Raises:
+      ValueError: the method needs something that this model or its sampler does not have.
+    """
+
+    args: ConstrainedGRPOConfig
+    accelerator: Any
+    model: Any
+    max_completion_length: int
+    _tag_names: ClassVar = ["trl", "grpo", "trustclip"]
+    _name = "GRPO with a policy-divergence constraint"
+    _carried = (
+        "_buffered_inputs",  # the samples being trained on,
+        "_step",  # and the place in them
+        "_last_closed",
+        "_total_train_tokens",
+        "_current_train_step_time",
+        "entropy_coef",
+        "_last_world_entropy",
+        "_entropy_window_stats",
+    )
+    _shape = (*Durable._shape, "num_generations", "steps_per_generation", "num_iterations")
+
+    #: Gets every generation and the gated share of its completions; see `Recorder`.
+    recorder: Recorder | None = None
+
+    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = ConstrainedGRPOConfig(f"{name.split('/')[-1]}-GRPO", num_iterations=2)
+        if not isinstance(args, ConstrainedGRPOConfig):
+            raise ValueError(f"`args` must be a ConstrainedGRPOConfig, got {type(args).__name__}.")
+        self.method = args.constraint()
+        self._phase: Generating | Training | None = None
+        self._windows = {"train": diagnostics.Window(), "eval": diagnostics.Window()}
+        self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
+        self._shares = GateShares()
+        self._last_closed = 0  # update in which the gate last closed on a token
+        self._declined: set[str] = set()
+        with announced_level(args, self.method):
+            super().__init__(model, reward_funcs, args, **kwargs)
+        self.importance_sampling_level = "token"  # the method's own level is in its gradient
+        self._open_clip()
+        if reason := fast_paths.sampler_missing(self):
+            raise ValueError(reason)
+        self._request = self._put_head()
+        self._watch = KLWatch(
+            self._unwrapped(),
+            self.method,
+            self.temperature,
+            self._request,
+            every=args.exact_kl_every,
+            updates=args.schedule().updates_per_generation,
+        )
+        if any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.model.modules()):
+            warnings.warn(
+                "the model has active dropout: two passes of one policy differ, so ratios differ "
+                "from 1 before any update. Set disable_dropout=True, and lora_dropout=0.",
+                stacklevel=2,
+            )
+
+    def _takes(self, path: fast_paths.FastPath) -> bool:
+        """Whether a fast path is taken; the reason for declining it is logged once."""
+        reason = fast_paths.obstacle(path, self)
+        if reason is not None and path not in self._declined:
+            self._declined.add(path)
+            logger.info("fast path %r is not taken: %s.", path, reason)
+        return reason is None
+
+    def _put_head(self) -> Request | None:
+        """Install trustclip's output head in the model if that is requested or faster."""
+        if self._takes("head"):
+            return use_head(self._unwrapped(), self.temperature)
+        if self.args.head == "trustclip":
+            reason = fast_paths.obstacle("head", self)
+            raise ValueError(f"head='trustclip' cannot serve this model: {reason}. Use 'auto'.")
+        return None
+
+    def get_train_dataloader(self) -> Any:
+        loader: Any = super().get_train_dataloader()
+        if self.accelerator.device.type == "cpu":
+            loader.device = None  # a batch holds texts only; walking through it costs time
+        return loader
+
+    # -- generating: samples, the policy that made them, rewards -----------------------------------
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self._phase = phase = Generating()
+        try:
+            output = super()._generate_and_score_completions(inputs)
+        finally:
+            self._phase = None
+        ids, old = output["completion_ids"], output.get("old_per_token_logps")
+        first = self.accelerator.process_index * len(ids)
+        output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
+        output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
+        evidence = next((seen for logps, seen in phase.passes if logps is old), None)
+        if evidence is not None and old is not None:
+            output |= self._watch.keep(self._unwrapped(), evidence, ids, old)
+        if old is not None and self.method.statistics_over == "generation":
+            statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
+            output |= {STATISTICS + name: value for name, value in statistics.items()}
+        if self.recorder is not None and self._mode == "train" and phase.rewarded is not None:
+            self.recorder.generation(self._generation(phase.rewarded, output))
+        return output
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self._phase, Generating) or not self._takes("decoder"):
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        limit, ends = self.max_completion_length, set(self.eos_token_ids)
+        decoder = Decoder(self._unwrapped())
+        decoded = decoder.decode(prompt_ids, limit, ends, self.temperature)
+        logps = [completion.logps for completion in decoded]
+        self._phase.sampled.append(logps)
+        return [completion.tokens for completion in decoded], logps
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if isinstance(self._phase, Generating):
+            first = self.accelerator.process_index * len(prompts)
+            own = rewards[first : first + len(prompts)]  # TRL has gathered those of all ranks
+            self._phase.rewarded = Rewarded(inputs, completions, completion_ids_list, own)
+        return rewards
+
+    def _generation(self, done: Rewarded, output: dict[str, Any]) -> Generation:
+        return Generation(
+            step=self.state.global_step,
+            index=output["sample_index"].tolist(),
+            rows=done.rows,
+            completions=done.completions,
+            tokens=done.tokens,
+            rewards=dict(zip(self.reward_func_names, done.rewards.T.tolist(), strict=True)),
+            advantages=output["advantages"],
+            truncated=[not ids or ids[-1] not in self.eos_token_ids for ids in done.tokens],
+            mask=token_mask(output),
+            logp_old=output.get("old_per_token_logps"),
+            logp_rollout=output.get("sampling_per_token_logps"),
+        )
+
+    # -- scoring: TRL asks for log-probabilities in both phases ------------------------------------
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        given = (model, input_ids, attention_mask, *args)
+        match self._phase:
+            case Generating() as phase:
+                return self._score_sampled(phase, *given, **kwargs)
+            case Training() as phase:
+                return self._score_trained(phase, *given, **kwargs)
+            case None:
+                return self._score(None, *given, **kwargs)
+
+    def _score(
+        self, policy: Any, model: Any, input_ids: Tensor, mask: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """TRL's scores and the evidence of a pass of ``policy`` (``"old"`` or ``"new"``)."""
+        if self._request is not None:
+            self._request.entropy = kwargs.get("compute_entropy", False)
+        ask = super()._get_per_token_logps_and_entropies
+        if policy is None:
+            return ask(model, input_ids, mask, *args, **kwargs)
+        with self._watch.watching(self.accelerator.unwrap_model(model), policy) as seen:
+            scores = ask(model, input_ids, mask, *args, **kwargs)
+        return *scores, seen.of_completions(scores[0].shape[1])
+
+    def _score_sampled(
+        self, phase: Generating, model: Any, input_ids: Tensor, mask: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        """Log-probabilities under the sampling policy; the decoder's own where it sampled."""
+        known = None if self.beta else phase.known(mask, args[0])
+        policy = "old" if self._watch.wants_generation(self.state.global_step) else None
+        if known is not None and policy is None:
+            return known, None, None
+        logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
+        logps = logps if known is None else known
+        phase.passes.append((logps, seen[0] if seen else None))
+        return logps, entropies, aux
+
+    def _score_trained(
+        self, phase: Training, model: Any, input_ids: Tensor, mask: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        """Log-probabilities under the policy in training, on which the method acts."""
+        inputs = phase.inputs
+        on_policy = self._on_policy(inputs)
+        skips = self._mode == "train" and self._takes("skipping")
+        rows = rows_that_matter(inputs) if skips else None
+        if rows is not None:
+            input_ids, mask = input_ids[rows], mask[rows]
+        policy = "new" if self._watch.wants(inputs) and not on_policy else None
+        logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
+        unwrapped = self.accelerator.unwrap_model(self.model)
+        new = seen[0] if seen else None
+        kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
+        if rows is not None:
+            logps, entropies = widened(inputs, rows, logps, entropies)
+        if on_policy:
+            inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
+        phase.gate = self._constrain(inputs, logps.detach(), {"entropy": entropies.detach(), **kl})
+        self._measure(phase, rows)
+        return logps, entropies, aux
+
+    # -- training: the method's gradient in TRL's loss ---------------------------------------------
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self._phase = phase = Training(dict(inputs))
+        try:
+            loss = super()._compute_loss(model, phase.inputs)
+        finally:
+            self._phase = None
+            self._open_clip()
+        if phase.gate is None:
+            raise RuntimeError(
+                "this release of TRL computed its loss without asking for log-probabilities, "
+                "so no constraint acted; use a release that trustclip's requirements allow."
+            )
+        for name, value in clip_ratios(*phase.gate, self._sum, self.accelerator.gather).items():
+            # Replaces TRL's values, which describe its own clip.
+            self._metrics[self._mode][f"clip_ratio/{name}"][-1] = value
+        return loss
+
+    def _open_clip(self) -> None:
+        self.epsilon_low: Any = math.inf
+        self.epsilon_high: Any = math.inf
+
+    @torch.no_grad()
+    def _constrain(
+        self, inputs: dict[str, Any], logps: Tensor, measured: dict[str, Tensor]
+    ) -> tuple[TokenBatch, Surrogate]:
+        """Set advantages and bounds with which TRL's loss has the method's gradient."""
+        old = inputs.get("old_per_token_logps")
+        batch = self._tokens(inputs, logps, logps if old is None else old, **measured)
+        if self.method.statistics_over and batch.statistics is None:
+            batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
+        c, surrogate = gradient(self.method, batch)  # [batch, time]
+        self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate)
+        return batch, surrogate
+
+    def _measure(self, phase: Training, rows: Tensor | None) -> None:
+        """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
+        assert phase.gate is not None
+        batch, surrogate = phase.gate
+        seen = batch if rows is None else only_what_matters(batch)
+        self._windows[self._mode].add(seen, surrogate, self.method)
+        skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
+        self._metrics[self._mode]["trustclip/skipped"].append(
+            self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
+        )
+        if self._mode == "train":
+            if Trait.ADAPTS in self.method.traits:
+                self._update.add(batch, surrogate)  # of all tokens: then none is skipped
+            if self.recorder is not None:
+                inputs = phase.inputs
+                self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self._finish_update()
+        return loss
+
+    def _finish_update(self) -> None:
+        """Adapt the thresholds to the metrics over all ranks, and record the gated shares."""
+        if Trait.ADAPTS in self.method.traits:
+            window, self._update = self._update, diagnostics.Window()
+            if metrics := window.read(self._sum):
+                self.method = self.method.after(metrics)
+        if self.recorder is not None:
+            row = self._shares.read(self.accelerator.gather)
+            if self.accelerator.is_main_process:
+                self.recorder.gates({"step": self.state.global_step + 1, **row})
+
+    # -- the batch ---------------------------------------------------------------------------------
+
+    def _tokens(
+        self, inputs: dict[str, Any], logps: Tensor, old: Tensor, **measured: Tensor
+    ) -> TokenBatch:
+        """Build the `TokenBatch` of one of TRL's input dictionaries."""
+        samples = self.args.per_device_train_batch_size * int(self.args.steps_per_generation or 1)
+        first = self.state.global_step * samples * self.accelerator.num_processes
+        return token_batch(inputs, logps, old, first, **measured)
+
+    def _on_policy(self, inputs: dict[str, Any]) -> bool:
+        """Whether all completions were sampled from the current policy, so that ratios are 1."""
+        generated = inputs.get("generated")
+        return generated is not None and bool((generated == self.state.global_step).all())
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Sum over ranks."""
+        return self.accelerator.reduce(x, reduction="sum")  # type: ignore[return-value]
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    # -- logs and checkpoints ----------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        window, self._windows[self._mode] = self._windows[self._mode], diagnostics.Window()
+        summary = window.read(self._sum)
+        prefix = "trustclip/" if self._mode == "train" else "eval_trustclip/"
+        logs.update({prefix + name: value for name, value in summary.items()})
+        if self._mode == "train" and summary:
+            self._warn_if_inert(summary)
+        super().log(logs, start_time)
+
+    def _warn_if_inert(self, summary: dict[str, float]) -> None:
+        """Warn once when the constraint has done nothing for ``inert_patience`` updates."""
+        step = self.state.global_step
+        if summary["gated"] > 0 or (
+            Trait.CUTS not in self.method.traits and summary["off_policy"] > 0
+        ):
+            self._last_closed = step
+        elif step - self._last_closed >= self.args.inert_patience:
+            self._last_closed = sys.maxsize  # warned once
+            warnings.warn(
+                f"the constraint {self.method.name!r} has been inert for "
+                f"{self.args.inert_patience} updates: its gate closed on no token (mean k3 "
+                f"{summary['k3']:.2e} nats). Its threshold is too wide for this learning rate and "
+                "number of updates per generation.",
+                stacklevel=2,
+            )
+
+    def _progress(self) -> dict[str, Any]:
+        return super()._progress() | {
+            "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
+            "method": self.method.state(),
+            "old_head": self._watch.old_head,
+            "logs": stored_logs(self._logs) if self.log_completions else {},
+        }
+
+    def _restore(self, progress: dict[str, Any]) -> None:
+        super()._restore(progress)
+        for mode, window in progress["windows"].items():
+            self._windows[mode].load_state_dict(window)
+        self.method = self.method.restored(progress["method"])
+        self._watch.old_head = progress["old_head"]
+        restore_logs(self._logs, progress["logs"])

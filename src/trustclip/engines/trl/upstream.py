@@ -1,0 +1,123 @@
+"""Everything this engine uses from TRL: the only module that imports `trl`.
+
+`GRPOTrainer` has few documented hooks, so `ConstrainedGRPOTrainer` overrides and reads members that
+a release may change. They are listed below; ``tests/test_trl_upstream.py`` derives the same lists
+from the source of the engine, so that they stay complete, and checks that the installed release
+still has every entry. The parity tests decide whether their meaning is unchanged.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+# trustclip reports no usage data, and importing TRL on a user's behalf must not either.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from trustclip.constraints.base import Method
+
+__all__ = [
+    "INPUT_KEYS",
+    "MEMBERS",
+    "TRANSFORMERS_MEMBERS",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "SFTConfig",
+    "SFTTrainer",
+    "announced_level",
+]
+
+#: Members that TRL's `GRPOTrainer` defines and this engine overrides, calls, reads or sets.
+MEMBERS = (
+    "_buffered_inputs",
+    "_calculate_rewards",
+    "_compute_loss",
+    "_current_train_step_time",
+    "_entropy_bonus_enabled",
+    "_entropy_window_stats",
+    "_generate_and_score_completions",
+    "_generate_single_turn",
+    "_get_per_token_logps_and_entropies",
+    "_last_world_entropy",
+    "_logs",
+    "_metrics",
+    "_name",
+    "_step",
+    "_tag_names",
+    "_total_train_tokens",
+    "aux_loss_enabled",
+    "beta",
+    "entropy_coef",
+    "eos_token_ids",
+    "epsilon_high",
+    "epsilon_low",
+    "generation_config",
+    "get_train_dataloader",
+    "importance_sampling_level",
+    "log",
+    "log_completions",
+    "max_completion_length",
+    "num_generations",
+    "num_iterations",
+    "reward_func_names",
+    "rollout_func",
+    "temperature",
+    "top_entropy_quantile",
+    "training_step",
+    "use_transformers_continuous_batching",
+    "use_vllm",
+)
+
+#: Keys of the dictionary that `GRPOTrainer._generate_and_score_completions` returns and
+#: `GRPOTrainer._compute_loss` takes.
+INPUT_KEYS = (
+    "advantages",
+    "completion_ids",
+    "completion_mask",
+    "image_sizes",
+    "mm_token_type_ids",
+    "num_images",
+    "old_per_token_logps",
+    "pixel_values",
+    "sampling_per_token_logps",
+    "token_type_ids",
+    "tool_mask",
+)
+
+#: Private members of Transformers' `Trainer` that `trustclip.durable.trainer.Durable` overrides,
+#: reads or sets.
+TRANSFORMERS_MEMBERS = (
+    "_globalstep_last_logged",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+    "_load_scaler",
+    "_save_checkpoint",
+    "_tr_loss",
+)
+
+
+@contextlib.contextmanager
+def announced_level(args: Any, method: Method) -> Iterator[None]:
+    """Show TRL the level of a method while it checks a config, so that its warnings apply.
+
+    The loss of TRL is computed at token level: the method's level is in the gradient it gets.
+
+    Args:
+      args: a `ConstrainedGRPOConfig`.
+      method: the constraint.
+    """
+    twin = method.twins.get("TRL")
+    own = getattr(method, "level", "token")
+    level = own if twin is None else twin.get("importance_sampling_level", "token")
+    kept = args.importance_sampling_level
+    args.importance_sampling_level = "sequence" if level == "sequence" else kept
+    try:
+        yield
+    finally:
+        args.importance_sampling_level = kept

@@ -1,0 +1,242 @@
+"""Checks of a verl configuration before a run starts, for errors verl reports late or never."""
+
+import importlib
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.names import nearest, unknown
+from trustclip.engines.findings import Finding
+from trustclip.engines.verl.limits import LOSS_MODE, LOSS_MODES, TARGET, constraint
+
+#: Oldest and first unknown release of verl that the entry point and the loss's call are known for.
+RELEASES = ((0, 9), (0, 10))
+
+#: verl's own policy losses in those releases.
+BUILT_IN = (
+    *("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean"),
+    *("dro", "cispo", "bypass_mode"),
+)
+
+ACTOR = "actor_rollout_ref.actor"
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+
+#: Settings that only verl's own losses read, with their defaults.
+_UNREAD = {
+    **{f"{ACTOR}.{name}": 0.2 for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high")},
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.tau_pos": 1.0,
+    f"{ACTOR}.tau_neg": 1.05,
+    f"{POLICY_LOSS}.clip_cov_ratio": 0.0002,
+    f"{POLICY_LOSS}.clip_cov_lb": 1.0,
+    f"{POLICY_LOSS}.clip_cov_ub": 5.0,
+    f"{POLICY_LOSS}.kl_cov_ratio": 0.0002,
+    f"{POLICY_LOSS}.ppo_kl_coef": 0.1,
+    f"{POLICY_LOSS}.dro_beta": None,
+}
+
+#: Keys that a `TrustclipLossConfig` takes.
+_OWN_KEYS = ("method", "method_args")
+_KEYS = {
+    "_target_",
+    "loss_mode",
+    "rollout_correction",
+    *_OWN_KEYS,
+    *(key.removeprefix(f"{POLICY_LOSS}.") for key in _UNREAD if key.startswith(POLICY_LOSS)),
+}
+
+
+def _error(text: str) -> Finding:
+    return Finding("error", text)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The verl installation in this environment.
+
+    Args:
+      version: installed release; None where verl is not installed.
+      loss_modes: names in its registry; those of verl 0.9 if it is not installed.
+      plugin: whether verl imports trustclip's plugin automatically.
+    """
+
+    version: str | None
+    loss_modes: Collection[str] = (*BUILT_IN, *LOSS_MODES)
+    plugin: bool = True
+
+
+def installed() -> Installed:
+    """Inspect the verl installation in this environment; imports verl if it is installed."""
+    try:
+        version = metadata.version("verl")
+    except metadata.PackageNotFoundError:
+        return Installed(None)
+    modes = importlib.import_module("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
+    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+    named = {name.strip() for name in policy.split(",")}
+    entry_points = {point.name for point in metadata.entry_points(group="verl.plugins")}
+    allowed = policy == "auto" or LOSS_MODE in named
+    return Installed(version, tuple(modes), LOSS_MODE in entry_points and allowed)
+
+
+def read(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """Value at a dotted path; ``default`` if there is none.
+
+    Example:
+      >>> read({"a": {"b": 1}}, "a.b"), read({}, "a.b", 2)
+      (1, 2)
+    """
+    value: Any = config
+    for name in path.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return default
+        value = value[name]
+    return value
+
+
+def findings(config: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
+    """Errors and notes about a configuration of ``verl.trainer.main_ppo``.
+
+    Args:
+      config: the resolved configuration.
+      verl: what is installed; see `installed`.
+
+    Example:
+      >>> config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "trustclip_art"}}}}
+      >>> for found in findings(config, Installed("0.9.1")):
+      ...     print(found.level, found.text[:61])
+      error unknown loss_mode 'trustclip_art'; did you mean 'trustclip_at
+    """
+    yield from _environment(verl)
+    settings = read(config, POLICY_LOSS, {})
+    mode = read(settings, "loss_mode", "vanilla")
+    if not str(mode).startswith(LOSS_MODE):
+        yield from _foreign(mode, settings, verl)
+        return
+    chosen = None
+    try:
+        chosen = constraint(settings)
+    except ValueError as error:
+        yield _error(str(error))
+    yield from _reached(config, settings, verl)
+    yield from _replaced(config)
+    yield from _unread(config, settings)
+    if chosen is not None:
+        yield from _inert(config, chosen)
+    yield from _scale(config)
+
+
+def _environment(verl: Installed) -> Iterator[Finding]:
+    if verl.version is None:
+        yield Finding("note", "verl is not installed here: its own registry was not checked.")
+        return
+    release = tuple(int(part) for part in verl.version.split(".")[:2])
+    if not RELEASES[0] <= release < RELEASES[1]:
+        yield Finding("note", f"verl {verl.version} is untested; known to work: 0.9.")
+
+
+def _foreign(mode: object, settings: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
+    """Errors for a loss mode that is not trustclip's."""
+    near = nearest(mode, LOSS_MODES)
+    if mode not in verl.loss_modes:
+        yield _error(unknown("loss_mode", mode, {*verl.loss_modes, *LOSS_MODES}))
+    elif set(_OWN_KEYS) & set(settings) or settings.get("_target_") == TARGET:
+        yield _error(
+            f"loss_mode={mode!r} is verl's own and ignores `method`; set it to {LOSS_MODE!r}."
+        )
+    else:
+        hint = f" (the nearest of trustclip's: {near!r})" if near else ""
+        yield _error(f"loss_mode={mode!r} is verl's own: no method of trustclip acts{hint}.")
+
+
+def _reached(
+    config: Mapping[str, Any], settings: Mapping[str, Any], verl: Installed
+) -> Iterator[Finding]:
+    """Errors if verl's processes would not import trustclip or not accept its settings."""
+    targeted = settings.get("_target_") == TARGET
+    library = str(read(config, "actor_rollout_ref.model.external_lib") or "")
+    if not (verl.plugin or targeted or "trustclip.engines.verl" in library):
+        yield _error(
+            "verl's processes will not import trustclip (its entry point `verl.plugins` is not "
+            "installed, or VERL_USE_EXTERNAL_PLUGINS excludes it), and would fail at the first "
+            f"update with an unknown loss mode; set {POLICY_LOSS}._target_={TARGET}."
+        )
+    own = [key for key in _OWN_KEYS if key in settings]
+    if own and not targeted:
+        yield _error(
+            f"verl's own PolicyLossConfig takes no `{own[0]}`; set {POLICY_LOSS}._target_={TARGET}."
+        )
+    for key in settings:
+        if key not in _KEYS:
+            yield _error(unknown(f"key of {POLICY_LOSS}", key, _KEYS))
+
+
+def _replaced(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings about bypass mode, in which some of verl's trainers replace the policy loss."""
+    if not read(config, BYPASS, False):
+        return
+    if not read(config, "trainer.use_v1", True):
+        trainer = "the trainer of trainer.use_v1=False"
+    elif "async_training" in config or "n_gpus_per_node" in read(config, "rollout", {}):
+        trainer = "the experimental asynchronous trainer"
+    else:
+        yield Finding(
+            "note",
+            f"{BYPASS}=True: the ratio is measured against the policy that sampled, not against "
+            "the one the update started from, and verl's rollout_is and rollout_rs do not act.",
+        )
+        return
+    yield _error(
+        f"{BYPASS}=True: {trainer} replaces loss_mode by its own `bypass_mode`, so no method of "
+        "trustclip acts; set it to False."
+    )
+
+
+def _unread(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """Errors for changed settings that only verl's own losses read."""
+    for path, default in _UNREAD.items():
+        value = read(config, path, default)
+        if value != default:
+            instead = "dual_clip" if path.endswith("clip_ratio_c") else "the method"
+            yield _error(
+                f"{path}={value} has no effect: loss_mode={settings['loss_mode']!r} does not read "
+                f"it; set the thresholds of {instead} in {POLICY_LOSS}.method."
+            )
+
+
+def _inert(config: Mapping[str, Any], chosen: Method) -> Iterator[Finding]:
+    """An error for a schedule that trains on every token at ratio 1; else a note."""
+    sizes = [
+        read(config, path)
+        for path in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_epochs")
+    ]
+    if not all(isinstance(size, int) for size in sizes) or read(config, BYPASS, False):
+        return
+    batch, mini, epochs = sizes
+    updates = batch // mini * epochs
+    text = (
+        f"data.train_batch_size / ppo_mini_batch_size x ppo_epochs = {batch} / {mini} x {epochs} = "
+        f"{updates} update{'s' if updates > 1 else ''} per generation"
+    )
+    if updates > 1 or Trait.ACTS_ON_POLICY in chosen.traits:
+        yield Finding("note", f"{text}; {chosen.name!r} can act.")
+    else:
+        yield _error(
+            f"the constraint {chosen.name!r} would be inert: {text}, so every token is trained on "
+            f"at ratio 1, where no constraint acts; set {ACTOR}.ppo_epochs to 2, or "
+            f"ppo_mini_batch_size to {max(batch // 2, 1)} or less."
+        )
+
+
+def _scale(config: Mapping[str, Any]) -> Iterator[Finding]:
+    mode = read(config, f"{ACTOR}.loss_agg_mode")
+    if mode == "seq-mean-token-sum-norm" and read(config, f"{ACTOR}.loss_scale_factor") is None:
+        yield _error(
+            f"{ACTOR}.loss_agg_mode={mode} without loss_scale_factor divides by the longest answer "
+            "of each micro-batch, so the step size changes with the split; set it to "
+            "data.max_response_length."
+        )

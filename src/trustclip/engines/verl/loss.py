@@ -1,0 +1,97 @@
+"""verl: train with any method through its registry of policy losses, with no fork.
+
+Importing this module registers ``trustclip`` (the method that the configuration names) and one
+``trustclip_<name>`` for every method with its defaults. verl imports it by itself, in every
+process, through the entry point ``verl.plugins``; see `trustclip.engines.verl.plugin`. Of verl this
+relies on the registry, `agg_loss` and `PolicyLossConfig`, whose names are public there.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from verl.trainer.ppo.core_algos import (  # pyright: ignore[reportMissingImports]
+    agg_loss,
+    register_policy_loss,
+)
+from verl.workers.config import PolicyLossConfig  # pyright: ignore[reportMissingImports]
+
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.masked import zero_masked
+from trustclip.engines.token_loss import as_floats, means, per_token_loss
+from trustclip.engines.verl.limits import LOSS_MODE, LOSS_MODES, constraint
+
+
+@dataclass
+class TrustclipLossConfig(PolicyLossConfig):
+    """`verl.workers.config.PolicyLossConfig` with a method: what ``policy_loss._target_`` names.
+
+    verl makes it before anything starts, so a mistake is reported within seconds.
+
+    Args:
+      loss_mode: ``"trustclip"``, or ``"trustclip_<name>"``.
+      method: the constraint: a name (see ``trustclip methods``, or ``"package.module:Class"``),
+        or a mapping, for example ``{"name": "atr", "delta": 0.07}``; that of ``loss_mode`` when
+        None, else ``"atr"``.
+      method_args: deprecated: hyper-parameters, where ``method`` is a name.
+
+    Raises:
+      ValueError: another loss mode, under which the method would be ignored; unknown method or
+        hyper-parameter; a method that needs what verl cannot give.
+
+    Example:
+      >>> TrustclipLossConfig(method={"name": "kl2", "delta": 0.05}).constraint()
+      KL2(delta=0.05, side='outward')
+    """
+
+    loss_mode: str = LOSS_MODE
+    method: Any = None
+    method_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        constraint(self)
+
+    def constraint(self) -> Method:
+        """The method set by the fields."""
+        return constraint(self)
+
+
+def policy_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """Policy loss of one micro-batch as verl calls it, by keyword.
+
+    Args:
+      old_log_prob: of the policy the update started from, nats. Shape [batch, time], as all.
+      log_prob: of the current policy, nats; carries the gradient.
+      advantages: advantage of each token.
+      response_mask: where a token counts.
+      loss_agg_mode: how verl aggregates.
+      config: verl's actor configuration; its ``policy_loss`` names the method.
+      rollout_is_weights: verl's weights that correct for the sampler, if it is configured to.
+
+    Returns:
+      (loss, metrics): a scalar that summed over micro-batches and averaged over ranks is the loss
+      of the whole mini-batch; Python floats, which verl averages over micro-batches and ranks:
+      ``trustclip/*``, and what dashboards made for verl show.
+    """
+    mask = response_mask.bool()
+    batch = TokenBatch(log_prob, old_log_prob, advantages, mask)
+    per_token, surrogate = per_token_loss(constraint(config.policy_loss), batch)
+    if rollout_is_weights is not None:
+        per_token = per_token * zero_masked(rollout_is_weights, mask)
+    loss = agg_loss(per_token, mask, loss_agg_mode, **config.global_batch_info)
+    seen = as_floats(means(batch, surrogate))
+    own = {"actor/pg_clipfrac": seen["trustclip/gated"], "actor/ppo_kl": seen["trustclip/k1"]}
+    return loss, {**seen, **own}
+
+
+for _mode in LOSS_MODES:
+    register_policy_loss(_mode)(policy_loss)

@@ -1,0 +1,1 @@
+"""Sampling and grading of problem sets."""

@@ -1,0 +1,1 @@
+"""Backends of evaluation: Transformers or vLLM in this process, or a server."""

@@ -1,0 +1,135 @@
+"""Completions from a server with OpenAI's chat protocol: vLLM, SGLang, llama.cpp, OpenAI."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from trustclip.evaluation.backends.local import Completion, Conversation, Sampling, derived_seed
+from trustclip.runs.secrets import redacted
+from trustclip.runs.text import one_line
+
+#: Pauses before each further attempt, seconds.
+PAUSES = (1.0, 2.0, 4.0, 8.0)
+#: Longest wait for one reply, seconds: 32,768 tokens at ten a second.
+PATIENCE = 3600.0
+
+
+class Served:
+    """A model behind ``POST BASE_URL/chat/completions``.
+
+    The environment's ``OPENAI_API_KEY``, where set, is sent as the bearer token. Overload (status
+    429), server errors (5xx) and lost connections are tried again, any other refusal is not. What
+    a request leaves open the server decides: vLLM's takes ``top_k`` and the like from the model's
+    generation_config.json unless it was started with ``--generation-config vllm``.
+
+    Args:
+      base_url: address up to the version, e.g. ``http://127.0.0.1:8000/v1``.
+      model: name under which the server knows the model.
+      sampling: how tokens are drawn.
+      concurrency: requests under way at once.
+
+    Raises:
+      ValueError: an address that is not http or https.
+
+    Example:
+      >>> Served("localhost:8000/v1", "m", Sampling(1.0, 1.0, 8), concurrency=1)
+      Traceback (most recent call last):
+      ...
+      ValueError: base_url='localhost:8000/v1' must start with http:// or https://.
+
+    References:
+      https://platform.openai.com/docs/api-reference/chat
+    """
+
+    def __init__(self, base_url: str, model: str, sampling: Sampling, concurrency: int) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"base_url={redacted(base_url)!r} must start with http:// or https://."
+            )
+        self._url = base_url.rstrip("/") + "/chat/completions"
+        self._shown = redacted(self._url)  # in errors
+        self._model, self._sampling, self._concurrency = model, sampling, concurrency
+        self._key = os.environ.get("OPENAI_API_KEY")
+
+    def generate(
+        self, prompts: Sequence[Conversation], n: int, seed: int
+    ) -> list[list[Completion]]:
+        """``n`` completions of each prompt, one per request; see `Backend`.
+
+        Raises:
+          ValueError: the server refused, could not be reached, or returned no completion.
+        """
+        jobs = [
+            (prompt, derived_seed(seed, number, index))
+            for number, prompt in enumerate(prompts)
+            for index in range(n)
+        ]
+        with ThreadPoolExecutor(self._concurrency) as threads:
+            flat = list(threads.map(self._complete, *zip(*jobs, strict=True)))
+        return [flat[i : i + n] for i in range(0, len(flat), n)]
+
+    def _complete(self, prompt: Conversation, seed: int) -> Completion:
+        body = self._ask(
+            {
+                "model": self._model,
+                "messages": prompt,
+                "temperature": self._sampling.temperature,
+                "top_p": self._sampling.top_p,
+                "max_tokens": self._sampling.max_tokens,
+                "n": 1,
+                "seed": seed,
+            }
+        )
+        try:
+            reply = json.loads(body)
+            choice = reply["choices"][0]
+            return Completion(
+                choice["message"]["content"] or "",
+                reply["usage"]["completion_tokens"],
+                truncated=choice["finish_reason"] == "length",
+            )
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{self._shown} returned no chat completion: {_start(body)}"
+            ) from error
+
+    def _ask(self, question: dict[str, Any]) -> bytes:
+        request = Request(
+            self._url,
+            data=json.dumps(question).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        if self._key:
+            # Not sent along redirects: the key is for this host only.
+            request.add_unredirected_header("Authorization", f"Bearer {self._key}")
+        for pause in PAUSES:
+            try:
+                return self._send(request)
+            except _Passing:
+                time.sleep(pause)
+        return self._send(request)
+
+    def _send(self, request: Request) -> bytes:
+        try:
+            with urlopen(request, timeout=PATIENCE) as reply:
+                return reply.read()
+        except HTTPError as error:
+            kind = _Passing if error.code == 429 or error.code >= 500 else ValueError
+            raise kind(f"{self._shown} returned {error.code}: {_start(error.read())}") from error
+        except (OSError, HTTPException) as error:
+            raise _Passing(f"{self._shown} cannot be reached: {redacted(str(error))}") from error
+
+
+class _Passing(ValueError):
+    """A failure that may not recur in the next attempt."""
+
+
+def _start(body: bytes) -> str:
+    """The beginning of a reply, safe to print."""
+    return one_line(redacted(body[:300].decode(errors="replace")))

@@ -1,0 +1,208 @@
+"""Evaluation: sample every problem K times and grade the answers."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from trustclip.evaluation.backends.local import Backend, derived_seed
+from trustclip.rewards import Style, Verifier, extract_answer
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.jsonl import Row, scan, write_bytes
+from trustclip.runs.progress import Stage
+from trustclip.runs.samples import shards
+from trustclip.runs.text import interval_text
+from trustclip.tasks.problem import Problem
+from trustclip.tasks.prompts import messages, prompt_style
+
+Tasks = Mapping[str, Sequence[Problem]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an evaluation samples.
+
+    Args:
+      k: samples per problem.
+      style: prompt style.
+      seed: of the sampling.
+      batch_size: completions per batch, at least ``k`` of them.
+    """
+
+    k: int
+    style: str
+    seed: int
+    batch_size: int
+
+
+def sample(
+    backend: Backend, tasks: Tasks, plan: Plan, done: Sequence[Row] = ()
+) -> Iterator[list[Row]]:
+    """Sample and grade every problem, a batch of problems at a time.
+
+    The samples of a batch depend only on the seed and its own problems, so any can be repeated.
+
+    Args:
+      backend: draws the completions.
+      tasks: problems by task.
+      plan: how to sample.
+      done: rows of complete batches, which are skipped; see `recover`.
+
+    Yields:
+      Rows of ``samples.jsonl``: task, id, gold, k, response, extracted, tokens, truncated, correct,
+      judged (how the verifier decided).
+    """
+    extraction = prompt_style(plan.style).extraction
+    finished = {(row["task"], row["id"]) for row in done}
+    with Verifier() as verifier:
+        for task, batch in _batches(tasks, plan):
+            if (task, batch[0].id) in finished:
+                continue
+            prompts = [messages(p.problem, plan.style) for p in batch]
+            seed = derived_seed(plan.seed, task, plan.style, *(p.id for p in batch))
+            rows = [
+                {
+                    "task": task,
+                    "id": problem.id,
+                    "gold": problem.answer,
+                    "k": index,
+                    "response": completion.text,
+                    "extracted": extract_answer(completion.text, extraction),
+                    "tokens": completion.tokens,
+                    "truncated": completion.truncated,
+                }
+                for problem, group in zip(
+                    batch, backend.generate(prompts, plan.k, seed), strict=True
+                )
+                for index, completion in enumerate(group)
+            ]
+            _judge(rows, verifier, extraction)
+            yield rows
+
+
+def _batches(tasks: Tasks, plan: Plan) -> Iterator[tuple[str, Sequence[Problem]]]:
+    step = max(1, plan.batch_size // plan.k)
+    for task, problems in tasks.items():
+        for start in range(0, len(problems), step):
+            yield task, problems[start : start + step]
+
+
+def _judge(rows: Sequence[Row], verifier: Verifier, extraction: Style) -> None:
+    """Set ``correct`` and ``judged``, one distinct answer per call.
+
+    The verifier only counts how it decided; with one answer per call the count belongs to it.
+    """
+    verdicts: dict[tuple[str, str | None], tuple[int, str]] = {}
+    for row in rows:
+        answer = row["gold"], row["extracted"]
+        if answer not in verdicts:
+            before = verifier.counts.copy()
+            (score,) = verifier.score([row["gold"]], [row["response"]], extraction)
+            (judged,) = verifier.counts - before
+            verdicts[answer] = int(score), judged
+        row["correct"], row["judged"] = verdicts[answer]
+
+
+def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
+    """Rows of the complete batches in the ``samples.jsonl`` of an interrupted evaluation.
+
+    Everything else, such as a torn line or an incomplete batch, is removed from the file and its
+    further shards, so that new samples can be appended.
+
+    Args:
+      path: the file, which may be missing.
+      tasks: problems by task.
+      plan: how they are sampled.
+
+    Raises:
+      ValueError: a whole line is not a JSON object.
+    """
+    files = shards(path.parent)
+    found: dict[tuple[Any, ...], dict[bytes, Row]] = defaultdict(dict)
+    for file in files:
+        for line in scan(file):
+            if line.row is not None and not line.torn:
+                problem = tuple(line.row.get(key) for key in ("task", "id", "gold"))
+                found[problem][line.content] = line.row
+            elif not line.torn:
+                raise ValueError(f"{file}:{line.number} is not a JSON object.")
+    kept: dict[bytes, Row] = {}
+    for task, batch in _batches(tasks, plan):
+        groups = [found[task, problem.id, problem.answer] for problem in batch]
+        if all(len(group) == plan.k for group in groups):
+            for group in groups:
+                kept |= group
+    whole = b"".join(kept)
+    if whole != b"".join(file.read_bytes() for file in files):
+        write_bytes(path, whole)
+        for file in files:
+            if file != path:
+                file.unlink()
+    return list(kept.values())
+
+
+def evaluate(
+    run: RunDirectory,
+    console: Console | None,
+    backend: Backend,
+    tasks: Tasks,
+    plan: Plan,
+    step: int | None = None,
+    done: Sequence[Row] = (),
+) -> list[Row]:
+    """Sample, grade and record; new rows also go to the run's samples.
+
+    Args:
+      run: the run directory.
+      console: for the progress; None for none.
+      backend: draws the completions.
+      tasks: problems by task.
+      plan: how to sample.
+      step: updates of the model so far, a column of the rows during training.
+      done: rows to skip; see `recover`.
+    """
+    left = sum(len(problems) for problems in tasks.values()) - len(done) // plan.k
+    tags = {"stage": "eval"} if step is None else {"stage": "eval", "step": step}
+    rows = list(done)
+    with nullcontext() if console is None else Stage(console, "eval", left) as bar:
+        for batch in sample(backend, tasks, plan, done):
+            if run.leads:
+                run.sample({**tags, **row} for row in batch)
+            rows += batch
+            if bar is not None:
+                bar.step(
+                    {
+                        "correct": sum(row["correct"] for row in rows) / len(rows),
+                        "completions/mean_length": sum(row["tokens"] for row in rows) / len(rows),
+                    },
+                    len(batch) // plan.k,
+                )
+    return rows
+
+
+def scores_table(result: Mapping[str, Any], title: str = "") -> Table:
+    """Table of `scores` for the terminal, in percent, with the share of truncated completions.
+
+    Args:
+      result: of `scores`; ``average`` may be missing.
+      title: above the table.
+    """
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    rows = dict(result["tasks"])
+    if len(rows) > 1 and "average" in result:
+        rows["average"] = result["average"]
+    names = [name for name in next(iter(rows.values())) if "@" in name]
+    headers = [name.replace("mean", "Mean").replace("pass", "Pass") + " %" for name in names]
+    for header in ("task", "n", *headers, "truncated", "no answer", "length"):
+        justify = "left" if header == "task" else "right"
+        table.add_column(header, justify=justify, no_wrap=header != "task")
+    for task, row in rows.items():
+        cells = [interval_text(row[name]) for name in names]
+        ends = f"{row['truncated']:.1%}", f"{row['no_answer']:.1%}", f"{row['length']:.0f}"
+        table.add_row(task, str(row["problems"]), *cells, *ends)
+    return table

@@ -1,0 +1,22 @@
+"""Choice of a softmax step's implementation: plain PyTorch, or its Triton kernel."""
+
+import importlib.util
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+
+@cache
+def _kernels() -> Any:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from trustclip.head import kernels
+
+    return kernels
+
+
+def kernel_for(function: Any, tensor: Tensor) -> Any:
+    """The Triton kernel of a function if it can run on the device of ``tensor``."""
+    kernels = _kernels() if tensor.is_cuda else None
+    return getattr(kernels, function.__name__) if kernels else function

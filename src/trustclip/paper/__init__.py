@@ -1,0 +1,1 @@
+"""The paper's tables: as printed, and audited."""

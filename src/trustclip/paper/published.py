@@ -1,0 +1,96 @@
+"""The paper's printed numbers, for comparison with runs of its models and benchmarks."""
+
+from functools import cache
+from typing import Any
+
+from trustclip.constraints.base import Method
+from trustclip.constraints.registry import as_method
+from trustclip.paper.cells import Row, printed
+
+#: Benchmarks of the paper, by the name of their task, and the heading it gives them.
+TASKS = {"amc23": "AMC2023", "aime24": "AIME2024", "aime25": "AIME2025"}
+
+#: Methods of Table 2 with the hyper-parameters of their sources, and their rows.
+SINGLE = {
+    "clip": "Clip",
+    "clip_higher": "Clip-Higher",
+    "dual_clip": "Dual Clip",
+    "dynamic_clip": "Dynamic Clipping",
+    "clip_cov": "Clip-Cov",
+    "soft_gate": "Soft Gate",
+    "atr": "ATR-based Clipping",
+}
+
+#: Rows of Table 3, and the method of each.
+REPEATED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Clip (ε = 0.2)", {"name": "clip", "epsilon": 0.2}),
+    ("Clip (ε = 0.329)", {"name": "clip", "epsilon": 0.329}),
+    ("Clip (ε = 0.422)", {"name": "clip", "epsilon": 0.422}),
+    ("Clip-Higher (ε_l = 0.2, ε_u = 0.28)", {"name": "clip_higher", "low": 0.2, "high": 0.28}),
+    ("Clip-Higher (ε_l = 0.329, ε_u = 0.5)", {"name": "clip_higher", "low": 0.329, "high": 0.5}),
+    ("Clip-Higher (ε_l = 0.329, ε_u = 0.6)", {"name": "clip_higher", "low": 0.329, "high": 0.6}),
+    ("KL1 (δ = 0.07)", {"name": "kl1", "delta": 0.07}),
+    ("KL2 (δ = 0.07)", {"name": "kl2", "delta": 0.07}),
+    ("Full KL-Guided Clipping (δ = 0.07)", {"name": "full_kl", "delta": 0.07}),
+    ("IS-weighted KL3 (δ = 0.07)", {"name": "is_kl3", "delta": 0.07}),
+    ("KL3 (δ = 0.07, ratio in [0.671, 1.422])", {"name": "atr", "delta": 0.07}),
+)
+
+#: Model of Table 3.
+REPEATED_MODEL = "Qwen3-1.7B"
+
+
+@cache
+def rows(table: str) -> tuple[Row, ...]:
+    """Rows of ``"table2"`` or ``"table3"`` as printed, percent."""
+    return tuple(printed(f"paper_{table}.csv"))
+
+
+def models() -> list[str]:
+    """Models of Table 2."""
+    return list(dict.fromkeys(row["model"] for row in rows("table2")))
+
+
+def model_of(name: str) -> str | None:
+    """The paper's model that matches a model's name, if any.
+
+    Example:
+      >>> model_of("Qwen/Qwen3-1.7B-Base"), model_of("tiny")
+      ('Qwen3-1.7B', None)
+    """
+    return next((model for model in models() if model.lower() in name.lower()), None)
+
+
+def single_run(model: str, method: Method | None) -> Row | None:
+    """The row of Table 2 with this model and this method at its source's hyper-parameters."""
+    if method is None or method.name not in SINGLE or method != type(method)():
+        return None
+    return _row("table2", SINGLE[method.name], model_of(model))
+
+
+def base(model: str) -> Row | None:
+    """The row of Table 2 of a model before training."""
+    return _row("table2", "Base Model", model_of(model))
+
+
+def repeated_runs(model: str, method: Method | None) -> Row | None:
+    """The row of Table 3 with this model, method and hyper-parameters."""
+    if method is None or model_of(model) != REPEATED_MODEL:
+        return None
+    ours = method.to_dict()
+    for title, spec in REPEATED:
+        theirs = as_method(spec).to_dict()
+        # The paper prints three digits of a bound.
+        if ours.keys() == theirs.keys() and all(_alike(ours[k], theirs[k]) for k in ours):
+            return _row("table3", title, None)
+    return None
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return abs(a - b) < 5e-4 if isinstance(a, float) and isinstance(b, float) else a == b
+
+
+def _row(table: str, method: str, model: str | None) -> Row | None:
+    return next(
+        (row for row in rows(table) if row["method"] == method and row.get("model") == model), None
+    )

@@ -1,0 +1,57 @@
+"""Training settings converted to the configuration of the TRL engine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trustclip.recipes.settings import RLStage
+
+if TYPE_CHECKING:
+    from trustclip.engines.trl import ConstrainedGRPOConfig
+
+#: Settings that are passed to the engine under the same name.
+SAME = (
+    *("allow_inert", "beta", "gradient_accumulation_steps", "gradient_checkpointing"),
+    *("learning_rate", "logging_steps", "loss_type", "lr_scheduler_type"),
+    *("mask_truncated_completions", "max_completion_length", "max_steps", "method"),
+    *("num_generations", "num_iterations", "per_device_train_batch_size", "save_total_limit"),
+    *("scale_rewards", "steps_per_generation", "temperature", "top_p", "use_vllm"),
+    *("warmup_steps", "weight_decay"),
+)
+
+
+def grpo_config(
+    settings: RLStage, output_dir: Path, seed: int = 0, shaping: int = 0
+) -> "ConstrainedGRPOConfig":
+    """Build the engine's configuration.
+
+    Args:
+      settings: of the training.
+      output_dir: where checkpoints go.
+      seed: random seed.
+      shaping: number of reward functions in addition to the binary one.
+
+    Raises:
+      ValueError: settings that TRL, Transformers or the engine refuses.
+    """
+    import torch
+
+    from trustclip.engines.trl import ConstrainedGRPOConfig
+
+    cuda = torch.cuda.is_available()
+    arguments: dict[str, Any] = dict(
+        output_dir=str(output_dir),
+        seed=seed,
+        top_k=0,  # off: samples must follow the policy whose ratio is constrained
+        # The notebook's rewards replace the binary one, which is still computed and recorded.
+        reward_weights=[float(settings.reward == "correct")] + [1.0] * shaping,
+        save_strategy="steps" if settings.save_steps else "no",
+        save_steps=settings.save_steps or 500,
+        report_to="none",
+        disable_tqdm=True,
+        # Dropout makes two passes of one policy differ, and so the ratio before any update.
+        disable_dropout=True,
+        bf16=cuda,
+        use_cpu=not cuda,
+        **{name: getattr(settings, name) for name in SAME},
+    )
+    return ConstrainedGRPOConfig(**arguments | settings.trl)

@@ -1,0 +1,251 @@
+"""A dry run of a recipe: its plan in numbers, a memory estimate, and its longest batch once."""
+
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from trustclip.constraints.base import Trait
+from trustclip.recipes.checks import packages, schedule_of
+from trustclip.recipes.preflight.longest import Longest, longest, model_shape, run_longest
+from trustclip.recipes.preflight.memory import PHASES, Memory, estimate
+from trustclip.recipes.settings import Recipe, RLSettings, RLStage
+from trustclip.runs.text import readable
+from trustclip.tasks.problem import Problem
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe will do, by arithmetic alone. Counts are over all processes.
+
+    Args:
+      updates: of the optimizer.
+      generations: of samples.
+      updates_per_generation: updates that each generation serves.
+      prompts: per generation.
+      completions: per generation.
+      all_completions: of the training, without evaluations.
+      update_sequences: sequences that one update learns from.
+      update_prompts: problems that one update learns from, if groups stay together.
+      passes: over the training problems; None where their number is not known.
+      acts: whether the constraint can act.
+      why: the reason, as text.
+      evaluations: number of evaluations.
+      evaluated: completions sampled by all of them; None where the tasks' size is not known.
+      checkpoints: number written in total.
+      kept: number kept at the end.
+    """
+
+    updates: int
+    generations: int
+    updates_per_generation: float
+    prompts: int
+    completions: int
+    all_completions: int
+    update_sequences: int
+    update_prompts: float
+    passes: float | None
+    acts: bool
+    why: str
+    evaluations: int
+    evaluated: int | None
+    checkpoints: int
+    kept: int
+
+
+def plan(
+    recipe: Recipe, problems: int | None = None, tests: int | None = None, processes: int = 1
+) -> Plan:
+    """Compute the numbers of a recipe, without a model.
+
+    Args:
+      recipe: what to run.
+      problems: number of training problems, without those that are too long.
+      tests: number of test problems over all tasks.
+      processes: number that train together.
+
+    Example:
+      >>> rl = RLStage(dataset="arithmetic", max_steps=96, per_device_train_batch_size=16,
+      ...     gradient_accumulation_steps=1, steps_per_generation=4, num_iterations=1)
+      >>> made = plan(Recipe(name="tiny", model="tiny", output_dir=Path("runs/tiny"), rl=rl), 1024)
+      >>> made.generations, made.prompts, made.completions, made.passes, made.acts
+      (24, 8, 64, 0.1875, True)
+    """
+    rl = recipe.rl
+    schedule = schedule_of(rl)
+    micro_batches = rl.max_steps * rl.gradient_accumulation_steps
+    generations = math.ceil(
+        micro_batches / (schedule.steps_per_generation * schedule.num_iterations)
+    )
+    batch = rl.per_device_train_batch_size * processes
+    completions = batch * schedule.steps_per_generation
+    prompts = completions // rl.num_generations
+    sequences = batch * rl.gradient_accumulation_steps
+    evaluated_at = _evaluated_at(recipe)
+    saved_at = _multiples(rl.save_steps, rl.max_steps) | (evaluated_at - {0})
+    saved_at |= {rl.max_steps} if rl.save_steps else set()
+    acts, why = _acts(rl)
+    answers = None if tests is None or recipe.eval is None else recipe.eval.k * tests
+    return Plan(
+        updates=rl.max_steps,
+        generations=generations,
+        updates_per_generation=schedule.updates_per_generation,
+        prompts=prompts,
+        completions=completions,
+        all_completions=generations * completions,
+        update_sequences=sequences,
+        update_prompts=sequences / rl.num_generations,
+        passes=generations * prompts / problems if problems else None,
+        acts=acts,
+        why=why,
+        evaluations=len(evaluated_at),
+        evaluated=None if answers is None else answers * len(evaluated_at),
+        checkpoints=len(saved_at),
+        kept=min(len(saved_at), rl.save_total_limit or len(saved_at)),
+    )
+
+
+def _acts(rl: RLStage) -> tuple[bool, str]:
+    schedule = schedule_of(rl)
+    if Trait.ACTS_ON_POLICY in rl.method.traits:
+        return True, "it acts at any ratio, also on fresh samples"
+    if schedule.inert:
+        return False, schedule.explain_inert(rl.method.name)
+    updates = schedule.updates_per_generation
+    if updates == int(updates):
+        return True, f"in {updates - 1:.0f} of the {updates:.0f} updates on each generation"
+    return True, f"{updates:g} updates on each generation, not all of them on fresh samples"
+
+
+def _multiples(every: int, last: int) -> set[int]:
+    return set(range(every, last + 1, every)) if every else set()
+
+
+def _evaluated_at(recipe: Recipe) -> set[int]:
+    if recipe.eval is None:
+        return set()
+    return {0, recipe.rl.max_steps} | _multiples(recipe.eval.every, recipe.rl.max_steps)
+
+
+def dry_run(recipe: Recipe, console: Console) -> int:
+    """Run `trustclip run FILE --dry-run`: plan, estimate, and the longest batch once.
+
+    Data and model are loaded as the run would load them; nothing is written.
+
+    Returns:
+      0, or 1 when the longest batch does not fit in the device's memory.
+
+    Raises:
+      ValueError: data or a model that cannot be used.
+    """
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    settings = RLSettings(
+        model=recipe.model, output_dir=recipe.output_dir, seed=recipe.seed, **vars(recipe.rl)
+    )
+    try:
+        problems, tests = _problems(recipe, settings, console)
+        config, tokenizer = model_shape(settings)
+    except ValueError:
+        console.print(_plan_table(recipe, plan(recipe, processes=processes), None))
+        raise
+    hardest = longest(problems, tokenizer, settings)
+    memory = _estimate(config, settings, hardest, device, console)
+    made = plan(recipe, len(problems), tests, processes)
+    console.print(_plan_table(recipe, made, memory))
+    for text in packages(recipe.rl):
+        console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
+    if memory is not None:
+        console.print(_memory_table(memory, device))
+    return run_longest(settings, console, hardest, memory)
+
+
+def _problems(
+    recipe: Recipe, settings: RLSettings, console: Console
+) -> tuple[Sequence[Problem], int | None]:
+    """Training problems, and the number of test problems."""
+    from trustclip.recipes.problems import overlap_text, recipe_problems
+    from trustclip.recipes.rl import short_enough
+    from trustclip.runs.directory import RunDirectory
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDirectory(Path(folder), "run", recipe)
+        data = recipe_problems(recipe, run)
+    for line in overlap_text(data.overlap):
+        console.print(line, highlight=False, markup=False)
+    problems: Sequence[Problem] = data.training
+    tests = None if recipe.eval is None else sum(map(len, data.tests.values()))
+    if settings.max_prompt_length is not None:
+        problems = short_enough(problems, model_shape(settings)[1], settings)
+    return problems, tests
+
+
+def _estimate(
+    config: Any, settings: RLSettings, hardest: Longest, device: str, console: Console
+) -> Memory | None:
+    try:
+        return estimate(config, settings, hardest.tokens, device)
+    except ValueError as error:
+        console.print(str(error), highlight=False, markup=False)
+        return None
+
+
+def _plan_table(recipe: Recipe, made: Plan, memory: Memory | None) -> Table:
+    size = "" if memory is None else f", {readable(_checkpoint(memory))} each"
+    tuning = "none" if recipe.sft is None else _tuning(recipe.sft)
+    passes = "" if made.passes is None else f": {made.passes:.3g} passes over the problems"
+    answers = "" if made.evaluated is None else f", {made.evaluated:,} completions in total"
+    rows = {
+        "model": recipe.model,
+        "fine-tuning": tuning,
+        "constraint": str(recipe.rl.method),
+        "can it act?": ("yes: " if made.acts else "NO: ") + made.why,
+        "updates": f"{made.updates:,}, {made.updates_per_generation:g} per generation",
+        "an update": f"{made.update_sequences:,} completions of {made.update_prompts:g} problems",
+        "a generation": f"{made.completions:,} completions of {made.prompts:,} problems",
+        "total": f"{made.generations:,} generations, {made.all_completions:,} completions{passes}",
+        "evaluations": f"{made.evaluations}{answers}",
+        "checkpoints": f"{made.checkpoints} written, {made.kept} kept{size}",
+    }
+    table = Table(box=None, pad_edge=False, show_header=False, title=escape(recipe.name))
+    table.title_justify = "left"
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    return table
+
+
+def _tuning(sft: Any) -> str:
+    length = f"{sft.max_steps} updates" if sft.max_steps > 0 else f"{sft.num_train_epochs:g} epochs"
+    return f"{length} on {sft.dataset}"
+
+
+def _checkpoint(memory: Memory) -> int:
+    """Bytes of a checkpoint: trained weights, their two moments, and samples in use."""
+    sizes = {part.name: part.size for part in memory.parts}
+    stored = ("gradients", "optimizer", "rollout buffer", "old hidden states", "old output head")
+    return sum(sizes.get(name, 0) for name in stored)
+
+
+def _memory_table(memory: Memory, device: str) -> Table:
+    table = Table(box=None, pad_edge=False, title=f"memory on one {device} device, estimated")
+    table.title_justify = "left"
+    table.add_column("part")
+    for phase in PHASES:
+        table.add_column(phase, justify="right")
+    for part in memory.parts:
+        shown = (readable(part.size) if phase in part.phases else "" for phase in PHASES)
+        table.add_row(part.name, *shown)
+    sums = (readable(memory.of(phase)) for phase in PHASES)
+    table.add_row("total", *sums, style="bold")
+    return table

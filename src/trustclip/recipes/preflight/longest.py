@@ -1,0 +1,224 @@
+"""The longest batch that a training can encounter, found in its data and run once."""
+
+import gc
+import resource
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trustclip.recipes.checks import schedule_of
+from trustclip.recipes.preflight.memory import Memory
+from trustclip.recipes.settings import TINY, RLSettings, RLStage
+from trustclip.runs.text import readable
+from trustclip.tasks.problem import Problem
+from trustclip.tasks.prompts import messages
+
+#: On a CPU the longest batch is run only if it is expected to take less, in seconds.
+PATIENCE = 120.0
+#: Assumed for one CPU core: floating-point operations per second, bytes of weights per second, and
+#: seconds per layer and sampled token. Orders of magnitude from measurements, good enough to
+#: distinguish minutes from hours.
+CORE_FLOPS, CORE_BYTES, PER_LAYER = 2e10, 1e10, 1e-3
+
+
+@dataclass(frozen=True)
+class Longest:
+    """Problems with the longest prompts of a data set, and the tokens of the longest one."""
+
+    problems: tuple[Problem, ...]
+    tokens: int
+
+
+def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> Longest:
+    """Find the problems with the longest prompts, as many as one generation takes."""
+    samples = settings.per_device_train_batch_size * schedule_of(settings).steps_per_generation
+    count = max(1, samples // settings.num_generations)
+
+    def tokens(problem: Problem) -> int:
+        rendered = tokenizer.apply_chat_template(
+            messages(problem.problem, settings.prompt_style),
+            add_generation_prompt=True,
+            return_dict=True,
+        )
+        return len(rendered["input_ids"])
+
+    # Only what is long in characters can be long in tokens; tokenising everything takes minutes.
+    some = sorted(problems, key=lambda problem: -len(problem.problem))[: 4 * count + 64]
+    ranked = sorted(((tokens(problem), n) for n, problem in enumerate(some)), reverse=True)
+    return Longest(tuple(some[n] for _, n in ranked[:count]), ranked[0][0])
+
+
+def model_shape(settings: RLSettings) -> tuple[Any, Any]:
+    """Configuration and tokenizer of the model, without its weights."""
+    if settings.model == TINY:
+        from trustclip.recipes.tiny import tiny_model
+
+        model, tokenizer = tiny_model()
+        return model.config, tokenizer
+    from transformers import AutoConfig, AutoTokenizer
+
+    from trustclip.recipes.models import check_tokenizer
+    from trustclip.tasks.prompts import set_chat_template
+
+    try:
+        config = AutoConfig.from_pretrained(settings.model)
+        tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot read the model {settings.model!r}: {error!r}") from error
+    check_tokenizer(tokenizer, config, settings.model)
+    set_chat_template(tokenizer, settings.prompt_style)
+    return config, tokenizer
+
+
+def run_longest(
+    settings: RLSettings, console: Console, hardest: Longest, memory: Memory | None = None
+) -> int:
+    """Generate and train once on the longest possible batch, and report its peak memory.
+
+    The longest prompts, every completion forced to its limit, two updates: the optimizer's moments
+    exist from the second one on. With vLLM the completions are synthetic, and its own memory is
+    not measured.
+
+    Args:
+      settings: of the training.
+      console: gets the result.
+      hardest: see `longest`.
+      memory: the estimate to compare with.
+
+    Returns:
+      0, or 1 when memory ran out.
+    """
+    import torch
+
+    if not torch.cuda.is_available() and (reason := _too_much(settings, memory, hardest)):
+        console.print(f"longest batch: not run. {reason}", highlight=False, markup=False)
+        return 0
+    started = time.monotonic()
+    try:
+        used = _measured(lambda: _train_once(settings, hardest))
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        reason = str(error).partition("\n")[0]
+        console.print(f"longest batch: OUT OF MEMORY. {reason}", highlight=False, markup=False)
+        return 1
+    line = f"longest batch: {readable(used)} at the peak"
+    if memory is not None:
+        line += f", estimated {readable(memory.peak)} ({used / memory.peak - 1:+.0%})"
+    taken = time.monotonic() - started
+    console.print(f"{line}, two updates in {taken:.0f} s.", highlight=False, markup=False)
+    if not torch.cuda.is_available():
+        console.print(
+            "On a CPU the peak is that of the whole process; libraries dominate small models."
+        )
+    return 0
+
+
+def _too_much(settings: RLSettings, memory: Memory | None, hardest: Longest) -> str | None:
+    """Reason not to run the longest batch on this CPU; None to run it."""
+    import psutil
+    import torch
+
+    if memory is None:
+        return "Without an estimate it might exhaust this machine's memory or take hours."
+    free = psutil.virtual_memory().available
+    if memory.peak > free:
+        return f"It needs about {readable(memory.peak)}, and {readable(free)} are free."
+    weights = next(part.size for part in memory.parts if part.name == "weights")
+    schedule = schedule_of(settings)
+    length = hardest.tokens + settings.max_completion_length
+    samples = settings.per_device_train_batch_size * schedule.steps_per_generation
+    update = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
+    # Two operations per weight and token forward, four backward; four bytes per weight.
+    tokens = (4 * samples + 2 * 6 * update) * length
+    cores = torch.get_num_threads()
+    seconds = weights / 4 * tokens / (CORE_FLOPS * cores)
+    layers = 0 if settings.use_vllm else settings.max_completion_length
+    seconds += layers * (weights / CORE_BYTES + PER_LAYER * _layers(settings))
+    if seconds <= PATIENCE:
+        return None
+    return f"On this CPU it would take about {seconds / 60:.0f} minutes; run it on a GPU."
+
+
+def _layers(settings: RLSettings) -> int:
+    return model_shape(settings)[0].get_text_config().num_hidden_layers
+
+
+def _train_once(settings: RLSettings, hardest: Longest) -> None:
+    from datasets import Dataset
+
+    from trustclip.engines.trl import ConstrainedGRPOTrainer
+    from trustclip.recipes.grpo import grpo_config
+    from trustclip.recipes.models import load_model, lora_config
+    from trustclip.recipes.watch.callbacks import silence
+
+    model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
+    forced = {"min_new_tokens": settings.max_completion_length}
+    passed = {name: value for name, value in settings.trl.items() if "vllm" not in name}
+    passed["generation_kwargs"] = {**(passed.get("generation_kwargs") or {}), **forced}
+    once = replace(
+        settings,
+        max_steps=2,
+        save_steps=0,
+        logging_steps=1000,
+        use_vllm=False,
+        reward="correct",
+        mask_truncated_completions=False,
+        trl=passed,
+    )
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rollout_func")
+        trainer = ConstrainedGRPOTrainer(
+            model=model,
+            # Both rewards occur in every group, so that no group is skipped for zero advantage.
+            reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+            args=grpo_config(once, Path(folder), settings.seed),
+            train_dataset=Dataset.from_list(
+                [{"prompt": messages(p.problem, settings.prompt_style)} for p in hardest.problems]
+            ),
+            processing_class=tokenizer,
+            peft_config=lora_config(settings.lora_r, settings.lora_alpha),
+            rollout_func=_made_up if settings.use_vllm else None,
+        )
+        silence(trainer)
+        trainer.train()
+
+
+def _made_up(prompts: Sequence[Any], trainer: Any) -> Mapping[str, Any]:
+    """Completions of full length, in place of vLLM's."""
+    tokenizer, length = trainer.processing_class, trainer.max_completion_length
+    rendered = [
+        tokenizer.apply_chat_template(p, add_generation_prompt=True, return_dict=True)["input_ids"]
+        for p in prompts
+    ]
+    token = next(n for n in range(len(tokenizer)) if n not in tokenizer.all_special_ids)
+    return {
+        "prompt_ids": rendered,
+        "completion_ids": [[token] * length for _ in prompts],
+        "logprobs": None,
+    }
+
+
+def _measured(action: Callable[[], None]) -> int:
+    """Peak bytes of an action, by CUDA's allocator or else by this process's memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        action()
+        return torch.cuda.max_memory_reserved()
+    import psutil
+
+    # Imported first, so that the libraries' memory does not count.
+    import trustclip.engines.trl  # noqa: F401
+
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    action()
+    kibibyte = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kibibyte - before

@@ -1,0 +1,1 @@
+"""Callbacks that observe a training run: records, guards, sinks."""

@@ -1,0 +1,85 @@
+"""Callbacks of a Hugging Face trainer: records, evaluations during training, silence."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+
+from trustclip.recipes.watch.sinks import Sink
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.progress import Stage
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and everything is saved."""
+
+
+class Recorder(TrainerCallback):
+    """Writes every log line of a trainer to ``metrics.jsonl`` and shows it.
+
+    Args:
+      run: the run directory that holds the file.
+      stage: the progress display.
+      name: value of the column ``stage``.
+      sink: gets the lines too, if given.
+    """
+
+    def __init__(self, run: RunDirectory, stage: Stage, name: str, sink: Sink | None = None):
+        self._run, self._stage, self._name, self._sink = run, stage, name, sink
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._shown = state.global_step
+        self._stage.resume(state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if not state.is_world_process_zero or "train_runtime" in (logs or {}):
+            return
+        row = {"stage": self._name, "step": state.global_step, **(logs or {})}
+        self._run.log(row)
+        if self._sink is not None:
+            self._sink.log(row)
+        self._stage.step(row, state.global_step - self._shown)
+        self._shown = state.global_step
+
+
+class Checkups(TrainerCallback):
+    """Evaluations before, during and after training.
+
+    Each comes after a checkpoint of its step, so that an interruption costs no update.
+
+    Args:
+      every: updates between evaluations; 0 for only the first and the last.
+      evaluate: evaluates the policy of a trainer.
+    """
+
+    def __init__(self, every: int, evaluate: Callable[[Any], None]) -> None:
+        self._every, self._evaluate = every, evaluate
+        self.trainer: Any = None
+
+    def _due(self, state: Any) -> bool:
+        step = state.global_step
+        return step in (0, state.max_steps) or (self._every > 0 and step % self._every == 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._due(state):
+            control.should_save = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # At the begin of a step, the checkpoint of the previous one has been written, or loaded.
+        if self._due(state):
+            self._evaluate(self.trainer)
+
+
+def silence(trainer: Trainer) -> None:
+    """Turn off the trainer's own printing: `Recorder` replaces it."""
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+
+
+def silence_libraries() -> None:
+    """Turn off the libraries' progress bars: they break up the live progress line."""
+    from datasets import disable_progress_bars
+    from transformers.utils import logging
+
+    disable_progress_bars()
+    logging.disable_progress_bar()

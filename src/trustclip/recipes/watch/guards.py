@@ -1,0 +1,311 @@
+"""Guards: silent failures are reported once, and survived where that is possible.
+
+An update with a gradient that is not finite is skipped. The other guards only report: each watches
+the logged rows for one kind of failure, with a threshold that no healthy run came near (the tests
+measure the margins), and states numbers and remedies.
+"""
+
+import contextlib
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import reduce
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from trustclip.durable.store import TrainingError
+
+Notice = Callable[[int, str, str], None]
+Row = Mapping[str, Any]
+
+#: Updates over which the share of skipped ones is computed; a shorter run counts as `SHORTEST`.
+SKIP_WINDOW, SHORTEST = 50, 20
+#: Share of skipped updates above which a run ends: the cause is not a rare bad batch.
+MAX_SKIPPED = 0.1
+
+#: The initial entropy of a run is the median over this many first rows.
+FIRST_ROWS = 5
+#: Entropy below this share of the first is a collapse, unless the answers became right.
+COLLAPSED, SOLVED = 0.05, 0.9
+#: A spike is this many times the largest of the rows before it, of which there must be enough.
+SPIKE, SPIKE_WINDOW, SPIKE_AFTER = 10.0, 50, 20
+#: Share of truncated completions that leaves nothing to learn from.
+TRUNCATED = 0.95
+#: Share of gated tokens, in updates that gate any, at which the constraint stops learning.
+CLOSED = 0.5
+
+
+class TooManySkips(TrainingError):
+    """Too large a share of the updates had to be skipped."""
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """One kind of failure: ``look`` returns its description, "" if all is well, None if unknown.
+
+    None is for rows without the metrics that it needs. The failure is reported after ``patience``
+    consecutive rows show it; rows with None are not counted.
+    """
+
+    look: "Callable[[Guards, Row], str | None]"
+    patience: int
+
+
+class Guards(TrainerCallback, ExportableState):
+    r"""Guards of a training run, as a callback of a Hugging Face trainer.
+
+    **An update whose gradient is not finite is skipped**: parameters, moments and step counts of
+    the optimizer stay as they were, on every rank alike, also when one rank alone is affected or
+    one micro-batch of several. The learning-rate schedule advances: it depends on the number of
+    the update. (float16's scaler skips by itself; DeepSpeed steps elsewhere and is not watched.)
+
+    **These are reported**, each once in a run and its resumptions: ``nonfinite_gradient``,
+    ``entropy_collapse``, ``constant_reward``, ``inert_constraint``, ``gradient_spike``,
+    ``loss_spike``, ``truncated``, ``gate_closed``.
+
+    Args:
+      notice: called on the main process with the update, the name and the text of each notice.
+
+    Raises:
+      TrainingError: while training, when the weights themselves are not finite.
+      TooManySkips: while training, when more than 10 % of the last 50 updates were skipped (in a
+        run that is shorter still, of 20).
+
+    Example:
+      >>> guards = Guards(lambda step, name, text: print(step, name))
+      >>> rows = [{"completions/clipped_ratio": 1.0}] * 3
+      >>> for step, row in enumerate(rows, start=1):
+      ...     guards.read(step, row)
+      3 truncated
+      >>> guards.summary()["skipped_steps"], guards.summary()["notices"][0]["step"]
+      (0, 3)
+    """
+
+    def __init__(self, notice: Notice) -> None:
+        self._notice = notice
+        self._is_main = True
+        self._step = 0
+        self._told: list[dict[str, Any]] = []
+        self._skipped = 0
+        self._recent_skips: list[int] = []  # 1 for a skipped update, 0 for any other
+        self._streaks: dict[str, int] = {}  # consecutive rows that show a failure
+        self._first_entropies: list[float] = []
+        self._accuracy: float | None = None
+        self._recent: dict[str, list[float]] = {"grad_norm": [], "loss": []}
+
+    def summary(self) -> dict[str, Any]:
+        """``skipped_steps`` and ``notices``: step, name and text of each."""
+        return {"skipped_steps": self._skipped, "notices": [dict(notice) for notice in self._told]}
+
+    def state(self) -> dict[str, Any]:
+        """State for checkpoints: a resumed run keeps its counts and reports nothing twice."""
+        return {"args": {}, "attributes": {name: getattr(self, name) for name in _KEPT}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note whether this process is the one that reports."""
+        self._is_main = state.is_world_process_zero
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
+        """Skip an update if a gradient is not finite on any rank, by removing all gradients."""
+        if args.fp16:  # the scaler skips by itself, on purpose, while it searches for its scale
+            return
+        self._step = state.global_step + 1
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        bad = _any_nonfinite([p.grad for p in parameters if p.grad is not None], args.device)
+        self._recent_skips = [*self._recent_skips, int(bad)][-SKIP_WINDOW:]
+        if not bad:
+            return
+        if _any_nonfinite([p.detach() for p in parameters], args.device):
+            raise TrainingError(
+                f"weights were not finite (NaN or infinite) before update {self._step} began, so "
+                "no later gradient can be."
+            )
+        for parameter in parameters:
+            parameter.grad = None
+        self._skipped += 1
+        self._report(
+            "nonfinite_gradient",
+            "the gradient of this update is not finite (NaN or infinite), so the update was "
+            "skipped: weights and optimizer are unchanged. One such batch does no harm; more "
+            f"than {MAX_SKIPPED:.0%} of {SKIP_WINDOW} updates end the run.",
+        )
+        recent, updates = sum(self._recent_skips), len(self._recent_skips)
+        if recent > MAX_SKIPPED * max(updates, SHORTEST):
+            raise TooManySkips(
+                f"{recent} of the last {updates} updates, up to number {self._step}, had a "
+                "gradient that is not finite and were skipped: this is not a rare batch. The "
+                "weights are those of the last good update. See the last rows of metrics.jsonl "
+                "(grad_norm, entropy, trustclip/ratio_q99), lower learning_rate, or check what the "
+                "reward function returns and that the model's weights are finite."
+            )
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Row | None = None, **_: Any
+    ) -> None:
+        """Check a logged row."""
+        if logs and "loss" in logs:
+            self.read(state.global_step, logs)
+
+    def read(self, step: int, row: Row) -> None:
+        """Check a row of metrics and report any failure.
+
+        Args:
+          step: the update after which it was logged.
+          row: metrics under the names of TRL and trustclip; a failure is not checked where the
+            metrics it shows in are missing.
+        """
+        self._step = step
+        if (accuracy := _number(row, "rewards/correct/mean")) is not None:
+            self._accuracy = accuracy
+        reported = {notice["notice"] for notice in self._told}
+        for name, watch in _WATCHES.items():
+            if name in reported:
+                continue
+            wrong = watch.look(self, row)
+            if wrong is not None:
+                self._streaks[name] = self._streaks.get(name, 0) + 1 if wrong else 0
+            if wrong and self._streaks[name] >= watch.patience:
+                self._report(name, wrong)
+        if len(self._first_entropies) < FIRST_ROWS and _number(row, _ENTROPY) is not None:
+            self._first_entropies.append(row[_ENTROPY])
+        for name, before in self._recent.items():
+            if (value := _number(row, name)) is not None:
+                self._recent[name] = [*before, abs(value)][-SPIKE_WINDOW:]
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Context in which the engine's warning of an inert constraint becomes a notice."""
+        with warnings.catch_warnings():
+            shown = warnings.showwarning
+
+            def show(message: Any, *args: Any, **kwargs: Any) -> None:
+                if _INERT.match(str(message)):
+                    self._report("inert_constraint", str(message))
+                else:
+                    shown(message, *args, **kwargs)
+
+            warnings.showwarning = show
+            yield
+
+    def _report(self, name: str, text: str) -> None:
+        if any(notice["notice"] == name for notice in self._told):
+            return
+        self._told.append({"step": self._step, "notice": name, "text": text})
+        if self._is_main:
+            self._notice(self._step, name, text)
+
+    def _collapse(self, row: Row) -> str | None:
+        entropy = _number(row, _ENTROPY)
+        if entropy is None or len(self._first_entropies) < FIRST_ROWS:
+            return None
+        first = sorted(self._first_entropies)[FIRST_ROWS // 2]
+        solved = self._accuracy is not None and self._accuracy >= SOLVED
+        if solved or entropy >= COLLAPSED * first:
+            return ""
+        right = "" if self._accuracy is None else f", with {self._accuracy:.0%} of answers right"
+        return (
+            f"the entropy fell to {entropy:.3g} nats per token, {entropy / first:.0%} of the "
+            f"{first:.3g} it began with{right}: the policy has almost stopped exploring. Lower "
+            "learning_rate, let rare tokens rise further (a method with a wider upper bound, such "
+            "as clip_higher or atr), or stop at an earlier checkpoint."
+        )
+
+    def _constant(self, row: Row) -> str | None:
+        share = _number(row, "frac_reward_zero_std")
+        if share is None or share < 1:
+            return None if share is None else ""
+        reward = _number(row, "reward")
+        level = "" if reward is None else f" (mean reward {reward:.3g})"
+        return (
+            f"in the last {_WATCHES['constant_reward'].patience} generations every answer to a "
+            f"problem got the same reward{level}: advantages are zero and there is nothing to "
+            "learn. Use problems that are solved sometimes but not always, raise num_generations, "
+            "or check the answer format with the completions in samples.jsonl."
+        )
+
+    def _cut_short(self, row: Row) -> str | None:
+        share = _number(row, "completions/clipped_ratio")
+        if share is None or share < TRUNCATED:
+            return None if share is None else ""
+        return (
+            f"{share:.0%} of completions reached the length limit before they ended, so no answer "
+            "can be right. Raise max_completion_length, or teach the model the format and its end "
+            "first (sft)."
+        )
+
+    def _closed(self, row: Row) -> str | None:
+        share = _number(row, "trustclip/gated")
+        if not share or share <= CLOSED:  # the first update of a generation has no evidence
+            return "" if share else None
+        return (
+            f"the gate is closed on {share:.0%} of tokens in updates where it closes at all: "
+            "the constraint stops training more than it steers it. Lower learning_rate, take fewer "
+            "updates per generation (num_iterations, steps_per_generation), or widen its threshold."
+        )
+
+    def _spike(self, row: Row, name: str, what: str) -> str | None:
+        value, before = _number(row, name), self._recent[name]
+        if value is None or len(before) < SPIKE_AFTER:
+            return None
+        largest = max(before)
+        if abs(value) <= SPIKE * largest or largest == 0:
+            return ""
+        return (
+            f"{what} jumped to {value:.3g}, {abs(value) / largest:.0f} times the largest of the "
+            f"{len(before)} rows before ({largest:.3g}). One jump may pass; if reward or entropy "
+            "then fall, go back to the checkpoint before it and lower learning_rate or "
+            "max_grad_norm."
+        )
+
+
+_WATCHES: dict[str, _Watch] = {
+    "entropy_collapse": _Watch(Guards._collapse, patience=3),
+    "constant_reward": _Watch(Guards._constant, patience=10),
+    "truncated": _Watch(Guards._cut_short, patience=3),
+    "gate_closed": _Watch(Guards._closed, patience=5),
+    "gradient_spike": _Watch(lambda g, row: g._spike(row, "grad_norm", "the gradient's norm"), 1),
+    "loss_spike": _Watch(lambda g, row: g._spike(row, "loss", "the loss"), 1),
+}
+
+#: Attributes of `Guards` that a checkpoint keeps: numbers, texts, lists and dictionaries.
+_KEPT = (
+    "_told",
+    "_skipped",
+    "_recent_skips",
+    "_streaks",
+    "_first_entropies",
+    "_accuracy",
+    "_recent",
+)
+
+#: Mean entropy over tokens in reinforcement learning; in fine-tuning it is expected to fall.
+_ENTROPY = "trustclip/entropy"
+
+#: Beginning of the engine's warning of an inert constraint.
+_INERT = re.compile(r"the constraint .* has been inert")
+
+
+def _number(row: Row, name: str) -> float | None:
+    """A finite number of the row, or None."""
+    value = row.get(name)
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _any_nonfinite(gradients: list[Tensor], device: torch.device) -> bool:
+    """True on every rank if any gradient on any rank has an element that is not finite."""
+    # Of a sharded gradient every rank checks its own part, which may be empty.
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    # The largest magnitude is not finite exactly if an element is not, and cannot overflow.
+    largest = torch.nn.utils.get_total_norm([g for g in local if g.numel()], norm_type=math.inf)
+    flag = (~largest.isfinite()).to(device, torch.float32)
+    ranks: Any = reduce(flag, reduction="sum")
+    return ranks.item() > 0

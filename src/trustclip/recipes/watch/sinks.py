@@ -1,0 +1,229 @@
+"""Sinks: experiment trackers that get the metrics; the only module that imports their packages.
+
+``metrics.jsonl`` holds everything. A sink is a view of it: numbers only, offline unless the user's
+environment configures otherwise, inside the run directory, and its failure never stops a run.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import io
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Protocol, get_args
+
+from trustclip.constraints.names import unknown
+
+SinkName = Literal["none", "trackio", "wandb", "tensorboard"]
+
+Row = Mapping[str, Any]
+
+
+class Sink(Protocol):
+    """A receiver of the rows of ``metrics.jsonl``."""
+
+    def log(self, row: Row) -> None:
+        """Log one row."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close; no row follows."""
+        ...
+
+
+def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Path) -> Sink:
+    """Open the sink with a given name.
+
+    A later failure of its package is reported once, as a warning, and stops only the sink.
+
+    Args:
+      name: ``"none"``, ``"trackio"``, ``"wandb"`` or ``"tensorboard"``.
+      run_name: name of the run in the sink.
+      config: settings to show with the metrics, nested as in ``config.yaml``.
+      folder: the run directory; files go to a subfolder with the sink's name.
+
+    Raises:
+      ValueError: unknown name, or its package is missing or cannot start.
+
+    Example:
+      >>> open_sink("none", "tiny", {}, Path("runs/tiny")).log({"stage": "rl", "step": 1})
+      >>> open_sink("wandbb", "tiny", {}, Path("runs/tiny"))  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+      ...
+      ValueError: unknown sink 'wandbb'; did you mean 'wandb'? Allowed: none, ...
+    """
+    if name not in get_args(SinkName):
+        raise ValueError(unknown("sink", name, get_args(SinkName)))
+    if name == "none":
+        return _Nothing()
+    opened = {"trackio": _Trackio, "wandb": _Wandb, "tensorboard": _TensorBoard}[name]
+    try:
+        return _Guarded(name, opened(run_name, config, folder / name))
+    except ImportError as error:
+        raise ValueError(_cannot_import(name, str(error))) from None
+    except Exception as error:
+        raise ValueError(f"the sink {name!r} cannot start: {_one_line(error)}") from error
+
+
+def missing(name: SinkName) -> str | None:
+    """Why a sink cannot be used here, None if its package is installed.
+
+    Example:
+      >>> missing("none") is None
+      True
+    """
+    if name == "none":
+        return None
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ValueError:  # already imported, as a module object made by hand that has no spec
+        found = True
+    return None if found else _cannot_import(name, "it is not installed")
+
+
+def _cannot_import(name: str, reason: str) -> str:
+    return (
+        f"the sink {name!r} cannot be used: {reason}; pip install {name}, or set the sink to "
+        "'none': metrics.jsonl has every number."
+    )
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """The finite numbers of a row, each under a name that stage and task make unique.
+
+    Example:
+      >>> numbers({"stage": "eval", "step": 32, "task": "aime24", "mean@8": 0.125})
+      {'eval/aime24/mean@8': 0.125}
+    """
+    place = "/".join(str(row[key]) for key in ("stage", "task") if row.get(key) is not None)
+    prefix = place + "/" if place else ""
+    return {
+        prefix + name: value
+        for name, value in row.items()
+        if name != "step" and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+class _Nothing:
+    def log(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Guarded:
+    """A sink that is dropped, with a warning, when it fails."""
+
+    def __init__(self, name: str, sink: Sink) -> None:
+        self._name = name
+        self._sink: Sink | None = sink
+
+    def log(self, row: Row) -> None:
+        self._try(lambda sink: sink.log(row))
+
+    def close(self) -> None:
+        self._try(lambda sink: sink.close())
+        self._sink = None
+
+    def _try(self, action: Callable[[Sink], None]) -> None:
+        if self._sink is None:
+            return
+        try:
+            action(self._sink)
+        except Exception as error:
+            self._sink = None
+            warnings.warn(
+                f"the sink {self._name!r} failed and gets no more rows ({_one_line(error)}); "
+                "training goes on and metrics.jsonl has everything.",
+                stacklevel=4,
+            )
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _import(module: str, environment: Mapping[str, str]) -> ModuleType:
+    """Import a package with environment variables set, unless the user has set them."""
+    for key, value in environment.items():
+        os.environ.setdefault(key, value)
+    return importlib.import_module(module)
+
+
+class _Trackio:
+    """Trackio, in a local database; see https://github.com/gradio-app/trackio."""
+
+    def __init__(self, run_name: str, config: Mapping[str, Any], folder: Path) -> None:
+        # Without a Space id or server address it is local; it reads its folder once, at import.
+        local = {"TRACKIO_DIR": str(folder), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        self._trackio: Any = _import("trackio", local)
+        with contextlib.redirect_stdout(io.StringIO()):  # its banner would break the progress bar
+            self._run = self._trackio.init(
+                project="trustclip", name=run_name, config=_plain(config), resume="allow",
+                auto_log_gpu=False, auto_log_cpu=False,
+            )  # fmt: skip
+
+    def log(self, row: Row) -> None:
+        if values := numbers(row):
+            self._run.log(values, step=row.get("step"))
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._trackio.finish()
+
+
+class _Wandb:
+    """Weights & Biases, offline; ``wandb sync`` uploads the folder later, if wanted."""
+
+    def __init__(self, run_name: str, config: Mapping[str, Any], folder: Path) -> None:
+        self._wandb: Any = _import(
+            "wandb", {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = self._wandb.init(
+            project="trustclip", name=run_name, config=_plain(config), dir=str(folder),
+            # A resumed run keeps its id, so that its parts are one run when uploaded.
+            id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16], resume="allow",
+            settings=self._wandb.Settings(
+                silent=True, console="off", disable_git=True, save_code=False,
+                disable_code=True, x_disable_machine_info=True, x_disable_stats=True,
+            ),
+        )  # fmt: skip
+        # Its own step may never decrease, and trustclip's restarts with every stage.
+        for stage in ("sft", "rl", "eval"):
+            self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+
+    def log(self, row: Row) -> None:
+        if values := numbers(row):
+            self._run.log({**values, f"{row.get('stage')}/step": row.get("step")})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _TensorBoard:
+    """TensorBoard event files, by PyTorch's writer."""
+
+    def __init__(self, run_name: str, config: Mapping[str, Any], folder: Path) -> None:
+        tensorboard: Any = _import("torch.utils.tensorboard", {})
+        self._writer = tensorboard.SummaryWriter(str(folder))
+        text = json.dumps(_plain(config), indent=2)
+        # Indented by four spaces, Markdown shows any content as code.
+        self._writer.add_text(run_name, "\n".join("    " + line for line in text.splitlines()))
+
+    def log(self, row: Row) -> None:
+        for name, value in numbers(row).items():
+            self._writer.add_scalar(name, value, row.get("step"))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as plain JSON values."""
+    return json.loads(json.dumps(config, default=str))

@@ -1,0 +1,167 @@
+"""Runs against each other on the console: ``trustclip compare``."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from trustclip import stats
+from trustclip.report.comparison import LEVEL, Compared, compare, difference_on
+from trustclip.report.groups import Group, group_runs, names
+from trustclip.report.results import bracket, percent, title_of
+from trustclip.report.verdict import cautions
+from trustclip.runs.reader import Run, find, read_run
+
+
+def print_comparison(
+    folders: Sequence[Path], console: Console, *, step: int | None = None
+) -> list[Compared]:
+    """Compare the last evaluations of runs and print scores, differences and verdicts.
+
+    Args:
+      folders: run directories, or suites for all their runs; the method of the first is the
+        reference.
+      console: where to print.
+      step: update to compare at; each run's last evaluation if None.
+
+    Returns:
+      The comparisons: first those of Mean@K, then those of Pass@K.
+
+    Raises:
+      ValueError: fewer than two methods; a run without evaluation samples; runs evaluated at
+        different updates or on different problems.
+    """
+    groups = _arms([_evaluated(read_run(folder), step) for folder in find(folders)])
+    runs = [run for group in groups for run in group.scored]
+    _require_equal_updates(runs)
+    _require_equal_problems(runs)
+    for group in groups:
+        if not group.metrics:
+            raise ValueError(f"the runs of {group.label} have different numbers of samples.")
+    found = [one for kind in ("mean", "pass") for one in compare(groups, kind)]
+    console.print(_heading(groups, found), highlight=False)
+    console.print(_table(groups, found))
+    for one in found:
+        named = one.group.label in one.verdict
+        verdict = one.verdict if named else f"{one.group.label} is {one.verdict}"
+        console.print(f"{title_of(one.metric)}: {verdict}.", highlight=False)
+    for caution in cautions(groups, found):
+        console.print(caution.text, highlight=False)
+    return found
+
+
+def _evaluated(run: Run, step: int | None) -> Run:
+    """A run cut to the evaluation to compare; refused if the answers are no longer stored."""
+    if step is not None:
+        steps = [e.step for e in run.trained]
+        if step not in steps:
+            at = ", ".join(map(str, steps)) or "none"
+            raise ValueError(f"{run.path} was not evaluated at update {step}; updates: {at}.")
+        run = replace(run, evaluations=[e for e in run.evaluations if e.step == step])
+    if run.final is None:
+        raise ValueError(f"{run.path} holds no evaluation after training.")
+    if not run.final.answers:
+        raise ValueError(f"{run.path} no longer holds the samples of its last evaluation.")
+    return run
+
+
+def _arms(runs: Sequence[Run]) -> list[Group]:
+    """One group per method with its seeds pooled; copies of a run form separate groups."""
+    groups: list[Group] = []
+    for group in group_runs(runs):
+        if len(set(group.seeds)) == len(group.runs):
+            groups.append(group)
+        else:
+            groups += [replace(group, runs=[run]) for run in group.runs]
+    if len(groups) < 2:
+        given = "; ".join(f"{g.label}, seeds {', '.join(map(str, g.seeds))}" for g in groups)
+        raise ValueError(
+            f"a comparison needs runs of at least two methods or settings; got one ({given}). "
+            "`trustclip report` shows the seeds of one method."
+        )
+    labels = names(groups)
+    if len(set(labels)) < len(labels):
+        short = len({run.name for run in runs}) == len(runs)
+        labels = [
+            f"{label} ({', '.join(run.name if short else str(run.path) for run in group.runs)})"
+            for label, group in zip(labels, groups, strict=True)
+        ]
+    # One setting for all: runs named together are compared, whatever model each started from.
+    groups = [
+        replace(group, label=label, setting="", is_reference=runs[0] in group.runs)
+        for label, group in zip(labels, groups, strict=True)
+    ]
+    return sorted(groups, key=lambda group: not group.is_reference)
+
+
+def _require_equal_updates(runs: Sequence[Run]) -> None:
+    last = {run.path: run.final.step for run in runs if run.final and run.final.step is not None}
+    if len(set(last.values())) > 1:
+        ends = ", ".join(f"{path} at {step}" for path, step in last.items())
+        common = set.intersection(*({e.step for e in r.trained} for r in runs if r.path in last))
+        steps = sorted(step for step in common if step is not None)
+        hint = f" Compare them with --step {steps[-1]}." if steps else ""
+        raise ValueError(f"the last evaluations are of different updates: {ends}.{hint}")
+
+
+def _require_equal_problems(runs: Sequence[Run]) -> None:
+    first, *others = runs
+    problems = _problems(first)
+    for run in others:
+        unmatched = sorted(problems ^ _problems(run))
+        if unmatched:
+            shown = ", ".join(f"{task}: {problem}" for task, problem in unmatched[:5])
+            more = ", ..." if len(unmatched) > 5 else ""
+            raise ValueError(
+                f"{first.path} and {run.path} were evaluated on different problems: "
+                f"{len(unmatched)} are in one of them only ({shown}{more})."
+            )
+
+
+def _problems(run: Run) -> set[tuple[str, str]]:
+    answers = run.final.answers if run.final is not None else {}
+    return {(task, problem) for task, problems in answers.items() for problem in problems}
+
+
+def _heading(groups: Sequence[Group], found: Sequence[Compared]) -> str:
+    finals = groups[0].evaluations("final")
+    step = f"update {finals[0].step}" if finals[0].step is not None else "the evaluation"
+    paired = any(c.same_seeds and c.seeds > 1 for c in found)
+    how = "paired by problem and seed" if paired else "paired by problem"
+    tests = sum(c.difference is not None for c in found) // 2
+    return (
+        f"At {step}, in percent; differences to {groups[0].label}, {how}; "
+        f"{100 * LEVEL:.0f} % intervals; Holm's correction for {tests} "
+        f"comparison{'s' * (tests != 1)}."
+    )
+
+
+def _table(groups: Sequence[Group], found: Sequence[Compared]) -> Table:
+    """A row for each score and method; of several tasks first the average, then each."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("score", "task", "method", "seeds", "%", "difference", "p (Holm)"):
+        table.add_column(title, overflow="fold")
+    tasks = groups[0].evaluations("final")[0].tasks
+    for kind in ("mean", "pass"):
+        compared = {c.group.label: c for c in found if c.metric.startswith(kind)}
+        for task in [None, *tasks] if len(tasks) > 1 else [None]:
+            for group in groups:
+                metric = next(m for m in group.metrics if m.startswith(kind))
+                name = task or ("average" if len(tasks) > 1 else tasks[0])
+                cells = [title_of(metric), name, group.label, str(len(group.scored))]
+                e = group.estimate(task, metric)
+                cells.append(f"{percent(e.value)} {bracket(e.low, e.high)}".rstrip() if e else "-")
+                if c := compared.get(group.label):
+                    d = c.difference if task is None else difference_on(c, kind, task)
+                    cells.append(_signed(d) if d else "-")
+                    # The average is what is tested; the tasks show where it comes from.
+                    cells.append(f"{c.p_holm:.2g}" if task is None else "")
+                table.add_row(*cells)
+    return table
+
+
+def _signed(d: stats.Difference) -> str:
+    value, low, high = (f"{100 * share:+.1f}" for share in (d.value, d.low, d.high))
+    return value if d.low != d.low else f"{value} [{low}, {high}]"

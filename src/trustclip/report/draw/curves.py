@@ -1,0 +1,328 @@
+"""Curves of training: metrics over updates, smoothed, by run and over the seeds of a group."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+
+from trustclip.report.draw.marks import (
+    BANDS,
+    NEUTRAL,
+    Figure,
+    Mark,
+    Panel,
+    smoothed,
+    thinned,
+    window_of,
+)
+from trustclip.report.groups import Group, names, pooled
+from trustclip.report.results import tasks_of, title_of
+from trustclip.runs.reader import Run
+
+#: Panels of Figure 2: metrics key, title, axis, factor.
+TRAINING = (
+    ("reward", "Return", "reward", 1.0),
+    ("entropy", "Entropy", "nats per token", 1.0),
+    ("completions/mean_length", "Completion length", "tokens", 1.0),
+)
+
+#: Quadrants of the gate: key, what closes there, number of the colour.
+QUADRANTS = (
+    ("positive_above", "A > 0, ratio > 1", 0),
+    ("negative_below", "A < 0, ratio < 1", 1),
+    ("positive_below", "A > 0, ratio < 1", 5),
+    ("negative_above", "A < 0, ratio > 1", 4),
+)
+
+Points = Mapping[int, float]
+
+
+def points_of(run: Run, key: str, factor: float = 1.0) -> dict[int, float]:
+    """Values of a metric by update, as far as it was logged."""
+    return {
+        row["step"]: factor * row[key]
+        for row in run.training
+        if isinstance(row.get(key), int | float)
+    }
+
+
+def lines_of(group: Group, key: str, factor: float = 1.0) -> list[Mark]:
+    """Curves of a metric: raw and smoothed for one run; smoothed with their mean for several."""
+    runs = [points for run in group.runs if (points := points_of(run, key, factor))]
+    if not runs:
+        return []
+    window = window_of(max(max(points) for points in runs))
+    if len(runs) == 1:
+        (raw,) = runs
+        faint = [raw] if window > 1 else []
+        strong = _smooth(raw, window)
+    else:
+        faint = [_smooth(points, window) for points in runs]
+        strong = mean_over_runs(faint)
+        if not strong:
+            return []
+    marks = [_mark("faint", points, group) for points in faint]
+    return [*marks, _mark("line", strong, group)]
+
+
+def mean_over_runs(runs: Sequence[Points]) -> dict[int, float]:
+    """Mean over runs at the updates that all of them have logged."""
+    shared = set.intersection(*(set(points) for points in runs))
+    return {s: sum(points[s] for points in runs) / len(runs) for s in sorted(shared)}
+
+
+def _smooth(points: Points, window: int) -> dict[int, float]:
+    # A metric that is logged once per generation has fewer points than there are updates.
+    gap = (max(points) - min(points)) / max(len(points) - 1, 1)
+    near = max(1, round(window / max(gap, 1)))
+    means = dict(zip(points, smoothed([*points.values()], near), strict=True))
+    # The first means are of few values, and noisier than the curve is meant to be.
+    return {step: means[step] for step in list(means)[near // 2 :]}
+
+
+def _mark(style: str, points: Points, group: Group) -> Mark:
+    kept = thinned(len(points))
+    x, y = list(points), list(points.values())
+    return Mark(style, [x[i] for i in kept], [y[i] for i in kept], group.label, group.series)  # type: ignore[arg-type]
+
+
+def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+    """Figure 2: return, entropy, completion length and scores over updates.
+
+    Args:
+      groups: of one setting.
+      suffix: of the figure's key, where there are several settings.
+    """
+    panels = [
+        Panel(title, "update", unit, marks)
+        for key, title, unit, factor in TRAINING
+        if (marks := [mark for group in groups for mark in lines_of(group, key, factor)])
+    ]
+    panels += _score_panels(groups)
+    if not panels:
+        return None
+    several = any(len(group.runs) > 1 for group in groups)
+    windows = {window_of(run.last_step) for group in groups for run in group.runs if run.last_step}
+    window = max(windows, default=1)
+    caption = f"Moving averages over {window} updates" if window > 1 else "Raw values"
+    if several:
+        caption += ", faint for each seed and strong for the mean"
+    elif window > 1:
+        caption += "; faint, raw values"
+    caption += " (Figure 2 of the paper)."
+    if any(mark.style == "band" for panel in panels for mark in panel.marks):
+        caption += (
+            " Bands are 95 % intervals of the score, clustered by problem, shown for at most "
+            f"{BANDS} methods at a time."
+        )
+    return Figure(f"figure2{suffix}", "Training", caption, panels)
+
+
+def _score_panels(groups: Sequence[Group]) -> list[Panel]:
+    metrics = dict.fromkeys(metric for group in groups for metric in group.metrics)
+    several = len(tasks_of(groups)) > 1
+    panels = []
+    for metric in metrics:
+        marks = [mark for group in groups for mark in _score_marks(group, metric)]
+        if any(len(mark.x) > 1 for mark in marks):
+            title = title_of(metric) + (", average" if several else "")
+            panels.append(Panel(title, "update", "percent", marks))
+    return panels
+
+
+def _score_marks(group: Group, metric: str) -> list[Mark]:
+    """A score over updates with its interval, where every run of the group was evaluated."""
+    runs = [{e.step: e for e in run.evaluations if e.step is not None} for run in group.runs]
+    runs = [evaluations for evaluations in runs if evaluations]
+    if not runs:
+        return []
+    steps = sorted(set.intersection(*(set(evaluations) for evaluations in runs)))
+    found = [(s, e) for s in steps if (e := pooled([r[s] for r in runs], None, metric))]
+    x, y = [step for step, _ in found], [100 * e.value for _, e in found]
+    low = [None if e.low is None else 100 * e.low for _, e in found]
+    high = [None if e.high is None else 100 * e.high for _, e in found]
+    marks = [Mark("band", x, y, group.label, group.series, low, high)] if None not in low else []
+    for evaluations in runs if len(runs) > 1 else []:
+        each = [(s, score["value"]) for s in steps if (score := evaluations[s].score(None, metric))]
+        marks.append(
+            Mark("faint", [s for s, _ in each], [100 * v for _, v in each], group.label,
+                 group.series)
+        )  # fmt: skip
+    return [*marks, Mark("line", x, y, group.label, group.series)]
+
+
+def gate_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+    """Gated share and distance from the old policy over updates, for all groups."""
+    metrics = (
+        ("trustclip/gated", "Gated tokens", "percent of tokens", 100.0),
+        ("trustclip/k3", "Mean k3 from the old policy", "nats per token", 1.0),
+        ("trustclip/off_policy", "Tokens with a ratio other than 1", "percent of tokens", 100.0),
+        (
+            "trustclip/advantage_cut",
+            "Absolute advantage on gated tokens",
+            "percent of the total",
+            100.0,
+        ),
+        ("trustclip/ess", "Effective sample size", "percent of tokens", 100.0),
+        (
+            "trustclip/agreement/precision",
+            "Gated tokens that the exact KL would gate",
+            "percent",
+            100.0,
+        ),
+        (
+            "trustclip/agreement/recall",
+            "Tokens the exact KL would gate that are gated",
+            "percent",
+            100.0,
+        ),
+    )
+    panels = [
+        Panel(title, "update", unit, marks)
+        for key, title, unit, factor in metrics
+        if (marks := [mark for group in groups for mark in lines_of(group, key, factor)])
+    ]
+    if not panels:
+        return None
+    caption = (
+        "The gate can only close where the ratio is not 1: the first update on a generation of "
+        "samples is on-policy, and no constraint acts in it."
+    )
+    return Figure(f"gate{suffix}", "The gate over updates", caption, panels)
+
+
+def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
+    """Gated tokens by the sign of the advantage and the side of the ratio, one panel per group."""
+    panels = []
+    for title, group in zip(names(groups), groups, strict=True):
+        marks = []
+        for quadrant, meaning, colour in QUADRANTS:
+            points = _over_seeds(group, f"trustclip/gated/{quadrant}", 100.0)
+            if points and max(points.values()) > 0:
+                kept = thinned(len(points))
+                x, y = list(points), list(points.values())
+                marks.append(
+                    Mark("area", [x[i] for i in kept], [y[i] for i in kept], meaning, colour,
+                         group=group.series)
+                )  # fmt: skip
+        if marks:
+            panels.append(Panel(title, "update", "percent of tokens", marks, group=group.series))
+    if not panels:
+        return None
+    panels = _alike(panels, 0)
+    caption = (
+        "Gated tokens, stacked by the sign of the advantage A and by whether the ratio is above or "
+        "below 1. An outward gate closes only for A > 0 above 1 and for A < 0 below 1."
+    )
+    return Figure("quadrants", "Which tokens are gated", caption, panels)
+
+
+def ratio_figure(groups: Sequence[Group]) -> Figure | None:
+    """Quantiles of the ratio and the bounds of the method, one panel per group."""
+    quantiles = (("q99", "99 % quantile"), ("q50", "median"), ("q01", "1 % quantile"))
+    panels = []
+    for title, group in zip(names(groups), groups, strict=True):
+        marks = []
+        for quantile, name in quantiles:
+            points = _over_seeds(group, f"trustclip/ratio_{quantile}")
+            if points:
+                mark = _mark("line", points, group)
+                style = "line" if quantile != "q50" else "faint"
+                marks.append(Mark(style, mark.x, mark.y, name, group.series))
+        if marks:
+            ends = [marks[0].x[0], marks[0].x[-1]]
+            marks += [
+                Mark("dashed", ends, [bound, bound], name, NEUTRAL, group=group.series)
+                for name, bound in fixed_bounds(group)
+            ]
+            panels.append(Panel(title, "update", "ratio new / old", marks, group=group.series))
+    if not panels:
+        return None
+    panels = _alike(panels)
+    caption = (
+        "1 %, 50 % and 99 % quantiles of the ratio of new to old probability. Dashed: the bounds "
+        "of the method, if they are the same for every token."
+    )
+    return Figure("ratios", "Quantiles of the ratio", caption, panels)
+
+
+def _alike(panels: Sequence[Panel], low: float | None = None) -> list[Panel]:
+    """The panels with a common y range."""
+    lowest, highest = inf, -inf
+    for panel in panels:
+        lines = [[v for v in mark.y if v is not None] for mark in panel.marks]
+        stacked = all(mark.style == "area" for mark in panel.marks)
+        tops = [max(values) for values in lines if values]
+        highest = max(highest, sum(tops) if stacked else max(tops))
+        lowest = min(lowest, *(min(values) for values in lines if values))
+    margin = 0.06 * (highest - lowest)
+    bottom = lowest - margin if low is None else low
+    return [replace(panel, y_range=(bottom, highest + margin)) for panel in panels]
+
+
+def fixed_bounds(group: Group) -> list[tuple[str, float]]:
+    """Bounds of a method's ratio interval where they do not depend on the token."""
+    from trustclip.constraints.registry import interval
+
+    if group.method is None:
+        return []
+    try:
+        low, high = interval(group.method)
+    except ValueError:
+        return []
+    return [("lowest ratio", float(low)), ("highest ratio", float(high))]
+
+
+#: Classifications of tokens in the metrics, and their axis titles.
+_KINDS = (
+    ("p_old", "old probability"),
+    ("position", "quarter of the completion"),
+    ("entropy", "entropy, nats"),
+)
+
+
+def bucket_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+    """Gated share by kind of token over the whole run, one panel per classification."""
+    panels = []
+    for kind, axis in _KINDS:
+        marks = [mark for group in groups if (mark := _shares(group, f"trustclip/gated/{kind}_"))]
+        if marks:
+            title = f"By {axis.partition(',')[0]}"
+            panels.append(Panel(title, axis, "percent gated", marks))
+    if not panels:
+        return None
+    caption = (
+        "Share of gated tokens by their probability under the old policy, by quarter of the "
+        "completion, and by the entropy of the policy at their position; mean over updates."
+    )
+    return Figure(f"kinds{suffix}", "Which kinds of tokens are gated", caption, panels)
+
+
+def _shares(group: Group, prefix: str) -> Mark | None:
+    """Mean share of gated tokens in each bucket of one sort, in their order, percent."""
+    values: dict[str, list[float]] = {}
+    for row in (row for run in group.runs for row in run.training):
+        for key, value in row.items():
+            if key.startswith(prefix) and value is not None:
+                values.setdefault(key.removeprefix(prefix), []).append(value)
+    if not values:
+        return None
+    buckets = sorted(values, key=lambda name: float(name.partition("_")[0]))
+    shares = [100 * sum(values[name]) / len(values[name]) for name in buckets]
+    return Mark("points", [_bucket(name) for name in buckets], shares, group.label, group.series)
+
+
+def _bucket(name: str) -> str:
+    """Label of a bucket: ``"0.01_0.1"`` is ``"≤ 0.1"``."""
+    low, between, high = name.partition("_")
+    if not between:
+        return name
+    return f"> {low}" if high == "inf" else f"≤ {high}"
+
+
+def _over_seeds(group: Group, key: str, factor: float = 1.0) -> dict[int, float]:
+    """A metric smoothed, then averaged over the runs of a group."""
+    runs = [points for run in group.runs if (points := points_of(run, key, factor))]
+    if not runs:
+        return {}
+    window = window_of(max(max(points) for points in runs))
+    return mean_over_runs([_smooth(points, window) for points in runs])

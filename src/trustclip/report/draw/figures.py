@@ -1,0 +1,221 @@
+"""Figures drawn with matplotlib: the only module that uses it."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from trustclip.report.draw.marks import BANDS, DASHES, NEUTRAL, PALETTE, Figure, Mark, Panel
+
+#: Matplotlib's names of our dashes.
+_LINESTYLES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
+#: Settings of every picture, for `matplotlib.pyplot.rc_context`.
+STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "trustclip",
+    "pdf.fonttype": 42,
+}
+
+
+def save(figure: Figure, folder: Path) -> list[Path]:
+    """Write a figure as PDF and as SVG, for a paper.
+
+    Args:
+      figure: what to draw.
+      folder: where to; the files are named by the figure's key.
+
+    Returns:
+      The two files.
+    """
+    first, wide = figure.panels[0], min(len(figure.panels), 3)
+    lines = -(-len(figure.panels) // wide)
+    tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
+    with plt.rc_context(STYLE):
+        drawn, axes = plt.subplots(
+            lines, wide, figsize=(3.1 * wide, tall * lines), layout="constrained", squeeze=False
+        )
+        for axis, panel in zip(axes.flat, figure.panels, strict=False):
+            _draw(axis, panel)
+            # Names that stand to the left of the first panel leave room for the others.
+            repeated = axis is not axes.flat[0] and panel.across and _rows(panel) == _rows(first)
+            axis.tick_params(labelleft=not repeated)
+        for axis in axes.flat[len(figure.panels) :]:
+            axis.set_axis_off()
+        # A panel of areas, or of one group alone, has names of its own.
+        pairs = zip(axes.flat, figure.panels, strict=False)
+        _legend(drawn, [axis for axis, panel in pairs if _named(panel)])
+        drawn.draw_without_rendering()
+        drawn.set_layout_engine(None)  # laid out once, for both files
+        paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
+        drawn.savefig(paths[0], metadata={"CreationDate": None})
+        paths[1].write_text(as_svg(drawn), encoding="utf-8")
+    return paths
+
+
+def _draw(axis: Any, panel: Panel) -> None:
+    base: dict[Any, float] = {}
+    crowded = sum(mark.style == "band" for mark in panel.marks) > BANDS
+    for mark in panel.marks:
+        if mark.style == "band" and crowded:
+            continue
+        _draw_mark(axis, mark, panel, base)
+    axis.set_title(panel.title)
+    axis.set_xlabel(panel.x_title)
+    axis.set_ylabel(panel.y_title)
+    if panel.log_x:
+        axis.set_xscale("log", base=2 if panel.ticks else 10)
+    if panel.ticks:
+        axis.set_xticks(list(panel.ticks), tick_labels(panel.ticks, log=panel.log_x))
+        axis.set_xticks([], minor=True)
+    if panel.x_range is not None:
+        axis.set_xlim(*panel.x_range)
+    if panel.y_range is not None:
+        axis.set_ylim(*panel.y_range)
+    elif not panel.across:
+        axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+    if panel.rule is not None:
+        axis.axvline(panel.rule, color="#999999", linewidth=0.8, zorder=0)
+    if panel.across:
+        axis.grid(visible=False, axis="y")
+        axis.margins(y=0.15)
+
+
+#: Width of a character, and room between two labels, as shares of a panel's axis.
+CHARACTER, ROOM = 0.028, 0.02
+
+
+def tick_labels(ticks: Sequence[float], *, log: bool) -> list[str]:
+    """Labels of ticks, empty where one would overlap the previous one.
+
+    Args:
+      ticks: places, rising.
+      log: whether the axis is logarithmic.
+
+    Example:
+      >>> tick_labels([0.1, 0.2, 0.3, 0.329, 0.4], log=True)
+      ['0.1', '0.2', '0.3', '', '0.4']
+    """
+    places = [math.log(tick) if log else tick for tick in ticks]
+    whole = places[-1] - places[0]
+    labels: list[str] = []
+    end = -math.inf
+    for tick, place in zip(ticks, places, strict=True):
+        half = whole * CHARACTER * len(f"{tick:g}") / 2
+        fits = place - half >= end
+        labels.append(f"{tick:g}" if fits else "")
+        end = place + half + whole * ROOM if fits else end
+    return labels
+
+
+def _rows(panel: Panel) -> list[str]:
+    return list(dict.fromkeys(mark.name for mark in panel.marks))
+
+
+def _named(panel: Panel) -> bool:
+    """Whether the panel's lines need the legend: not if its axis or title names them."""
+    areas = any(mark.style == "area" for mark in panel.marks)
+    return areas or not (panel.across or panel.group is not None)
+
+
+def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> None:
+    """Draw one mark; ``base`` holds the height of the areas drawn so far."""
+    colour = "#777777" if mark.series == NEUTRAL else PALETTE[mark.series % len(PALETTE)]
+    dash = "solid" if mark.series == NEUTRAL else DASHES[mark.series // len(PALETTE) % len(DASHES)]
+    style = _LINESTYLES[dash]
+    y = [float("nan") if v is None else v for v in mark.y]
+    if mark.style == "band":
+        axis.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
+    elif mark.style == "area":
+        low = [base.get(x, 0.0) for x in mark.x]
+        high = [below + v for below, v in zip(low, y, strict=True)]
+        axis.fill_between(mark.x, low, high, color=colour, alpha=0.7, linewidth=0, label=mark.name)
+        base.update(zip(mark.x, high, strict=True))
+    elif mark.style == "points":
+        at, place = (mark.x, [mark.name]) if panel.across else (y, mark.x)
+        known = mark.low and None not in mark.low
+        reach = [
+            [v - low for v, low in zip(at, mark.low, strict=True)],  # type: ignore[operator]
+            [high - v for v, high in zip(at, mark.high, strict=True)],  # type: ignore[operator]
+        ] if known else None  # fmt: skip
+        whiskers = {"xerr": reach} if panel.across else {"yerr": reach}
+        x, y = (at, place) if panel.across else (place, at)
+        axis.errorbar(x, y, fmt="o", color=colour, markersize=5, elinewidth=1.4, **whiskers)
+    elif mark.style == "faint":
+        axis.plot(mark.x, y, color=colour, linewidth=0.7, alpha=0.4)
+    elif mark.style == "dashed":
+        axis.plot(mark.x, y, color=colour, linewidth=1, linestyle="--")
+    else:
+        marker = "o" if len(mark.x) < 30 else ""
+        axis.plot(mark.x, y, color=colour, linestyle=style, marker=marker, markersize=3,
+                  label=mark.name)  # fmt: skip
+
+
+def _legend(figure: Any, axes: Sequence[Any]) -> None:
+    """One legend under the panels for the lines of all of them."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if len(found) > 1:
+        each = 0.5 + 0.08 * max(map(len, found))  # inches of a line's sample and its name
+        columns = max(1, int(figure.get_figwidth() / each))
+        figure.legend(
+            found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False
+        )
+
+
+def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]]) -> str:
+    """Gradient weight of every method over the ratio, for both signs of the advantage, as SVG.
+
+    Args:
+      curves: method -> (ratio, weight where A > 0, weight where A < 0).
+    """
+    columns = 4
+    lines = -(-len(curves) // columns)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            lines, columns, figsize=(9.6, 1.75 * lines), sharex=True, sharey=True,
+            layout="constrained", squeeze=False,
+        )  # fmt: skip
+        for axis, (name, (ratio, positive, negative)) in zip(
+            axes.flat, curves.items(), strict=False
+        ):
+            axis.axvline(1, color="#94a3b8", linewidth=0.8)
+            axis.axhline(0, color="#94a3b8", linewidth=0.8)
+            axis.plot(ratio, positive, color="#2563eb", label="A > 0")
+            axis.plot(ratio, negative, color="#dc2626", linestyle="--", label="A < 0")
+            axis.set_title(name, family="monospace")
+            axis.set_ylim(-0.3, 3.4)
+        for axis in axes.flat[len(curves) :]:
+            axis.set_axis_off()
+        for index, axis in enumerate(axes.flat[: len(curves)]):
+            if index + columns >= len(curves):
+                axis.tick_params(labelbottom=True)
+                axis.set_xlabel("ratio new / old")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("weight c")
+        handles, labels = axes.flat[0].get_legend_handles_labels()
+        spare = axes.flat[-1] if len(curves) < axes.size else axes.flat[0]
+        spare.legend(handles, labels, loc="center", frameon=False)
+        return as_svg(figure)
+
+
+def as_svg(figure: Any) -> str:
+    """A figure as SVG, without the date; the figure is closed."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return text.getvalue()[text.getvalue().index("<svg") :]

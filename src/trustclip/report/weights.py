@@ -1,0 +1,84 @@
+"""The weight of a method's gradient over the ratio, as numbers and as a curve."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.divergences import k3
+from trustclip.constraints.loss import coefficient
+
+#: Old probability at which methods that depend on it are drawn.
+P_OLD = 0.3
+
+
+def weights(chosen: Method, ratios: Tensor, probabilities: Sequence[float]) -> Tensor:
+    """Weight $c$ of the gradient $c A \\nabla\\log\\pi$ of a single token.
+
+    Args:
+      chosen: the method. Its quantities that are not functions of the token's own ratio, such as
+        the exact KL divergence of the position, are set to k3 of the token.
+      ratios: new over old probability. Shape [ratios].
+      probabilities: old probabilities.
+
+    Returns:
+      float64, for A = 1 and A = -1. Shape [2, probabilities, ratios].
+
+    Example:
+      >>> import trustclip as tc
+      >>> ratios = torch.tensor([1.0, 1.3], dtype=torch.float64)
+      >>> [round(c, 6) for c in weights(tc.method("clip"), ratios, (0.3,)).flatten().tolist()]
+      [1.0, 0.0, 1.0, 1.3]
+    """
+    signs = [_of_sign(chosen, ratios, probabilities, sign) for sign in (1.0, -1.0)]
+    return torch.stack(signs)
+
+
+def _of_sign(chosen: Method, ratios: Tensor, probabilities: Sequence[float], a: float) -> Tensor:
+    if chosen.statistics_over == "micro_batch" and len(probabilities) * len(ratios) > 1:
+        # One batch for each: a statistic over a batch must not mix ratios.
+        rows = [[_of_sign(chosen, r[None], (p,), a) for r in ratios] for p in probabilities]
+        return torch.cat([torch.cat(row, dim=1) for row in rows])
+    shape = (len(probabilities), len(ratios))
+    old = torch.tensor(probabilities, dtype=torch.float64).log()
+    old = old[:, None].expand(shape).reshape(-1, 1)  # [probabilities * ratios, 1]: a token a row
+    x = ratios.log().expand(shape).reshape(-1, 1)  # log-ratio, same shape
+    batch = TokenBatch(
+        old + x, old, torch.full_like(x, a), torch.ones_like(x, dtype=torch.bool),
+        kl_old_new=k3(x), kl_new_old=k3(x), logp_rollout=old,
+        keys=torch.zeros_like(x, dtype=torch.int64),
+    )  # fmt: skip
+    if chosen.statistics_over == "generation":
+        batch = replace(batch, statistics=chosen.statistics(batch.with_logp(old)))
+    return (coefficient(chosen, batch) / a).view(shape)
+
+
+def curve(
+    chosen: Method, points: int = 401, steps: Sequence[float] = ()
+) -> tuple[list[float], list[float], list[float]]:
+    """`weights` at `P_OLD` for ratios from 0 to 3.4.
+
+    Args:
+      chosen: the method.
+      points: on the curve, evenly spaced.
+      steps: ratios where it jumps, each drawn from just below to just above.
+
+    Returns:
+      (ratios, weights for A = 1, weights for A = -1).
+
+    Example:
+      >>> import trustclip as tc
+      >>> ratios, positive, negative = curve(tc.method("clip"), points=35)
+      >>> [round(x, 6) for x in (ratios[13], positive[13], negative[13])]
+      [1.3, 0.0, 1.3]
+    """
+    even = torch.linspace(0, 3.4, points, dtype=torch.float64).clamp(min=1e-3)
+    around = [step * (1 + sign * 1e-6) for step in steps for sign in (-1, 1)]
+    ratios = torch.cat([even, torch.tensor(around, dtype=torch.float64)]).sort().values
+    positive, negative = (
+        [round(c, 12) for c in row.tolist()] for row in weights(chosen, ratios, (P_OLD,))[:, 0]
+    )
+    return ratios.tolist(), positive, negative

@@ -1,0 +1,1 @@
+"""The run directory: writing it, reading it, and its numbers as text."""

@@ -1,0 +1,88 @@
+"""From the answers of an evaluation to scores with intervals."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trustclip import stats
+from trustclip.runs.jsonl import Row
+
+
+def score_rows(result: Mapping[str, Any], step: int) -> list[Row]:
+    """Rows of ``metrics.jsonl``, one per task, from `scores`; ``average`` only over several tasks.
+
+    Example:
+      >>> part = {"mean@1": {"value": 0.5, "low": 0.2, "high": 0.8}, "problems": 6, "curve": {}}
+      >>> score_rows({"tasks": {"t": part}, "average": part}, 8)[0]["mean@1/low"]
+      0.2
+    """
+    parts = dict(result["tasks"])
+    if len(parts) > 1:
+        parts["average"] = result["average"]
+    rows = []
+    for task, part in parts.items():
+        row: Row = {"stage": "eval", "step": step, "task": task}
+        for name, value in part.items():
+            if name.partition("@")[1]:
+                row |= {name: value["value"], f"{name}/low": value["low"]}
+                row[f"{name}/high"] = value["high"]
+            elif name != "curve":
+                row[name] = value
+        rows.append(row)
+    return rows
+
+
+def outcomes(rows: Iterable[Row]) -> dict[str, dict[str, list[int]]]:
+    """Correctness by task and problem: ``{task: {id: [0, 1, ...]}}``, in order of appearance."""
+    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        found[row["task"]][row["id"]].append(row["correct"])
+    return {task: dict(problems) for task, problems in found.items()}
+
+
+def scores(rows: Sequence[Row]) -> dict[str, Any]:
+    """Mean@K and Pass@K with 95 % intervals, per task and macro-averaged, and how answers end.
+
+    Args:
+      rows: of `sample`, every problem with the same number of samples K.
+
+    Returns:
+      ``{"tasks": {task: {...}}, "average": {...}}``; each holds ``mean@K`` and ``pass@K`` as
+      ``{"value", "low", "high"}`` (shares of 1), ``problems``, ``truncated``, ``no_answer``,
+      ``timeout`` (of the verifier; shares of completions), ``length`` (mean, tokens) and ``curve``:
+      ``k`` from 1 to K, ``mean`` of the first k samples and unbiased ``pass`` at k.
+
+    Example:
+      >>> rows = [{"task": "t", "id": str(i), "correct": int(i > 0), "tokens": 4, "extracted": "1",
+      ...          "truncated": False, "judged": "direct"} for i in range(3) for _ in range(2)]
+      >>> round(scores(rows)["average"]["mean@2"]["value"], 3)
+      0.667
+    """
+    by_task = outcomes(rows)
+    parts = {
+        task: _scores(list(problems.values()), None, [r for r in rows if r["task"] == task])
+        for task, problems in by_task.items()
+    }
+    every = [answers for problems in by_task.values() for answers in problems.values()]
+    strata = [task for task, problems in by_task.items() for _ in problems]
+    return {"tasks": parts, "average": _scores(every, strata, rows)}
+
+
+def _scores(
+    correct: list[list[int]], strata: list[str] | None, rows: Sequence[Row]
+) -> dict[str, Any]:
+    k = min(len(answers) for answers in correct)
+    return {
+        f"mean@{k}": vars(stats.mean_interval(correct, strata)),
+        f"pass@{k}": vars(stats.pass_interval(correct, k, strata)),
+        "problems": len(correct),
+        "truncated": sum(row["truncated"] for row in rows) / len(rows),
+        "no_answer": sum(row["extracted"] is None for row in rows) / len(rows),
+        "timeout": sum(row["judged"] == "timeout" for row in rows) / len(rows),
+        "length": sum(row["tokens"] for row in rows) / len(rows),
+        "curve": {
+            "k": list(range(1, k + 1)),
+            "mean": stats.mean_curve(correct, strata).tolist(),
+            "pass": stats.pass_curve(correct, strata).tolist(),
+        },
+    }

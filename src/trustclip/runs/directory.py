@@ -1,0 +1,292 @@
+"""A run directory: everything a run is and did, readable without this program.
+
+``config.yaml`` (settings, all of them), ``environment.json``, ``metrics.jsonl`` (a line per logged
+step), ``samples.jsonl`` and further shards (a line per completion), ``gates.jsonl`` (a line per
+update: gated share of its completions), ``problems.jsonl``, ``summary.json`` (the outcome),
+``final/`` (the trained model). Lines are appended and flushed as they come: what was computed is on
+disk. Secrets (tokens, passwords, keys) are replaced before anything is written.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+import trustclip
+from trustclip.durable.lock import rank
+from trustclip.durable.store import CheckpointStore
+from trustclip.runs.identity import essential, flat, with_method
+from trustclip.runs.jsonl import (
+    append_jsonl,
+    plain,
+    read_jsonl,
+    read_mapping,
+    write_json,
+    write_text,
+)
+from trustclip.runs.samples import shards
+from trustclip.runs.secrets import redacted, redacted_argv
+from trustclip.tasks.problem import Problem
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
+
+#: A shard of samples is followed by another when it has grown past this.
+SHARD_BYTES = 64 * 2**20
+
+
+class RunDirectory:
+    """Folder of one run, created with its settings and environment in it.
+
+    Under several ranks the first one creates the folder and writes the records of all; the others
+    append only the completions that they have sampled themselves.
+
+    Args:
+      path: the folder.
+      command: name of the command that runs, e.g. ``"rl"``.
+      settings: its settings, a dataclass.
+
+    Raises:
+      ValueError: the folder already holds a run.
+    """
+
+    def __init__(self, path: Path, command: str, settings: Any) -> None:
+        if (path / "config.yaml").exists() and rank() == 0:
+            raise ValueError(f"{path} already holds a run; choose another --output-dir.")
+        self._open(path)
+        if rank() == 0:
+            path.mkdir(parents=True, exist_ok=True)
+            write_json(path / "environment.json", environment())
+            write_text(path / "config.yaml", _config(command, settings))
+
+    @classmethod
+    def resumed(cls, path: Path, command: str, settings: Any) -> Self:
+        """The run that ``path`` holds, to be continued, or a new one where there is none.
+
+        Args:
+          path: the folder.
+          command: name of the command that runs.
+          settings: its settings, all of them as they were.
+
+        Raises:
+          ValueError: the folder holds a run of another command or with other settings, or its
+            ``config.yaml`` is damaged.
+        """
+        if not (path / "config.yaml").exists() or rank() != 0:
+            return cls(path, command, settings)
+        stored = flat(essential(_all_of_method(with_method(_whole(path / "config.yaml")))))
+        asked = flat(essential(yaml.safe_load(_config(command, settings))))
+        for key in {**asked, **stored}:
+            if key not in stored or key not in asked or stored[key] != asked[key]:
+                raise ValueError(
+                    f"{path} holds a run with {key}={stored.get(key)!r}, not {asked.get(key)!r}; "
+                    "continue it with the same settings or choose another --output-dir."
+                )
+        run = cls.__new__(cls)
+        run._open(path)
+        return run
+
+    def _open(self, path: Path) -> None:
+        self.path = path
+        self._started, self._cpu = time.time(), time.process_time()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what belongs to all ranks."""
+        return rank() == 0
+
+    @property
+    def final(self) -> Path:
+        """Folder of the trained model."""
+        return self.path / "final"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def quarantine(self) -> Path:
+        """Where unreadable problem rows are listed."""
+        return self.path / "quarantine.jsonl"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Contents of ``summary.json``; empty before `summarize`."""
+        path = self.path / "summary.json"
+        return _whole(path) if path.exists() else {}
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Append one line to ``metrics.jsonl``."""
+        if self.leads:
+            append_jsonl(self.path / "metrics.jsonl", [row])
+
+    def notice(self, step: int, name: str, text: str) -> None:
+        """Append the warning of a guard to ``metrics.jsonl``."""
+        self.log({"stage": "notice", "step": step, "notice": name, "text": text})
+
+    def sample(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append lines to the newest shard of ``samples.jsonl``."""
+        number, own = 0, f"-rank{rank()}" if rank() else ""
+        while True:
+            suffix = f"-{number:05d}" if number else ""
+            shard = self.path / f"samples{own}{suffix}.jsonl"
+            if not shard.exists() or shard.stat().st_size < SHARD_BYTES:
+                return append_jsonl(shard, rows)
+            number += 1
+
+    def gates(self, row: Mapping[str, Any]) -> None:
+        """Append the gated shares of one update's completions to ``gates.jsonl``."""
+        append_jsonl(self.path / "gates.jsonl", [row])
+
+    def problems(self, problems: Iterable[Problem], task: str | None = None) -> None:
+        """Record the problems used, each once."""
+        path = self.path / "problems.jsonl"
+        known = {(row["task"], row["id"]) for row in read_jsonl(path)} if path.exists() else set()
+        if self.leads:
+            append_jsonl(
+                path,
+                [
+                    {"id": p.id, "task": task, "problem": p.problem, "answer": p.answer}
+                    for p in problems
+                    if (task, p.id) not in known
+                ],
+            )
+
+    def cursor(self) -> dict[str, int]:
+        """Sizes of the files that grow, once they are safely on disk."""
+        sizes = {}
+        for path in self._appended():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            sizes[path.name] = path.stat().st_size
+        return sizes
+
+    def rewind(self, cursor: Mapping[str, int]) -> None:
+        """Truncate the files that grow to a `cursor`; what came after will be computed again.
+
+        Raises:
+          ValueError: a file is shorter than it was: lines are lost and will not come again.
+        """
+        for path in self._appended():
+            size = cursor.get(path.name)
+            if size is None:
+                path.unlink()
+            elif path.stat().st_size > size:
+                os.truncate(path, size)
+        for name, size in cursor.items():
+            path = self.path / name
+            if not path.exists() or path.stat().st_size < size:
+                raise ValueError(f"{path} has lost lines since the checkpoint: {size} bytes then.")
+
+    def start_over(self) -> None:
+        """Before training: set aside rows that no checkpoint continues.
+
+        There are such rows when ``checkpoints/`` has been moved away to train from the start. They
+        go to ``attempt-1/``, ``attempt-2/``, ..., with a warning.
+        """
+        rows = self._appended()
+        if not self.leads or not rows or CheckpointStore(self.checkpoints).begun:
+            return
+        number = 1
+        while (folder := self.path / f"attempt-{number}").exists():
+            number += 1
+        folder.mkdir()
+        for path in rows:
+            path.rename(folder / path.name)
+        warnings.warn(
+            f"{self.checkpoints} holds nothing to continue from, so training starts from the "
+            f"beginning; the rows of the earlier attempt are now in {folder}.",
+            stacklevel=2,
+        )
+
+    def _appended(self) -> list[Path]:
+        """Files that only grow while the run goes on; nothing else in the folder is its own."""
+        named = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
+        return [*(path for path in named if path.exists()), *shards(self.path)]
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``, whole or not at all."""
+        spent = {
+            "seconds": round(time.time() - self._started, 1),
+            "cpu_seconds": round(time.process_time() - self._cpu, 1),
+        }
+        if self.leads:
+            write_json(self.path / "summary.json", {**summary, **spent, "versions": versions()})
+
+
+def samples(folder: Path) -> Iterator[dict[str, Any]]:
+    """Rows of all shards of a run directory's samples, in the order they were written."""
+    for path in shards(folder):
+        yield from read_jsonl(path)
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """The mapping in a file that the run writes whole: an empty one is damaged, too."""
+    try:
+        content = dict(read_mapping(path))
+        if not content:
+            raise ValueError(f"{path} is damaged: it is empty.")
+    except ValueError as error:
+        raise ValueError(f"{error} Restore it, or choose another --output-dir.") from error
+    return content
+
+
+def _all_of_method(config: dict[str, Any]) -> dict[str, Any]:
+    """With every hyper-parameter of the method, as older releases did not write them."""
+    from trustclip.constraints.registry import as_method
+
+    if isinstance(config.get("rl"), dict):
+        config["rl"] = _all_of_method(config["rl"])
+    if isinstance(config.get("method"), dict):
+        config["method"] = as_method(config["method"]).to_dict()
+    return config
+
+
+def _config(command: str, settings: Any) -> str:
+    config = redacted({"command": command, **plain(settings)})
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what results depend on."""
+    found = {"trustclip": trustclip.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for a run's record and for `trustclip doctor`."""
+    return {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "argv": redacted_argv(sys.argv[1:]),
+        "git": _git(),
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory's repository, and whether it has changes; None without."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout
+
+    try:
+        return {"commit": git("rev-parse", "HEAD").strip(), "changed": bool(git("status", "-s"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

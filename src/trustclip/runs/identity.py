@@ -1,0 +1,66 @@
+"""What makes two runs the same run: which settings results depend on, and which they do not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Settings that no result depends on, with the reason.
+NEUTRAL: Mapping[str, str] = {
+    "name": "a title, for people",
+    "output_dir": "where the files of the run are written",
+    "save_steps": "a run continues exactly from any checkpoint, so how often it saves is free",
+    "save_total_limit": "how many checkpoints are kept",
+    "sink": "where metrics are copied to",
+    "logging_steps": "how often metrics are written; nothing is trained on them",
+}
+#: Parts of a recipe that have settings of their own.
+STAGES = ("sft", "rl", "eval")
+
+
+def essential(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings without those that no result depends on.
+
+    Only the settings of the run and of its stages are looked at: a method's ``name`` is no title.
+
+    Example:
+      >>> essential({"name": "a", "rl": {"sink": "wandb", "method": {"name": "atr"}}})
+      {'rl': {'method': {'name': 'atr'}}}
+    """
+    return {
+        key: _without_neutral(value) if key in STAGES and isinstance(value, Mapping) else value
+        for key, value in _without_neutral(config).items()
+    }
+
+
+def _without_neutral(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in settings.items() if key not in NEUTRAL}
+
+
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their paths; an empty mapping is a value.
+
+    Example:
+      >>> flat({"rl": {"method": {"name": "atr"}, "trl": {}}})
+      {'rl.method.name': 'atr', 'rl.trl': {}}
+    """
+    found: dict[str, Any] = {}
+    for key, value in mapping.items():
+        path = f"{prefix}{key}"
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{path}.") if nested else {path: value}
+    return found
+
+
+def with_method(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``config.yaml`` with its method as one mapping, also where an older release wrote it.
+
+    Example:
+      >>> with_method({"rl": {"method": "atr", "method_args": {"delta": 0.07}}})
+      {'rl': {'method': {'name': 'atr', 'delta': 0.07}}}
+    """
+    new = dict(config)
+    if isinstance(new.get("rl"), Mapping):
+        new["rl"] = with_method(new["rl"])
+    arguments = new.pop("method_args", None)
+    if isinstance(new.get("method"), str):
+        new["method"] = {"name": new["method"], **(arguments or {})}
+    return new

@@ -1,0 +1,95 @@
+"""Progress of a run: a live bar on a terminal, a plain line per step elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from trustclip.runs.text import duration
+
+#: Metrics in a line: label, key of the metrics row, format.
+SHOWN = (
+    ("loss", "loss", "{:.3f}"),
+    ("correct", "correct", "{:.1%}"),
+    ("reward", "reward", "{:.3f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("gated", "trustclip/gated", "{:.1%}"),
+    ("length", "completions/mean_length", "{:.1f}"),
+)
+
+
+class Stage:
+    """One stage of a run: a live bar on a terminal, a line per step anywhere else.
+
+    Args:
+      console: where to write.
+      name: of the stage, e.g. ``"rl"``.
+      total: steps.
+
+    Example:
+      >>> import io
+      >>> out = io.StringIO()
+      >>> with Stage(Console(file=out, width=80), "rl", total=2) as stage:
+      ...     stage.step({"reward": 0.25})
+      >>> out.getvalue().split("eta")[0]
+      'rl 1/2  reward 0.250  '
+    """
+
+    def __init__(self, console: Console, name: str, total: int) -> None:
+        self._console, self._name, self._total = console, name, total
+        self._started, self._done, self._before = time.monotonic(), 0, 0
+        self._latest: dict[str, Any] = {}
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description:>6}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[shown]}"),
+                console=console,
+            )
+            self._task = self._bar.add_task(name, total=total, shown="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def resume(self, done: int) -> None:
+        """Set the number of steps that an earlier attempt has done."""
+        self._before = self._done = done
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+
+    def step(self, metrics: dict[str, Any], steps: int = 1) -> None:
+        """Advance by ``steps``, with the newest metrics.
+
+        A metric missing from a row keeps its last value: rewards come once per generation.
+        """
+        self._done += steps
+        self._latest |= {key: metrics[key] for _, key, _ in SHOWN if metrics.get(key) is not None}
+        shown = "  ".join(
+            f"{label} {form.format(self._latest[key])}"
+            for label, key, form in SHOWN
+            # The loss of a policy gradient is not informative, and the line is short.
+            if key in self._latest and not (key == "loss" and "reward" in self._latest)
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, advance=steps, shown=shown)
+            return
+        spent, made = time.monotonic() - self._started, max(self._done - self._before, 1)
+        left = spent / made * (self._total - self._done)
+        line = f"{self._name} {self._done}/{self._total}  {shown}  eta {duration(left)}"
+        self._console.print(line, highlight=False, soft_wrap=True)

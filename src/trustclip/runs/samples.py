@@ -1,0 +1,223 @@
+"""Completions of a run for the page: a stated number of them, spread evenly over the run."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trustclip.runs.jsonl import Line, Row, parsed, scan
+
+#: What identifies a completion within its run.
+Key = tuple[Any, ...]
+
+#: Maximum number of completions of one run in the page.
+MAX_ROWS = 5000
+#: Maximum number of characters of completions and problems in the page, over all runs.
+MAX_CHARACTERS = 16_000_000
+#: Characters shown of the beginning and of the end of one completion.
+HEAD, TAIL = 12_000, 4_000
+
+#: Columns of a completion in the page.
+COLUMNS = (
+    "stage", "step", "task", "id", "k", "problem", "gold", "extracted", "tokens", "truncated",
+    "right", "gated", "response",
+)  # fmt: skip
+
+
+#: Shards of a run's samples: of the first rank, then of the others.
+_SHARD = re.compile(r"samples(-rank\d+)?(-\d{5,})?\.jsonl")
+
+
+def shards(folder: Path) -> list[Path]:
+    """Files of a run's samples, in the order they were written; a user's own copies are not."""
+    found = (path for path in folder.glob("samples*.jsonl") if _SHARD.fullmatch(path.name))
+    return sorted(found, key=lambda path: path.stem)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Location of a completion: shard, byte offset and length; and its group."""
+
+    shard: Path
+    offset: int
+    length: int
+    group: tuple[Any, ...]
+
+
+@dataclass
+class Samples:
+    """Locations of the completions of a run, and what an evaluation needs of them.
+
+    Args:
+      places: by (stage, step, task, problem, number); the later one of a completion written twice.
+      answers: rows of evaluations by stage and step, without their texts.
+      unreadable: lines left out.
+    """
+
+    places: dict[Key, Place] = field(default_factory=dict)
+    answers: dict[tuple[str | None, int | None], dict[Key, Row]] = field(default_factory=dict)
+    unreadable: int = 0
+
+    @classmethod
+    def read(cls, folder: Path) -> "Samples":
+        """Samples of a run directory, from all shards, keeping no text in memory."""
+        found = cls()
+        for shard in shards(folder):
+            for line in scan(shard):
+                if line.row is None:
+                    found.unreadable += 1
+                else:
+                    found._add(shard, line, line.row)
+        return found
+
+    def _add(self, shard: Path, line: Line, row: Row) -> None:
+        stage, step, task = _text(row.get("stage")), _whole(row.get("step")), _text(row.get("task"))
+        number = _number(row)
+        unnamed = (shard.name, line.offset) if number is None else None
+        identity = _text(row.get("id")) if task is not None else None
+        key = (stage, step, task, identity, number, unnamed)
+        self.places[key] = Place(shard, line.offset, len(line.content), (stage, step, task))
+        if task is not None and row.get("correct") in (0, 1):
+            tokens = _whole(row.get("tokens"))
+            brief = {
+                "task": task,
+                "id": str(identity),
+                "correct": int(row["correct"]),
+                "tokens": float("nan") if tokens is None else tokens,
+                "truncated": bool(row.get("truncated")),
+                "extracted": None if row.get("extracted") is None else "",
+                "judged": row.get("judged"),
+            }
+            self.answers.setdefault((stage, step), {})[key] = brief
+
+    def chosen(self, characters: int) -> list[Place]:
+        """Locations of the completions to show, equally many from each evaluation and generation.
+
+        Args:
+          characters: maximum for all texts together.
+        """
+        rank: dict[tuple[Any, ...], int] = defaultdict(int)
+        group_order: dict[tuple[Any, ...], float] = {}
+        ordered = []
+        for number, place in enumerate(self.places.values()):
+            # Multiples of the golden ratio are spread evenly at every length.
+            order = group_order.setdefault(place.group, len(group_order) * 0.6180339887 % 1)
+            ordered.append((rank[place.group], order, number, place))
+            rank[place.group] += 1
+        taken, room = [], characters
+        for _, _, number, place in sorted(ordered, key=lambda item: item[:3])[:MAX_ROWS]:
+            room -= min(place.length, HEAD + TAIL)
+            if room < 0:
+                break
+            taken.append((number, place))
+        return [place for _, place in sorted(taken, key=lambda item: item[0])]
+
+
+class Problems:
+    """Texts of problems, each held once however many runs used it."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str | None) -> int | None:
+        """Number of a text, in order of first use."""
+        if text is None:
+            return None
+        if text not in self._numbers:
+            self._numbers[text] = len(self.texts)
+            self.texts.append(text)
+        return self._numbers[text]
+
+
+def viewed(folder: Path, samples: Samples, characters: int, problems: Problems) -> list[list[Any]]:
+    """Rows of `COLUMNS` of the completions that the page shows of a run.
+
+    Args:
+      folder: the run directory; its problems and gates are joined.
+      samples: of it.
+      characters: maximum for all texts together.
+      problems: collects the texts of problems.
+    """
+    gated = _gated(folder / "gates.jsonl")
+    texts = _texts(folder / "problems.jsonl")
+    rows = []
+    for row in _reread(samples.chosen(characters)):
+        stage, task, identity = (_text(row.get(name)) for name in ("stage", "task", "id"))
+        step, right = _whole(row.get("step")), row.get("correct", row.get("reward"))
+        text = texts.get((task, identity), texts.get((None, identity)))
+        rows.append(
+            [
+                stage, step, task, identity, _number(row), problems.number(text),
+                _text(row.get("gold")), _text(row.get("extracted")), _whole(row.get("tokens")),
+                bool(row.get("truncated")), right if isinstance(right, int | float) else None,
+                gated.get((step, _whole(row.get("index")))) if stage == "rl" else None,
+                cut(str(row.get("response", ""))),
+            ]
+        )  # fmt: skip
+    return rows
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)[:HEAD]
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _number(row: Row) -> int | None:
+    """Number of a completion among those of its problem, or of its generation."""
+    return _whole(row.get("k", row.get("index")))
+
+
+def cut(text: str) -> str | list[Any]:
+    """A text, or [beginning, number of omitted characters, end] if it is too long.
+
+    Example:
+      >>> cut("short"), [len(part) if isinstance(part, str) else part for part in cut("x" * 20_000)]
+      ('short', [12000, 4000, 4000])
+    """
+    if len(text) <= HEAD + TAIL:
+        return text
+    return [text[:HEAD], len(text) - HEAD - TAIL, text[-TAIL:]]
+
+
+def _reread(places: list[Place]) -> Iterator[Row]:
+    by_shard: dict[Path, list[Place]] = defaultdict(list)
+    for place in places:
+        by_shard[place.shard].append(place)
+    for shard, here in by_shard.items():
+        with shard.open("rb") as file:
+            for place in here:
+                file.seek(place.offset)
+                row = parsed(file.read(place.length))
+                if row is not None:
+                    yield row
+
+
+def _texts(path: Path) -> Mapping[tuple[Any, Any], str]:
+    if not path.exists():
+        return {}
+    return {
+        (_text(row.get("task")), _text(row["id"])): str(row["problem"])[: HEAD + TAIL]
+        for line in scan(path)
+        if (row := line.row) is not None and "id" in row and "problem" in row
+    }
+
+
+def _gated(path: Path) -> dict[tuple[Any, Any], float]:
+    """Gated share of each completion by (generation, index): mean over the updates it was in."""
+    if not path.exists():
+        return {}
+    rows = (line.row for line in scan(path) if line.row is not None)
+    updates = {_whole(row.get("step")): row for row in rows}
+    shares: dict[tuple[Any, Any], list[float]] = defaultdict(list)
+    for row in updates.values():
+        columns = (row.get("generated", ()), row.get("index", ()), row.get("gated", ()))
+        for generated, index, share in zip(*columns, strict=False):
+            if isinstance(share, int | float):
+                shares[_whole(generated), _whole(index)].append(share)
+    return {key: round(sum(values) / len(values), 5) for key, values in shares.items()}

@@ -1,0 +1,116 @@
+"""Numbers and texts as people read them: percent, intervals, time, bytes, Markdown."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+#: Control characters, line separators and marks that change the direction of what follows: in a
+#: terminal they move the cursor or set the title, in a page they hide text.
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+#: Markdown's markup. For some it depends on the context: ``clip_higher`` and ``[0, 1]`` are text.
+_MARKUP = re.compile(r"[\\`*|~$#]|(?<!\w)_|_(?!\w)|(?<=\])[(\[:]|(?<!\w)@|:(?=//)|(?<=\bwww)\.")
+_ENTITY = re.compile(r"&(?=#?\w+;)")
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share in percent, or ``"-"`` where it is unknown.
+
+    Example:
+      >>> percent(0.125), percent(-0.5, 0), percent(None)
+      ('12.5', '−50', '-')
+    """
+    if share is None or math.isnan(share):
+        return "-"
+    return f"{100 * share:.{digits}f}".replace("-", "−")
+
+
+def bracket(low: float | None, high: float | None) -> str:
+    """An interval in percent, or nothing where it is unknown.
+
+    Example:
+      >>> bracket(0.081, 0.18), bracket(None, None)
+      ('[8.1, 18.0]', '')
+    """
+    return "" if "-" in (percent(low), percent(high)) else f"[{percent(low)}, {percent(high)}]"
+
+
+def interval_text(interval: Mapping[str, float]) -> str:
+    """A share and its interval in percent.
+
+    Example:
+      >>> interval_text({"value": 0.125, "low": 0.081, "high": 0.18})
+      '12.5 [8.1, 18.0]'
+    """
+    return f"{percent(interval['value'])} {bracket(interval['low'], interval['high'])}".rstrip()
+
+
+def duration(seconds: float | None) -> str:
+    """A time in the two largest units that matter, or ``"-"`` where it is unknown.
+
+    Example:
+      >>> [duration(s) for s in (42, 620, 7500, None)]
+      ['42 s', '10 min 20 s', '2 h 5 min', '-']
+    """
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def readable(size: float) -> str:
+    """A number of bytes in binary units.
+
+    Example:
+      >>> readable(910592), readable(3.2e10), readable(0)
+      ('889 KiB', '29.8 GiB', '0 B')
+    """
+    power = 0 if size < 1 else min(4, int(math.log(size, 1024)))
+    value, unit = size / 1024**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{value:.1f} {unit}" if power and value < 100 else f"{value:.0f} {unit}"
+
+
+def one_line(value: object) -> str:
+    r"""A value as text in one line, without control characters.
+
+    Example:
+      >>> one_line("a\n b\x1b]0;title\x07")
+      'a b ]0;title'
+    """
+    return " ".join(_CONTROL.sub(" ", str(value)).split())
+
+
+def markdown_text(value: object) -> str:
+    r"""A value as one line of Markdown that renders as itself: no markup, HTML, link or mention.
+
+    Example:
+      >>> print(markdown_text("a|b <script>[x](y)\n# no title, clip_higher [0, 1]"))
+      a\|b &lt;script&gt;[x]\(y) \# no title, clip_higher [0, 1]
+    """
+    line = _ENTITY.sub("&amp;", _MARKUP.sub(r"\\\g<0>", one_line(value)))
+    return line.replace("<", "&lt;").replace(">", "&gt;")
+
+
+def markdown_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False
+) -> str:
+    """A table in GitHub's Markdown; its cells are Markdown already, see `markdown_text`.
+
+    Args:
+      header: of the columns.
+      rows: cells.
+      numbers: align every column but the first to the right.
+
+    Example:
+      >>> print(markdown_table(["what", "ms"], [["a", "1.23"]], numbers=True))
+      | what | ms |
+      |---|---:|
+      | a | 1.23 |
+    """
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
+    rest = ("---:|" if numbers else "---|") * (len(header) - 1)
+    lines.insert(1, "|---|" + rest)
+    return "\n".join(lines)

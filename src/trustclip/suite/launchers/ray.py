@@ -1,0 +1,97 @@
+"""Runs as Ray tasks."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray as package  # pyright: ignore[reportMissingImports]  # an extra
+
+from trustclip.suite.launchers.base import Resources
+from trustclip.suite.launchers.remote import RemoteRun, attend, clear
+
+#: A type checker finds this file under the name of the package.
+ray: Any = package
+
+
+class Ray:
+    """One Ray task per run.
+
+    Tasks run on the cluster that RAY_ADDRESS names or that this machine belongs to; where there is
+    none, on a local Ray started for the purpose.
+
+    Args:
+      resources: of each task.
+    """
+
+    def __init__(self, resources: Resources) -> None:
+        wrong = [name for name, amount in resources.extra.items() if not _amount(amount)]
+        if wrong:
+            name = wrong[0]
+            raise ValueError(
+                f"--extra {name} must be an amount of a Ray resource above 0, got "
+                f"{resources.extra[name]!r}."
+            )
+        self._own = not ray.is_initialized()
+        if self._own:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(log_to_driver=False, logging_level="error")
+        asked = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.extra}
+        try:
+            _check(asked)
+        except ValueError:
+            self.close()
+            raise
+        # A fresh worker for each run, like a process on one machine; and no automatic retry: the
+        # suite's next call retries, and reports it.
+        self._attend: Any = ray.remote(
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            resources=dict(resources.extra),
+            max_calls=1,
+            max_retries=0,
+        )(attend)
+        self._threads = resources.cpus
+
+    def start(self, folder: Path, command: Sequence[str], slot: int) -> RemoteRun:
+        """Submit the run to Ray."""
+        folder = folder.resolve()
+        clear(folder)
+        named = self._attend.options(name=folder.name)
+        return RemoteRun(
+            folder, _Task(named.remote(folder, list(command), Path.cwd(), self._threads))
+        )
+
+    def close(self) -> None:
+        """Disconnect from the cluster, or shut down a local Ray."""
+        if self._own:
+            ray.shutdown()
+
+
+def _amount(value: object) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+def _check(asked: dict[str, Any]) -> None:
+    """Refuse a task that no node can ever run: it would wait forever."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(all(node.get(k, 0) >= n for k, n in asked.items()) for node in nodes):
+        return
+    wanted = ", ".join(f"{k} {n:g}" for k, n in asked.items() if n)
+    offered = "; ".join(", ".join(f"{k} {node.get(k, 0):g}" for k in asked) for node in nodes)
+    raise ValueError(f"no node of the Ray cluster has {wanted}. Its nodes: {offered}.")
+
+
+class _Task:
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+        self.name = f"task {reference.task_id().hex()}"
+
+    def done(self) -> bool:
+        return bool(ray.wait([self._reference], timeout=0)[0])
+
+    def result(self) -> int | None:
+        return ray.get(self._reference)
+
+    def cancel(self) -> None:
+        ray.cancel(self._reference)

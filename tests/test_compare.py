@@ -1,0 +1,170 @@
+"""``trustclip compare``: the last evaluations of run directories, and nothing but them."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from synthetic_runs import Spec, final_of, make_run
+
+from trustclip import stats
+from trustclip.report.comparison import Compared
+from trustclip.report.console import print_comparison
+from trustclip.runs.reader import read_run
+
+ATR = Spec({"name": "atr", "delta": 0.07}, gain=3.0)
+CLIP = Spec({"name": "clip", "epsilon": 0.2}, gain=0.2)
+
+
+def compared(*folders: Path, step: int | None = None) -> tuple[list[Compared], str]:
+    text = io.StringIO()
+    console = Console(width=120, file=text)
+    found = print_comparison(folders, console, step=step)
+    return found, text.getvalue()
+
+
+def test_a_run_and_its_copy_do_not_differ(tmp_path):
+    """All evaluations of a run were pooled: with another schedule its copy was 15 points better."""
+    make_run(tmp_path / "run", ATR)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    found, text = compared(tmp_path / "run", tmp_path / "copy")
+    assert [c.metric for c in found] == ["mean@4", "pass@4"]
+    for c in found:
+        assert c.difference == stats.Difference(0.0, 0.0, 0.0, 1.0) and c.p_holm == 1
+    assert "+0.0 [+0.0, +0.0]" in text and "identical to" in text
+
+
+def test_evaluations_before_the_last_one_count_for_nothing(tmp_path):
+    """The demo's folder has evaluations 0 and 96, the same run by its recipe 0, 32, 64 and 96."""
+    often = make_run(tmp_path / "often", ATR)
+    seldom = tmp_path / "seldom"
+    shutil.copytree(often, seldom)
+    for name in ("samples.jsonl", "metrics.jsonl"):
+        rows = [json.loads(line) for line in (seldom / name).read_text().splitlines()]
+        kept = [r for r in rows if r["stage"] != "eval" or r["step"] in (0, 60)]
+        (seldom / name).write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert len(read_run(seldom).evaluations) == 2 < len(read_run(often).evaluations)
+    for c in compared(often, seldom)[0]:
+        assert c.difference is not None and (c.difference.value, c.p_holm) == (0, 1)
+
+
+def test_samples_of_every_shard_count(tmp_path):
+    first, second = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)
+    whole = compared(first, second)[0]
+    lines = (second / "samples.jsonl").read_text().splitlines(keepends=True)
+    half = len(lines) // 2
+    (second / "samples.jsonl").write_text("".join(lines[:half]))
+    (second / "samples-00001.jsonl").write_text("".join(lines[half:]))
+    assert [c.difference for c in compared(first, second)[0]] == [c.difference for c in whole]
+
+
+def test_seeds_of_one_method_are_one_arm_paired_by_seed(tmp_path):
+    folders = [
+        make_run(tmp_path / f"{name}{seed}", replace(spec, seed=seed))
+        for seed in (0, 1, 2)
+        for name, spec in (("clip", CLIP), ("atr", ATR))
+    ]
+    (mean, _), text = compared(*folders)
+    answers = {
+        name: [
+            [a for task in final_of(run).answers.values() for a in task.values()]
+            for run in (read_run(tmp_path / f"{name}{seed}") for seed in (0, 1, 2))
+        ]
+        for name in ("atr", "clip")
+    }
+    strata = ["amc23"] * 20 + ["aime24"] * 10
+    assert mean.difference == stats.paired_difference(
+        answers["atr"], answers["clip"], strata, same_seeds=True
+    )
+    assert (mean.reference.label, mean.seeds) == ("clip ε=0.2", 3)
+    assert "paired by problem and seed" in text and "53 to 87" in text
+    rows = [
+        line.split()[:2] for line in text.splitlines() if line.startswith(("Mean@4 ", "Pass@4 "))
+    ]
+    names = ("average", "average", "amc23", "amc23", "aime24", "aime24")
+    assert rows == [[kind, name] for kind in ("Mean@4", "Pass@4") for name in names]
+
+
+def test_different_seeds_are_compared_as_independent_runs(tmp_path):
+    folders = [make_run(tmp_path / f"clip{seed}", replace(CLIP, seed=seed)) for seed in (0, 1)]
+    folders += [make_run(tmp_path / f"atr{seed}", replace(ATR, seed=seed)) for seed in (5, 6, 7)]
+    (mean, _), text = compared(*folders)
+    assert mean.difference is not None and not mean.same_seeds
+    assert "paired by problem;" in text
+
+
+def test_two_seeds_of_one_method_are_no_comparison(tmp_path):
+    """The seeds of one method were arms: one "better" than the other by 9.6 points, p = 0.0002."""
+    folders = [make_run(tmp_path / f"atr{seed}", replace(ATR, seed=seed)) for seed in (0, 1)]
+    with pytest.raises(ValueError, match=r"at least two methods.*got one \(atr δ=0.07, seeds 0, 1"):
+        compared(*folders)
+
+
+def test_different_updates_are_refused_with_the_update_that_would_do(tmp_path):
+    first = make_run(tmp_path / "a", ATR)
+    second = make_run(tmp_path / "b", replace(CLIP, steps=40))
+    with pytest.raises(ValueError, match=r"a at 60, .*b at 40\. Compare them with --step 40"):
+        compared(first, second)
+    assert compared(first, second, step=40)[0][0].difference is not None
+    with pytest.raises(ValueError, match=r"b was not evaluated at update 60; updates: 20, 40"):
+        compared(first, second, step=60)
+
+
+def test_different_problems_are_refused_by_name(tmp_path):
+    first = make_run(tmp_path / "a", ATR)
+    second = make_run(tmp_path / "b", replace(CLIP, tasks={"amc23": 20, "aime24": 9}))
+    with pytest.raises(ValueError, match=r"different problems: 1 are .*\(aime24: 9\)"):
+        compared(first, second)
+
+
+def test_what_has_no_samples_is_refused(tmp_path):
+    first, second = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)
+    (second / "samples.jsonl").unlink()
+    with pytest.raises(ValueError, match="b no longer holds the samples"):
+        compared(first, second)
+    with pytest.raises(ValueError, match="there is no folder"):
+        compared(first, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("same_text", [True, False])
+def test_a_twin_is_exactly_equal_only_if_its_completions_are(tmp_path, same_text):
+    """The twin of atr, equal to the bit, was printed as 0.0 [-12.0, 12.0]."""
+    first, twin = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)
+    text = (first / "samples.jsonl").read_text()
+    (twin / "samples.jsonl").write_text(text if same_text else text.replace("So x", "Thus x"))
+    (mean, _), printed = compared(first, twin)
+    assert mean.difference is not None
+    assert mean.difference.value == 0 and mean.p_holm == 1
+    if same_text:
+        assert (mean.difference.low, mean.difference.high) == (0, 0)
+        assert "clip ε=0.2 is identical to atr δ=0.07, completion by completion." in printed
+    else:
+        assert mean.difference.low < -0.05 and mean.difference.high > 0.05
+        assert "no difference observed" in printed
+
+
+def test_a_few_seeds_are_never_answered_with_more_samples(tmp_path):
+    """Two methods and two seeds: "about 9 samples would be needed" where 512 did not suffice."""
+    specs = {"clip": replace(CLIP, gain=0.8), "atr": replace(ATR, gain=1.0)}
+    folders = [
+        make_run(tmp_path / f"{name}{seed}", replace(spec, seed=seed))
+        for name, spec in specs.items()
+        for seed in (0, 1)
+    ]
+    found, text = compared(*folders)
+    assert all(c.verdict.startswith("not resolvable with 2 seeds per method") for c in found)
+    assert "would be needed" not in text
+
+
+def test_one_problem_has_a_score_and_no_interval(tmp_path):
+    tasks = {"amc23": 1}
+    folders = [
+        make_run(tmp_path / name, replace(spec, tasks=tasks))
+        for name, spec in (("a", ATR), ("b", CLIP))
+    ]
+    found, text = compared(*folders)
+    assert "nan" not in text
+    assert all(c.verdict.startswith("not resolvable with 4 samples on 1 problem") for c in found)

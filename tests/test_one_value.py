@@ -1,0 +1,186 @@
+"""A method is one value: built once from the flag or the file, and handed on to the gate."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from test_recipe_files import written
+
+import trustclip as tc
+from trustclip.cli.arguments import changes_of, settings
+from trustclip.constraints.registry import as_method
+from trustclip.methods.atr import ATR
+from trustclip.recipes.files import ALIASES, as_mapping, load_recipe
+from trustclip.recipes.settings import DemoSettings, Recipe, RLSettings
+from trustclip.suite.plan import plan
+
+PRESET = ["--preset", "tiny", "--method.delta", "0.05"]
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Every construction of an `ATR` since the last `clear`."""
+    tc.methods()  # some have parts by default, made when their file is imported
+    made, init = [], ATR.__init__
+
+    def counted(self, *args, **kwargs):
+        made.append(self)
+        init(self, *args, **kwargs)
+
+    monkeypatch.setattr(ATR, "__init__", counted)
+    return made
+
+
+class _AtTheGate(Exception):
+    pass
+
+
+def test_a_method_is_built_once_from_the_flag_to_the_first_gate(tmp_path, monkeypatch, built):
+    from trustclip.cli.commands import experiments
+
+    def gate(*_args, **_kwargs):
+        raise _AtTheGate
+
+    monkeypatch.setattr("trustclip.constraints.gates.interval", gate)
+    place = ["--output-dir", str(tmp_path / "run"), "--max-steps", "2"]
+    with pytest.raises(_AtTheGate):
+        experiments.rl([*PRESET, *place])
+    assert len(built) == 1 and built[0].delta == 0.05
+
+
+def test_a_recipe_with_a_change_builds_its_method_once(tmp_path, built):
+    recipe = load_recipe(written(tmp_path), {"method.delta": 0.02})
+    assert [recipe.rl.method] == built
+    RLSettings(model="tiny", output_dir=tmp_path, **vars(recipe.rl))
+    assert len(built) == 1
+
+
+SPELLINGS = [
+    ["--method", "atr", "--method.delta", "0.05"],
+    ["--method.delta=0.05"],
+    ["--method", "{name: atr, delta: 0.05}"],
+    ["--method.delta", "0.05", "--method", "{name: atr, delta: 0.2}"],
+]
+
+
+@pytest.mark.parametrize("words", SPELLINGS, ids=" ".join)
+def test_every_spelling_of_the_command_line_is_the_same_method(tmp_path, words):
+    want = tc.method("atr", delta=0.05)
+    preset = ["--preset", "tiny", *words]
+    assert settings(RLSettings, preset, "rl").method == want
+    assert settings(DemoSettings, words, "demo").method == want
+    for prefixed in (words, [word.replace("--method", "--rl.method") for word in words]):
+        _, changes = changes_of(prefixed, Recipe, ALIASES)
+        assert load_recipe(written(tmp_path), changes).rl.method == want
+
+
+def test_parts_and_controllers_are_values_too(tmp_path):
+    gate = {"controller": "target_gate", "share": 0.02}
+    words = ["--method", "both", "--method.second.name", "atr", "--method.second.delta", str(gate)]
+    _, changes = changes_of(words, Recipe, ALIASES)
+    method = load_recipe(written(tmp_path), changes).rl.method
+    assert method == tc.method("both", second=tc.method("atr", delta=gate))
+    assert tc.Trait.ADAPTS in method.traits
+    text = yaml.safe_dump(as_mapping(load_recipe(written(tmp_path), changes)))
+    assert load_recipe(written(tmp_path, text)).rl.method == method
+
+
+def test_a_suite_sweeps_a_hyper_parameter_of_its_methods(tmp_path):
+    written(tmp_path)
+    suite = {
+        "name": "s", "recipe": "recipe.yaml", "output_dir": str(tmp_path / "out"),
+        "methods": {"atr": {"name": "atr"}, "kl2": {"name": "kl2"}},
+        "sweep": {"rl.method.delta": [0.01, 0.02]},
+    }  # fmt: skip
+    file = tmp_path / "suite.yaml"
+    file.write_text(yaml.safe_dump(suite))
+    runs: Any = plan(file).runs
+    assert {(job.label, job.method.delta) for job in runs} == {
+        ("atr", 0.01), ("atr", 0.02), ("kl2", 0.01), ("kl2", 0.02)
+    }  # fmt: skip
+    assert all(job.settings["rl"]["method"] == job.method.to_dict() for job in runs)
+
+
+# In TRL's configuration ---------------------------------------------------------------------------
+
+TRL: dict[str, Any] = {"num_iterations": 2, "use_cpu": True, "bf16": False, "report_to": "none"}
+
+
+def config(tmp_path, **values):
+    from trustclip.engines.trl import ConstrainedGRPOConfig
+
+    return ConstrainedGRPOConfig(str(tmp_path), **TRL, **values)
+
+
+def test_the_trl_configuration_takes_a_name_a_mapping_and_a_method(tmp_path, built):
+    want = tc.method("atr", delta=0.05)
+    built.clear()
+    for given in (want, {"name": "atr", "delta": 0.05}, '{"name": "atr", "delta": 0.05}'):
+        assert config(tmp_path, method=given).method == want
+    assert config(tmp_path, method=want).method is want
+    assert config(tmp_path).method == config(tmp_path, method="atr").method == tc.method("atr")
+
+
+def test_the_trl_configuration_serialises_and_comes_back(tmp_path):
+    args = config(tmp_path, method={"name": "atr", "delta": 0.05})
+    values = json.loads(args.to_json_string())
+    assert values["method"] == tc.method("atr", delta=0.05).to_dict()
+    assert values["method_args"] is None
+    again = type(args)(**{name: args.to_dict()[name] for name in ("output_dir", "method", *TRL)})
+    assert again.method == args.method
+
+
+def test_the_parser_of_transformers_takes_the_method_as_text(tmp_path):
+    from trl.scripts.utils import TrlParser
+
+    from trustclip.engines.trl import ConstrainedGRPOConfig
+
+    classes: Any = (ConstrainedGRPOConfig,)
+    words = ["--output_dir", str(tmp_path), "--num_iterations", "2", "--use_cpu", "--bf16", "False"]
+    for text in ("kl2", '{"name": "kl2", "delta": 0.05}'):
+        (args,) = TrlParser(classes).parse_args_and_config([*words, "--method", text])
+        assert args.method == as_method(json.loads(text) if text[0] == "{" else text)
+    file = tmp_path / "args.yaml"
+    file.write_text("method: {name: kl2, delta: 0.05}\n")
+    (args,) = TrlParser(classes).parse_args_and_config([*words, "--config", str(file)])
+    assert args.method == tc.method("kl2", delta=0.05)
+
+
+def test_the_old_pair_of_the_trl_configuration_works_and_a_conflict_is_refused(tmp_path):
+    args = config(tmp_path, method="atr", method_args={"delta": 0.05})
+    assert args.method == tc.method("atr", delta=0.05) and args.method_args is None
+    assert config(tmp_path, method_args='{"delta": 0.05}').method == args.method
+    for method in (args.method, {"name": "atr"}):
+        with pytest.raises(ValueError, match="leave out `method_args`"):
+            config(tmp_path, method=method, method_args={"delta": 0.1})
+
+
+def test_run_directories_of_older_releases_are_read_and_continued(tmp_path):
+    from trustclip.runs.directory import RunDirectory
+    from trustclip.runs.reader import read_run
+
+    recipe = load_recipe(written(tmp_path))
+    path = RunDirectory(tmp_path / "run", "run", recipe).path / "config.yaml"
+    stored = yaml.safe_load(path.read_text())
+    assert (
+        stored["rl"]["method"] == recipe.rl.method.to_dict() and "method_args" not in stored["rl"]
+    )
+    stored["rl"] |= {"method": "atr", "method_args": {"delta": 0.05}}
+    path.write_text(yaml.safe_dump(stored))
+    assert read_run(tmp_path / "run").method == {"name": "atr", "delta": 0.05}
+    RunDirectory.resumed(tmp_path / "run", "run", recipe)
+    other = load_recipe(written(tmp_path), {"method.delta": 0.1})
+    with pytest.raises(ValueError, match=r"rl\.method\.delta=0\.05, not 0\.1"):
+        RunDirectory.resumed(tmp_path / "run", "run", other)
+
+
+def test_the_registry_needs_no_parser_of_command_lines_or_files():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, trustclip as tc; tc.method('atr'); print(*{'tyro', 'yaml'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

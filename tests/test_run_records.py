@@ -1,0 +1,170 @@
+"""Records of a run: no secrets in them, mended after a kill, and read whatever they hold."""
+
+import json
+import sys
+
+import pytest
+import yaml
+from synthetic_runs import Spec, make_run
+
+from trustclip.recipes.settings import RLSettings
+from trustclip.report.build import build
+from trustclip.report.explain import explain
+from trustclip.report.results import tidy
+from trustclip.report.tables import latex_text
+from trustclip.runs.card import write_card
+from trustclip.runs.directory import RunDirectory, environment
+from trustclip.runs.identity import NEUTRAL, essential
+from trustclip.runs.jsonl import append_jsonl, read_jsonl, read_mapping
+from trustclip.runs.reader import read_run
+from trustclip.runs.samples import Samples, shards
+from trustclip.runs.text import duration, markdown_text
+from trustclip.suite.plan import digest
+from trustclip.tasks.problem import Problem
+
+SECRET = "s3cr3t-value"
+
+
+def settings(folder, **changes):
+    return RLSettings(model="m", dataset="d.jsonl", output_dir=folder, **changes)
+
+
+def test_a_run_is_resumed_whatever_its_neutral_settings(tmp_path):
+    RunDirectory(tmp_path, "rl", settings(tmp_path))
+    changed = {"save_steps": 3, "save_total_limit": 7, "sink": "wandb", "logging_steps": 5}
+    assert set(changed) < set(NEUTRAL)
+    assert RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, **changed)).path == tmp_path
+    with pytest.raises(ValueError, match="max_steps"):
+        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, max_steps=3))
+
+
+def test_neutral_settings_change_no_digest_and_the_name_of_a_method_is_not_neutral():
+    recipe = {"name": "a", "seed": 0, "rl": {"logging_steps": 1, "method": {"name": "atr"}}}
+    same = {"seed": 0, "rl": {"logging_steps": 8, "sink": "wandb", "method": {"name": "atr"}}}
+    assert digest(recipe) == digest(same)
+    other = {"seed": 0, "rl": {"method": {"name": "clip"}}}
+    assert digest(recipe) != digest(other) and essential(recipe) != essential(other)
+    command = {"command": "rl", "method": {"name": "atr"}, "output_dir": "x"}
+    assert essential(command) == {"command": "rl", "method": {"name": "atr"}}
+
+
+def test_a_torn_last_line_is_mended_by_the_next_append(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append_jsonl(path, [{"a": 1}])
+    with path.open("ab") as file:
+        file.write('{"a": "torn ü'.encode()[:-1])
+    append_jsonl(path, [{"a": 2}])
+    assert path.read_text() == '{"a": 1}\n{"a": 2}\n'
+    path.write_text('{"a": 3}')  # whole but for its newline: kept
+    append_jsonl(path, [{"a": 4}])
+    assert read_jsonl(path) == [{"a": 3}, {"a": 4}]
+    path.write_text("{")
+    append_jsonl(path, [{"a": 5}])
+    assert read_jsonl(path) == [{"a": 5}]
+
+
+def test_problems_torn_by_a_kill_are_recorded_again(tmp_path):
+    run = RunDirectory(tmp_path, "rl", settings(tmp_path))
+    problems = [Problem(str(i), f"{i} + {i}", str(2 * i)) for i in range(3)]
+    run.problems(problems)
+    path = tmp_path / "problems.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    for _ in range(2):
+        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path)).problems(problems)
+    assert [row["id"] for row in read_jsonl(path)] == ["0", "1", "2"]
+
+
+def test_a_users_copy_of_the_samples_is_neither_read_nor_deleted(tmp_path):
+    run = RunDirectory(tmp_path, "rl", settings(tmp_path))
+    row = {"stage": "eval", "step": 0, "task": "t", "id": "1", "k": 0, "correct": 1}
+    run.sample([row])
+    cursor = run.cursor()
+    copy = tmp_path / "samples_backup.jsonl"
+    copy.write_bytes((tmp_path / "samples.jsonl").read_bytes())
+    append_jsonl(tmp_path / "samples-00001.jsonl", [{**row, "k": 1}])
+    append_jsonl(tmp_path / "samples-rank1.jsonl", [{**row, "k": 2}])
+    assert [path.name for path in shards(tmp_path)] == [
+        "samples.jsonl", "samples-00001.jsonl", "samples-rank1.jsonl",
+    ]  # fmt: skip
+    assert len(Samples.read(tmp_path).places) == 3
+    run.rewind(cursor)
+    assert copy.exists() and [path.name for path in shards(tmp_path)] == ["samples.jsonl"]
+
+
+def test_no_record_holds_a_secret(tmp_path, monkeypatch):
+    url = f"https://me:{SECRET}@host/v1?api_key={SECRET}"
+    argv = ["rl", "--trl.hub_token", SECRET, f"--api-key={SECRET}", "--dataset", url, "--seed", "0"]
+    monkeypatch.setattr(sys, "argv", ["trustclip", *argv])
+    assert environment()["argv"][-2:] == ["--seed", "0"]
+    given = settings(tmp_path, trl={"hub_token": SECRET})
+    run = RunDirectory(tmp_path, "rl", given)
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert SECRET not in written and "hub_token" in written
+    assert RunDirectory.resumed(tmp_path, "rl", given).path == run.path
+
+
+def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path):
+    run = make_run(tmp_path / "run", Spec({"name": "atr"}))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["hub_token"], config["wandb"] = SECRET, {"api_key": SECRET}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    argv = ["run", f"--password={SECRET}", "--base-url", f"http://me:{SECRET}@host"]
+    (run / "environment.json").write_text(json.dumps({"argv": argv}))
+    out = tmp_path / "report"
+    build([run], out)
+    written = "".join(path.read_text() for path in out.glob("*.*")) + write_card(run).read_text()
+    assert SECRET not in written and written.count("[redacted]") >= 4
+
+
+def test_no_text_of_a_run_controls_the_terminal(tmp_path):
+    run = make_run(tmp_path / "run", Spec({"name": "atr"}))
+    text = "\x1b]0;owned\x07 \x9b2J \u202ereversed"
+    append_jsonl(
+        run / "metrics.jsonl", [{"stage": "notice", "step": 3, "notice": "n", "text": text}]
+    )
+    paragraphs = explain(run)
+    assert any("owned" in paragraph for paragraph in paragraphs)
+    assert all(character.isprintable() for paragraph in paragraphs for character in paragraph)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("summary.json", "[1, 2]", "holds a list, not a mapping"),
+        ("summary.json", '{"a": ', "damaged: line 1"),
+        ("config.yaml", "- 1\n- 2", "holds a list, not a mapping"),
+        ("config.yaml", "a: [1\nb: 2", "damaged: line 2"),
+        ("config.yaml", "a: \x1b]0;owned\x07", "damaged"),
+        ("environment.json", '"text"', "holds a str, not a mapping"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_sentence(tmp_path, name, content, reason):
+    run = make_run(tmp_path / "run", Spec({"name": "atr"}))
+    (run / name).write_text(content)
+    for read in (read_run, write_card):
+        with pytest.raises(ValueError, match=reason) as caught:
+            read(run)
+        assert str(run / name) in str(caught.value)
+        assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_empty_holds_nothing(tmp_path):
+    assert read_mapping(tmp_path / "none.json") == {}
+    (tmp_path / "empty.yaml").write_text("")
+    assert read_mapping(tmp_path / "empty.yaml") == {}
+
+
+def test_texts_are_escaped_where_they_are_written(tmp_path):
+    from trustclip.report.groups import group_runs
+
+    assert "\x1b" not in latex_text("a\x1b[31m") and "<" not in markdown_text("<script>")
+    assert markdown_text("[x](javascript:1)") == "[x]\\(javascript:1)"
+    run = make_run(tmp_path / "run", Spec({"name": "atr"}))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "model": "=HYPERLINK(1)"}))
+    rows = tidy(group_runs([read_run(run)])).splitlines()
+    assert all(row.startswith("'=HYPERLINK(1)") for row in rows[1:])
+
+
+def test_times_are_written_in_one_way():
+    assert duration(3661) == "1 h 1 min" and duration(float("nan")) == "-"

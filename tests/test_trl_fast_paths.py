@@ -1,0 +1,380 @@
+"""Rows of docs/fast-paths.md: a fast path is equal to plain TRL, or declined with a reason."""
+
+import copy
+import datetime
+import decimal
+import enum
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trl_runs
+from test_trl_engine import build, gradient_of, one_batch
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl_runs import COMMON, constrained, fresh_model, plain, share_of_even_digits
+
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, fast_paths
+from trustclip.engines.trl.phases import Generating
+from trustclip.engines.trl.recording import storable
+from trustclip.engines.trl.skipping import rows_that_matter
+
+BUILT = (ConstrainedGRPOConfig, ConstrainedGRPOTrainer)
+
+
+def mixture_of_experts() -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    _, tokenizer = fresh_model()
+    torch.manual_seed(1)
+    shape: dict[str, Any] = dict(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        num_experts=4, num_experts_per_tok=2, max_position_embeddings=64,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape))
+
+
+def trainer_of(tmp_path, trainer_class, config_class, model: Any, **settings: Any) -> Any:
+    from datasets import Dataset
+
+    _, tokenizer = fresh_model()
+    return trainer_class(
+        model=model,
+        reward_funcs=settings.pop("reward_funcs", share_of_even_digits),
+        args=config_class(output_dir=str(tmp_path), **{**COMMON, "max_steps": 3, **settings}),
+        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
+        processing_class=tokenizer,
+    )
+
+
+# The head ----------------------------------------------------------------------------------------
+
+
+def test_a_mixture_of_experts_trains_as_in_trl(tmp_path):
+    theirs = trainer_of(tmp_path / "a", GRPOTrainer, GRPOConfig, mixture_of_experts(), epsilon=0.1)
+    theirs.train()
+    args = {"method": "clip", "method_args": {"epsilon": 0.1}}
+    ours = trainer_of(
+        tmp_path / "b", ConstrainedGRPOTrainer, ConstrainedGRPOConfig, mixture_of_experts(), **args
+    )
+    ours.train()
+    assert theirs.aux_loss_enabled
+    for path in ("head", "skipping"):
+        assert "router" in (fast_paths.obstacle(path, ours) or "")
+    rows = [[r for r in t.state.log_history if "grad_norm" in r] for t in (theirs, ours)]
+    assert max(row["trustclip/gated"] for row in rows[1]) > 0.1
+    for name in ("grad_norm", "loss", "aux_loss", "entropy"):
+        want, got = ([row[name] for row in run] for run in rows)
+        assert got == pytest.approx(want, rel=1e-4, abs=1e-6), name
+
+
+def test_our_head_is_refused_where_a_router_has_a_loss(tmp_path):
+    with pytest.raises(ValueError, match=r"head='trustclip' cannot serve this model: its router"):
+        trainer_of(
+            tmp_path,
+            ConstrainedGRPOTrainer,
+            ConstrainedGRPOConfig,
+            mixture_of_experts(),
+            head="trustclip",
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: setattr(m.config, "final_logit_softcapping", 30.0), "final_logit_softcapping"),
+        (lambda m: setattr(m, "lm_head", Adapted(m.lm_head)), "Adapted, not a plain linear"),
+        (lambda m: setattr(m.config, "vision_config", {}), "reads images"),
+    ],
+    ids=["soft-cap", "adapter on the head", "images"],
+)
+def test_an_unusual_head_is_left_to_trl(tmp_path, change, reason):
+    trainer = build(tmp_path, *BUILT)
+    trainer.model.config = copy.deepcopy(trainer.model.config)  # other tests share it
+    assert fast_paths.obstacle("head", trainer) is None
+    change(trainer.model)
+    assert reason in (fast_paths.obstacle("head", trainer) or "")
+
+
+class Adapted(torch.nn.Module):
+    """What PEFT or a quantiser puts in the place of a linear layer."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight = base.weight
+
+
+@pytest.mark.parametrize("head", ["trustclip", "trl"])
+def test_under_autocast_both_heads_have_the_gradient_of_trl(tmp_path, head):
+    settings = {"bf16": True, "loss_type": "grpo"}
+    theirs = build(tmp_path / "a", GRPOConfig, GRPOTrainer, epsilon=0.2, **settings)
+    ours = build(tmp_path / "b", *BUILT, method="clip", head=head, **settings)
+    inputs = one_batch(theirs)
+    want, got = gradient_of(theirs, inputs), gradient_of(ours, inputs)
+    distance = (got - want).norm() / want.norm()
+    assert distance < (1e-6 if head == "trl" else 0.02), distance  # bfloat16 has 8 bits
+
+
+def test_an_adapter_that_adds_tokens_keeps_the_head_of_trl(tmp_path):
+    from types import SimpleNamespace
+
+    trainer = build(tmp_path, *BUILT)
+    trainer.model.active_peft_config = SimpleNamespace(is_prompt_learning=True)
+    assert fast_paths.obstacle("head", trainer) == "its adapter adds tokens to the prompt"
+
+
+# The decoder -------------------------------------------------------------------------------------
+
+
+def declined(trainer: Any) -> str:
+    return fast_paths.obstacle("decoder", trainer) or ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bf16": True}, "bf16 autocast"),
+        ({"top_p": 0.9}, "top_p=0.9"),
+        ({"top_k": 5}, "top_k=5"),
+        ({"min_p": 0.1}, "min_p=0.1"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1"),
+        ({"generation_kwargs": {"suppress_tokens": [5]}}, "suppress_tokens=[5]"),
+        ({"decoder": "transformers"}, "decoder='transformers'"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_the_decoder_is_declined(tmp_path, settings, words):
+    assert declined(build(tmp_path / "a", *BUILT)) == ""
+    assert words in declined(build(tmp_path / "b", *BUILT, **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("suppress_tokens", [5, 6]),
+        ("typical_p", 0.9),
+        ("no_repeat_ngram_size", 2),
+        ("bad_words_ids", [[7]]),
+        ("sequence_bias", [[[7], -5.0]]),
+        ("min_length", 3),
+    ],
+)
+def test_the_models_own_generation_config_is_honoured(tmp_path, name, value):
+    trainer = build(tmp_path, *BUILT)
+    assert declined(trainer) == ""
+    setattr(trainer.model.generation_config, name, value)
+    assert name in declined(trainer)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("use_vllm", True, "another engine samples"),
+        ("use_transformers_continuous_batching", True, "another engine samples"),
+        ("rollout_func", print, "rollout_func samples"),
+    ],
+)
+def test_the_decoder_leaves_sampling_to_another_engine(tmp_path, name, value, words):
+    trainer = build(tmp_path, *BUILT)
+    setattr(trainer, name, value)
+    assert words in declined(trainer)
+
+
+def test_the_decoder_is_declined_for_an_adapter(tmp_path):
+    run = constrained(tmp_path, "atr", lora=True, decoder="auto", max_steps=1)
+    assert "the model is a PeftModel" in declined(run.trainer)
+    assert fast_paths.obstacle("head", run.trainer) is None
+
+
+def test_what_tools_add_is_scored_by_a_pass():
+    phase = Generating(sampled=[[[-1.0, -2.0], [-3.0]]])
+    plain = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    known = phase.known(plain, 2)
+    assert known is not None and known.tolist() == [[-1.0, -2.0], [-3.0, 0.0]]
+    assert phase.known(torch.ones(2, 3), 2) is None  # the second has become longer
+    assert Generating(sampled=[[[-1.0]], [[-1.0]]]).known(torch.ones(1, 2), 1) is None  # two turns
+
+
+def test_suppressed_tokens_are_not_sampled(tmp_path):
+    trainer = build(tmp_path, *BUILT, max_steps=1)
+    seen = []
+    generate = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda x: seen.append(generate(x)) or seen[-1]
+    size = trainer.model.config.vocab_size
+    trainer.model.generation_config.suppress_tokens = [i for i in range(size) if i not in (40, 41)]
+    trainer.train()
+    assert set(seen[0]["completion_ids"].unique().tolist()) <= {40, 41}
+
+
+def test_a_replaced_generate_is_used(tmp_path, caplog):
+    trainer = build(tmp_path, *BUILT, max_steps=3)
+    calls = []
+    original = trainer.model.generate
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs)
+        return original(*args, **kwargs)
+
+    trainer.model.generate = replaced
+    with caplog.at_level(logging.INFO):
+        trainer.train()
+    assert len(calls) == 1  # one generation serves three updates
+    reasons = [r.getMessage() for r in caplog.records if "'decoder' is not taken" in r.getMessage()]
+    assert reasons == ["fast path 'decoder' is not taken: the model has a `generate` of its own."]
+
+
+def test_under_autocast_nothing_moves_at_learning_rate_zero(tmp_path):
+    """The log-probabilities of the old policy are those of the trainer's own passes."""
+    settings = {"bf16": True, "learning_rate": 0.0, "decoder": "auto", "num_iterations": 2}
+    run = constrained(tmp_path, "gspo", max_steps=4, **settings)
+    assert run.column("trustclip/gated") == [0.0] * 4
+    assert run.column("trustclip/off_policy") == [0.0] * 4
+
+
+def test_rounding_is_no_movement(tmp_path):
+    """In float32 the decoder's log-probabilities differ from the trainer's by some 1e-6 nats."""
+    settings = {"learning_rate": 0.0, "decoder": "auto", "num_iterations": 2}
+    run = constrained(tmp_path, "atr", max_steps=4, **settings)
+    assert run.column("trustclip/off_policy") == [0.0] * 4
+
+
+# Skipping ----------------------------------------------------------------------------------------
+
+
+def test_no_completion_with_images_is_skipped(tmp_path):
+    inputs = one_batch(build(tmp_path, *BUILT))
+    assert rows_that_matter(inputs) is not None
+    assert rows_that_matter(inputs | {"pixel_values": torch.ones(6)}) is None
+
+
+def test_controllers_see_all_tokens(tmp_path, monkeypatch):
+    from test_trl_fast import reward_of_half
+
+    monkeypatch.setattr(trl_runs, "share_of_even_digits", reward_of_half)
+    adapting = {"delta": {"controller": "target_gate", "share": 0.02, "initial": 0.002}}
+    runs = [
+        constrained(tmp_path / str(skip), "atr", adapting, skip_zero_advantage=skip)
+        for skip in (True, False)
+    ]
+    names = ("trustclip/threshold/delta", "trustclip/gated", "grad_norm")
+    for name in names:
+        assert runs[0].column(name) == runs[1].column(name), name
+    assert len(set(runs[0].column(names[0]))) > 2
+    assert runs[0].column("trustclip/skipped") == [0.0] * 6
+
+
+# What is logged ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"entropy_coef": 0.01}, {"loss_type": "dapo"}], ids=str)
+@pytest.mark.parametrize(
+    ("method", "args", "theirs"),
+    [
+        ("clip", {"epsilon": 0.05}, {"epsilon": 0.05}),
+        ("clip_higher", {"low": 0.03, "high": 0.1}, {"epsilon": 0.03, "epsilon_high": 0.1}),
+        ("dual_clip", {"low": 0.1, "high": 0.1, "ceiling": 1.15}, {"epsilon": 0.1, "delta": 1.15}),
+    ],
+    ids=["clip", "clip_higher", "dual_clip"],
+)
+def test_the_logged_loss_is_that_of_trl(tmp_path, method, args, theirs, settings):
+    a = plain(tmp_path / "a", **theirs, **settings)
+    b = constrained(tmp_path / "b", method, args, **settings)
+    assert max(b.column("trustclip/gated")) > 0.1, (
+        "without a cut token the losses are trivially one"
+    )
+    for name in ("loss", "policy_loss", "entropy"):
+        assert b.column(name) == pytest.approx(a.column(name), rel=1e-4, abs=1e-6), name
+
+
+def test_cut_tokens_have_no_gradient_whatever_value_they_are_held_at(tmp_path):
+    trainer = build(tmp_path, *BUILT, method="atr", method_args={"delta": 1e-6})
+    inputs = one_batch(trainer)
+    inputs["advantages"] = torch.tensor([1.0, -0.5, 0.25, -1.0, 0.3, 0.7])
+    gates: list[Any] = []
+    kept = trainer._constrain
+    trainer._constrain = lambda x, *rest: gates.append(kept(x, *rest)) or gates[-1]
+    gradient_of(trainer, inputs)
+    batch, surrogate = gates[0]
+    logp = batch.logp.clone().requires_grad_()
+    from trustclip.engines.trl.inputs import inject
+
+    injected = {**inputs, "old_per_token_logps": batch.logp_old}
+    low, high = inject(injected, batch, torch.zeros_like(logp), surrogate)
+    w = (logp - injected["old_per_token_logps"]).exp()
+    adv = injected["advantages"]
+    value = torch.min(w * adv, w.clamp(1 - low, 1 + high) * adv)
+    torch.testing.assert_close(value, surrogate.objective, rtol=1e-6, atol=1e-9)
+    value.sum().backward()
+    assert logp.grad is not None and not logp.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("method", "loss_type", "warned"),
+    [("gspo", "dapo", True), ("gmpo", "dr_grpo", True), ("gspo", "grpo", False),
+     ("luspo", "luspo", False), ("atr", "dapo", False)],
+)  # fmt: skip
+def test_a_sequence_level_method_gets_the_warning_of_trl(
+    tmp_path, caplog, method, loss_type, warned
+):
+    with caplog.at_level(logging.WARNING):
+        trainer = build(tmp_path, *BUILT, method=method, loss_type=loss_type)
+    assert ("weights each sequence by its completion length" in caplog.text) == warned
+    assert ("`importance_sampling_level` should be" in caplog.text) is False
+    assert trainer.importance_sampling_level == trainer.args.importance_sampling_level == "token"
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def test_whatever_is_logged_of_completions_can_be_stored(tmp_path):
+    odd = [np.str_("a"), np.float32(0.5), decimal.Decimal("0.1"), datetime.date(2026, 1, 1)]
+
+    def reward(completions: Any, log_extra: Any, **_: Any) -> list[float]:
+        for number, value in enumerate(odd):
+            log_extra(f"odd {number}", [value] * len(completions))
+        return share_of_even_digits(completions)
+
+    settings = {"save_strategy": "steps", "save_steps": 1, "log_completions": True}
+    trainer = trainer_of(
+        tmp_path,
+        ConstrainedGRPOTrainer,
+        ConstrainedGRPOConfig,
+        fresh_model()[0],
+        reward_funcs=reward,
+        max_steps=2,
+        **settings,
+    )
+    trainer.train()
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-000001", "step-000002"]
+    from trustclip.durable import states
+
+    extra = states.load(tmp_path / "step-000002", "rank-0")["progress"]["logs"]["extra"]
+    assert [extra[f"odd {n}"][0] for n in range(4)] == ["a", 0.5, "0.1", "2026-01-01"]
+
+
+def test_images_are_shown_by_their_place_only():
+    image = {"role": "user", "content": [{"type": "image", "image": object()}, {"type": "text"}]}
+    assert storable([image]) == [{"role": "user", "content": [{"type": "image"}, {"type": "text"}]}]
+    assert storable({Colour.RED: {Colour.RED}}) == {"Colour.RED": "{<Colour.RED: 1>}"}
+
+
+def test_without_a_config_there_are_defaults_under_which_a_constraint_acts(tmp_path, monkeypatch):
+    from datasets import Dataset
+
+    monkeypatch.chdir(tmp_path)
+    # The default of TRL is bfloat16, which Transformers wants a GPU for.
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    model, tokenizer = fresh_model()
+    trainer = ConstrainedGRPOTrainer(
+        model,
+        share_of_even_digits,
+        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
+        processing_class=tokenizer,
+    )
+    assert trainer.args.num_iterations == 2 and trainer.method.name == "atr"
+    assert (trainer.args.output_dir or "").endswith("-GRPO")

@@ -41,7 +41,7 @@ def register(method: str = "atr", policy_loss_type: str = "trustclip", **method_
     from skyrl.backends.skyrl_train.utils import off_policy_correction_utils as correction
     from skyrl.backends.skyrl_train.utils import ppo_utils
 
-    chosen = check(named(method, **method_args), "SkyRL", supplied={"logp_rollout"})
+    chosen = check(named(method, **method_args), "SkyRL")
     _check_proportional(chosen)
 
     def policy_loss(

@@ -25,6 +25,7 @@ from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.durable.trainer import Durable
+from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl import fast_paths
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.decoding import Decoder
@@ -32,6 +33,8 @@ from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
 from trustclip.engines.trl.phases import Generating, Rewarded, Training
 from trustclip.engines.trl.recording import Generation, Recorder, restore_logs, stored_logs
+from trustclip.engines.trl.sampled import recorded
+from trustclip.engines.trl.sampler import Copies
 from trustclip.engines.trl.scoring import Request, use_head
 from trustclip.engines.trl.shares import GateShares, clip_ratios
 from trustclip.engines.trl.skipping import only_what_matters, rows_that_matter, widened
@@ -95,8 +98,8 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
-        if reason := fast_paths.sampler_missing(self):
-            raise ValueError(reason)
+        fast_paths.check_sampler(self)
+        self._copies = Copies(args.sampling())
         self._request = self._put_head()
         self._watch = KLWatch(
             self._unwrapped(),
@@ -148,6 +151,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         first = self.accelerator.process_index * len(ids)
         output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
         output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
+        output["sampled"] = output["generated"] - phase.lag
         evidence = next((seen for logps, seen in phase.passes if logps is old), None)
         if evidence is not None and old is not None:
             output |= self._watch.keep(self._unwrapped(), evidence, ids, old)
@@ -159,14 +163,33 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         return output
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self._phase, Generating) or not self._takes("decoder"):
+        phase = self._phase
+        if not isinstance(phase, Generating):
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        if not self._takes("decoder"):
+            return self._recorded(prompt_ids, *args, **kwargs)
         limit, ends = self.max_completion_length, set(self.eos_token_ids)
-        decoder = Decoder(self._unwrapped())
-        decoded = decoder.decode(prompt_ids, limit, ends, self.temperature)
+        decoder, sampler, known = Decoder(self._unwrapped()), Sampler(), True
+        if self._mode == "train" and not self._copies.sampler.exact:
+            sampler, known = self._copies.sampler, False
+            decoder, version = self._copies.next(self._unwrapped(), self.state.global_step)
+            phase.lag = self.state.global_step - version
+        decoded = decoder.decode(
+            prompt_ids, limit, ends, self.temperature, sampler.top_p, sampler.top_k
+        )
         logps = [completion.logps for completion in decoded]
-        self._phase.sampled.append(logps)
+        if known:
+            phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
+
+    def _recorded(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's own generation, with the log-probabilities of sampling wherever they exist."""
+        if self.use_vllm or fast_paths.unrecorded(self):
+            return super()._generate_single_turn(*args, **kwargs)
+        with recorded(self._unwrapped()) as calls:
+            ids, _ = super()._generate_single_turn(*args, **kwargs)
+        (logps,) = (call.tolist() for call in calls)
+        return ids, [row[: len(tokens)] for row, tokens in zip(logps, ids, strict=True)]
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
@@ -260,6 +283,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._phase = phase = Training(dict(inputs))
+        if "sampled" in inputs:
+            # Updates since the sampler's weights, of each completion. [batch]
+            phase.inputs["trustclip_lag"] = self.state.global_step - inputs["sampled"]
         try:
             loss = super()._compute_loss(model, phase.inputs)
         finally:
@@ -382,6 +408,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
             "method": self.method.state(),
             "old_head": self._watch.old_head,
+            "copies": self._copies.state(),
             "logs": stored_logs(self._logs) if self.log_completions else {},
         }
 
@@ -391,4 +418,5 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             self._windows[mode].load_state_dict(window)
         self.method = self.method.restored(progress["method"])
         self._watch.old_head = progress["old_head"]
+        self._copies.restore(progress.get("copies", []))
         restore_logs(self._logs, progress["logs"])

@@ -1,0 +1,94 @@
+"""Log-probabilities that `generate` of Transformers samples with: it returns none to TRL.
+
+They are those of the distribution that the token is really drawn from: the logits as `generate`
+has processed them, divided by the temperature, cut off by top-k, top-p and min-p, and normalised
+again. That is what vLLM calls *processed* log-probabilities.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+#: Settings of sampling that are applied here, in the order of Transformers, and their off values.
+_APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {
+    "temperature": (TemperatureLogitsWarper, 1.0),
+    "top_k": (TopKLogitsWarper, 0),
+    "top_p": (TopPLogitsWarper, 1.0),
+    "min_p": (MinPLogitsWarper, 0.0),
+}
+
+#: Names of generation settings under which the log-probabilities are right.
+RECORDED = frozenset(_APPLIED)
+
+
+@contextmanager
+def recorded(model: Any) -> Iterator[list[Tensor]]:
+    """Context in which ``model.generate`` records the log-probabilities it samples with.
+
+    The temperature and the cut-offs are taken out of the generation's settings and applied by the
+    same classes of Transformers, with the recorder behind them: the samples are the same bit for
+    bit, and nothing comes between what is recorded and what is drawn.
+
+    Args:
+      model: a causal language model, or an adapter around one.
+
+    Yields:
+      A list that gets the log-probabilities of each call, nats; what stands after the end of a
+      completion is meaningless. Shape [batch, new tokens].
+    """
+    calls: list[Tensor] = []
+    original = model.generate
+
+    def generate(*args: Any, generation_config: Any, **kwargs: Any) -> Tensor:
+        defaults, plain = model.generation_config, copy.deepcopy(generation_config)
+        processors: list[LogitsProcessor] = []
+        for name, (warper, off) in _APPLIED.items():
+            value = getattr(generation_config, name)
+            value = getattr(defaults, name) if value is None else value
+            if value is not None and value != off:
+                processors.append(warper(value))  # type: ignore[call-arg]
+                setattr(plain, name, off)
+        recorder = _Recorder()
+        processed = LogitsProcessorList([*processors, recorder])
+        ids = original(*args, generation_config=plain, logits_processor=processed, **kwargs)
+        calls.append(recorder.of(ids))
+        return ids
+
+    model.generate = generate
+    try:
+        yield calls
+    finally:
+        del model.generate
+
+
+class _Recorder(LogitsProcessor):
+    """The last processor: a token is known when the next one is asked for."""
+
+    def __init__(self) -> None:
+        self._next: Tensor | None = None
+        self._drawn: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._draw(input_ids[:, -1])
+        self._next = scores.log_softmax(dim=-1)  # [batch, vocabulary]
+        return scores
+
+    def _draw(self, tokens: Tensor) -> None:
+        if self._next is not None:
+            self._drawn.append(self._next.gather(1, tokens[:, None]))
+
+    def of(self, ids: Tensor) -> Tensor:
+        """Log-probabilities of all new tokens of ``ids``. Shape [batch, new tokens]."""
+        self._draw(ids[:, -1])
+        return torch.cat(self._drawn, dim=1)

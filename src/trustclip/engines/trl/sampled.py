@@ -6,7 +6,7 @@ again. That is what vLLM calls *processed* log-probabilities.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,6 +70,19 @@ def recorded(model: Any) -> Iterator[list[Tensor]]:
         yield calls
     finally:
         del model.generate
+
+
+def with_logps(model: Any, generate: Callable[[], Any]) -> tuple[list[list[int]], list[Any]]:
+    """Tokens that ``generate`` returns, and the log-probabilities they were sampled with.
+
+    Args:
+      model: whose `generate` it calls, once.
+      generate: returns the tokens of each completion, and something else.
+    """
+    with recorded(model) as calls:
+        ids, _ = generate()
+    (logps,) = (call.tolist() for call in calls)
+    return ids, [row[: len(tokens)] for row, tokens in zip(logps, ids, strict=True)]
 
 
 class _Recorder(LogitsProcessor):

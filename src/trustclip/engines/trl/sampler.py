@@ -23,11 +23,13 @@ class Copies:
     policies of the last $n$ generations are kept, and are part of a checkpoint.
 
     Args:
-      sampler: in what the copy differs.
+      sampler: in what the copy differs; nothing by default, and the policy itself samples.
     """
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: Sampler | None = None) -> None:
+        self._sampler = sampler or Sampler()
+        self.exact = self._sampler.exact
+        self.cut_off: dict[str, Any] = {"top_p": self._sampler.top_p, "top_k": self._sampler.top_k}
         self._kept: list[tuple[int, Weights]] = []  # (updates done, weights), oldest first
 
     @torch.no_grad()
@@ -38,13 +40,15 @@ class Copies:
           model: the policy in training; see `trustclip.engines.trl.decoding.unsupported`.
           step: updates done.
         """
+        if self.exact:
+            return Decoder(model), step
         now = {name: weight.detach() for name, weight in _named(model)}
         version, weights = self._kept[0] if self._kept else (step, now)
-        if lag := self.sampler.lag:
+        if lag := self._sampler.lag:
             if len(self._kept) == lag:
                 self._kept.pop(0)
             self._kept.append((step, {name: weight.clone() for name, weight in now.items()}))
-        rounded = {name: converted(weight, self.sampler.dtype) for name, weight in weights.items()}
+        rounded = {name: converted(weight, self._sampler.dtype) for name, weight in weights.items()}
         return Decoder(model, rounded), version
 
     def state(self) -> list[Any]:

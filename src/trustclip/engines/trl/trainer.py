@@ -8,6 +8,8 @@ clip is open, but on tokens that the method has cut: there it holds the loss at 
 so that the logged loss is that of the method, too. `trustclip.engines.trl.upstream` lists what this
 relies on; one assumption is in no list: `_compute_loss` reads ``inputs["advantages"]`` and the
 bounds of its clip after `_get_per_token_logps_and_entropies` has returned.
+
+In one file because TRL's trainer is one class, and what it overrides shares the phase.
 """
 
 import logging
@@ -15,6 +17,7 @@ import math
 import sys
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,15 +28,13 @@ from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.durable.trainer import Durable
-from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl import fast_paths
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
-from trustclip.engines.trl.decoding import Decoder
 from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
 from trustclip.engines.trl.phases import Generating, Rewarded, Training
 from trustclip.engines.trl.recording import Generation, Recorder, restore_logs, stored_logs
-from trustclip.engines.trl.sampled import recorded
+from trustclip.engines.trl.sampled import with_logps
 from trustclip.engines.trl.sampler import Copies
 from trustclip.engines.trl.scoring import Request, use_head
 from trustclip.engines.trl.shares import GateShares, clip_ratios
@@ -163,33 +164,22 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         return output
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        turn = partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
         phase = self._phase
         if not isinstance(phase, Generating):
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            return turn()
         if not self._takes("decoder"):
-            return self._recorded(prompt_ids, *args, **kwargs)
+            supplied = self.use_vllm or fast_paths.unrecorded(self)
+            return turn() if supplied else with_logps(self._unwrapped(), turn)
+        copies = self._copies if self._mode == "train" else Copies()
+        decoder, version = copies.next(self._unwrapped(), self.state.global_step)
+        phase.lag = self.state.global_step - version
         limit, ends = self.max_completion_length, set(self.eos_token_ids)
-        decoder, sampler, known = Decoder(self._unwrapped()), Sampler(), True
-        if self._mode == "train" and not self._copies.sampler.exact:
-            sampler, known = self._copies.sampler, False
-            decoder, version = self._copies.next(self._unwrapped(), self.state.global_step)
-            phase.lag = self.state.global_step - version
-        decoded = decoder.decode(
-            prompt_ids, limit, ends, self.temperature, sampler.top_p, sampler.top_k
-        )
+        decoded = decoder.decode(prompt_ids, limit, ends, self.temperature, **copies.cut_off)
         logps = [completion.logps for completion in decoded]
-        if known:
+        if copies.exact:
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
-
-    def _recorded(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's own generation, with the log-probabilities of sampling wherever they exist."""
-        if self.use_vllm or fast_paths.unrecorded(self):
-            return super()._generate_single_turn(*args, **kwargs)
-        with recorded(self._unwrapped()) as calls:
-            ids, _ = super()._generate_single_turn(*args, **kwargs)
-        (logps,) = (call.tolist() for call in calls)
-        return ids, [row[: len(tokens)] for row, tokens in zip(logps, ids, strict=True)]
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any

@@ -1,6 +1,7 @@
 """The sampler's log-probabilities: recorded from `generate`, and from copies of the policy."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import trl_runs
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 from trl_runs import COMMON, constrained, fresh_model, plain
 
+import trustclip as tc
 from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 from trustclip.engines.trl.decoding import Decoder
+from trustclip.engines.trl.sampled import oddity
 from trustclip.engines.trl.sampler import Copies, converted
 
 PROMPTS = [[5, 9, 17], [40, 3, 8, 77, 12], [5, 9, 17], [9]]
@@ -260,3 +263,91 @@ def test_a_config_keeps_its_sampler():
         **{**COMMON, "output_dir": "out", "sampler": args.to_dict()["sampler"]}
     )
     assert again.sampling() == args.sampling() == Sampler(dtype="int8", lag=2)
+
+
+# Bad input -------------------------------------------------------------------------------------
+
+
+def drawn(t_sampler: float, t_reported: float, t_trainer: float) -> tc.TokenBatch:
+    """Tokens drawn at one temperature, of which the engines report others."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(40, 100, 30, generator=generator)
+    p = (logits / t_sampler).softmax(-1)
+    tokens = p.flatten(0, 1).multinomial(1, generator=generator).view(40, 100, 1)
+
+    def logp(t: float) -> torch.Tensor:
+        return (logits / t).log_softmax(-1).gather(2, tokens)[..., 0]
+
+    old, mask = logp(t_trainer), torch.ones(40, 100, dtype=torch.bool)
+    return tc.TokenBatch(old, old, mask.float(), mask, logp_rollout=logp(t_reported))
+
+
+@pytest.mark.parametrize("t", [0.7, 1.0, 1.3])
+def test_nothing_is_odd_about_the_right_log_probabilities(t):
+    batch = drawn(t, t, t)
+    noise = 1e-3 * torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(1))
+    assert oddity(batch) is None
+    assert oddity(tc.TokenBatch(**{**fields(batch), "logp_old": batch.logp_old + noise})) is None
+
+
+@pytest.mark.parametrize("t", [0.7, 1.3])
+def test_a_temperature_that_is_not_undone_is_noticed(t):
+    without = oddity(drawn(t, 1.0, t))
+    assert without is not None and "reports them without its temperature" in without
+    one_side = oddity(drawn(t, t, 1.0))
+    assert one_side is not None and "temperature, top-p or top-k that the other" in one_side
+
+
+def fields(batch: tc.TokenBatch) -> dict[str, Any]:
+    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+
+
+def test_log_probabilities_that_are_missing_or_none():
+    batch = drawn(1.0, 1.0, 1.0)
+    holes = batch.given("logp_rollout").clone()
+    holes[3, :7] = torch.nan
+    some = oddity(dataclasses.replace(batch, logp_rollout=holes))
+    assert some is not None and "NaN for the log-probability of 7 of 4000 tokens" in some
+    with pytest.raises(ValueError, match="every one of 4000 tokens"):
+        oddity(dataclasses.replace(batch, logp_rollout=torch.full_like(holes, torch.nan)))
+    with pytest.raises(ValueError, match="above 0; it must give natural logarithms"):
+        oddity(dataclasses.replace(batch, logp_rollout=batch.given("logp_rollout").exp()))
+
+
+def rolled_out(lengthen: int, shift: float):
+    """A `rollout_func` that answers every prompt with the same tokens."""
+
+    def rollout(prompts: Any, trainer: Any) -> dict[str, Any]:
+        logps = [-5.5 + shift] * (4 + lengthen)
+        return {
+            "prompt_ids": [[5, 9]] * len(prompts),
+            "completion_ids": [[65, 66, 67, 68]] * len(prompts),
+            "logprobs": [logps] * len(prompts),
+        }
+
+    return rollout
+
+
+def with_rollout(tmp_path, rollout) -> Any:
+    from datasets import Dataset
+
+    model, tokenizer = fresh_model()
+    return ConstrainedGRPOTrainer(
+        model=model,
+        reward_funcs=trl_runs.share_of_even_digits,
+        args=ConstrainedGRPOConfig(str(tmp_path), method="tis", **{**COMMON, "max_steps": 1}),
+        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+    )
+
+
+def test_log_probabilities_of_another_length_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="5 log-probabilities for the 4 tokens of completion 0"):
+        with_rollout(tmp_path, rolled_out(1, 0.0)).train()
+
+
+def test_a_notice_comes_once_in_training(tmp_path):
+    with pytest.warns(UserWarning, match="nats a token above the trainer's") as found:
+        with_rollout(tmp_path, rolled_out(0, 2.0)).train()
+    assert len([w for w in found if "nats a token" in str(w.message)]) == 1

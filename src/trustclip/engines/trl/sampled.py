@@ -6,6 +6,8 @@ again. That is what vLLM calls *processed* log-probabilities.
 """
 
 import copy
+import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from trustclip.constraints.batch import TokenBatch
+
 #: Settings of sampling that are applied here, in the order of Transformers, and their off values.
 _APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {
     "temperature": (TemperatureLogitsWarper, 1.0),
@@ -27,6 +31,10 @@ _APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {
     "top_p": (TopPLogitsWarper, 1.0),
     "min_p": (MinPLogitsWarper, 0.0),
 }
+
+#: Mean difference of log-probabilities that is worth a notice, nats a token: ten times what
+#: half-precision engines show.
+_NOTABLE = 0.02
 
 #: Names of generation settings under which the log-probabilities are right.
 RECORDED = frozenset(_APPLIED)
@@ -83,6 +91,80 @@ def with_logps(model: Any, generate: Callable[[], Any]) -> tuple[list[list[int]]
         ids, _ = generate()
     (logps,) = (call.tolist() for call in calls)
     return ids, [row[: len(tokens)] for row, tokens in zip(logps, ids, strict=True)]
+
+
+def same_lengths(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
+    """A `rollout_func` of TRL's whose log-probabilities are counted: TRL pads them with zeros.
+
+    Raises:
+      ValueError: (when called) a completion has more or fewer of them than tokens.
+    """
+
+    @functools.wraps(rollout_func)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        output = rollout_func(*args, **kwargs)
+        pairs = zip(output.get("completion_ids") or (), output.get("logprobs") or (), strict=False)
+        for i, (tokens, logps) in enumerate(pairs):
+            if len(tokens) != len(logps):
+                raise ValueError(
+                    f"`rollout_func` returned {len(logps)} log-probabilities for the {len(tokens)} "
+                    f"tokens of completion {i}; it must return one for each."
+                )
+        return output
+
+    return counted
+
+
+@torch.no_grad()
+def oddity(batch: TokenBatch) -> str | None:
+    r"""What is wrong with the sampler's log-probabilities of fresh samples, if anything.
+
+    On its own samples a sampler's log-probabilities are at least the trainer's on average, since
+    $E_b[\log\pi_b - \log\pi_{old}] = KL(b \| old) \ge 0$. Lower ones are not of the distribution
+    that the tokens were drawn from.
+
+    Args:
+      batch: tokens with ``logp_rollout``.
+
+    Returns:
+      A sentence for a notice; None if nothing is odd.
+
+    Raises:
+      ValueError: no token has a log-probability of the sampler, or some are above 0.
+    """
+    given = batch.finite & ~batch.given("logp_rollout").isnan()
+    apart = (batch.given("logp_rollout") - batch.logp_old)[given].double()  # [tokens]
+    tokens = int(batch.finite.sum())
+    if not tokens:
+        return None
+    if not len(apart):
+        raise ValueError(
+            f"the sampler gave NaN for the log-probability of every one of {tokens} tokens."
+        )
+    if (top := batch.given("logp_rollout")[given].max().item()) > 1e-3:
+        raise ValueError(
+            f"the sampler gave a log-probability of {top:g}, above 0; it must give natural "
+            "logarithms of probabilities."
+        )
+    if len(apart) < tokens:
+        return (
+            f"the sampler gave NaN for the log-probability of {tokens - len(apart)} of {tokens} "
+            "tokens: on these a correction for the sampler does nothing."
+        )
+    mean = apart.mean().item()
+    if abs(mean) < _NOTABLE or abs(mean) < 5 * apart.std().item() / math.sqrt(len(apart)):
+        return None
+    if mean < 0:
+        return (
+            f"the sampler's log-probabilities are {-mean:.3g} nats a token below the trainer's on "
+            "the sampler's own samples, and those of the distribution it drew from cannot be lower "
+            "on average: it probably reports them without its temperature, top-p or top-k."
+        )
+    return (
+        f"the sampler's log-probabilities are {mean:.3g} nats a token above the trainer's, so the "
+        "two distributions differ by that KL divergence: probably one of them applies a "
+        "temperature, top-p or top-k that the other does not, or the weights differ."
+    )
 
 
 class _Recorder(LogitsProcessor):

@@ -28,13 +28,12 @@ from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.durable.trainer import Durable
-from trustclip.engines.trl import fast_paths
+from trustclip.engines.trl import fast_paths, sampled
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
 from trustclip.engines.trl.phases import Generating, Rewarded, Training
 from trustclip.engines.trl.recording import Generation, Recorder, restore_logs, stored_logs
-from trustclip.engines.trl.sampled import with_logps
 from trustclip.engines.trl.sampler import Copies
 from trustclip.engines.trl.scoring import Request, use_head
 from trustclip.engines.trl.shares import GateShares, clip_ratios
@@ -100,6 +99,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
         fast_paths.check_sampler(self)
+        if self.rollout_func is not None:
+            self.rollout_func = sampled.same_lengths(self.rollout_func)
+        self._examined = not args.sampling().exact  # whether samples have been looked at
         self._copies = Copies(args.sampling())
         self._request = self._put_head()
         self._watch = KLWatch(
@@ -170,7 +172,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             return turn()
         if not self._takes("decoder"):
             supplied = self.use_vllm or fast_paths.unrecorded(self)
-            return turn() if supplied else with_logps(self._unwrapped(), turn)
+            return turn() if supplied else sampled.with_logps(self._unwrapped(), turn)
         copies = self._copies if self._mode == "train" else Copies()
         decoder, version = copies.next(self._unwrapped(), self.state.global_step)
         phase.lag = self.state.global_step - version
@@ -302,6 +304,10 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         """Set advantages and bounds with which TRL's loss has the method's gradient."""
         old = inputs.get("old_per_token_logps")
         batch = self._tokens(inputs, logps, logps if old is None else old, **measured)
+        if not self._examined and batch.logp_rollout is not None:
+            self._examined = True
+            if notice := sampled.oddity(batch):
+                warnings.warn(notice, stacklevel=2)
         if self.method.statistics_over and batch.statistics is None:
             batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
         c, surrogate = gradient(self.method, batch)  # [batch, time]

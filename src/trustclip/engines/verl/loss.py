@@ -93,14 +93,14 @@ def policy_loss(
       ``trustclip/*``, and what dashboards made for verl show.
     """
     mask = response_mask.bool()
-    chosen = constraint(config.policy_loss)
+    method = constraint(config.policy_loss)
     rollout = _logp_rollout(config.policy_loss, old_log_prob, rollout_is_weights, mask)
     batch = TokenBatch(log_prob, old_log_prob, advantages, mask, logp_rollout=rollout)
-    per_token, surrogate = per_token_loss(chosen, batch)
-    if rollout_is_weights is not None and "logp_rollout" not in chosen.requires:
+    per_token, surrogate = per_token_loss(method, batch)
+    if rollout_is_weights is not None and "logp_rollout" not in method.requires:
         per_token = per_token * zero_masked(rollout_is_weights, mask)
     loss = agg_loss(per_token, mask, loss_agg_mode, **config.global_batch_info)
-    seen = as_floats(means(batch, surrogate))
+    seen = as_floats(means(batch, surrogate, method=method))
     own = {"actor/pg_clipfrac": seen["trustclip/gated"], "actor/ppo_kl": seen["trustclip/k1"]}
     return loss, {**seen, **own}
 

@@ -61,6 +61,8 @@ SEEMING = [
     ("rl.trl", {"label_smoothing_factor": 0.1}, "is ignored"),
     ("rl.trl", {"eval_strategy": "steps"}, "section `eval`"),
     ("rl.trl", {"trust_remote_code": True}, "code of a model's repository"),
+    ("rl.trl", {"model_init_kwargs": {"trust_remote_code": True}}, "code of a model's repository"),
+    ("rl.trl", {"model_init_kwargs": '{"trust_remote_code": 1}'}, "code of a model's repository"),
     ("rl.method", "ATR", "did you mean 'atr'?"),
     ("rl.method", {"name": "atr", "side": "Strict"}, "Did you mean 'strict'?"),
     ("rl.method", {"name": "atr", "level": "sequnce"}, "Did you mean 'sequence'?"),

@@ -21,6 +21,7 @@ from typing import Any, Self
 import yaml
 
 import trustclip
+from trustclip.durable.extents import Cursor, Extents
 from trustclip.durable.lock import rank
 from trustclip.durable.store import CheckpointStore
 from trustclip.runs.identity import essential, flat, with_method
@@ -96,6 +97,7 @@ class RunDirectory:
     def _open(self, path: Path) -> None:
         self.path = path
         self._started, self._cpu = time.time(), time.process_time()
+        self._extents = Extents()
 
     @property
     def leads(self) -> bool:
@@ -160,31 +162,25 @@ class RunDirectory:
                 ],
             )
 
-    def cursor(self) -> dict[str, int]:
-        """Sizes of the files that grow, once they are safely on disk."""
-        sizes = {}
-        for path in self._appended():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            sizes[path.name] = path.stat().st_size
-        return sizes
+    def cursor(self) -> dict[str, Any]:
+        """Extents of the files that grow, once they are safely on disk."""
+        problems = self.path / "problems.jsonl"
+        measured = [*self._appended(), *([problems] if problems.exists() else [])]
+        return {path.name: self._extents.of(path) for path in measured}
 
-    def rewind(self, cursor: Mapping[str, int]) -> None:
-        """Truncate the files that grow to a `cursor`; what came after will be computed again.
+    def rewind(self, cursor: Cursor) -> None:
+        """Cut the files that grow back to a `cursor`; what came after will be computed again.
+
+        Problems stay: each is recorded once, whenever it is first used.
 
         Raises:
-          ValueError: a file is shorter than it was: lines are lost and will not come again.
+          ValueError: a file has lost or changed lines that will not come again.
         """
         for path in self._appended():
-            size = cursor.get(path.name)
-            if size is None:
+            if path.name not in cursor:
                 path.unlink()
-            elif path.stat().st_size > size:
-                os.truncate(path, size)
-        for name, size in cursor.items():
-            path = self.path / name
-            if not path.exists() or path.stat().st_size < size:
-                raise ValueError(f"{path} has lost lines since the checkpoint: {size} bytes then.")
+        for name, extent in cursor.items():
+            self._extents.restore(self.path / name, extent, cut=name != "problems.jsonl")
 
     def start_over(self) -> None:
         """Before training: set aside rows that no checkpoint continues.

@@ -53,16 +53,11 @@ def unsupported(model: Any) -> str | None:
     return None
 
 
-def decoder_for(model: Any) -> "Decoder | None":
-    """A `Decoder` for the model's current weights; None if the model is `unsupported`."""
-    return None if unsupported(model) else Decoder(model)
-
-
 class Decoder:
     """Batched decoding with a Qwen3 model and its current weights, or others in their place.
 
     Args:
-      model: see `decoder_for`.
+      model: one that is not `unsupported`.
       weights: parameters by name, tied ones under both; those of the model when None.
     """
 

@@ -24,6 +24,8 @@ FALLEN, RISEN, GROWN = 0.5, 1.5, 1.5
 OFTEN = 0.2
 #: Mean reward above which lower entropy and idle groups are expected.
 SOLVED = 0.8
+#: Relative change below which entropy counts as steady.
+_STEADY = 0.01
 #: Mean log-ratio up to which a policy has not moved but for rounding, nats.
 _ROUNDING = 1e-5
 #: Losses of verl that log a clipped share of 0 whatever they do.
@@ -120,7 +122,7 @@ def quadrants(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def distance(log: Log) -> Iterator[str]:
-    """How far the policy moved, where the log has only a mean log-ratio or a KL to a reference."""
+    """How far the policy moved, where the log has a mean log-ratio or a KL to a reference."""
     moved = {row["step"]: row["trustclip/k1"] for row in log.rows if "trustclip/k1" in row}
     if moved:
         top = max(moved, key=lambda step: abs(moved[step]))
@@ -161,12 +163,16 @@ def entropy(rows: Sequence[Row], words: Words | None = None) -> Iterator[str]:
     if not found:
         return
     first, last = ends(found)
-    word = "fell" if last < first else "rose"
-    text = f"Entropy {word} from {first:.3g} to {last:.3g} nats per token"
-    text += f" ({last / first - 1:+.0%}).".replace("%", " %").replace("-", "−") if first else "."
-    if words is not None and (named := words.entropy(-1.0 if last < first else 1.0)):
-        way = "down" if last < first else "up"
-        text += f" To first order it was pushed {way} most through {listed(words, named)}."
+    change = last / first - 1 if first > 0 else 0.0
+    word = "fell" if change < 0 else "rose"
+    text = f"Entropy {word} from {first:.3g} to {last:.3g} nats per token ({change:+.0%})."
+    if abs(change) < _STEADY:
+        text = f"Entropy stayed near {last:.3g} nats per token."
+    text = text.replace("%", " %").replace("-", "−")
+    if words is not None and words.push:
+        text += f" To first order, the kept tokens pushed it {'up' if words.push > 0 else 'down'}"
+        named = words.entropy()
+        text += f", most of all {listed(words, named)}." if named else "."
     yield text
 
 
@@ -202,7 +208,7 @@ def signal(rows: Sequence[Row]) -> Iterator[str]:
             f"advantage (at the end {percent(ends(groups)[1])})."
         )
     elif idle := values(rows, "completions/zero_advantage", prefix=""):
-        yield f"{percent(fmean(idle)).capitalize()} of completions had advantage 0 on every token."
+        yield f"{percent(fmean(idle))} of completions had advantage 0 on every token."
     cut, length = (
         values(rows, f"completions/{name}", prefix="") for name in ("clipped_ratio", "mean_length")
     )
@@ -290,10 +296,11 @@ def _signal_advice(rows: Sequence[Row]) -> Iterator[str]:
                 f"entropy rose to {last / first:.3g} times its start: look at the penalised tokens "
                 "(A < 0), a lower bound on the ratio, and the sampler, before the learning rate."
             )
-    if groups and fmean(groups) > IDLE and not solved:
+    idle = groups or values(rows, "completions/zero_advantage", prefix="")
+    if idle and fmean(idle) > IDLE and not solved:
         yield (
-            f"{percent(fmean(groups))} of groups gave no advantage: problems of medium difficulty, "
-            "or more completions per prompt."
+            f"{percent(fmean(idle))} of {'groups' if groups else 'completions'} gave no advantage: "
+            "problems of medium difficulty, or more completions per prompt."
         )
     if cut and ends(cut)[1] > TRUNCATED:
         grown = bool(length) and ends(length)[1] > GROWN * ends(length)[0]

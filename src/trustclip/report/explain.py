@@ -92,7 +92,8 @@ def _of_log(name: str, log: Log) -> Iterator[str]:
         yield from course.quadrants(rows)
     if words is not None:
         yield from course.cut_words(words)
-    yield from [_distance(full)] if full else course.distance(log)
+    between = "The trainer differed from the sampler by" if log.two_policies else None
+    yield from [_distance(full, *filter(None, [between]))] if full else course.distance(log)
     yield from course.sampler(rows)
     yield from course.entropy(rows, words)
     yield from course.signal(rows)
@@ -203,7 +204,7 @@ def _completions(run: Run) -> Iterator[str]:
         )
 
 
-def _distance(rows: Sequence[Row]) -> str:
+def _distance(rows: Sequence[Row], moved: str = "The policy moved by") -> str:
     low, high = (_values(rows, f"ratio_q{q}") for q in ("01", "99"))
     reach = (
         f"; 98 % of ratios were in [{fmean(low):.3g}, {fmean(high):.3g}]" if low and high else ""
@@ -211,7 +212,7 @@ def _distance(rows: Sequence[Row]) -> str:
     sizes = _values(rows, "ess")
     size = f"; the effective sample size was at least {100 * min(sizes):.0f} %" if sizes else ""
     return (
-        f"The policy moved by {_mean(rows, 'k3'):.2g} nats per token and update (k3){reach}{size}."
+        f"{moved} {_mean(rows, 'k3'):.2g} nats per token and update (k3){reach}{size}."
     )
 
 

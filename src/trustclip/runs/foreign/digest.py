@@ -21,6 +21,8 @@ from trustclip.runs.tokens import TokenRow, token_batch
 TOKENS, OPEN = 1 << 16, 64
 #: Different tokens that are counted one by one; rarer ones that come later are counted together.
 WORDS = 1 << 19
+#: Words that are named, and the share and the number of tokens that one needs for it.
+TOP, SHARE, FEW = 3, 0.01, 10
 
 #: Of a word: tokens, tokens cut, tokens of positive advantage cut, push on the entropy.
 _COUNT, _CUT, _CUT_POSITIVE, _SLOPE = range(4)
@@ -50,25 +52,36 @@ class Words:
             word = "others"
         return self.places.setdefault(word, len(self.places))
 
-    def most(self, column: int, sign: float = 1.0, top: int = 3) -> list[tuple[str | int, float]]:
-        """The words with the largest sums of a sign, and their shares of all sums of that sign."""
-        values = np.maximum(sign * self.sums[: len(self.places), column], 0.0)
-        total = values.sum()
-        order = np.argsort(-values, kind="stable")[:top] if total > 0 else []
-        named = list(self.places)
-        return [(named[i], values[i] / total) for i in order if values[i] > 0]
-
     def share(self, word: str | int) -> float:
         """Share of a word among all tokens."""
         return self.sums[self.places[word], _COUNT] / max(self.sums[:, _COUNT].sum(), 1.0)
 
     def cut(self, *, positive: bool = False) -> list[tuple[str | int, float]]:
         """The words cut most often, and their shares of the cuts (of those with A > 0)."""
-        return self.most(_CUT_POSITIVE if positive else _CUT)
+        return self._most(self.sums[:, _CUT_POSITIVE if positive else _CUT])
 
-    def entropy(self, sign: float) -> list[tuple[str | int, float]]:
-        """The words that push the entropy up (+1) or down (-1) most, and their shares of that."""
-        return self.most(_SLOPE, sign)
+    @property
+    def push(self) -> float:
+        """What all kept tokens do to the entropy, to first order and per unit of step size."""
+        return float(self.sums[:, _SLOPE].sum())
+
+    def entropy(self) -> list[tuple[str | int, float]]:
+        """The words that push the entropy most, in the direction of `push`, with their shares."""
+        return self._most(self.sums[:, _SLOPE] * np.sign(self.push))
+
+    def _most(self, values: np.ndarray) -> list[tuple[str | int, float]]:
+        """Words with the largest positive values, and their shares of all positive values.
+
+        Left out are words of a small share, or of few tokens: among many there is always a highest.
+        """
+        values = np.maximum(values[: len(self.places)], 0.0)
+        total, named = values.sum(), list(self.places)
+        order = np.argsort(-values, kind="stable")[:TOP] if total > 0 else []
+        return [
+            (named[i], values[i] / total)
+            for i in order
+            if values[i] >= SHARE * total and self.sums[i, _COUNT] >= FEW
+        ]
 
 
 @dataclass(frozen=True)

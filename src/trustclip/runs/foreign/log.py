@@ -41,6 +41,7 @@ class Log:
       unknown: sentences about what the log cannot answer.
       remarks: sentences about the state of the files.
       finished: whether the run had reached its end, as far as the log says.
+      two_policies: whether ratios are those of the trainer to the sampler, with no third policy.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class Log:
     unknown: Sequence[str] = ()
     remarks: Sequence[str] = ()
     finished: bool = True
+    two_policies: bool = False
 
 
 def gathered(

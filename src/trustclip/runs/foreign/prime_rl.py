@@ -57,8 +57,10 @@ def read(path: Path) -> Log:
     unknown = [
         "what the policy did within a generation apart from what the sampler did (prime-rl "
         "compares the trainer with the sampler, and nothing in between)",
-        "truncation and rewards",
+        "truncation",
     ]
+    if not any("reward" in row for row in found.rows):
+        unknown.append("rewards (this release exports none)")
     if "kept" not in found.has:
         unknown.append("which tokens were masked (the loss of this run exports no mask)")
     return Log(
@@ -70,6 +72,7 @@ def read(path: Path) -> Log:
         digest=found,
         unknown=unknown,
         remarks=remarks,
+        two_policies=True,
     )
 
 
@@ -139,7 +142,7 @@ def _row(given: Mapping[str, Any]) -> TokenRow | None:
 def _mask(given: Mapping[str, Any]) -> list[bool]:
     """Tokens of the policy-gradient part of the loss.
 
-    Later releases list the parts of each token under ``losses``, earlier ones weigh them by
+    Some releases list the parts of each token under ``losses``, others weigh them by
     ``rl_weights``; null there means the whole ``loss_mask``.
     """
     mask = [bool(flag) for flag in given["loss_mask"]]

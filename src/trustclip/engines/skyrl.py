@@ -61,7 +61,7 @@ def register(method: str = "atr", policy_loss_type: str = "trustclip", **method_
             per_token, old_log_probs, rollout_logprobs, mask, config.off_policy_correction
         )
         loss = ppo_utils.reduce_loss(per_token, kept)
-        logged = as_floats(means(batch, surrogate))
+        logged = as_floats(means(batch, surrogate, method=chosen))
         return loss, {"clip_ratio": logged["trustclip/gated"], **logged, **seen}
 
     ppo_utils.PolicyLossRegistry.register(policy_loss_type, policy_loss)

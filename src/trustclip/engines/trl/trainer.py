@@ -30,6 +30,7 @@ from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.decoding import Decoder
 from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
+from trustclip.engines.trl.mismatch import Mismatch
 from trustclip.engines.trl.phases import Generating, Rewarded, Training
 from trustclip.engines.trl.recording import Generation, Recorder, restore_logs, stored_logs
 from trustclip.engines.trl.scoring import Request, use_head
@@ -60,6 +61,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     args: ConstrainedGRPOConfig
     accelerator: Any
     model: Any
+    processing_class: Any
     max_completion_length: int
     _tag_names: ClassVar = ["trl", "grpo", "trustclip"]
     _name = "GRPO with a policy-divergence constraint"
@@ -88,7 +90,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         self._phase: Generating | Training | None = None
         self._windows = {"train": diagnostics.Window(), "eval": diagnostics.Window()}
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
-        self._shares = GateShares()
+        self._shares, self.mismatch = GateShares(), Mismatch()
         self._last_closed = 0  # update in which the gate last closed on a token
         self._declined: set[str] = set()
         with announced_level(args, self.method):
@@ -308,6 +310,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             if self.recorder is not None:
                 inputs = phase.inputs
                 self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
+                self.mismatch.add(inputs, batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -323,6 +326,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
                 self.method = self.method.after(metrics)
         if self.recorder is not None:
             row = self._shares.read(self.accelerator.gather)
+            row |= self.mismatch.read(self.accelerator.gather, self.processing_class.decode)
             if self.accelerator.is_main_process:
                 self.recorder.gates({"step": self.state.global_step + 1, **row})
 

@@ -84,11 +84,12 @@ def policy_loss(
     """
     mask = response_mask.bool()
     batch = TokenBatch(log_prob, old_log_prob, advantages, mask)
-    per_token, surrogate = per_token_loss(constraint(config.policy_loss), batch)
+    method = constraint(config.policy_loss)
+    per_token, surrogate = per_token_loss(method, batch)
     if rollout_is_weights is not None:
         per_token = per_token * zero_masked(rollout_is_weights, mask)
     loss = agg_loss(per_token, mask, loss_agg_mode, **config.global_batch_info)
-    seen = as_floats(means(batch, surrogate))
+    seen = as_floats(means(batch, surrogate, method=method))
     own = {"actor/pg_clipfrac": seen["trustclip/gated"], "actor/ppo_kl": seen["trustclip/k1"]}
     return loss, {**seen, **own}
 

@@ -211,9 +211,7 @@ def _distance(rows: Sequence[Row], moved: str = "The policy moved by") -> str:
     )
     sizes = _values(rows, "ess")
     size = f"; the effective sample size was at least {100 * min(sizes):.0f} %" if sizes else ""
-    return (
-        f"{moved} {_mean(rows, 'k3'):.2g} nats per token and update (k3){reach}{size}."
-    )
+    return f"{moved} {_mean(rows, 'k3'):.2g} nats per token and update (k3){reach}{size}."
 
 
 def _threshold(rows: Sequence[Row]) -> Iterator[str]:

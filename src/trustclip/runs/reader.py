@@ -213,7 +213,7 @@ def _of_log(path: Path, log: Log) -> Run:
     """A log as a run, for reports that compare it with others."""
     return Run(
         path=path,
-        config={"command": log.trainer, "model": "", "log": str(path), **log.settings},
+        config={"command": log.trainer, "model": "unknown model", "log": str(path), **log.settings},
         environment={},
         summary={"finished": log.finished},
         metrics={"rl": log.rows},

@@ -58,7 +58,8 @@ def located(path: Path) -> tuple[ModuleType, Path]:
         return _source_of(path), path
     found = list(_candidates(path))
     if not found:
-        found = [hit for folder in _below(path) for hit in _candidates(folder)]
+        # A folder of exports is found in itself, and in the one that holds it.
+        found = list(dict.fromkeys(hit for folder in _below(path) for hit in _candidates(folder)))
     if not found:
         raise ValueError(f"{path} holds no log that can be read: {looked_for()}.")
     if len(found) > 1:

@@ -32,6 +32,7 @@ _HOMES = {
     "interval": "constraints.registry",
     "method": "constraints.registry",
     "methods": "constraints.base",
+    "penalty": "constraints.registry",
     "policy_loss": "constraints.loss",
 }
 
@@ -58,6 +59,7 @@ __all__ = [
     "interval",
     "method",
     "methods",
+    "penalty",
     "policy_loss",
 ]
 
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from trustclip.constraints.registry import as_method as as_method
     from trustclip.constraints.registry import interval as interval
     from trustclip.constraints.registry import method as method
+    from trustclip.constraints.registry import penalty as penalty
 
 
 def __getattr__(name: str) -> Any:

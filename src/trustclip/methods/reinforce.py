@@ -18,8 +18,8 @@ class Reinforce(Method):
     The gradient of the expected reward at the first update of a generation, where the ratio is 1;
     biased afterwards. The baseline for a constraint that ought to help, what is left of many losses
     that drop the ratio (verl's ``gpg``), and with a penalty on the log-ratio Kimi's and DRO's loss:
-    ``tc.method("reinforce") + tc.penalty("k2", beta)``. Unclipped importance sampling, weight $w$,
-    is ``clip_higher`` with bounds that no ratio reaches.
+    ``tc.method("reinforce") + tc.penalty("k2", beta)``. With the ratio for a weight it is
+    ``importance_sampling``.
 
     Example:
       >>> import trustclip as tc

@@ -34,6 +34,8 @@ _HOMES = {
     "methods": "constraints.base",
     "penalty": "constraints.registry",
     "policy_loss": "constraints.loss",
+    "preset": "constraints.rosetta",
+    "presets": "constraints.rosetta",
 }
 
 #: Modules that are public by their own name, and where they are.
@@ -61,6 +63,8 @@ __all__ = [
     "methods",
     "penalty",
     "policy_loss",
+    "preset",
+    "presets",
 ]
 
 if TYPE_CHECKING:
@@ -80,6 +84,8 @@ if TYPE_CHECKING:
     from trustclip.constraints.registry import interval as interval
     from trustclip.constraints.registry import method as method
     from trustclip.constraints.registry import penalty as penalty
+    from trustclip.constraints.rosetta import preset as preset
+    from trustclip.constraints.rosetta import presets as presets
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ import torch
 import trustclip as tc
 from trustclip.constraints import rosetta
 from trustclip.constraints.names import nearest
+from trustclip.engines.limits import ENGINES, refusal
 from trustclip.report.rosetta import spelled
 
 #: What TRL is given beyond its defaults.
@@ -137,6 +138,12 @@ def test_presets_by_name() -> None:
         for loss in losses:
             method = tc.preset(engine, loss)
             assert tc.as_method(method.to_dict()) == method
+
+
+@pytest.mark.parametrize(("engine", "hook"), [("prime-rl", "prime-rl"), ("tinker", "Tinker")])
+def test_the_losses_of_an_engine_with_two_policies_train_in_it(engine: str, hook: str) -> None:
+    for loss in tc.presets()[engine]:
+        assert refusal(tc.preset(engine, loss), ENGINES[hook]) is None
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def of_parts(join: Callable[[bool, bool], bool]) -> Any:
 SEQUENCE_KEPT: dict[str, Any] = {
     "penalty": lambda params, tokens: kept(params["inner"]["name"], params["inner"], tokens),
     "anchored": lambda params, tokens: kept(
-        params["inner"]["name"], params["inner"], [t.against("rollout") for t in tokens]
+        params["inner"]["name"], params["inner"], [t.against(params["anchor"]) for t in tokens]
     ),
     "gspo": bounded_mean,
     "luspo": bounded_mean,
@@ -261,7 +261,7 @@ def contributions(name: str, params: Params, tokens: Sequence_) -> list[list[flo
         return contributions_of_two(name, params, tokens)
     if name == "anchored":
         part = params["inner"]
-        return contributions(part["name"], part, [t.against("rollout") for t in tokens])
+        return contributions(part["name"], part, [t.against(params["anchor"]) for t in tokens])
     if name == "penalty":
         return penalised(params, tokens)
     rows = [[0.0] * n for _ in tokens]

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from trustclip.constraints.base import Method, Reduce, Trait, definition
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.registry import Part
 from trustclip.methods.clip import Clip
@@ -27,6 +27,7 @@ class Anchored(Composite):
     Args:
       inner: the method: its name, or a mapping with ``name`` and hyper-parameters. It must not
         need an exact divergence: nobody keeps the sampler's distribution.
+      anchor: ``"rollout"``; ``"old"`` leaves ``inner`` as it is.
 
     Raises:
       ValueError: ``inner`` needs an exact divergence from the old policy.
@@ -46,14 +47,13 @@ class Anchored(Composite):
       <https://arxiv.org/abs/2602.04879>`_, 2026, Section 5.2
     """
 
-    also_requires = ("logp_rollout",)
-
     inner: Part = Clip()
+    anchor: Anchor = "rollout"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.inner.requires:
-            if name.startswith(("kl_", "top_k_")):
+            if self.anchor == "rollout" and name.startswith(("kl_", "top_k_")):
                 raise ValueError(
                     f"{self.inner.name!r} needs `{name}`, which no engine has from the policy that "
                     "sampled: anchor a method of the token's own probability."
@@ -64,12 +64,19 @@ class Anchored(Composite):
         return (self.inner,)
 
     @property
+    def requires(self) -> tuple[str, ...]:
+        sampler = ("logp_rollout",) if self.anchor == "rollout" else ()
+        return tuple(dict.fromkeys((*super().requires, *sampler)))
+
+    @property
     def traits(self) -> Trait:
+        if self.anchor == "old":
+            return super().traits
         return super().traits | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
-        return super().statistics(batch.against("rollout"), reduce)
+        return super().statistics(batch.against(self.anchor), reduce)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        (inside,) = self.surrogates(batch.against("rollout"))
+        (inside,) = self.surrogates(batch.against(self.anchor))
         return inside

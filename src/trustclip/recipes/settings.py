@@ -23,6 +23,7 @@ from trustclip.constraints.checked import (
     Whole,
     checked,
 )
+from trustclip.engines.sampler import Sampler
 
 Style = Literal["solution", "boxed", "answer", "plain"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
@@ -175,6 +176,8 @@ class RLStage:
     """Sampling temperature."""
     top_p: UpToOne = 1.0
     """Nucleus-sampling mass; below 1, samples do not follow the policy used in the ratio."""
+    sampler: Sampler = Sampler()
+    """Sample from a rounded, quantised or older copy of the policy; tiny models only."""
     mask_truncated_completions: bool = False
     """Exclude completions that reached the length limit from the loss."""
     lora_r: Whole = 32
@@ -295,6 +298,8 @@ class DemoSettings:
     `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
     seed: Seed = 0
     """Random seed of the whole run."""
+    sampler: Sampler = Sampler()
+    """Sample from a rounded, quantised or older copy of the policy."""
     output_dir: Path | None = None
     """Run directory; runs/demo-METHOD-seedSEED when unset."""
     generations: Count = 6

@@ -45,11 +45,10 @@ def methods(argv: Sequence[str]) -> int:
     if options.markdown:
         from trustclip.runs.text import markdown_table
 
-        header = ("method", "what it does", "defaults")
-        print(markdown_table(header, [(f"`{name}`", *rest) for name, *rest in rows]))
+        print(markdown_table(_HEADER, [(f"`{name}`", *rest) for name, *rest in rows]))
         return 0
     table = Table(box=None, pad_edge=False)
-    for title in ("method", "what it does", "defaults"):
+    for title in _HEADER:
         table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -76,16 +75,22 @@ def _engines(markdown: bool) -> int:
     return 0
 
 
+#: Columns of the table of methods; an engine is named if it trains the method's defaults.
+_HEADER = ("method", "what it does", "defaults", "trains in")
+
+
 def _methods() -> dict[str, Any]:
     import trustclip
 
     return trustclip.methods()
 
 
-def _method_row(name: str, cls: Any) -> tuple[str, str, str]:
+def _method_row(name: str, cls: Any) -> tuple[str, str, str, str]:
+    from trustclip.engines.limits import trains_in
+
     first = (cls.__doc__ or "").strip().splitlines()[0].partition(": ")[2]
     defaults = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(cls))
-    return name, first, defaults
+    return name, first, defaults, ", ".join(trains_in(cls()))
 
 
 def bounds(argv: Sequence[str]) -> int:

@@ -35,14 +35,16 @@ class Generating:
       sampled: log-probabilities that our decoder sampled with, by its calls and completions.
       passes: log-probabilities that TRL got of each pass, and the evidence the pass left.
       rewarded: what has been rewarded.
+      lag: updates since the weights of the sampler, where it is an older copy of the policy.
     """
 
     sampled: list[list[list[float]]] = field(default_factory=list)
     passes: list[tuple[Tensor, Evidence | None]] = field(default_factory=list)
     rewarded: Rewarded | None = None
+    lag: int = 0
 
     def known(self, attention_mask: Tensor, length: int) -> Tensor | None:
-        """Log-probabilities of the completions, if trustclip's decoder sampled them unchanged.
+        """Log-probabilities of the completions, if the decoder sampled them from this policy.
 
         Args:
           attention_mask: of prompts and completions. Shape [batch, prompt + length].

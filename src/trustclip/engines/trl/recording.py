@@ -57,7 +57,9 @@ class Recorder(Protocol):
         Args:
           row: ``{"step": n, "generated": [...], "index": [...], "gated": [...]}``, of all ranks;
             called on the first. A completion is the ``index``-th of the generation that was sampled
-            after ``generated`` updates.
+            after ``generated`` updates. ``worst``, where the sampler gave log-probabilities, are
+            the tokens on which it and the proximal policy agree least; see
+            `trustclip.engines.trl.mismatch.Mismatch`.
         """
         ...
 

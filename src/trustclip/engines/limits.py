@@ -150,7 +150,9 @@ def _between_old_and_sampler(method: Method) -> Method | None:
 
 
 def _weighs(method: Method) -> bool:
-    return "logp_rollout" in getattr(method, "also_requires", ())
+    """Whether it does nothing where old policy and sampler are one; IcePop on the new one does."""
+    on_new = getattr(method, "policy", "old") == "new"
+    return "logp_rollout" in getattr(method, "also_requires", ()) and not on_new
 
 
 def _parts(method: Method) -> Iterator[Method]:

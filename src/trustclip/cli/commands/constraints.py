@@ -13,7 +13,7 @@ from trustclip.cli.arguments import method_from, parse
 
 
 def methods(argv: Sequence[str]) -> int:
-    """List the constraints, one line each; ``--figure FILE`` draws their gates."""
+    """List the constraints, or with ``--engines`` the losses of other engines as constraints."""
 
     @dataclasses.dataclass
     class Options:
@@ -21,6 +21,8 @@ def methods(argv: Sequence[str]) -> int:
         """Write a picture (SVG) of every method's gate to this file."""
         page: Path | None = None
         """Write a page (HTML) with a slider for every hyper-parameter to this file."""
+        engines: bool = False
+        """List the losses of TRL, verl, prime-rl and other engines as methods instead."""
         markdown: bool = False
         """Print the table in Markdown."""
 
@@ -37,6 +39,8 @@ def methods(argv: Sequence[str]) -> int:
         options.page.write_text(atlas_page(), encoding="utf-8")
         print(options.page)
         return 0
+    if options.engines:
+        return _engines(options.markdown)
     rows = [_method_row(name, cls) for name, cls in _methods().items()]
     if options.markdown:
         from trustclip.runs.text import markdown_table
@@ -49,6 +53,25 @@ def methods(argv: Sequence[str]) -> int:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+    return 0
+
+
+def _engines(markdown: bool) -> int:
+    from trustclip.report import rosetta
+
+    if markdown:
+        print(rosetta.page(), end="")
+        return 0
+    console = Console()
+    for engine in rosetta.ENGINES.values():
+        table = Table(*rosetta.HEADER, title=rosetta.title(engine), box=None, pad_edge=False)
+        table.title_justify = "left"
+        for column in table.columns:
+            column.overflow = "fold"
+        for row in engine.rows:
+            table.add_row(*rosetta.cells(row))
+        console.print(table)
+        console.print()
     return 0
 
 

@@ -2,8 +2,9 @@
 
 ``config.yaml`` (settings, all of them), ``environment.json``, ``metrics.jsonl`` (a line per logged
 step), ``samples.jsonl`` and further shards (a line per completion), ``gates.jsonl`` (a line per
-update: gated share of its completions), ``problems.jsonl``, ``summary.json`` (the outcome),
-``final/`` (the trained model). Lines are appended and flushed as they come: what was computed is on
+update: gated share of its completions), ``tokens/`` (a file per recorded update: tokens of some of
+its completions), ``problems.jsonl``, ``summary.json`` (the outcome), ``final/`` (the trained
+model). Lines are appended and flushed as they come: what was computed is on
 disk. Secrets (tokens, passwords, keys) are replaced before anything is written.
 """
 
@@ -34,6 +35,7 @@ from trustclip.runs.jsonl import (
 )
 from trustclip.runs.samples import shards
 from trustclip.runs.secrets import redacted, redacted_argv
+from trustclip.runs.tokens import TOKENS, TokenRow, write_tokens
 from trustclip.tasks.problem import Problem
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
@@ -146,6 +148,18 @@ class RunDirectory:
         """Append the gated shares of one update's completions to ``gates.jsonl``."""
         append_jsonl(self.path / "gates.jsonl", [row])
 
+    def tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the recorded tokens of one update, in the columns of `trustclip.runs.tokens`.
+
+        Args:
+          step: updates done before it.
+          rows: of this rank.
+        """
+        folder, own = self.path / TOKENS, f"-rank{rank()}" if rank() else ""
+        folder.mkdir(exist_ok=True)
+        path = folder / f"update-{step:06d}{own}.parquet"
+        write_tokens(path, [TokenRow.of(row) for row in rows])
+
     def problems(self, problems: Iterable[Problem], task: str | None = None) -> None:
         """Record the problems used, each once."""
         path = self.path / "problems.jsonl"
@@ -166,7 +180,7 @@ class RunDirectory:
         for path in self._appended():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-            sizes[path.name] = path.stat().st_size
+            sizes[self._name(path)] = path.stat().st_size
         return sizes
 
     def rewind(self, cursor: Mapping[str, int]) -> None:
@@ -176,7 +190,7 @@ class RunDirectory:
           ValueError: a file is shorter than it was: lines are lost and will not come again.
         """
         for path in self._appended():
-            size = cursor.get(path.name)
+            size = cursor.get(self._name(path))
             if size is None:
                 path.unlink()
             elif path.stat().st_size > size:
@@ -200,7 +214,9 @@ class RunDirectory:
             number += 1
         folder.mkdir()
         for path in rows:
-            path.rename(folder / path.name)
+            aside = folder / self._name(path)
+            aside.parent.mkdir(exist_ok=True)
+            path.rename(aside)
         warnings.warn(
             f"{self.checkpoints} holds nothing to continue from, so training starts from the "
             f"beginning; the rows of the earlier attempt are now in {folder}.",
@@ -208,9 +224,14 @@ class RunDirectory:
         )
 
     def _appended(self) -> list[Path]:
-        """Files that only grow while the run goes on; nothing else in the folder is its own."""
+        """Files of rows, which only grow, or are only added; nothing else here is the run's own."""
         named = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
-        return [*(path for path in named if path.exists()), *shards(self.path)]
+        recorded = sorted((self.path / TOKENS).glob("update-*.parquet"))
+        return [*(path for path in named if path.exists()), *shards(self.path), *recorded]
+
+    def _name(self, path: Path) -> str:
+        """Name of one of the run's files in a `cursor`."""
+        return path.relative_to(self.path).as_posix()
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from trustclip.engines.sampler import as_sampler
+
 #: Settings that no result depends on, with the reason.
 NEUTRAL: Mapping[str, str] = {
     "name": "a title, for people",
@@ -27,6 +29,8 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     Example:
       >>> essential({"name": "a", "rl": {"sink": "wandb", "method": {"name": "atr"}}})
       {'rl': {'method': {'name': 'atr'}}}
+      >>> essential({"rl": {"sampler": {"dtype": "float32", "lag": 0}, "max_steps": 3}})
+      {'rl': {'max_steps': 3}}
     """
     return {
         key: _without_neutral(value) if key in STAGES and isinstance(value, Mapping) else value
@@ -35,7 +39,12 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_neutral(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in settings.items() if key not in NEUTRAL}
+    return {
+        str(key): value
+        for key, value in settings.items()
+        # Runs of older releases have no `sampler`: theirs was the policy in training.
+        if key not in NEUTRAL and not (key == "sampler" and as_sampler(value).exact)
+    }
 
 
 def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

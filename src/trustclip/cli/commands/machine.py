@@ -84,6 +84,7 @@ def _distributed(arguments: Sequence[str]) -> int:
     import os
     from pathlib import Path
 
+    from trustclip.engines.limits import check
     from trustclip.recipes.checks import schedule_of
     from trustclip.recipes.files import load_recipe
     from trustclip.recipes.preflight.ranks import Load, described, findings, found
@@ -113,6 +114,7 @@ def _distributed(arguments: Sequence[str]) -> int:
     else:
         options = parse(Options, arguments, "doctor --distributed")
         stage = RLStage(dataset="arithmetic", **dataclasses.asdict(options))
+        check(stage.method, "TRL")
     load = Load(
         stage.method,
         stage.per_device_train_batch_size,

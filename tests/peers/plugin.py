@@ -89,7 +89,7 @@ datasets.load_dataset = load_dataset
 
 
 class Torch:
-    """The name ``torch`` in a test's module: `tensor` translates completions in Qwen's token ids."""
+    """Stands for ``torch`` in a test module; `tensor` translates completions in Qwen's ids."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

@@ -88,11 +88,18 @@ _load_dataset = datasets.load_dataset
 datasets.load_dataset = load_dataset
 
 
-def tensor(data: Any, *args: Any, **options: Any) -> torch.Tensor:
-    """`torch.tensor`, but completions in Qwen's token ids become the same text in ours."""
-    if _is_qwen(data):
-        data = [[_ours(number) for number in row] for row in data]
-    return _tensor(data, *args, **options)
+class Torch:
+    """Stands for ``torch`` in a test module; `tensor` translates completions in Qwen's ids."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def tensor(data: Any, *args: Any, **options: Any) -> torch.Tensor:
+        """`torch.tensor` of the same text in the tiny models' token ids."""
+        if _is_qwen(data):
+            data = [[_ours(number) for number in row] for row in data]
+        return torch.tensor(data, *args, **options)
 
 
 def _is_qwen(data: Any) -> bool:
@@ -118,10 +125,6 @@ def _tokenizer() -> Any:
     return tokenizer_with("qwen3")
 
 
-_tensor = torch.tensor
-torch.tensor = tensor
-
-
 def missing(source: str) -> str:
     """The model that a test needs and that is not made here; "" for none."""
     own = {*made(), *(path.split("/")[1] for path in SETS)}
@@ -138,6 +141,8 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Deselect what cannot be run offline, before anything is loaded."""
     out = []
     for item in items:
+        if vars(item.module).get("torch") is torch:
+            item.module.torch = Torch()
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         reason = missing(_body(item.function) + " ".join(map(str, parameters.values())))
         if reason:

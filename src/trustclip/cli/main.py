@@ -196,6 +196,8 @@ def _be_quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category)
+    # What trustclip itself is about to remove, a user of the commands has to change.
+    warnings.filterwarnings("once", "`method_args` is deprecated", DeprecationWarning)
     # A user needs the text of a warning, not the source line that it comes from.
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
     "report": ("evidence", "a page, tables and figures from run directories"),
+    "tokens": ("tokens", "which tokens a constraint cut, completion by completion"),
     "explain": ("evidence", "what the gate of a run did, in sentences, and what to try next"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "grade": ("evidence", "re-grade stored completions"),

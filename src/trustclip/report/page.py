@@ -43,15 +43,17 @@ def write_page(folder: Path, title: str) -> str:
     return "report.html"
 
 
-def render(report: Report, title: str) -> str:
+def render(report: Report, title: str, live: str = "") -> str:
     """The page of a report, as HTML.
 
     Args:
       report: what it is about.
       title: of the page.
+      live: number of this version, of a page that follows its runs; empty for a file.
     """
     template = _environment().get_template("page.html.j2")
-    scripts = [Markup(charts.script()), *_scripts("common.js.j2", "page.js.j2", "tokens.js.j2")]
+    own = ["common.js.j2", "page.js.j2", "tokens.js.j2", *(["live.js.j2"] if live else [])]
+    scripts = [Markup(charts.script()), *_scripts(*own)]
     sections = [part for part in report.sections if part.figures or part.tables]
     drawn = {
         f"{figure.key}/{i}": charts.spec(panel)
@@ -61,6 +63,7 @@ def render(report: Report, title: str) -> str:
     }
     page = template.render(
         title=title,
+        live=live,
         report=report,
         sections=sections,
         legend=_legend(report.groups),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import durable_runs
 import numpy as np
@@ -18,7 +19,7 @@ from trustclip.engines.trl.tokens import BYTES, Pieces, Plan, TokenSampler
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.tokens import read_tokens, token_batch
 
-SETTINGS = dict(
+SETTINGS: dict[str, Any] = dict(
     method="atr",
     method_args={"delta": 0.01},
     steps_per_generation=2,

@@ -26,6 +26,7 @@ COMMANDS = {
     "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
     "report": ("evidence", "a page, tables and figures from run directories and logs"),
+    "tokens": ("tokens", "which tokens a constraint cut, completion by completion"),
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "grade": ("evidence", "re-grade stored completions"),

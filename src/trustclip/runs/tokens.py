@@ -46,6 +46,8 @@ FLAGS = ("mask", "kept")
 #: Columns with one number for the completion.
 WHOLE = ("step", "generated", "index", "group")
 REQUIRED = ("logp", "advantage")
+#: Endings of files of tokens.
+SUFFIXES = (".jsonl", ".parquet")
 #: Folder of a run directory with its files of tokens.
 TOKENS = "tokens"
 #: Rows of a Parquet file that are in memory at once.
@@ -127,7 +129,8 @@ def _column(name: str, value: Any, length: int) -> Any:
         if name == "reward":
             return float(value)
         if name == "token":
-            converted: Any = [str(text) for text in value]
+            # Half a surrogate pair fits into no file.
+            converted: Any = [str(t).encode("utf-8", "backslashreplace").decode() for t in value]
         elif name in FLAGS or name == "token_id":
             converted = np.asarray(value, dtype=bool if name in FLAGS else np.int64)
         else:
@@ -154,14 +157,11 @@ def read_tokens(path: Path) -> Iterator[TokenRow]:
       ValueError: there is no such file, or a row is not as the module's table says; the message
         names file and line.
     """
-    if path.is_dir():
-        files = sorted(f for f in path.iterdir() if f.suffix in (".jsonl", ".parquet"))
-    else:
-        files = [path]
+    files = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise ValueError(f"{path}: there are no tokens; expected a .jsonl or .parquet file.")
     for file in files:
-        if file.suffix not in (".jsonl", ".parquet"):
+        if file.suffix not in SUFFIXES:
             raise ValueError(f"{file}: expected a .jsonl or .parquet file.")
         for number, row in _parquet(file) if file.suffix == ".parquet" else _jsonl(file):
             try:

@@ -113,9 +113,9 @@ def watched(tmp_path, monkeypatch, **settings) -> list[tuple[dict[str, Any], Any
     kept = ConstrainedGRPOTrainer._constrain
 
     def spy(self, inputs, *scored):
-        batch, surrogate = kept(self, inputs, *scored)
+        batch, *rest = kept(self, inputs, *scored)
         seen.append((dict(inputs), batch, copy.deepcopy(self.model.state_dict())))
-        return batch, surrogate
+        return batch, *rest
 
     monkeypatch.setattr(ConstrainedGRPOTrainer, "_constrain", spy)
     constrained(tmp_path, "icepop", **{"decoder": "auto", "max_steps": 6, **settings})

@@ -198,14 +198,18 @@ class _Layer:
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], block: str) -> "_Layer":
-        def of(*names: str) -> list[Tensor]:
-            return [weights[f"{block}.{name}.weight"] for name in names]
+        def of(name: str) -> Tensor:
+            return weights[f"{block}.{name}.weight"]
 
         return cls(
-            torch.cat(of(*(f"self_attn.{name}_proj" for name in "qkv"))),
-            *of("self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm"),
-            torch.cat(of("mlp.gate_proj", "mlp.up_proj")),
-            *of("mlp.down_proj", "input_layernorm", "post_attention_layernorm"),
+            torch.cat([of(f"self_attn.{name}_proj") for name in "qkv"]),
+            of("self_attn.o_proj"),
+            of("self_attn.q_norm"),
+            of("self_attn.k_norm"),
+            torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]),
+            of("mlp.down_proj"),
+            of("input_layernorm"),
+            of("post_attention_layernorm"),
         )
 
 

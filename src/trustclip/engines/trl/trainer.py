@@ -310,7 +310,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             if self.recorder is not None:
                 inputs = phase.inputs
                 self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
-                self.mismatch.add(inputs, batch)
+                self.mismatch.add(inputs, seen)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)

@@ -221,7 +221,7 @@ def test_what_an_engine_cannot_supply_is_refused() -> None:
 # Tracing ---------------------------------------------------------------------------------------
 
 #: Methods whose surrogate looks at numbers to decide what to compute: a whole-batch selection.
-NOT_TRACEABLE = {"kl_cov"}
+NOT_TRACEABLE = {"kl_cov", "m2po"}
 
 
 def parts_of(method: tc.Method) -> set[str]:

@@ -9,7 +9,7 @@ _TRL = "train it with trustclip.engines.trl"
 _LOOP = "call trustclip.policy_loss from your own training loop"
 
 #: What to do instead, by missing field; your own loop can supply everything.
-_INSTEAD = {name: _TRL for name in ("keys", "entropy", "kl_old_new", "kl_new_old")}
+_INSTEAD = {name: _TRL for name in ("keys", "entropy", "entropy_old", "kl_old_new", "kl_new_old")}
 
 
 def refusal(

@@ -20,6 +20,7 @@ LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 #: Optional fields of `TokenBatch` that the engine supplies; the sampler's log-probabilities, where
 #: something gives them (see `trustclip.engines.trl.fast_paths.sampler_missing`).
 SUPPLIED = {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv", "logp_rollout"}
+SUPPLIED |= {"entropy_old"}
 
 #: TRL's settings of its own clip and their replacements; setting one is refused, never ignored.
 _REPLACED = {

@@ -199,6 +199,28 @@ def test_drpo_at_the_edge_of_dppos_region_has_no_gradient_and_pulls_back_beyond(
     assert tc.method("dppo", delta=0.1501).surrogate(batch).kept[0].tolist() == [True, True, False]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"least_weight": 0.3},
+        {"least_weight": 0.3, "budget_ceiling": 0.05},
+        {"divergence": "binary_kl", "delta": 0.1, "budget": 0.002, "anchor": "rollout"},
+    ],
+    ids=str,
+)
+def test_cppo_keeps_what_the_algorithm_keeps(more: dict[str, typing.Any]) -> None:
+    method, count = tc.method("cppo", **more), 0
+    for seed in range(4):
+        batch = tokens(rows=100, spread=0.3, seed=seed)
+        kept = method.surrogate(batch).kept
+        for row in range(100):
+            one = changed(batch, lambda t, row=row: t[row : row + 1])
+            want = wider_oracle.cppo(method.to_dict(), flat(one))
+            assert kept[row][batch.mask[row]].tolist() == want
+            count += want.count(False)
+    assert count > 100
+
+
 def test_cppo_without_weights_and_with_a_budget_never_spent_is_dppo() -> None:
     batch = tokens()
     dppo = tc.method("dppo", ceiling=1e9)

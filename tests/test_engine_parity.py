@@ -63,6 +63,7 @@ def test_trl_gives_the_gradient_of_both_engines(
             "completion_mask": batch.mask.long(),
             "advantages": batch.advantages,
             "old_per_token_logps": batch.logp_old,
+            "sampling_per_token_logps": batch.logp_rollout,
             "num_items_in_batch": batch.mask.sum(),
             "sample_index": torch.arange(rows),
             "generated": torch.full((rows,), -1),  # by an earlier policy

@@ -22,7 +22,8 @@ def test_the_old_entropy_is_that_of_the_policy_before_the_updates(
     kept = ConstrainedGRPOTrainer._constrain
 
     def spy(self, inputs, *scored):
-        batch, surrogate = kept(self, inputs, *scored)
+        made = kept(self, inputs, *scored)
+        batch, surrogate, *_ = made
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         with torch.no_grad():
@@ -32,7 +33,7 @@ def test_the_old_entropy_is_that_of_the_policy_before_the_updates(
         entropy = -(logp.exp() * logp).sum(-1)
         dense.append(torch.where(batch.mask, entropy, 0.0)[order])
         seen.append((batch.given("entropy_old")[order], surrogate.kept[order], batch.mask[order]))
-        return batch, surrogate
+        return made
 
     monkeypatch.setattr(ConstrainedGRPOTrainer, "_constrain", spy)
     run = constrained(

@@ -10,7 +10,7 @@ from test_recipe_files import changed, errors_of, written
 
 import trustclip as tc
 from trustclip.cli.arguments import settings
-from trustclip.engines.trl.config import SUPPLIED, refusal
+from trustclip.engines.limits import ENGINES, refusal
 from trustclip.recipes.checks import complaints, packages
 from trustclip.recipes.files import load_recipe
 from trustclip.recipes.settings import EvalSettings, RLSettings
@@ -61,6 +61,8 @@ SEEMING = [
     ("rl.trl", {"label_smoothing_factor": 0.1}, "is ignored"),
     ("rl.trl", {"eval_strategy": "steps"}, "section `eval`"),
     ("rl.trl", {"trust_remote_code": True}, "code of a model's repository"),
+    ("rl.trl", {"model_init_kwargs": {"trust_remote_code": True}}, "code of a model's repository"),
+    ("rl.trl", {"model_init_kwargs": '{"trust_remote_code": 1}'}, "code of a model's repository"),
     ("rl.method", "ATR", "did you mean 'atr'?"),
     ("rl.method", {"name": "atr", "side": "Strict"}, "Did you mean 'strict'?"),
     ("rl.method", {"name": "atr", "level": "sequnce"}, "Did you mean 'sequence'?"),
@@ -156,7 +158,9 @@ def test_one_function_says_whether_trl_trains_a_method(tmp_path, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [text for _, text in complaints(dataclasses.replace(recipe.rl, method=method))]
-    assert bool(found) == (refusal(method) is not None) == (not set(method.requires) <= SUPPLIED)
+    trl = ENGINES["TRL"]
+    assert bool(found) == (refusal(method, trl) is not None)
+    assert bool(found) == (not set(method.requires) <= trl.fields)
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

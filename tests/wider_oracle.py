@@ -80,7 +80,7 @@ def kept(name: str, params: Params, tokens: Sequence_) -> list[bool]:
 
 def token_kept(name: str, params: Params, t: Token) -> bool:
     match name:
-        case "cispo" | "spo" | "pspo" | "ce_gppo" | "topr" | "vespo" | "ppo_penalty":
+        case "cispo" | "spo" | "pspo" | "reinforce" | "ce_gppo" | "topr" | "vespo" | "ppo_penalty":
             return True
         case "importance_sampling" | "drpo":
             return True
@@ -250,6 +250,10 @@ def of_parts(join: Callable[[bool, bool], bool]) -> Any:
 
 
 SEQUENCE_KEPT: dict[str, Any] = {
+    "penalty": lambda params, tokens: kept(params["inner"]["name"], params["inner"], tokens),
+    "anchored": lambda params, tokens: kept(
+        params["inner"]["name"], params["inner"], [t.against(params["anchor"]) for t in tokens]
+    ),
     "gspo": bounded_mean,
     "cppo": cppo,
     "luspo": bounded_mean,
@@ -300,6 +304,11 @@ def contributions(name: str, params: Params, tokens: Sequence_) -> list[list[flo
         return scaled(params["inner"], tokens, WEIGHTS[name](params, tokens))
     if name in ("both", "either"):
         return contributions_of_two(name, params, tokens)
+    if name == "anchored":
+        part = params["inner"]
+        return contributions(part["name"], part, [t.against(params["anchor"]) for t in tokens])
+    if name == "penalty":
+        return penalised(params, tokens)
     rows = [[0.0] * n for _ in tokens]
     for i, t in enumerate(tokens):
         if name == "gmpo":
@@ -337,6 +346,31 @@ def contributions_of_two(name: str, params: Params, tokens: Sequence_) -> list[l
     return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*rows, strict=True)]
 
 
+#: Slope of each penalty in the log-ratio it is on.
+SLOPES: dict[str, Callable[[float], float]] = {
+    "abs": lambda x: (x > 0) - (x < 0),
+    "k2": lambda x: x,
+    "k3": lambda x: math.expm1(x),
+    "k3_reverse": lambda x: -math.expm1(-x),
+}
+
+
+def penalised(params: Params, tokens: Sequence_) -> list[list[float]]:
+    """The part's contributions, minus the price of the tokens that pay."""
+    part, n = params["inner"], len(tokens)
+    rows = contributions(part["name"], part, tokens)
+    slope, keep = SLOPES[params["divergence"]], kept(part["name"], part, tokens)
+    moved = [t.against(params["anchor"]).x for t in tokens]
+    for i, row in enumerate(rows):
+        if params["on"] == ("cut" if keep[i] else "kept"):
+            continue
+        whole = params["level"] == "sequence"
+        each = params["beta"] * slope(math.fsum(moved) if whole else moved[i])
+        for j in range(n) if whole else (i,):
+            row[j] -= each / n if whole else each
+    return rows
+
+
 def follows_a_mean(name: str, params: Params) -> bool:
     if name == "gspo":
         return params["variant"] == "gspo"
@@ -353,6 +387,8 @@ def own_gradient(name: str, params: Params, tokens: Sequence_, i: int, keep: boo
             return keep * math.exp(geometric(tokens)) * a
         case "cispo":
             return min(max(w, 1 - params["low"]), 1 + params["high"]) * a
+        case "reinforce":
+            return a
         case "spo":
             sign = (a > 0) - (a < 0)
             return w * (1 - sign * (w - 1) / params["epsilon"]) * a
@@ -455,5 +491,6 @@ def bapo_bounds(params: Params, tokens: Sequence_) -> tuple[float, float]:
 KNOWN = (
     *("gspo", "luspo", "gmpo", "cispo", "spo", "pspo", "ppo_penalty", "ce_gppo", "aspo", "topr"),
     *("vespo", "dppo", "bandpo", "abc_grpo", "tis", "icepop", "opsm", "trm", "both", "either"),
+    *("penalty", "anchored", "reinforce"),
     *("ipo", "importance_sampling", "drpo", "cppo", "kpop", "erc"),
 )

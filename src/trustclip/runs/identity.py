@@ -9,6 +9,9 @@ NEUTRAL: Mapping[str, str] = {
     "output_dir": "where the files of the run are written",
     "save_steps": "a run continues exactly from any checkpoint, so how often it saves is free",
     "save_total_limit": "how many checkpoints are kept",
+    "tokens_every": "how often tokens are recorded; nothing is trained on them",
+    "tokens_completions": "how many completions that records",
+    "tokens_megabytes": "how much space that takes",
     "sink": "where metrics are copied to",
     "logging_steps": "how often metrics are written; nothing is trained on them",
 }

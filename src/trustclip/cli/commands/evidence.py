@@ -86,7 +86,7 @@ def report(argv: Sequence[str]) -> int:
     @dataclasses.dataclass
     class Options:
         runs: tyro.conf.Positional[tuple[Path, ...]]
-        """Run directories, or the folder of a suite."""
+        """Run directories, the folder of a suite, or logs of TRL, verl and prime-rl."""
         output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
         """Where the page, the tables and the figures go."""
 
@@ -99,12 +99,14 @@ def report(argv: Sequence[str]) -> int:
 
 
 def explain(argv: Sequence[str]) -> int:
-    """``trustclip explain RUN``: what the gate of a run did."""
+    """``trustclip explain PATH``: what the constraint of a run did."""
 
     @dataclasses.dataclass
     class Options:
         run: tyro.conf.Positional[Path]
-        """A run directory."""
+        """A run directory; or a log of another trainer: TRL's trainer_state.json, TensorBoard
+        events, an offline run of wandb, verl's console log or JSON lines, prime-rl's token export,
+        tokens.jsonl or tokens.parquet."""
 
     options = parse(Options, argv, "explain")
     from trustclip.report.explain import explain as paragraphs

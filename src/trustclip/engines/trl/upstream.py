@@ -65,6 +65,7 @@ MEMBERS = (
     "num_generations",
     "num_iterations",
     "reward_func_names",
+    "reward_weights",
     "rollout_func",
     "temperature",
     "top_entropy_quantile",

@@ -53,6 +53,7 @@ def test_trl_gives_the_gradient_of_both_engines(
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", scored)
     trainer.method = method
+    trainer._examined = True  # the sampler's log-probabilities are made up, some above 0
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer._compute_loss(
         trainer.model,

@@ -25,8 +25,9 @@ COMMANDS = {
     "eval": ("experiments", "Mean@K and Pass@K of a model on problem sets, with intervals"),
     "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
-    "report": ("evidence", "a page, tables and figures from run directories"),
-    "explain": ("evidence", "what the gate of a run did, in sentences, and what to try next"),
+    "report": ("evidence", "a page, tables and figures from run directories and logs"),
+    "tokens": ("tokens", "which tokens a constraint cut, completion by completion"),
+    "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "grade": ("evidence", "re-grade stored completions"),
     "decontaminate": ("evidence", "find test problems that occur in a training set"),
@@ -196,6 +197,8 @@ def _be_quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category)
+    # What trustclip itself is about to remove, a user of the commands has to change.
+    warnings.filterwarnings("once", "`method_args` is deprecated", DeprecationWarning)
     # A user needs the text of a warning, not the source line that it comes from.
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 

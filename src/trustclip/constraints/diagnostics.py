@@ -189,10 +189,36 @@ def moments(batch: TokenBatch, gated: Tensor) -> Metrics:
         "ratio_squared": (masked_sum(safe_exp(2 * x), mask), count),
     }
     if batch.entropy is not None:
-        slope = zero_masked(-safe_exp(x) * a * (batch.logp + batch.entropy), mask)
+        slope = entropy_slope(batch)
         found["entropy_slope/cut"] = (masked_sum(slope, gated), count)
         found["entropy_slope/kept"] = (masked_sum(slope, ~gated), count)
     return found
+
+
+def entropy_slope(batch: TokenBatch) -> Tensor:
+    r"""What each token does to the entropy: minus the covariance of Theorem 5.2.
+
+    $-w A (\log\pi + \mathcal H)$, the change of the mean entropy, to first order and per unit of
+    step size, that the token causes if its gradient is kept.
+
+    Args:
+      batch: the tokens, with ``entropy``.
+
+    Returns:
+      0 where masked. Shape [batch, time].
+
+    Raises:
+      ValueError: there are no entropies.
+
+    Example:
+      >>> old = torch.tensor([[0.9, 0.1]]).log()
+      >>> batch = TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool),
+      ...                    entropy=torch.full((1, 2), 0.5))
+      >>> [round(x, 2) for x in entropy_slope(batch)[0].tolist()]
+      [-0.39, 1.8]
+    """
+    slope = -safe_exp(batch.log_ratio) * batch.advantages * (batch.logp + batch.given("entropy"))
+    return zero_masked(slope, batch.mask)
 
 
 def agreement(batch: TokenBatch, gated: Tensor, delta: float) -> Metrics:

@@ -197,6 +197,12 @@ class RLStage:
     """Updates between checkpoints; 0 saves one only when the run is interrupted."""
     save_total_limit: Count | None = 2
     """Number of most recent checkpoints to keep."""
+    tokens_every: Whole = 10
+    """Of every so many updates, one has completions recorded token by token; 0 for none."""
+    tokens_completions: Count = 8
+    """Most completions recorded of one update, in files of the folder "tokens"."""
+    tokens_megabytes: Positive = 16.0
+    """Most space that recorded tokens may take over the whole run."""
     sink: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
     """Experiment tracker that gets the metrics in addition to metrics.jsonl."""
     trl: Passthrough = field(default_factory=dict)

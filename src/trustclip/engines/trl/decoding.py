@@ -53,16 +53,11 @@ def unsupported(model: Any) -> str | None:
     return None
 
 
-def decoder_for(model: Any) -> "Decoder | None":
-    """A `Decoder` for the model's current weights; None if the model is `unsupported`."""
-    return None if unsupported(model) else Decoder(model)
-
-
 class Decoder:
     """Batched decoding with a Qwen3 model and its current weights, or others in their place.
 
     Args:
-      model: see `decoder_for`.
+      model: one that is not `unsupported`.
       weights: parameters by name, tied ones under both; those of the model when None.
     """
 
@@ -198,14 +193,18 @@ class _Layer:
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], block: str) -> "_Layer":
-        def of(*names: str) -> list[Tensor]:
-            return [weights[f"{block}.{name}.weight"] for name in names]
+        def of(name: str) -> Tensor:
+            return weights[f"{block}.{name}.weight"]
 
         return cls(
-            torch.cat(of(*(f"self_attn.{name}_proj" for name in "qkv"))),
-            *of("self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm"),
-            torch.cat(of("mlp.gate_proj", "mlp.up_proj")),
-            *of("mlp.down_proj", "input_layernorm", "post_attention_layernorm"),
+            qkv=torch.cat([of(f"self_attn.{name}_proj") for name in "qkv"]),
+            out=of("self_attn.o_proj"),
+            q_norm=of("self_attn.q_norm"),
+            k_norm=of("self_attn.k_norm"),
+            gate_up=torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]),
+            down=of("mlp.down_proj"),
+            before=of("input_layernorm"),
+            after=of("post_attention_layernorm"),
         )
 
 

@@ -66,7 +66,9 @@ class Training:
     Args:
       inputs: TRL's dictionary, of which this is a copy.
       gate: the tokens and what the method made of them, once TRL has asked for log-probabilities.
+      coefficient: gradient of the objective in each log-probability, by then. Shape [batch, time].
     """
 
     inputs: dict[str, Any]
     gate: tuple[TokenBatch, Surrogate] | None = None
+    coefficient: Tensor | None = None

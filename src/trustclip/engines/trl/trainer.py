@@ -35,11 +35,12 @@ from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
 from trustclip.engines.trl.mismatch import Mismatch
 from trustclip.engines.trl.phases import Generating, Rewarded, Training
-from trustclip.engines.trl.recording import Generation, Recorder, restore_logs, stored_logs
+from trustclip.engines.trl.recording import Recorder, generation_of, restore_logs, stored_logs
 from trustclip.engines.trl.sampler import Copies
 from trustclip.engines.trl.scoring import Request, use_head
 from trustclip.engines.trl.shares import GateShares, clip_ratios
 from trustclip.engines.trl.skipping import only_what_matters, rows_that_matter, widened
+from trustclip.engines.trl.tokens import TokenSampler
 from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         "_buffered_inputs",  # the samples being trained on,
         "_step",  # and the place in them
         "_last_closed",
+        "_recorded_tokens",
         "_total_train_tokens",
         "_current_train_step_time",
         "entropy_coef",
@@ -83,6 +85,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
 
     #: Gets every generation and the gated share of its completions; see `Recorder`.
     recorder: Recorder | None = None
+    #: Records a sample of completions token by token; set it on every rank or on none.
+    token_sampler: TokenSampler | None = None
+    _recorded_tokens = 0
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
         if args is None:
@@ -167,8 +172,11 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         if old is not None and self.method.statistics_over == "generation":
             statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
             output |= {STATISTICS + name: value for name, value in statistics.items()}
-        if self.recorder is not None and self._mode == "train" and phase.rewarded is not None:
-            self.recorder.generation(self._generation(phase.rewarded, output))
+        if phase.rewarded is not None:
+            weights = self.reward_weights.to(ids.device)
+            output["reward"] = (phase.rewarded.rewards * weights).nansum(dim=1)  # [batch]
+            if self.recorder is not None and self._mode == "train":
+                self.recorder.generation(generation_of(self, phase.rewarded, output))
         return output
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,21 +206,6 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             own = rewards[first : first + len(prompts)]  # TRL has gathered those of all ranks
             self._phase.rewarded = Rewarded(inputs, completions, completion_ids_list, own)
         return rewards
-
-    def _generation(self, done: Rewarded, output: dict[str, Any]) -> Generation:
-        return Generation(
-            step=self.state.global_step,
-            index=output["sample_index"].tolist(),
-            rows=done.rows,
-            completions=done.completions,
-            tokens=done.tokens,
-            rewards=dict(zip(self.reward_func_names, done.rewards.T.tolist(), strict=True)),
-            advantages=output["advantages"],
-            truncated=[not ids or ids[-1] not in self.eos_token_ids for ids in done.tokens],
-            mask=token_mask(output),
-            logp_old=output.get("old_per_token_logps"),
-            logp_rollout=output.get("sampling_per_token_logps"),
-        )
 
     # -- scoring: TRL asks for log-probabilities in both phases ------------------------------------
 
@@ -273,7 +266,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             logps, entropies = widened(inputs, rows, logps, entropies)
         if on_policy:
             inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
-        phase.gate = self._constrain(inputs, logps.detach(), {"entropy": entropies.detach(), **kl})
+        measured = {"entropy": entropies.detach(), **kl}
+        batch, surrogate, c = self._constrain(inputs, logps.detach(), measured)
+        phase.gate, phase.coefficient = (batch, surrogate), c
         self._measure(phase, rows)
         return logps, entropies, aux
 
@@ -306,7 +301,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     @torch.no_grad()
     def _constrain(
         self, inputs: dict[str, Any], logps: Tensor, measured: dict[str, Tensor]
-    ) -> tuple[TokenBatch, Surrogate]:
+    ) -> tuple[TokenBatch, Surrogate, Tensor]:
         """Set advantages and bounds with which TRL's loss has the method's gradient."""
         old = inputs.get("old_per_token_logps")
         batch = self._tokens(inputs, logps, logps if old is None else old, **measured)
@@ -318,7 +313,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
         c, surrogate = gradient(self.method, batch)  # [batch, time]
         self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate)
-        return batch, surrogate
+        return batch, surrogate, c
 
     def _measure(self, phase: Training, rows: Tensor | None) -> None:
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
@@ -338,6 +333,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
                 inputs = phase.inputs
                 self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
                 self.mismatch.add(inputs, batch)
+            if self.token_sampler is not None and phase.coefficient is not None:
+                given = (phase.inputs, batch, surrogate, phase.coefficient)
+                self.token_sampler.add(self.state.global_step, *given)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -346,7 +344,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         return loss
 
     def _finish_update(self) -> None:
-        """Adapt the thresholds to the metrics over all ranks, and record the gated shares."""
+        """Adapt the thresholds to the metrics over all ranks, and record what the gate did."""
         if Trait.ADAPTS in self.method.traits:
             window, self._update = self._update, diagnostics.Window()
             if metrics := window.read(self._sum):
@@ -359,6 +357,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             row |= self.mismatch.read(self.accelerator.gather, self.processing_class.decode)
             if self.accelerator.is_main_process:
                 self.recorder.gates({"step": self.state.global_step + 1, **row})
+        if self.token_sampler is not None:
+            given = (self.state.global_step, self._recorded_tokens, self.accelerator.gather)
+            self._recorded_tokens = self.token_sampler.finish(*given)
 
     # -- the batch ---------------------------------------------------------------------------------
 

@@ -194,6 +194,9 @@ NARROW = {
     "bandpo": {"delta": 1e-5},
     "dppo": {"delta": 1e-5},
     "either": {"first": {"name": "bandpo", "delta": 1e-5}, "second": "kl1"},
+    "ipo": {"delta": 1e-3},
+    "cppo": {"delta": 1e-3, "budget": 1e-4},
+    "kpop": {"delta": 1e-5, "policy": "new"},
 }
 
 

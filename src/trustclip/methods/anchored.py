@@ -42,13 +42,13 @@ class Anchored(Composite):
 
     Args:
       inner: the method: its name, or a mapping with ``name`` and hyper-parameters. It must not
-        need an exact divergence: nobody keeps the sampler's distribution.
+        need an exact divergence or entropy: nobody keeps the sampler's distribution.
       anchor: ``"rollout"``, or ``"interpolated"``, which needs ``batch.lag``; ``"old"`` leaves
         ``inner`` as it is.
 
     Raises:
-      ValueError: ``inner`` needs an exact divergence from the old policy, or statistics of the
-        generation, whose lag is not known yet.
+      ValueError: ``inner`` needs an exact divergence or entropy of the old policy, or statistics of
+        the generation, whose lag is not known yet.
 
     Example:
       >>> import torch, trustclip as tc
@@ -73,7 +73,7 @@ class Anchored(Composite):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.inner.requires:
-            if self.anchor != "old" and name.startswith(("kl_", "top_k_")):
+            if self.anchor != "old" and name.startswith(("kl_", "top_k_", "entropy_old")):
                 raise ValueError(
                     f"{self.inner.name!r} needs `{name}`, which no engine has from the policy that "
                     "sampled: anchor a method of the token's own probability."

@@ -46,6 +46,7 @@ def methods(argv: Sequence[str]) -> int:
         from trustclip.runs.text import markdown_table
 
         print(markdown_table(_HEADER, [(f"`{name}`", *rest) for name, *rest in rows]))
+        print("\nOther names: " + "; ".join(f"`{a}` is `{of}`" for a, of in _other_names()) + ".")
         return 0
     table = Table(box=None, pad_edge=False)
     for title in _HEADER:
@@ -53,7 +54,18 @@ def methods(argv: Sequence[str]) -> int:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+    print("\nother names: " + "; ".join(f"{a} is {of}" for a, of in _other_names()))
     return 0
+
+
+def _other_names() -> list[tuple[str, str]]:
+    """Aliases of methods, each with what it stands for, as on a command line."""
+    from trustclip.constraints.base import ALIASES
+
+    return [
+        (alias, " ".join([name, *(f"--{key} {value}" for key, value in made_by.items())]))
+        for alias, (name, made_by) in ALIASES.items()
+    ]
 
 
 def _engines(markdown: bool) -> int:

@@ -166,7 +166,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
         output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
         output["sampled"] = output["generated"] - phase.lag
-        evidence = next((seen for logps, seen in phase.passes if logps is old), None)
+        evidence, entropies = phase.seen(old)
+        if entropies is not None:
+            output["entropy_old"] = entropies
         if evidence is not None and old is not None:
             output |= self._watch.keep(self._unwrapped(), evidence, ids, old)
         if old is not None and self.method.statistics_over == "generation":
@@ -240,11 +242,13 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         """Log-probabilities under the sampling policy; the decoder's own where it sampled."""
         known = None if self.beta else phase.known(mask, args[0])
         policy = "old" if self._watch.wants_generation(self.state.global_step) else None
-        if known is not None and policy is None:
+        entropy = "entropy_old" in self.method.requires
+        if known is not None and policy is None and not entropy:
             return known, None, None
+        kw |= {"compute_entropy": True} if entropy else {}
         logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
         logps = logps if known is None else known
-        phase.passes.append((logps, seen[0] if seen else None))
+        phase.passes.append((logps, seen[0] if seen else None, entropies if entropy else None))
         return logps, entropies, aux
 
     def _score_trained(

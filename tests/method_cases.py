@@ -95,7 +95,8 @@ SCORE_FORM = ("aspo", "ce_gppo", "cispo", "dppo", "reinforce", "topr", "vespo")
 def score_form(method: tc.Method) -> bool:
     """Whether the gradient has a factor that the objective's value does not follow."""
     parts = getattr(method, "parts", ())
-    own = method.name in SCORE_FORM or getattr(method, "variant", None) == "gspo_token"
+    moving = getattr(method, "anchor", None) == "interpolated"  # a constant to the gradient
+    own = moving or method.name in SCORE_FORM or getattr(method, "variant", None) == "gspo_token"
     return own or any(score_form(part) for part in parts)
 
 
@@ -127,6 +128,7 @@ def batch_for(
         "logp_rollout": logp_old.detach() + torch.sin(torch.arange(x.numel()).view_as(x)).to(x),
         "groups": (torch.arange(rows)[:, None] // 2).expand(rows, columns),
         "keys": torch.arange(x.numel()).view_as(x),
+        "lag": (torch.arange(rows)[:, None] % 4).expand(rows, columns),
     }
     needed: dict[str, typing.Any] = {name: optional[name] for name in method.requires}
     return tc.TokenBatch(logp, logp_old, advantages, mask, **needed)

@@ -27,6 +27,7 @@ class Token:
     logp_rollout: float | None = None
     top_k_kl: float | None = None
     top_k_tv: float | None = None
+    lag: int | None = None
     entropy: float | None = None
     entropy_old: float | None = None
 
@@ -44,6 +45,11 @@ class Token:
         if anchor == "old":
             return self
         assert self.logp_rollout is not None
+        if anchor == "interpolated":
+            assert self.lag is not None
+            share = 1 / max(self.lag, 1)  # of the way from the sampler that is left
+            x = share * (self.logp - self.logp_rollout)
+            return dataclasses.replace(self, x=x, logp_old=self.logp - x)
         return dataclasses.replace(
             self, x=self.logp - self.logp_rollout, logp_old=self.logp_rollout
         )

@@ -18,7 +18,15 @@ _LOOP = "call trustclip.policy_loss from your own training loop"
 #: What to do instead, by missing field; your own loop can supply everything.
 _INSTEAD = {
     name: _TRL
-    for name in ("keys", "entropy", "entropy_old", "kl_old_new", "kl_new_old", "logp_rollout")
+    for name in (
+        "keys",
+        "entropy",
+        "entropy_old",
+        "kl_old_new",
+        "kl_new_old",
+        "logp_rollout",
+        "lag",
+    )
 }
 
 
@@ -56,7 +64,7 @@ ENGINES: dict[str, Supply] = {
             "TRL",
             frozenset(
                 {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"}
-                | {"logp_rollout", "entropy_old"}
+                | {"logp_rollout", "entropy_old", "lag"}
             ),
             whole_loop=True,
         ),

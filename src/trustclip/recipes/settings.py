@@ -23,6 +23,7 @@ from trustclip.constraints.checked import (
     Whole,
     checked,
 )
+from trustclip.constraints.controllers import Brake
 from trustclip.engines.sampler import Sampler
 
 Style = Literal["solution", "boxed", "answer", "plain"]
@@ -178,6 +179,8 @@ class RLStage:
     """Nucleus-sampling mass; below 1, samples do not follow the policy used in the ratio."""
     sampler: Sampler = Sampler()
     """Sample from a rounded, quantised or older copy of the policy; tiny models only."""
+    brake: Brake = Brake()
+    """Scale an update's learning rate by the effective sample size of its completions (VCPO)."""
     mask_truncated_completions: bool = False
     """Exclude completions that reached the length limit from the loss."""
     lora_r: Whole = 32

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.controllers import Brake, as_brake
 from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.engines import limits
@@ -49,6 +50,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
         see ``docs/fast-paths.md``.
       sampler: a mapping of the fields of `trustclip.engines.sampler.Sampler`: completions are
         sampled from a rounded, quantised or older copy of the policy. Needs the decoder.
+      brake: a mapping of the fields of `trustclip.constraints.controllers.Brake`: the learning rate
+        follows the effective sample size of the completions. Logged as ``trustclip/brake``.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
@@ -70,6 +73,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         "method",
         "method_args",
         "sampler",
+        "brake",
     ]
 
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
@@ -95,6 +99,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
     sampler: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Sample from a copy: JSON of dtype, lag, top_p, top_k."}
     )
+    brake: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Scale the learning rate by ESS: JSON of rule, reference."}
+    )
     skip_zero_advantage: bool = field(
         default=True, metadata={"help": "Skip completions that cannot change the policy."}
     )
@@ -110,6 +117,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         chosen = as_method(with_arguments(self.method or "atr", self.method_args))  # type: ignore[arg-type]
         self.method, self.method_args = chosen, None
         self.sampler = asdict(as_sampler(self.sampler))
+        self.brake = asdict(as_brake(self.brake))
         problems = [*_not_honoured(self, chosen)]
         if problems:
             raise ValueError("cannot train with these settings: " + " ".join(problems))
@@ -125,6 +133,10 @@ class ConstrainedGRPOConfig(GRPOConfig):
     def sampling(self) -> Sampler:
         """In what the policy that samples differs from the one in training."""
         return as_sampler(self.sampler)
+
+    def braking(self) -> Brake:
+        """How the learning rate follows the effective sample size."""
+        return as_brake(self.brake)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which ``ConstrainedGRPOConfig(**values)`` builds an equal config."""
@@ -192,6 +204,8 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
             yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
     if problem := limits.refusal(chosen, supply(args)):
         yield problem
+    if args.braking().on and "logp_rollout" not in (given := supply(args)).fields:
+        yield f"`brake` weighs completions by the sampler, and {given.missing['logp_rollout']}."
     reason = next(iter([*undecodable(args), *_cut_off(args)]), None)
     if reason and not args.sampling().exact:
         yield (

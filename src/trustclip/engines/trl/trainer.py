@@ -29,6 +29,7 @@ from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.durable.trainer import Durable
 from trustclip.engines.trl import fast_paths, sampled
+from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
@@ -106,6 +107,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
         fast_paths.check_sampler(self)
+        self._braking = Braking(args.braking())
+        if self._braking.brake.on:
+            self.add_callback(self._braking)
         if self.rollout_func is not None:
             self.rollout_func = sampled.same_lengths(self.rollout_func)
         self._examined = not args.sampling().exact  # whether samples have been looked at
@@ -328,6 +332,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         if self._mode == "train":
             if Trait.ADAPTS in self.method.traits:
                 self._update.add(batch, surrogate)  # of all tokens: then none is skipped
+            self._braking.add(batch)
             if self.recorder is not None:
                 inputs = phase.inputs
                 self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
@@ -348,6 +353,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             window, self._update = self._update, diagnostics.Window()
             if metrics := window.read(self._sum):
                 self.method = self.method.after(metrics)
+        if self._braking.brake.on:
+            factor = self._braking.measure(self.accelerator.gather)
+            self._metrics["train"]["trustclip/brake"].append(factor)
         if self.recorder is not None:
             row = self._shares.read(self.accelerator.gather)
             row |= self.mismatch.read(self.accelerator.gather, self.processing_class.decode)

@@ -12,6 +12,9 @@ from trustclip.constraints.masked import widen, zero_masked
 #: Log-ratio bounds: one pair of numbers, or tensors with a pair for every token.
 LogBounds = tuple[Tensor | float, Tensor | float]
 
+#: Metrics as (sum, count), which add up over micro-batches and ranks.
+Metrics = dict[str, tuple[Tensor, Tensor]]
+
 #: Policy that the new one is compared with: the proximal one, or the one that sampled.
 Anchor = Literal["old", "rollout"]
 
@@ -33,6 +36,7 @@ SUPPLIERS = {
     "logp_rollout": "the sampling engine (log-probabilities it sampled with)",
     "groups": "the data loader (index of the prompt each sequence answers)",
     "keys": "the engine (a number that is unique to each sample and position)",
+    "lag": "the engine (updates since each completion was sampled)",
 }
 
 
@@ -71,6 +75,7 @@ class TokenBatch:
       groups: int64, index of the prompt the sequence answers (constant along time).
       keys: int64, unique per (sample, position): makes random selection reproducible across
         ranks and micro-batches.
+      lag: int64, updates since the sequence was sampled (constant along time), for metrics.
       statistics: numbers measured over more tokens than this batch holds, by name; see
         `Method.statistics`.
 
@@ -97,6 +102,7 @@ class TokenBatch:
     logp_rollout: Tensor | None = field(default=None, kw_only=True)
     groups: Tensor | None = field(default=None, kw_only=True)
     keys: Tensor | None = field(default=None, kw_only=True)
+    lag: Tensor | None = field(default=None, kw_only=True)
     statistics: Mapping[str, Tensor] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -189,7 +195,8 @@ def _check_tensor(name: str, value: object) -> None:
 
 
 def _check_kind(name: str, value: Tensor) -> None:
-    wanted = {"mask": "bool", "groups": "int64", "keys": "int64"}.get(name, "floating point")
+    integers = dict.fromkeys(("groups", "keys", "lag"), "int64")
+    wanted = {"mask": "bool", **integers}.get(name, "floating point")
     if wanted == "floating point":
         right = value.is_floating_point()
     else:

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints import divergences
+from trustclip.constraints import divergences, sampler
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.batch import Metrics, Surrogate, TokenBatch
 from trustclip.constraints.gates import moves_outward
 from trustclip.constraints.masked import masked_sum, safe_exp, zero_masked
-
-Metrics = dict[str, tuple[Tensor, Tensor]]
+from trustclip.constraints.quantiles import counted, quantile
 
 #: Quadrants by the sign of the advantage and the side of 1 the ratio is on. A ratio of exactly 1
 #: belongs to none: no constraint on the ratio can close there.
@@ -62,12 +61,13 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None
     k3 of KL(old || new)); ``off_policy`` the share of tokens moved by more than `ROUNDING`;
     ``zero_advantage`` the share that cannot matter (in groups of equal rewards); ``entropy``,
     ``kl_old_new`` and ``kl_new_old`` the batch's own, where it has them; and those of
-    `parts_gated`, `moments` and `agreement`.
+    `parts_gated`, `moments`, `agreement` and, with a sampler's log-probabilities,
+    `trustclip.constraints.sampler.sampler_metrics`.
 
     Args:
       batch: the tokens.
       surrogate: what the method made of them.
-      method: the method, for `agreement`.
+      method: the method, for `agreement` and the gate's share against the sampler.
 
     Returns:
       name -> (sum, count), scalars without gradient.
@@ -80,7 +80,7 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None
       >>> total.item(), count.item()
       (1.0, 2.0)
     """
-    unmasked = batch.mask
+    whole, unmasked = batch, batch.mask
     batch = replace(batch, mask=batch.finite)
     x, mask = batch.log_ratio, batch.mask
     gated = mask & ~surrogate.kept  # [batch, time]
@@ -108,7 +108,8 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None
     means["nonfinite"] = (broken.sum().to(x.dtype), unmasked.sum().to(x.dtype))
     delta = None if method is None else kl_threshold(method)
     exact = {} if delta is None else agreement(batch, gated, delta)
-    return {**means, **parts_gated(batch, gated), **moments(batch, gated), **exact}
+    means |= {**parts_gated(batch, gated), **moments(batch, gated), **exact}
+    return {**means, **sampler.sampler_metrics(whole, method)}
 
 
 def parts_gated(batch: TokenBatch, gated: Tensor) -> Metrics:
@@ -188,10 +189,36 @@ def moments(batch: TokenBatch, gated: Tensor) -> Metrics:
         "ratio_squared": (masked_sum(safe_exp(2 * x), mask), count),
     }
     if batch.entropy is not None:
-        slope = zero_masked(-safe_exp(x) * a * (batch.logp + batch.entropy), mask)
+        slope = entropy_slope(batch)
         found["entropy_slope/cut"] = (masked_sum(slope, gated), count)
         found["entropy_slope/kept"] = (masked_sum(slope, ~gated), count)
     return found
+
+
+def entropy_slope(batch: TokenBatch) -> Tensor:
+    r"""What each token does to the entropy: minus the covariance of Theorem 5.2.
+
+    $-w A (\log\pi + \mathcal H)$, the change of the mean entropy, to first order and per unit of
+    step size, that the token causes if its gradient is kept.
+
+    Args:
+      batch: the tokens, with ``entropy``.
+
+    Returns:
+      0 where masked. Shape [batch, time].
+
+    Raises:
+      ValueError: there are no entropies.
+
+    Example:
+      >>> old = torch.tensor([[0.9, 0.1]]).log()
+      >>> batch = TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool),
+      ...                    entropy=torch.full((1, 2), 0.5))
+      >>> [round(x, 2) for x in entropy_slope(batch)[0].tolist()]
+      [-0.39, 1.8]
+    """
+    slope = -safe_exp(batch.log_ratio) * batch.advantages * (batch.logp + batch.given("entropy"))
+    return zero_masked(slope, batch.mask)
 
 
 def agreement(batch: TokenBatch, gated: Tensor, delta: float) -> Metrics:
@@ -248,9 +275,7 @@ def log_ratio_histogram(batch: TokenBatch) -> Tensor:
     Returns:
       float. Shape [edges + 1]: the first and last bins hold what lies outside.
     """
-    x = batch.log_ratio[batch.finite]  # [tokens]
-    edges = torch.tensor(HISTOGRAM_EDGES, dtype=x.dtype, device=x.device)
-    return torch.bincount(torch.bucketize(x, edges), minlength=len(HISTOGRAM_EDGES) + 1).float()
+    return counted(batch.log_ratio[batch.finite], HISTOGRAM_EDGES)
 
 
 def ratio_quantile(histogram: Tensor, q: float) -> float:
@@ -270,13 +295,7 @@ def ratio_quantile(histogram: Tensor, q: float) -> float:
       >>> ratio_quantile(counts, 0.5), round(ratio_quantile(counts, 0.99), 4)
       (1.0, 1.0513)
     """
-    total = histogram.sum()
-    if total == 0:
-        return float("nan")
-    place = int(torch.searchsorted(histogram.cumsum(0), q * total))
-    edges = HISTOGRAM_EDGES
-    low, high = edges[max(place - 1, 0)], edges[min(place, len(edges) - 1)]
-    return math.exp((low + high) / 2)
+    return math.exp(quantile(histogram, HISTOGRAM_EDGES, q))
 
 
 class Window:
@@ -295,6 +314,7 @@ class Window:
     def __init__(self) -> None:
         self._metrics: Metrics = {}
         self._histogram: Tensor | None = None
+        self._sampler: Tensor | None = None  # histogram of the log-ratio to the sampler
 
     def add(self, batch: TokenBatch, surrogate: Surrogate, method: Method | None = None) -> None:
         """Add one batch and the method's surrogate of it."""
@@ -303,16 +323,21 @@ class Window:
             self._metrics[name] = (
                 (total, count) if before is None else (before[0] + total, before[1] + count)
             )
-        histogram = log_ratio_histogram(batch)
-        self._histogram = histogram if self._histogram is None else self._histogram + histogram
+        self._histogram = _added(self._histogram, log_ratio_histogram(batch))
+        self._sampler = _added(self._sampler, sampler.log_ratio_histogram(batch))
 
     def state_dict(self) -> dict[str, Any]:
         """The accumulated sums, for a checkpoint."""
-        return {"metrics": self._metrics, "histogram": self._histogram}
+        return {
+            "metrics": self._metrics,
+            "histogram": self._histogram,
+            "sampler": self._sampler,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._metrics, self._histogram = state["metrics"], state["histogram"]
+        self._sampler = state.get("sampler")  # none in a checkpoint of an earlier version
 
     def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
         """Means and quantiles of all batches added; empty if they held no token.
@@ -327,7 +352,10 @@ class Window:
         names = sorted(self._metrics)
         pairs = torch.stack([torch.stack(self._metrics[name]) for name in names])  # [names, 2]
         # One reduction for everything: a collective call costs more than the numbers in it.
-        packed = reduce(torch.cat([pairs.flatten().double(), self._histogram.double()])).cpu()
+        histograms = [h for h in (self._histogram, self._sampler) if h is not None]
+        parts = [pairs.flatten().double(), *(h.double() for h in histograms)]
+        packed = reduce(torch.cat(parts)).cpu()
+        read = packed[2 * len(names) :].split([len(h) for h in histograms])
         means = packed[: 2 * len(names)].view(-1, 2)
         tokens, finite = (means[names.index(name), 1] for name in ("nonfinite", "gated"))
         if tokens == 0:
@@ -342,5 +370,9 @@ class Window:
         # At most 1, by the Cauchy-Schwarz inequality.
         summary["ess"] = summary["ratio"] ** 2 / max(summary.pop("ratio_squared"), 1e-30)
         for q in QUANTILES:
-            summary[f"ratio_q{round(100 * q):02d}"] = ratio_quantile(packed[2 * len(names) :], q)
-        return summary
+            summary[f"ratio_q{round(100 * q):02d}"] = ratio_quantile(read[0], q)
+        return sampler.summary(summary, read[1] if len(read) > 1 else None)
+
+
+def _added(total: Tensor | None, more: Tensor | None) -> Tensor | None:
+    return more if total is None else total if more is None else total + more

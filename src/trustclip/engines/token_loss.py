@@ -10,7 +10,10 @@ from trustclip.constraints.loss import gradient
 
 #: Prefixes of metrics over a subset of the tokens: engines average the means of micro-batches, and
 #: a micro-batch without such a token has none.
-_OF_A_PART = ("advantage_cut", "gated/entropy_", "gated/p_old_", "gated/position_")
+_OF_A_PART = ("advantage_cut", "gated/entropy_", "gated/p_old_", "gated/position_", "agreement/")
+
+#: Part of the names of metrics over completions of a micro-batch, and of metrics over some of them.
+_OF_SEQUENCES, _OF_A_LAG = "/sequence_", "/lag_"
 
 
 def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
@@ -43,23 +46,34 @@ def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate
 
 @torch.no_grad()
 def means(
-    batch: TokenBatch, surrogate: Surrogate, tokens: Tensor | None = None
+    batch: TokenBatch,
+    surrogate: Surrogate,
+    tokens: Tensor | None = None,
+    method: Method | None = None,
 ) -> dict[str, Tensor]:
     """Token sums of `trustclip.constraints.diagnostics.token_metrics` over the number of tokens.
 
-    Shares of a subset of the tokens are left out: no engine averages those correctly.
+    Shares of a subset of the tokens are left out: no engine averages those correctly. Of whole
+    completions there is the mean ratio to the sampler, over those of the micro-batch, and the mean
+    of its square: the square of the one over the other is the effective sample size. They are left
+    out, too, where an engine sums.
 
     Args:
       batch: the tokens.
       surrogate: the method's surrogate of them.
       tokens: what to divide by; the tokens of this batch when None.
+      method: the method, for its gate's share against the sampler.
     """
     count = batch.mask.sum().clamp(min=1) if tokens is None else tokens
-    return {
-        f"trustclip/{name}": total / count
-        for name, (total, _) in diagnostics.token_metrics(batch, surrogate).items()
-        if not name.startswith(_OF_A_PART)
-    }
+    found = {}
+    for name, (total, own) in diagnostics.token_metrics(batch, surrogate, method).items():
+        if name.startswith(_OF_A_PART) or _OF_A_LAG in name:
+            continue
+        if _OF_SEQUENCES not in name:
+            found[f"trustclip/{name}"] = total / count
+        elif tokens is None:
+            found[f"trustclip/{name}"] = total / own.clamp(min=1)
+    return found
 
 
 def as_floats(metrics: dict[str, Tensor]) -> dict[str, float]:

@@ -1,7 +1,10 @@
-"""A run's constraint in plain sentences: what the gate did, and what to try next."""
+"""A run's constraint in plain sentences: what the gate did, and what to try next.
+
+Of a run directory of ours, or of the log of another trainer; see `trustclip.report.course`.
+"""
 
 from collections.abc import Iterator, Sequence
-from math import isfinite, log
+from math import log
 from pathlib import Path
 from statistics import fmean
 
@@ -10,12 +13,17 @@ import torch
 from trustclip.constraints import divergences
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.registry import as_method
+from trustclip.report import course
 from trustclip.report.groups import describe
+from trustclip.report.rows import PREFIX as _PREFIX
+from trustclip.report.rows import mean as _mean
+from trustclip.report.rows import percent as _percent
+from trustclip.report.rows import values as _values
+from trustclip.runs.foreign.log import Log
 from trustclip.runs.jsonl import Row, read_jsonl
 from trustclip.runs.reader import Run, find, read_run
 from trustclip.runs.text import one_line
 
-_PREFIX = "trustclip/"
 _QUADRANTS = {
     "positive_above": "rewarded tokens that had already become more likely (A > 0, ratio above 1)",
     "positive_below": "rewarded tokens that had become less likely (A > 0, ratio below 1)",
@@ -41,20 +49,21 @@ def explain(folder: Path) -> list[str]:
     """Describe what the gate did in a run.
 
     Args:
-      folder: a run directory; it is only read.
+      folder: a run directory, or a log of another trainer; it is only read.
 
     Returns:
-      Paragraphs, each one line without control characters; the last one suggests what to try next.
+      Paragraphs, each one line without control characters; the last ones suggest what to try next.
 
     Raises:
-      ValueError: not a run directory, a suite of several runs, or a run without training under a
-        constraint.
+      ValueError: neither, a suite of several runs, or a run without training under a constraint.
     """
     folders = list(find([folder]))
     if len(folders) > 1:
         names = ", ".join(path.name for path in folders[:5])
         raise ValueError(f"{folder} contains {len(folders)} runs; choose one: {names}.")
     run = read_run(folders[0])
+    if run.log is not None:
+        return [one_line(paragraph) for paragraph in _of_log(run.name, run.log)]
     rows = [row for row in run.training if _PREFIX + "gated" in row]
     if run.method is None or not rows:
         raise ValueError(f"{folder} has logged no update under a constraint.")
@@ -63,24 +72,34 @@ def explain(folder: Path) -> list[str]:
     if _mean(rows, "gated") > 0:
         found += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
     found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
+    found += course.signal(run.training)
     found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
     found.append("Next: " + " ".join(_next(method, rows)))
     # Names and warnings come from files: none of them may control a terminal.
     return [one_line(paragraph) for paragraph in found]
 
 
-def _values(rows: Sequence[Row], name: str, prefix: str = _PREFIX) -> list[float]:
-    found = [row.get(prefix + name) for row in rows]
-    return [v for v in found if isinstance(v, int | float) and isfinite(v)]
-
-
-def _mean(rows: Sequence[Row], name: str) -> float:
-    values = _values(rows, name)
-    return fmean(values) if values else 0.0
-
-
-def _percent(share: float) -> str:
-    return "0 %" if share == 0 else "under 0.01 %" if share < 1e-4 else f"{100 * share:.2g} %"
+def _of_log(name: str, log: Log) -> Iterator[str]:
+    """The log of another trainer: what it holds, what it lacks, and advice."""
+    rows, words = log.rows, log.digest.words if log.digest else None
+    full = [row for row in rows if _PREFIX + "off_policy" in row]
+    yield course.subject(name, log)
+    yield course.constraint(log)
+    if full and _mean(full, "gated") > 0:
+        yield _quadrants(full)
+        yield from (*_kinds(full), *_when(full), *_mass(full))
+    else:
+        yield from course.quadrants(rows)
+    if words is not None:
+        yield from course.cut_words(words)
+    between = "The trainer differed from the sampler by" if log.two_policies else None
+    yield from [_distance(full, *filter(None, [between]))] if full else course.distance(log)
+    yield from course.sampler(rows)
+    yield from course.entropy(rows, words)
+    yield from course.signal(rows)
+    yield from (f"About the files: {remark}." for remark in log.remarks)
+    yield from course.unanswered(log)
+    yield from (f"Next: {text}" for text in course.advice(log))
 
 
 def _subject(run: Run) -> str:
@@ -185,16 +204,14 @@ def _completions(run: Run) -> Iterator[str]:
         )
 
 
-def _distance(rows: Sequence[Row]) -> str:
+def _distance(rows: Sequence[Row], moved: str = "The policy moved by") -> str:
     low, high = (_values(rows, f"ratio_q{q}") for q in ("01", "99"))
     reach = (
         f"; 98 % of ratios were in [{fmean(low):.3g}, {fmean(high):.3g}]" if low and high else ""
     )
     sizes = _values(rows, "ess")
     size = f"; the effective sample size was at least {100 * min(sizes):.0f} %" if sizes else ""
-    return (
-        f"The policy moved by {_mean(rows, 'k3'):.2g} nats per token and update (k3){reach}{size}."
-    )
+    return f"{moved} {_mean(rows, 'k3'):.2g} nats per token and update (k3){reach}{size}."
 
 
 def _threshold(rows: Sequence[Row]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from trustclip import stats
 from trustclip.constraints.base import Trait
+from trustclip.report import course
 from trustclip.report.comparison import Compared, gain
 from trustclip.report.draw.curves import points_of
 from trustclip.report.groups import Group, by_setting, names
@@ -42,6 +43,8 @@ def headline(groups: Sequence[Group], compared: Sequence[Compared]) -> str:
         return _sentence(_gained(scored[0]))
     if scored:
         return _sentence(_standing(scored[0]))
+    if all(run.log for group in groups for run in group.runs):
+        return "Logs of other trainers: what their constraints did."
     return "No evaluation is complete yet."
 
 
@@ -79,6 +82,7 @@ def findings(groups: Sequence[Group], compared: Sequence[Compared]) -> list[Find
         *_comparisons(compared),
         *_gains(groups, compared),
         *_gates(groups),
+        *_logs(groups),
         *_faults(groups),
         *cautions(groups, compared),
     ]
@@ -142,6 +146,14 @@ def _standing(group: Group) -> str:
     assert e is not None
     text = f"{group.label}: {title_of(metric)} {percent(e.value)}{_PERCENT}"
     return f"{text} {bracket(e.low, e.high)}".rstrip()
+
+
+def _logs(groups: Sequence[Group]) -> Iterator[Finding]:
+    """What the logs of other trainers say, and what they do not."""
+    for name, group in zip(names(groups), groups, strict=True):
+        for log in [run.log for run in group.runs if run.log]:
+            yield Finding("finding", f"{name}: {course.constraint(log)}")
+            yield from (Finding("caution", f"{name}: {s}") for s in course.unanswered(log))
 
 
 def _gates(groups: Sequence[Group]) -> Iterator[Finding]:

@@ -2,8 +2,9 @@
 
 ``config.yaml`` (settings, all of them), ``environment.json``, ``metrics.jsonl`` (a line per logged
 step), ``samples.jsonl`` and further shards (a line per completion), ``gates.jsonl`` (a line per
-update: gated share of its completions), ``problems.jsonl``, ``summary.json`` (the outcome),
-``final/`` (the trained model). Lines are appended and flushed as they come: what was computed is on
+update: gated share of its completions), ``tokens/`` (a file per recorded update: tokens of some of
+its completions), ``problems.jsonl``, ``summary.json`` (the outcome), ``final/`` (the trained
+model). Lines are appended and flushed as they come: what was computed is on
 disk. Secrets (tokens, passwords, keys) are replaced before anything is written.
 """
 
@@ -35,6 +36,7 @@ from trustclip.runs.jsonl import (
 )
 from trustclip.runs.samples import shards
 from trustclip.runs.secrets import redacted, redacted_argv
+from trustclip.runs.tokens import TOKENS, TokenRow, write_tokens
 from trustclip.tasks.problem import Problem
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
@@ -148,6 +150,18 @@ class RunDirectory:
         """Append the gated shares of one update's completions to ``gates.jsonl``."""
         append_jsonl(self.path / "gates.jsonl", [row])
 
+    def tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the recorded tokens of one update, in the columns of `trustclip.runs.tokens`.
+
+        Args:
+          step: updates done before it.
+          rows: of this rank.
+        """
+        folder, own = self.path / TOKENS, f"-rank{rank()}" if rank() else ""
+        folder.mkdir(exist_ok=True)
+        path = folder / f"update-{step:06d}{own}.parquet"
+        write_tokens(path, [TokenRow.of(row) for row in rows])
+
     def problems(self, problems: Iterable[Problem], task: str | None = None) -> None:
         """Record the problems used, each once."""
         path = self.path / "problems.jsonl"
@@ -166,7 +180,7 @@ class RunDirectory:
         """Extents of the files that grow, once they are safely on disk."""
         problems = self.path / "problems.jsonl"
         measured = [*self._appended(), *([problems] if problems.exists() else [])]
-        return {path.name: self._extents.of(path) for path in measured}
+        return {self._name(path): self._extents.of(path) for path in measured}
 
     def rewind(self, cursor: Cursor) -> None:
         """Cut the files that grow back to a `cursor`; what came after will be computed again.
@@ -177,7 +191,7 @@ class RunDirectory:
           ValueError: a file has lost or changed lines that will not come again.
         """
         for path in self._appended():
-            if path.name not in cursor:
+            if self._name(path) not in cursor:
                 path.unlink()
         for name, extent in cursor.items():
             self._extents.restore(self.path / name, extent, cut=name != "problems.jsonl")
@@ -196,7 +210,9 @@ class RunDirectory:
             number += 1
         folder.mkdir()
         for path in rows:
-            path.rename(folder / path.name)
+            aside = folder / self._name(path)
+            aside.parent.mkdir(exist_ok=True)
+            path.rename(aside)
         warnings.warn(
             f"{self.checkpoints} holds nothing to continue from, so training starts from the "
             f"beginning; the rows of the earlier attempt are now in {folder}.",
@@ -204,9 +220,14 @@ class RunDirectory:
         )
 
     def _appended(self) -> list[Path]:
-        """Files that only grow while the run goes on; nothing else in the folder is its own."""
+        """Files of rows, which only grow, or are only added; nothing else here is the run's own."""
         named = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
-        return [*(path for path in named if path.exists()), *shards(self.path)]
+        recorded = sorted((self.path / TOKENS).glob("update-*.parquet"))
+        return [*(path for path in named if path.exists()), *shards(self.path), *recorded]
+
+    def _name(self, path: Path) -> str:
+        """Name of one of the run's files in a `cursor`."""
+        return path.relative_to(self.path).as_posix()
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""

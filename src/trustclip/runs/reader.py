@@ -1,4 +1,4 @@
-"""Reading run directories for a report; nothing is written."""
+"""Reading run directories, and logs of other trainers, for a report; nothing is written."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from typing import Any
 
 from trustclip.constraints.names import nearest
 from trustclip.runs.answers import outcomes, scores
+from trustclip.runs.foreign.log import Log
+from trustclip.runs.foreign.recognise import holds_log, looked_for, read_log
 from trustclip.runs.identity import with_method
 from trustclip.runs.jsonl import Row, read_mapping, scan
 from trustclip.runs.samples import Samples
@@ -49,10 +51,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory.
+    """A run directory, or the log of another trainer's run.
 
     Args:
-      path: the folder.
+      path: the folder, or the log's file.
       config: its ``config.yaml``.
       environment: its ``environment.json``.
       summary: its ``summary.json``, empty as long as there is none.
@@ -61,6 +63,7 @@ class Run:
       samples: where its completions are.
       remarks: sentences about the state of this folder, for the reader of a report.
       entry: its entry in its suite (label, model, seed, method, reference), empty without one.
+      log: the log that it was read from, where that is another trainer's.
     """
 
     path: Path
@@ -72,6 +75,7 @@ class Run:
     samples: Samples
     remarks: Sequence[str]
     entry: Mapping[str, Any]
+    log: Log | None = None
 
     @property
     def command(self) -> str:
@@ -79,8 +83,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
-        return self.path.resolve().name
+        """Name of the folder; of a log, that of its file, unless every run's is the same."""
+        path = self.path.resolve()
+        return path.parent.name if path.name == "trainer_state.json" else path.name
 
     @property
     def seed(self) -> Any:
@@ -174,16 +179,16 @@ def in_words(swept: Mapping[str, Any]) -> list[str]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory in any state, finished or not.
+    """Read a run directory in any state, finished or not, or the log of another trainer.
 
     Args:
-      path: the folder.
+      path: the folder, or the log's file.
 
     Raises:
-      ValueError: the folder is not a run directory, or one of its files is damaged.
+      ValueError: it is neither, or one of its files is damaged.
     """
     if not (path / "config.yaml").is_file():
-        raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
+        return _of_log(path, read_log(path))
     config = with_method(read_mapping(path / "config.yaml"))
     environment = read_mapping(path / "environment.json")
     summary = read_mapping(path / "summary.json")
@@ -204,8 +209,24 @@ def read_run(path: Path) -> Run:
     return run
 
 
+def _of_log(path: Path, log: Log) -> Run:
+    """A log as a run, for reports that compare it with others."""
+    return Run(
+        path=path,
+        config={"command": log.trainer, "model": "unknown model", "log": str(path), **log.settings},
+        environment={},
+        summary={"finished": log.finished},
+        metrics={"rl": log.rows},
+        evaluations=[],
+        samples=Samples(),
+        remarks=list(log.remarks),
+        entry={},
+        log=log,
+    )
+
+
 def find(paths: Sequence[Path]) -> Iterator[Path]:
-    """Run directories among ``paths``: each itself, or all those of a suite.
+    """Run directories and logs among ``paths``: each itself, or all runs of a suite.
 
     Raises:
       ValueError: a path is neither; the message names it, and run directories near it.
@@ -219,10 +240,15 @@ def find(paths: Sequence[Path]) -> Iterator[Path]:
             if not trained:
                 raise ValueError(f"the suite {path} has no runs yet.")
             yield from sorted(trained, key=lambda run: order.get(run.name, len(order)))
-        elif (path / "config.yaml").is_file():
+        elif (path / "config.yaml").is_file() or _is_log(path):
             yield path
         else:
             raise ValueError(_no_run(path))
+
+
+def _is_log(path: Path) -> bool:
+    # A folder of run directories holds files, too, that look like logs.
+    return path.exists() and not any(path.glob("*/config.yaml")) and holds_log(path)
 
 
 def _no_run(path: Path) -> str:
@@ -233,7 +259,10 @@ def _no_run(path: Path) -> str:
         return f"there is no folder {path}.{hint}"
     inside = sorted(p.parent.name for p in path.glob("*/config.yaml"))
     hint = f" It contains run directories: {', '.join(inside[:5])}." if inside else ""
-    return f"{path} is neither a run directory (no config.yaml) nor a suite (no suite.yaml).{hint}"
+    return (
+        f"{path} is neither a run directory (no config.yaml) nor a suite (no suite.yaml)."
+        f"{hint or f' Nor does it hold a log of another trainer: {looked_for()}.'}"
+    )
 
 
 def _entry(path: Path) -> Mapping[str, Any]:

@@ -81,16 +81,24 @@ def paper(argv: Sequence[str]) -> int:
 
 
 def report(argv: Sequence[str]) -> int:
-    """``trustclip report RUNS... -o FOLDER``: one page, tables and figures."""
+    """``trustclip report RUNS... -o FOLDER``: one page, tables and figures; or ``--serve``."""
 
     @dataclasses.dataclass
     class Options:
         runs: tyro.conf.Positional[tuple[Path, ...]]
-        """Run directories, or the folder of a suite."""
+        """Run directories, the folder of a suite, logs of TRL, verl and prime-rl, files of tokens."""
         output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
         """Where the page, the tables and the figures go."""
+        serve: bool = False
+        """Instead of writing files, show the page to this machine's browser and follow the runs
+        while they train, until Ctrl-C."""
 
     options = parse(Options, argv, "report")
+    if options.serve:
+        from trustclip.report.live import serve
+
+        serve(options.runs, lambda url: print(f"{url}  (Ctrl-C to stop)", flush=True))
+        return 0
     from trustclip.report.build import build
 
     for path in build(options.runs, options.output_dir):
@@ -99,12 +107,14 @@ def report(argv: Sequence[str]) -> int:
 
 
 def explain(argv: Sequence[str]) -> int:
-    """``trustclip explain RUN``: what the gate of a run did."""
+    """``trustclip explain PATH``: what the constraint of a run did."""
 
     @dataclasses.dataclass
     class Options:
         run: tyro.conf.Positional[Path]
-        """A run directory."""
+        """A run directory; or a log of another trainer: TRL's trainer_state.json, TensorBoard
+        events, an offline run of wandb, verl's console log or JSON lines, prime-rl's token export,
+        tokens.jsonl or tokens.parquet."""
 
     options = parse(Options, argv, "explain")
     from trustclip.report.explain import explain as paragraphs

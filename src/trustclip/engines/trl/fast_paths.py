@@ -10,8 +10,9 @@ from typing import Any, Literal
 from torch import nn
 
 from trustclip.constraints.base import Trait
-from trustclip.engines.trl import hidden
-from trustclip.engines.trl.plain_sampling import unlike_generate
+from trustclip.engines.trl import hidden, sampled
+from trustclip.engines.trl.config import undecodable
+from trustclip.engines.trl.plain_sampling import not_plain, own_generate, unlike_generate
 
 #: trustclip's output head, its decoding loop, and skipping completions that cannot move the policy.
 FastPath = Literal["head", "decoder", "skipping"]
@@ -28,18 +29,44 @@ def obstacle(path: FastPath, trainer: Any) -> str | None:
     return next(found, None)
 
 
-def sampler_missing(trainer: Any) -> str | None:
-    """The reason why a method lacks the sampler's log-probabilities; None if it does not."""
-    method = trainer.method
-    if "logp_rollout" not in method.requires or trainer.use_vllm or trainer.rollout_func:
+def unrecorded(trainer: Any) -> str | None:
+    """The reason why nothing gives the log-probabilities of sampling; None if something does."""
+    if trainer.use_vllm or trainer.rollout_func or obstacle("decoder", trainer) is None:
         return None
-    reason = obstacle("decoder", trainer)
-    return reason and (
-        f"{method.name!r} needs `logp_rollout`, the log-probabilities that completions were "
-        "sampled with, and `generate` of Transformers returns none. Set use_vllm=True with "
-        "vllm_importance_sampling_correction=False, or pass a rollout_func. (The decoder of "
-        f"trustclip cannot sample here: {reason}.)"
-    )
+    return next(_unrecorded(trainer), None)
+
+
+def check_sampler(trainer: Any) -> None:
+    """Refuse what depends on a model and is known only now.
+
+    Raises:
+      ValueError: the method needs log-probabilities of sampling that nothing gives, or a sampler is
+        set and the decoder cannot sample.
+    """
+    method = trainer.method
+    if "logp_rollout" in method.requires and (reason := unrecorded(trainer)):
+        raise ValueError(
+            f"{method.name!r} needs `logp_rollout`, the log-probabilities that completions were "
+            f"sampled with, and they cannot be recorded here: {reason}. Set use_vllm=True with "
+            "vllm_importance_sampling_correction=False, or pass a rollout_func."
+        )
+    if not trainer.args.sampling().exact and (reason := obstacle("decoder", trainer)):
+        raise ValueError(
+            f"`sampler` needs trustclip's decoder, and it cannot sample here: {reason}."
+        )
+
+
+def _unrecorded(trainer: Any) -> Iterator[str]:
+    if trainer.use_transformers_continuous_batching:
+        yield "continuous batching returns none"
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if own_generate(model):
+        yield "the model has a `generate` of its own"
+    if trainer.generation_config.do_sample is False:
+        yield "generation_config sets do_sample=False"
+    settings = {**trainer.generation_config.to_dict(), **dict.fromkeys(sampled.RECORDED, None)}
+    defaults = {**model.generation_config.to_dict(), **dict.fromkeys(sampled.RECORDED, 0)}
+    yield from not_plain(settings, defaults)
 
 
 def _head(trainer: Any) -> Iterator[str]:
@@ -65,8 +92,7 @@ def _head(trainer: Any) -> Iterator[str]:
 
 
 def _decoder(trainer: Any) -> Iterator[str]:
-    if trainer.args.decoder != "auto":
-        yield f"decoder={trainer.args.decoder!r}"
+    yield from undecodable(trainer.args)
     if trainer.use_vllm or trainer.use_transformers_continuous_batching:
         yield "another engine samples (vLLM or continuous batching)"
     if trainer.rollout_func is not None:

@@ -12,6 +12,9 @@ from trustclip.constraints.masked import MAX_LOG_RATIO
 #: Prefix of the names of batch statistics.
 STATISTICS = "statistics/"
 
+#: Key of the updates since each completion was sampled, where the engine knows it. Shape [batch].
+LAG = "trustclip_lag"
+
 #: A bound of TRL's clip below this rounds to 0 when TRL computes it from an offset.
 _LEAST_BOUND = 1e-6
 
@@ -51,6 +54,7 @@ def token_batch(
     optional: dict[str, Any] = {
         "keys": keys,
         "logp_rollout": inputs.get("sampling_per_token_logps"),
+        "lag": None if (lag := inputs.get(LAG)) is None else lag.long()[:, None].expand_as(keys),
         "statistics": statistics or None,
         **measured,
     }

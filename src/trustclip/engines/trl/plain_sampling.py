@@ -6,7 +6,7 @@ Training and evaluation ask here before they decode with `trustclip.engines.trl.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trustclip.engines.trl import decoding
+from trustclip.engines.trl import decoding, hidden
 
 #: Generation settings that do not change the distribution of the next token, at any value.
 _IRRELEVANT = {
@@ -32,14 +32,20 @@ def unlike_generate(model: Any, settings: Mapping[str, Any]) -> Iterator[str]:
       settings: a ``GenerationConfig`` as passed to `generate`; what it leaves out or sets to None
         comes from the model's own.
     """
-    from transformers import GenerationMixin
-
     if reason := decoding.unsupported(model):
         yield reason
-    stock = vars(GenerationMixin)["generate"]
-    if "generate" in vars(model) or type(model).generate is not stock:
+    if own_generate(model):
         yield "the model has a `generate` of its own"
     yield from not_plain(settings, model.generation_config.to_dict())
+
+
+def own_generate(model: Any) -> bool:
+    """Whether something has replaced `generate` of Transformers in a model or its base."""
+    from transformers import GenerationMixin
+
+    inner = hidden.language_model(model)
+    stock = vars(GenerationMixin)["generate"]
+    return any("generate" in vars(m) for m in (model, inner)) or type(inner).generate is not stock
 
 
 def not_plain(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:

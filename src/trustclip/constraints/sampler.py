@@ -1,0 +1,222 @@
+r"""The sampler's mismatch: how far the proximal and the current policy are from the one that wrote.
+
+Three policies take part in an update: the current one $\pi_\theta$ (``logp``), the proximal one
+$\pi_{old}$ that the update started from (``logp_old``), and the sampler $\pi_b$ that drew the
+tokens (``logp_rollout``): another engine, another precision, older weights. "The policy moved" is
+$\pi_\theta$ against $\pi_{old}$, what `trustclip.constraints.diagnostics` measures; "the sampler
+differs" is $\pi_{old}$ against $\pi_b$, measured here. All numbers are raw: before any method
+truncates or masks a token.
+"""
+
+import math
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints import divergences
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import Metrics, TokenBatch
+from trustclip.constraints.compose import Weighted
+from trustclip.constraints.masked import masked_sum, safe_exp, sequence_sum, zero_masked
+from trustclip.constraints.quantiles import counted, quantile
+
+#: First lag of each bucket, updates; fixed, so that sums add up over micro-batches and ranks.
+LAGS = (0, 1, 2, 3, 5, 9, 17)
+
+#: Quantiles of the log-ratio, by the digits after the decimal point.
+QUANTILES = {"001": 0.001, "01": 0.01, "50": 0.5, "99": 0.99, "999": 0.999}
+
+#: Smallest and largest log-ratio that the histogram tells from 0 and from infinity, nats, and bins
+#: per decade: two engines differ by anything from rounding to whole nats, so bins widen with size.
+_LEAST, _LARGEST, _BINS = 1e-6, 32.0, 20
+
+_STEPS = math.ceil(_BINS * math.log10(_LARGEST / _LEAST))
+_UPPER = [_LEAST * 10 ** (i / _BINS) for i in range(_STEPS)]
+
+#: Edges of the histogram of log-ratios, nats; 0 is in the middle of a bin.
+EDGES = (-_LARGEST, *(-x for x in reversed(_UPPER)), *_UPPER, _LARGEST)
+
+#: Log-ratio of a sequence at which its weight stops growing: the square is finite in float32.
+_SQUARABLE = 40.0
+
+#: Fields of which `TokenBatch.against` makes others: a gate on them has no other anchor.
+_OF_OLD = ("kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv")
+
+
+@torch.no_grad()
+def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
+    r"""Distances from the sampler as (sum, count); nothing where it gave no log-probabilities.
+
+    With $d_t = \log\pi_{old}(y_t) - \log\pi_b(y_t)$ and $\rho_t = e^{d_t}$, over the tokens that
+    have both: ``sampler/k1`` and ``sampler/k3``, estimates of $KL(\pi_b\|\pi_{old})$ in nats,
+    unbiased since $\pi_b$ drew the tokens; ``sampler/chi2``, of
+    $\chi^2(\pi_{old}\|\pi_b) = E_b[(\rho-1)^2]$; ``sampler/abs``, the mean $|d_t|$, in which signs
+    cannot cancel; ``sampler/identical_share``, the share with $d_t = 0$ exactly. Over completions
+    with all their log-probabilities: ``sampler/sequence_ratio``, the mean of $e^{\sum_t d_t}$, and
+    ``sampler/sequence_ratio_squared``, from which a `Window` makes ``sampler/sequence_ess``.
+    ``sampler/current/*`` is the same with $\pi_\theta$ for $\pi_{old}$: the two distances in one.
+    ``sampler/missing`` is the share of tokens that the sampler gave none for.
+
+    Where the batch has lags, ``.../lag_N`` is the same over the tokens sampled N updates ago (see
+    `LAGS`), for ``sampler/k3``, ``sampler/abs``, ``sampler/current/k3``, and for ``k3`` of the
+    current against the proximal policy. With a method, those of `gated_against`.
+
+    Args:
+      batch: the tokens.
+      method: the method, for `gated_against`.
+
+    Returns:
+      name -> (sum, count), scalars without gradient.
+
+    Example:
+      >>> old = torch.tensor([[0.5, 0.5]]).log()
+      >>> batch = TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool),
+      ...                    logp_rollout=torch.tensor([[0.5, 0.25]]).log())
+      >>> found = sampler_metrics(batch)
+      >>> [round((s / n).item(), 4) for s, n in (found[f"sampler/{k}"] for k in ("k3", "chi2"))]
+      [0.1534, 0.5]
+    """
+    if batch.logp_rollout is None:
+        return {}
+    given = has_rollout(batch)
+    missing = batch.finite & ~given
+    x = zero_masked(batch.log_ratio, given)
+    d = zero_masked(batch.rollout_log_ratio, given)
+    dtype = d.dtype
+    found: Metrics = {"sampler/missing": (missing.sum().to(dtype), batch.finite.sum().to(dtype))}
+    # A completion with one unknown token has an unknown ratio.
+    whole = (given | ~batch.mask).all(dim=1) & given.any(dim=1)  # [batch]
+    for prefix, log_ratio in (("sampler/", d), ("sampler/current/", d + x)):
+        means = {prefix + name: value for name, value in _distances(log_ratio).items()}
+        found |= {name: _pair(value, given) for name, value in means.items()}
+        ratio = sequence_sum(log_ratio, given).clamp(max=_SQUARABLE)  # [batch]
+        found[prefix + "sequence_ratio"] = _pair(safe_exp(ratio), whole)
+        found[prefix + "sequence_ratio_squared"] = _pair(safe_exp(2 * ratio), whole)
+    if batch.lag is not None:
+        by_lag = {
+            "k3": divergences.precise_k3(x),
+            "sampler/k3": divergences.precise_k3(d),
+            "sampler/abs": d.abs(),
+            "sampler/current/k3": divergences.precise_k3(d + x),
+        }
+        for name, among in _lags(batch.lag).items():
+            pairs = {f"{key}/{name}": _pair(v, given & among) for key, v in by_lag.items()}
+            found |= pairs
+    return found if method is None else {**found, **gated_against(batch, method)}
+
+
+def has_rollout(batch: TokenBatch) -> Tensor:
+    """True for unmasked tokens with finite numbers that the sampler gave one for. [batch, time]."""
+    return batch.finite & ~batch.given("logp_rollout").isnan()
+
+
+def _distances(log_ratio: Tensor) -> dict[str, Tensor]:
+    return {
+        "k1": divergences.k1(log_ratio),
+        # To every digit: a sampler in the same precision is 1e-6 nats away.
+        "k3": divergences.precise_k3(log_ratio),
+        "chi2": divergences.chi2(log_ratio),
+        "abs": log_ratio.abs(),
+        "identical_share": log_ratio == 0,
+    }
+
+
+def _pair(value: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    value = value if value.is_floating_point() else value.float()
+    return masked_sum(value, among), among.sum().to(value.dtype)
+
+
+def _lags(lag: Tensor) -> dict[str, Tensor]:
+    """Which tokens are of each bucket of `LAGS`. Each [batch, time]."""
+    found = {}
+    for low, high in pairwise((*LAGS, math.inf)):
+        last = "inf" if high == math.inf else str(int(high) - 1)
+        name = f"lag_{low}" if last == str(low) else f"lag_{low}_{last}"
+        found[name] = (lag >= low) & (lag < high)
+    return found
+
+
+def gated_against(batch: TokenBatch, method: Method) -> Metrics:
+    r"""Share of tokens gated by a method measured against $\pi_{old}$, and against $\pi_b$.
+
+    ``sampler/gated_old`` and ``sampler/gated_rollout``: a share that is large in the second alone
+    is the sampler's doing, not that of the policy's movement. The gate is that of the trust region:
+    of a method that corrects the sampler around another (``tis``, ``icepop``), the inner one's.
+    Nothing for a method on statistics of many tokens or on the exact KL divergence from the
+    proximal policy, whose gate has no other anchor.
+
+    Args:
+      batch: the tokens, with ``logp_rollout``.
+      method: the method, whatever its own anchor.
+
+    Example:
+      >>> import trustclip as tc
+      >>> old = torch.tensor([[0.5, 0.5]]).log()
+      >>> batch = TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool),
+      ...                    logp_rollout=torch.tensor([[0.5, 0.25]]).log())
+      >>> [s.item() for s, _ in gated_against(batch, tc.method("clip")).values()]
+      [0.0, 1.0]
+    """
+    gate = _gate(method)
+    if gate.statistics_over is not None or any(name in _OF_OLD for name in gate.requires):
+        return {}
+    given = has_rollout(batch)
+    found = {}
+    for name, anchored in (("old", batch), ("rollout", batch.against("rollout"))):
+        found[f"sampler/gated_{name}"] = _pair(~gate.surrogate(anchored).kept, given)
+    return found
+
+
+def _gate(method: Method) -> Method:
+    """The method without corrections of the sampler, anchored to the proximal policy."""
+    if isinstance(method, Weighted) and "logp_rollout" in method.also_requires:
+        return _gate(method.inner)
+    values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
+    changed = {name: _gate(value) for name, value in values.items() if isinstance(value, Method)}
+    if values.get("anchor", "old") != "old":
+        changed["anchor"] = "old"
+    return replace(method, **changed) if changed else method  # type: ignore[type-var]
+
+
+@torch.no_grad()
+def log_ratio_histogram(batch: TokenBatch) -> Tensor | None:
+    """Counts of the log-ratio proximal / sampler between `EDGES`; None without a sampler's.
+
+    Returns:
+      float. Shape [edges + 1].
+    """
+    if batch.logp_rollout is None:
+        return None
+    return counted(batch.rollout_log_ratio[has_rollout(batch)], EDGES)
+
+
+def summary(means: dict[str, float], histogram: Tensor | None) -> dict[str, float]:
+    r"""What a `Window` reports of the sampler: the means, and what is read from all of them.
+
+    ``sampler/sequence_ess`` and ``sampler/current/sequence_ess`` are Kish's effective sample size
+    over the number of completions, $(\sum_i w_i)^2 / (N \sum_i w_i^2)$ with $w_i$ the ratio of a
+    whole completion, 1 if all weigh alike and $1/N$ if one outweighs the rest.
+    ``sampler/log_ratio_q001`` to ``_q999`` are the quantiles 0.001 to 0.999 of
+    $\log(\pi_{old}/\pi_b)$, within 6 %, and 0 below 1e-6.
+
+    Args:
+      means: by name; those of squares are replaced.
+      histogram: see `log_ratio_histogram`.
+
+    Example:
+      >>> means = {"sampler/sequence_ratio": 1.0, "sampler/sequence_ratio_squared": 1.25}
+      >>> summary(means, None)
+      {'sampler/sequence_ratio': 1.0, 'sampler/sequence_ess': 0.8}
+    """
+    found = dict(means)
+    for prefix in ("sampler/", "sampler/current/"):
+        squared = found.pop(prefix + "sequence_ratio_squared", None)
+        if squared is not None:
+            ratio = found[prefix + "sequence_ratio"]
+            found[prefix + "sequence_ess"] = ratio**2 / max(squared, 1e-30)
+    if histogram is not None and histogram.sum() > 0:
+        for name, q in QUANTILES.items():
+            found[f"sampler/log_ratio_q{name}"] = quantile(histogram, EDGES, q)
+    return found

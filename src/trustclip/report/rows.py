@@ -1,0 +1,40 @@
+"""Figures from logged rows: the values of a metric, their mean, and a share in words."""
+
+from collections.abc import Sequence
+from math import isfinite
+from statistics import fmean
+
+from trustclip.runs.jsonl import Row
+
+#: Before the names of metrics that are ours alone.
+PREFIX = "trustclip/"
+
+
+def values(rows: Sequence[Row], name: str, prefix: str = PREFIX) -> list[float]:
+    """The finite values of a metric, in the order of the rows."""
+    found = [row.get(prefix + name) for row in rows]
+    return [v for v in found if isinstance(v, int | float) and isfinite(v)]
+
+
+def mean(rows: Sequence[Row], name: str) -> float:
+    """Mean of one of our metrics; 0 where it was not logged."""
+    found = values(rows, name)
+    return fmean(found) if found else 0.0
+
+
+def percent(share: float) -> str:
+    """A share in percent, to two digits.
+
+    Example:
+      >>> percent(0.02345), percent(0), percent(1e-5), percent(0.997)
+      ('2.3 %', '0 %', 'under 0.01 %', '100 %')
+    """
+    if 0 < share < 1e-4:
+        return "under 0.01 %"
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+
+
+def ends(found: Sequence[float]) -> tuple[float, float]:
+    """Means of the first and of the last tenth of values."""
+    few = max(len(found) // 10, 1)
+    return fmean(found[:few]), fmean(found[-few:])

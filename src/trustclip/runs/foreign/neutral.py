@@ -1,0 +1,64 @@
+"""Tokens in our own format, `trustclip.runs.tokens`, whichever program wrote them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trustclip.runs.foreign.digest import digest
+from trustclip.runs.foreign.log import Log, first_row
+from trustclip.runs.tokens import REQUIRED, TokenRow, read_tokens
+
+LOOKED_FOR = "tokens.parquet or tokens.jsonl with logp and advantage (any trainer)"
+
+_SUFFIXES = (".jsonl", ".parquet")
+
+
+def accepts(path: Path, head: bytes) -> bool:
+    """Whether a file is one of these."""
+    if path.suffix == ".parquet":
+        return True
+    first = first_row(head)
+    return path.suffix == ".jsonl" and bool({*REQUIRED, "logp_rollout"} & set(first))
+
+
+def candidates(folder: Path) -> list[Path]:
+    """Files of tokens in a folder, and its folder ``tokens``."""
+    named = [folder / f"tokens{suffix}" for suffix in _SUFFIXES]
+    found = [path for path in named if path.is_file()]
+    inner = folder / "tokens"
+    if inner.is_dir() and any(path.suffix in _SUFFIXES for path in inner.iterdir()):
+        found.append(inner)
+    return found
+
+
+def read(path: Path) -> Log:
+    """Read a file of tokens, or a folder of them.
+
+    Raises:
+      ValueError: it lacks a column, is damaged, or holds two runs.
+    """
+    found = digest(path, rows(path))
+    unknown = []
+    if "logp_old" not in found.has:
+        unknown.append("how far the policy moved (there is no column `logp_old`)")
+    if "kept" not in found.has:
+        unknown.append("whether the constraint acted (there is no column `kept`)")
+    if "logp_rollout" not in found.has:
+        unknown.append("whether the sampler differs (there is no column `logp_rollout`)")
+    if "entropy" not in found.has:
+        unknown.append("entropy (there is no column `entropy`)")
+    if not {"token", "token_id"} & found.has:
+        unknown.append("through which words (there is no column `token` or `token_id`)")
+    return Log(
+        path=path,
+        trainer="unknown trainer",
+        kind="tokens",
+        rows=found.rows,
+        tokens=lambda: rows(path),
+        digest=found,
+        unknown=[*unknown, "truncation"],
+    )
+
+
+def rows(path: Path) -> Iterator[TokenRow]:
+    """The completions of a file, one at a time."""
+    return read_tokens(path)

@@ -1,0 +1,80 @@
+"""TensorBoard's event files, by TensorBoard's own reader: of TRL, of verl, of anything."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trustclip.runs.foreign import hyperparameters
+from trustclip.runs.foreign.log import Log, gathered
+
+LOOKED_FOR = "events.out.tfevents.* (TensorBoard)"
+
+
+def accepts(path: Path, head: bytes) -> bool:
+    """Whether a file is one of these."""
+    return "tfevents" in path.name
+
+
+def candidates(folder: Path) -> list[Path]:
+    """The folder itself, where it holds event files: a run that was resumed has several."""
+    return [folder] if next(_files(folder), None) else []
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    else:
+        yield from sorted(path.glob("*tfevents*"), key=lambda file: file.name)
+
+
+def read(path: Path) -> Log:
+    """Read an event file, or the event files of one run in a folder.
+
+    Raises:
+      ValueError: it holds no metric of reinforcement learning, or two runs.
+    """
+    settings: dict[str, Any] = {}
+    measured = []
+    for file in _files(path):
+        # One event a value: those of one step are joined before the next step is looked at.
+        step, values = None, {}
+        for at, tag, value in _events(file):
+            if isinstance(value, str):
+                settings |= _json(value) if tag.startswith("args") else {}
+            elif at != step or tag in values:
+                measured += [(step, values)] if step is not None else []
+                step, values = at, {tag: value}
+            else:
+                values[tag] = value
+        measured += [(step, values)] if step is not None else []
+    rows, remarks = gathered(path, measured)
+    logged = list(dict.fromkeys(tag for _, values in measured for tag in values))
+    return hyperparameters.log_of(path, "TensorBoard events", rows, settings, remarks, logged)
+
+
+def _events(file: Path) -> Iterator[tuple[int, str, float | str]]:
+    """(step, tag, value) of an event file; a text is that of a summary."""
+    from tensorboard.backend.event_processing.event_file_loader import (  # pyright: ignore[reportMissingImports]
+        EventFileLoader,
+    )
+    from tensorboard.util.tensor_util import make_ndarray  # pyright: ignore[reportMissingImports]
+
+    for event in EventFileLoader(str(file)).Load():
+        for value in event.summary.value:
+            if not value.HasField("tensor"):
+                continue
+            array = make_ndarray(value.tensor)
+            if array.dtype == object and array.size:
+                first = array.reshape(-1)[0]
+                yield event.step, value.tag, first.decode("utf-8", "replace")
+            elif array.size == 1:
+                yield event.step, value.tag, float(array.reshape(-1)[0])
+
+
+def _json(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, Mapping) else {}

@@ -16,7 +16,7 @@ from trustclip.recipes.problems import enough, training_problems
 from trustclip.recipes.settings import TINY, RLSettings
 from trustclip.recipes.watch.callbacks import Checkups, Interrupted, Recorder, silence
 from trustclip.recipes.watch.guards import Guards, Notice
-from trustclip.recipes.watch.sinks import open_sink
+from trustclip.recipes.watch.sinks import open_sink, viewer
 from trustclip.rewards import (
     AnswerReward,
     SoftOverlong,
@@ -122,6 +122,8 @@ def reinforce(
     style = prompt_style(settings.prompt_style).extraction
     reward = NoisyReward(style, settings.reward_noise, settings.seed)
     sink = open_sink(settings.sink, run.path.name, redacted(plain(settings)), run.path)
+    if command := viewer(settings.sink, run.path):
+        console.print(f"to watch: {command}", highlight=False, markup=False, soft_wrap=True)
     try:
         trainer = _trainer(model, tokenizer, problems, settings, run, reward)
         guards = Guards(_shown_too(run, console))

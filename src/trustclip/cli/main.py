@@ -153,6 +153,10 @@ def _explained(error: Exception) -> str | None:
     for module, kind in (("yaml", "YAMLError"), ("safetensors", "SafetensorError")):
         if module in sys.modules and isinstance(error, getattr(sys.modules[module], kind)):
             return " ".join(str(error).split())
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed and isinstance(error, distributed.DistStoreError | distributed.DistNetworkError):
+        rank, reason = os.environ.get("RANK", "0"), " ".join(str(error).split())
+        return f"rank {rank} has not found the other ranks of the job: {reason} Start it again."
     from trustclip.durable.store import TrainingError
 
     return str(error) if isinstance(error, ValueError | OSError | TrainingError) else None

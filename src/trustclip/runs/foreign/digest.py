@@ -18,7 +18,7 @@ from trustclip.runs.tokens import TokenRow, token_batch
 
 #: Padded tokens of a batch, and steps that are open at once; a step is done when so many later
 #: ones have begun.
-TOKENS, OPEN = 1 << 16, 64
+TOKENS, OPEN = 1 << 16, 8
 #: Different tokens that are counted one by one; rarer ones that come later are counted together.
 WORDS = 1 << 19
 #: Words that are named, and the share and the number of tokens that one needs for it.
@@ -162,7 +162,7 @@ class _State:
         self._check(step)
         has = {
             name
-            for name in ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id")
+            for name in ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id", "step")
             if all(getattr(row, name) is not None for row in rows)
         }
         self.has = has if self.has is None else self.has & has

@@ -6,9 +6,9 @@ sampler (``sampler/...``) and, for what every trainer measures, TRL's.
 """
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
-from trustclip.constraints.names import nearest
 from trustclip.runs.jsonl import Row
 
 #: TRL's `GRPOTrainer`. Before release 0.17 it logged one ``clip_ratio``.
@@ -113,8 +113,8 @@ def nothing_of(given: Sequence[str]) -> str:
     looked = ("clip_ratio/region_mean", "actor/pg_clipfrac", "entropy", "actor/entropy", "reward")
     found = ", ".join(sorted(given)[:8]) or "nothing"
     known = [*TRL, *VERL, *ANSWERS]
-    near = [(name, match) for name in given if (match := nearest(name, known))]
-    hint = f" {near[0][0]!r} is like {near[0][1]!r}." if near else ""
+    near = [(name, match) for name in given if (match := get_close_matches(name, known, 1, 0.8))]
+    hint = f" {near[0][0]!r} is like {near[0][1][0]!r}." if near else ""
     return (
         f"has no metric of reinforcement learning: looked for {', '.join(looked)} and others of "
         f"TRL and verl, found {found}{', ...' if len(given) > 8 else ''}.{hint}"

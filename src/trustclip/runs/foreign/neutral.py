@@ -38,6 +38,8 @@ def read(path: Path) -> Log:
     """
     found = digest(path, rows(path))
     unknown = []
+    if "step" not in found.has:
+        unknown.append("the course over updates (there is no column `step`)")
     if "logp_old" not in found.has:
         unknown.append("how far the policy moved (there is no column `logp_old`)")
     if "kept" not in found.has:

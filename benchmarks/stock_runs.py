@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROMPTS = [f"{a}+{b}=" for a in range(8) for b in range(8)]
 
 
-def even_digits(completions: list[str], **_: object) -> list[float]:
+def even_digits(completions: list[str], **_: object) -> list[float | None]:
     """Share of even digits, and of letters up to h, in each completion."""
     return [sum(ch in "02468abcdefgh" for ch in text) / max(len(text), 1) for text in completions]
 

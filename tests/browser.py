@@ -12,9 +12,10 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 @contextmanager
-def opened(page: Path, **context: Any) -> Iterator[Any]:
+def opened(page: Path | str, **context: Any) -> Iterator[Any]:
     """The page in headless Chromium, with no network; any complaint of its console fails.
 
+    The address of a page may take the place of its file: then nothing else may be asked for.
     Skips where playwright or the browser is absent.
     """
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -22,19 +23,29 @@ def opened(page: Path, **context: Any) -> Iterator[Any]:
     if executable is None:
         pytest.skip("no Chromium on this machine (`make browser` installs Debian's)")
     complaints: list[str] = []
+    url = page if isinstance(page, str) else page.resolve().as_uri()
+    served = isinstance(page, str)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=executable, args=["--no-sandbox", "--disable-gpu"]
         )
         try:
-            tab = browser.new_context(**{"offline": True, **context}).new_page()
+            tab = browser.new_context(**{"offline": not served, **context}).new_page()
             tab.on(
                 "console", lambda m: m.type in ("error", "warning") and complaints.append(m.text)
             )
             tab.on("pageerror", lambda error: complaints.append(str(error)))
-            tab.on("request", lambda r: r.url.startswith("http") and complaints.append(r.url))
+            allowed = url if served else "file:"
+            tab.on(
+                "request",
+                lambda r: (
+                    r.url.startswith("http")
+                    and not r.url.startswith(allowed)
+                    and complaints.append(r.url)
+                ),
+            )
             tab.on("dialog", lambda d: (complaints.append(f"dialog {d.message}"), d.dismiss()))
-            tab.goto(page.resolve().as_uri())
+            tab.goto(url)
             yield tab
         finally:
             browser.close()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
-from trustclip.engines.verl.limits import refusal
+from trustclip.engines.limits import ENGINES, refusal
 
 #: Longest completion allowed, tokens: more than any has.
 MAX_LENGTH = 16
@@ -19,15 +19,16 @@ VERL_MODES = {
 }
 
 #: Methods in every variant that verl can train, and those it cannot.
-TRAINED = [m for m in method_cases.ALL if refusal(m) is None]
-REFUSED = [m for m in method_cases.ALL if refusal(m) is not None]
+TRAINED = [m for m in method_cases.ALL if refusal(m, ENGINES["verl"]) is None]
+REFUSED = [m for m in method_cases.ALL if refusal(m, ENGINES["verl"]) is not None]
 
 
 def batch_for(method: tc.Method, dtype: torch.dtype = torch.float32) -> tc.TokenBatch:
     """Random tokens of seven sequences, each with one at least: engines count empty ones apart."""
     batch = method_cases.random_batch(method, dtype)
+    rollout = None if batch.logp_rollout is None else batch.logp_rollout[:7]
     return tc.TokenBatch(
-        batch.logp[:7], batch.logp_old[:7], batch.advantages[:7], batch.mask[:7]
+        *(x[:7] for x in method_cases.astuple(batch)), logp_rollout=rollout
     )  # a method that verl trains needs no more
 
 

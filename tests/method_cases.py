@@ -29,12 +29,21 @@ MORE = [
     ("bandpo", {"ceiling": None}),
     ("abc_grpo", {"positive_low": 1.0, "negative_low": 0.3, "negative_high": 2.0}),
     ("icepop", {"floor": None, "level": "sequence"}),
+    ("icepop", {"inner": "importance_sampling", "policy": "new", "floor": 0.2}),
+    ("icepop", {"policy": "new", "level": "geometric", "ceiling": 1.5}),
+    ("ipo", {"delta": 0.02, "anchor": "old"}),
+    ("m2po", {"side": "strict", "anchor": "rollout", "budget": 0.1}),
     ("tis", {"inner": {"name": "gspo", "low": 0.1, "high": 0.1}, "level": "sequence"}),
     ("tis", {"inner": {"name": "full_kl", "order": "new_old"}}),
     ("tis", {"inner": {"name": "icepop", "inner": {"name": "cispo"}}}),
     ("tis", {"inner": {"name": "clip_cov", "share": 0.2, "cov_low": 0.05}}),
     ("opsm", {"delta": 0.02, "inner": {"name": "gmpo"}}),
     ("trm", {"reduction": "mean", "delta": 0.05, "inner": {"name": "soft_gate"}}),
+    ("anchored", {"inner": {"name": "cispo", "low": 0.2, "high": 0.28}}),
+    ("anchored", {"inner": {"name": "gspo", "low": 0.1, "high": 0.1}}),
+    ("penalty", {"beta": 0.3, "anchor": "rollout", "on": "cut", "inner": {"name": "atr"}}),
+    ("penalty", {"beta": 0.3, "level": "sequence", "inner": {"name": "gspo"}}),
+    ("penalty", {"beta": 2.0, "inner": {"name": "penalty", "divergence": "k3"}}),
     ("both", {"first": {"name": "truly_ppo", "variant": "ppo_rb"}, "second": {"name": "trm"}}),
     ("either", {"first": {"name": "kl_cov", "share": 0.2}, "second": {"name": "atr"}}),
 ]
@@ -73,7 +82,7 @@ def known(method: tc.Method) -> bool:
 
 
 #: Methods whose weight is a constant to the gradient, so that their value does not show it.
-SCORE_FORM = ("aspo", "ce_gppo", "cispo", "dppo", "topr", "vespo")
+SCORE_FORM = ("aspo", "ce_gppo", "cispo", "dppo", "reinforce", "topr", "vespo")
 
 
 def score_form(method: tc.Method) -> bool:

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from trustclip.engines.trl.decoding import Decoder
 from trustclip.evaluation.backends import served
-from trustclip.evaluation.backends.local import Completion, Sampling
+from trustclip.evaluation.backends.local import Completion, Local, Sampling
 from trustclip.evaluation.backends.served import Served
 from trustclip.evaluation.backends.vllm import VLLM
 from trustclip.recipes.eval import open_backend
 from trustclip.recipes.settings import EvalSettings
+from trustclip.recipes.tiny import tiny_model
 
 SAMPLING = Sampling(temperature=0.3, top_p=0.95, max_tokens=100)
 PROMPTS = [[{"role": "user", "content": name}] for name in ("one", "zwei ½", "three")]
@@ -228,3 +230,38 @@ def test_vllm_missing_or_given_the_tiny_model(monkeypatch, tmp_path):
     settings = EvalSettings(model="tiny", tasks="arithmetic", output_dir=tmp_path, backend="vllm")
     with pytest.raises(ValueError, match="tiny"):
         open_backend(settings)
+
+
+def tokens_seen(monkeypatch, temperature=1.0, **own):
+    """Completions of the tiny model with settings of its own, and how many batches were decoded."""
+    model, tokenizer = tiny_model(layers=1, hidden=64)
+    for name, value in own.items():
+        setattr(model.generation_config, name, value)
+    decoded = []
+    decode = Decoder.decode
+    monkeypatch.setattr(Decoder, "decode", lambda *args: decoded.append(1) or decode(*args))
+    backend = Local(model, tokenizer, Sampling(temperature, 1.0, max_tokens=6), batch_size=8)
+    texts = [c.text for row in backend.generate(PROMPTS, n=4, seed=0) for c in row]
+    return texts, len(decoded)
+
+
+def test_local_decodes_fast_what_samples_plainly(monkeypatch):
+    texts, decoded = tokens_seen(monkeypatch)
+    assert decoded == 2 and len(set(texts)) > 6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_local_honours_the_models_own_generation_config(monkeypatch, temperature):
+    a, b = tiny_model(layers=1, hidden=64)[1].encode("ab", add_special_tokens=False)
+    others = [token for token in range(265) if token not in (a, b)]
+    texts, decoded = tokens_seen(monkeypatch, temperature, suppress_tokens=others)
+    assert set("".join(texts)) <= {"a", "b"} and texts[0] and not decoded
+
+
+def test_local_uses_a_replaced_generate(monkeypatch):
+    model, tokenizer = tiny_model(layers=1, hidden=64)
+    calls, generate = [], model.generate
+    model.generate = lambda **settings: calls.append(settings) or generate(**settings)
+    backend = Local(model, tokenizer, Sampling(1.0, 1.0, max_tokens=2), batch_size=8)
+    backend.generate(PROMPTS, n=1, seed=0)
+    assert len(calls) == 1

@@ -271,3 +271,19 @@ def test_help_states_the_exit_status():
     done = trustclip("--help")
     for status in ("0", "1", "2", "130", "141"):
         assert f"\n  {status} " in done.stdout
+
+
+def test_a_command_shows_once_what_the_user_has_to_change():
+    code = """
+import warnings
+from trustclip.cli.main import _be_quiet
+from trustclip.constraints.registry import with_arguments
+_be_quiet()
+warnings.warn("of a library", DeprecationWarning)
+for _ in range(2):
+    assert with_arguments("clip", {"epsilon": 0.1}) == {"name": "clip", "epsilon": 0.1}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: `method_args` is deprecated") and "method={" in line

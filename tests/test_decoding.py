@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trustclip.engines.trl import decoding
-from trustclip.engines.trl.decoding import Decoder, decoder_for
+from trustclip.engines.trl.decoding import Decoder, unsupported
 from trustclip.recipes.tiny import tiny_model
 
 PROMPTS = [[5, 9, 17], [5, 9, 17], [40, 3, 8, 77, 12, 5], [9], [5, 9, 17], [40, 3, 8, 77, 12, 5]]
@@ -16,12 +16,6 @@ PROMPTS = [[5, 9, 17], [5, 9, 17], [40, 3, 8, 77, 12, 5], [9], [5, 9, 17], [40, 
 @pytest.fixture(scope="module")
 def model():
     return tiny_model(seed=3)[0]
-
-
-def decoder_of(model) -> Decoder:
-    decoder = decoder_for(model)
-    assert decoder is not None
-    return decoder
 
 
 def ended(rows, prompt_length, end):
@@ -42,10 +36,10 @@ def greedy(model, limit, end):
 
 
 def test_greedy_tokens_are_those_of_generate(model):
-    free = decoder_of(model).decode(PROMPTS, 24, [], temperature=0)
+    free = Decoder(model).decode(PROMPTS, 24, [], temperature=0)
     assert [c.tokens for c in free] == greedy(model, 24, 10**6)
     end = free[0].tokens[6]  # ends some rows early, so that the batch is packed
-    some = decoder_of(model).decode(PROMPTS, 24, [end], temperature=0)
+    some = Decoder(model).decode(PROMPTS, 24, [end], temperature=0)
     assert [c.tokens for c in some] == greedy(model, 24, end)
     assert {len(c.tokens) for c in some} != {24}
 
@@ -55,7 +49,7 @@ def test_log_probabilities_are_those_of_a_forward_pass(model, temperature):
     torch.manual_seed(0)
     ends = list(range(100, 130))
     for prompt, done in zip(
-        PROMPTS, decoder_of(model).decode(PROMPTS, 20, ends, temperature), strict=True
+        PROMPTS, Decoder(model).decode(PROMPTS, 20, ends, temperature), strict=True
     ):
         assert len(done.tokens) == len(done.logps)
         assert not set(done.tokens[:-1]) & set(ends)
@@ -68,7 +62,7 @@ def test_log_probabilities_are_those_of_a_forward_pass(model, temperature):
 
 def test_tokens_are_drawn_from_the_models_distribution(model):
     torch.manual_seed(1)
-    drawn = decoder_of(model).decode([PROMPTS[0]] * 20_000, 2, [], 1.0)
+    drawn = Decoder(model).decode([PROMPTS[0]] * 20_000, 2, [], 1.0)
     pairs = [c.tokens for c in drawn]
     with torch.no_grad():
         first = model(torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1)
@@ -94,7 +88,7 @@ def test_it_draws_from_the_global_random_state(model):
     runs = []
     for seed in (4, 4, 5):
         torch.manual_seed(seed)
-        runs.append([c.tokens for c in decoder_of(model).decode(PROMPTS, 12, [], 1.0)])
+        runs.append([c.tokens for c in Decoder(model).decode(PROMPTS, 12, [], 1.0)])
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -106,16 +100,16 @@ def test_equal_prompts_are_read_once(model, monkeypatch):
         "_states",
         lambda self, ids, c: seen.append(ids.shape) or kept(self, ids, c),
     )
-    decoder_of(model).decode(PROMPTS, 3, [], 1.0)
+    Decoder(model).decode(PROMPTS, 3, [], 1.0)
     assert [tuple(shape) for shape in seen] == [(3, 6), (6, 1), (6, 1)]
 
 
 def test_weights_are_those_of_the_moment():
     model, _ = tiny_model(seed=3)
-    before = decoder_of(model).decode(PROMPTS, 8, [], 0)
+    before = Decoder(model).decode(PROMPTS, 8, [], 0)
     with torch.no_grad():
         model.model.embed_tokens.weight.add_(torch.randn_like(model.model.embed_tokens.weight))
-    after = decoder_of(model).decode(PROMPTS, 8, [], 0)
+    after = Decoder(model).decode(PROMPTS, 8, [], 0)
     assert [c.tokens for c in before] != [c.tokens for c in after]
 
 
@@ -126,12 +120,12 @@ def test_it_declines_what_it_does_not_know(model):
         vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=1,
     )  # fmt: skip
-    assert decoder_for(Qwen2ForCausalLM(Qwen2Config(**small))) is None
-    assert decoder_for(tiny_model()[0].bfloat16()) is None
-    assert decoder_for(SimpleNamespace(base_model=model)) is None
+    assert unsupported(Qwen2ForCausalLM(Qwen2Config(**small)))
+    assert unsupported(tiny_model()[0].bfloat16())
+    assert unsupported(SimpleNamespace(base_model=model))
     dropping = tiny_model()[0].train()
     dropping.config.attention_dropout = 0.1
-    assert decoder_for(dropping) is None
+    assert unsupported(dropping)
     stretched: Any = tiny_model()[0]
     stretched.config.rope_parameters = {**stretched.config.rope_parameters, "rope_type": "linear"}
-    assert decoder_for(stretched) is None
+    assert unsupported(stretched)

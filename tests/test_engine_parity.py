@@ -53,6 +53,7 @@ def test_trl_gives_the_gradient_of_both_engines(
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", scored)
     trainer.method = method
+    trainer._examined = True  # the sampler's log-probabilities are made up, some above 0
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer._compute_loss(
         trainer.model,
@@ -63,6 +64,7 @@ def test_trl_gives_the_gradient_of_both_engines(
             "completion_mask": batch.mask.long(),
             "advantages": batch.advantages,
             "old_per_token_logps": batch.logp_old,
+            "sampling_per_token_logps": batch.logp_rollout,
             "num_items_in_batch": batch.mask.sum(),
             "sample_index": torch.arange(rows),
             "generated": torch.full((rows,), -1),  # by an earlier policy

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,20 @@ GPUS = World(["a cuda:0", "a cuda:1"], "nccl", "DistributedDataParallel", 2)
 
 
 # -- the doctor ------------------------------------------------------------------------------------
+
+
+def test_the_doctor_of_a_launcher_names_missing_packages(monkeypatch, tmp_path, capsys):
+    from trustclip.cli.commands.machine import doctor
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "name: a\noutput_dir: run\nmodel: tiny\nrl: {dataset: arithmetic, sink: wandb}\n"
+    )
+    assert doctor(["--distributed", str(recipe)]) == 1
+    shown = capsys.readouterr().out
+    assert "error: the sink 'wandb'" in shown and "pip install wandb" in shown
+    assert "1 error\n" in shown
 
 
 @pytest.mark.parametrize("world", [CPUS, GPUS, World(["a cpu"])])

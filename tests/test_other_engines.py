@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
+from trustclip.engines.limits import ENGINES, refusal
 
 METHODS = ["atr", "gspo", "cispo", "soft_gate"]
 each = pytest.mark.parametrize("name", METHODS)
@@ -144,6 +145,32 @@ def test_skyrl_corrects_for_the_sampler_by_itself(skyrl: Any) -> None:
     close(logp.grad, -tc.coefficient(tc.method("tis", inner="atr", ceiling=1.05), with_sampler))
 
 
+def test_a_correction_is_made_once_in_skyrl(skyrl: Any) -> None:
+    from skyrl.train.config import AlgorithmConfig, OffPolicyCorrectionConfig
+
+    from trustclip.engines import skyrl as ours
+
+    method = tc.method("icepop")
+    batch = engine_cases.batch_for(method)
+    ours.register("icepop", policy_loss_type="ours_icepop")
+
+    def loss_of(logp: Tensor, **correction: Any) -> Tensor:
+        return skyrl.PolicyLossRegistry.get("ours_icepop")(
+            logp,
+            batch.logp_old,
+            batch.advantages,
+            config=AlgorithmConfig(off_policy_correction=OffPolicyCorrectionConfig(**correction)),
+            loss_mask=batch.mask.float(),
+            rollout_logprobs=batch.logp_rollout,
+        )[0]
+
+    logp = leaf_of(batch)
+    loss_of(logp).backward()
+    close(logp.grad, -tc.coefficient(method, batch))
+    with pytest.raises(ValueError, match="'icepop' corrects for the sampler, and so does SkyRL"):
+        loss_of(leaf_of(batch), tis_ratio_type="token")
+
+
 def test_skyrl_scales_advantages_which_a_penalty_does_not_stand(skyrl: Any) -> None:
     from trustclip.engines import skyrl as ours
 
@@ -216,6 +243,21 @@ def test_what_an_engine_cannot_supply_is_refused() -> None:
         custom_loss("full_kl")
     with pytest.raises(ValueError, match="did you mean 'delta'"):
         custom_loss("atr", dleta=1)
+
+
+def test_where_old_is_the_sampler_a_correction_would_do_nothing() -> None:
+    from trustclip.engines.tinker import custom_loss
+
+    for engine in ("Tinker", "prime-rl"):
+        for name in ("tis", "icepop"):
+            text = refusal(tc.method(name), ENGINES[engine])
+            assert text and f"'{name}' would do nothing; name its inner method" in text
+        nested = tc.method("opsm", inner="tis", anchor="rollout")
+        assert "'tis' would do nothing" in (refusal(nested, ENGINES[engine]) or "")
+        for name in ("dppo", "opsm", "trm", "vespo"):
+            assert refusal(tc.method(name, anchor="rollout"), ENGINES[engine]) is None
+    with pytest.raises(ValueError, match="in Tinker they are the same"):
+        custom_loss("tis")
 
 
 # Tracing ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from test_recipe_files import changed, errors_of, written
 
 import trustclip as tc
 from trustclip.cli.arguments import settings
-from trustclip.engines.trl.config import SUPPLIED, refusal
+from trustclip.engines.limits import ENGINES, refusal
 from trustclip.recipes.checks import complaints, packages
 from trustclip.recipes.files import load_recipe
 from trustclip.recipes.settings import EvalSettings, RLSettings
@@ -26,6 +27,10 @@ LATE = [
     ("rl.trl", {"epsilon": 0.3}, "epsilon=0.3 has no effect here"),
     ("rl.trl", {"vllm_mode": "colocat"}, "'colocate' or 'server'"),
     ("rl.method", {"name": "truly_ppo", "variant": "truly"}, "gradient of the full KL"),
+    ("rl.sampler", {"dtype": "int8"}, "set `lora_r` to 0, got 32"),
+    ("rl.sampler", {"dtype": "int7"}, "Did you mean 'int8'?"),
+    ("rl.sampler", {"lagg": 1}, "did you mean 'rl.sampler.lag'?"),
+    ("rl.sampler", {"top_p": 0}, "greater than 0"),
 ]
 
 #: A value that is not what it seems to be.
@@ -61,6 +66,8 @@ SEEMING = [
     ("rl.trl", {"label_smoothing_factor": 0.1}, "is ignored"),
     ("rl.trl", {"eval_strategy": "steps"}, "section `eval`"),
     ("rl.trl", {"trust_remote_code": True}, "code of a model's repository"),
+    ("rl.trl", {"model_init_kwargs": {"trust_remote_code": True}}, "code of a model's repository"),
+    ("rl.trl", {"model_init_kwargs": '{"trust_remote_code": 1}'}, "code of a model's repository"),
     ("rl.method", "ATR", "did you mean 'atr'?"),
     ("rl.method", {"name": "atr", "side": "Strict"}, "Did you mean 'strict'?"),
     ("rl.method", {"name": "atr", "level": "sequnce"}, "Did you mean 'sequence'?"),
@@ -156,7 +163,46 @@ def test_one_function_says_whether_trl_trains_a_method(tmp_path, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [text for _, text in complaints(dataclasses.replace(recipe.rl, method=method))]
-    assert bool(found) == (refusal(method) is not None) == (not set(method.requires) <= SUPPLIED)
+    trl = ENGINES["TRL"]
+    assert bool(found) == (refusal(method, trl) is not None)
+    assert bool(found) == (not set(method.requires) <= trl.fields)
+
+
+#: Changes that leave a method without the sampler's log-probabilities, or a copy without a decoder.
+WITHOUT_SAMPLER = [
+    (
+        {"rl.method": "tis", "rl.trl": {"use_transformers_continuous_batching": True}},
+        "set use_transformers_continuous_batching=False",
+    ),
+    ({"rl.method": "icepop", "rl.use_vllm": True}, "vllm_importance_sampling_correction=False"),
+    (
+        {"rl.sampler.lag": 1, "rl.lora_r": 0, "rl.trl": {"decoder": "transformers"}},
+        "decoder='transformers'; leave `sampler` out",
+    ),
+    ({"rl.sampler.lag": 1, "rl.lora_r": 0, "rl.top_p": 0.9}, "set `sampler.top_p` alone"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), WITHOUT_SAMPLER, ids=str)
+def test_it_is_refused_before_fine_tuning_begins(tmp_path, changes, words):
+    text = errors_of(written(tmp_path), changes)
+    assert words in text and "1 error:" in text
+    recipe = load_recipe(written(tmp_path), {k: v for k, v in changes.items() if k == "rl.method"})
+    assert recipe.sft is not None  # the stage that would have run first
+
+
+def test_a_copy_of_a_model_that_is_not_tiny_is_refused(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").touch()
+    changes = {"model": str(model), "rl.sampler.dtype": "int8", "rl.lora_r": 0}
+    for kind in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
+        (model / "config.json").write_text(json.dumps({"architectures": [kind]}))
+        if kind == "LlamaForCausalLM":
+            text = errors_of(written(tmp_path), changes)
+            assert "`sampler` copies Qwen3ForCausalLM only" in text and "LlamaForCausalLM" in text
+        else:
+            assert load_recipe(written(tmp_path), changes).rl.sampler.dtype == "int8"
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

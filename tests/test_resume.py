@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 ATR = {"method": "atr", "method_args": {"delta": 0.01}}
 CLIP_COV = {"method": "clip_cov", "method_args": {"share": 0.2, "cov_low": 0.0, "cov_high": 50.0}}
+OLD_COPY = {"method": "tis", "sampler": {"lag": 2, "dtype": "int8"}}
 FULL_KL = {"method": "full_kl", "method_args": {"delta": 1e-3}}
 
 
@@ -67,6 +68,7 @@ RUNS = {
             "entropy_coef": 0.01,
         },
     ),
+    "1x2/1 full tis, a sampler that lags": (grpo, {**OLD_COPY, **schedule(1, 2, 1)}),
     "sft full, 2 epochs": (sft, {"num_train_epochs": 2, "logging_steps": 3}),
     "sft lora with dropout": (
         sft,
@@ -135,6 +137,17 @@ def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten)
     monkeypatch.setattr(Durable, "_load_optimizer_and_scheduler", amnesic)
     continued(grpo, folder, **settings)
     assert differences(tmp_path / "whole", folder, after=2) != []
+
+
+def test_the_comparison_sees_that_the_sampler_s_weights_are_forgotten(tmp_path, monkeypatch):
+    settings = {**OLD_COPY, **schedule(1, 2, 1)}
+    assert grpo(tmp_path / "whole", **settings).train_durably()
+    restore = ConstrainedGRPOTrainer._restore
+    forgetful = lambda self, progress: restore(self, progress | {"copies": []})  # noqa: E731
+    monkeypatch.setattr(ConstrainedGRPOTrainer, "_restore", forgetful)
+    folder = cut(tmp_path / "whole", tmp_path / "cut", 3)
+    continued(grpo, folder, **settings)
+    assert differences(tmp_path / "whole", folder, after=3) != []
 
 
 def test_the_order_of_a_later_epoch_is_restored(tmp_path, monkeypatch):

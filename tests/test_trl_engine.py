@@ -9,7 +9,14 @@ import torch
 import trl_runs
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import COMMON, constrained, fresh_model, plain, share_of_even_digits
+from trl_runs import (
+    COMMON,
+    assert_same_weights,
+    constrained,
+    fresh_model,
+    plain,
+    share_of_even_digits,
+)
 
 import trustclip as tc
 from trustclip.constraints import divergences
@@ -36,7 +43,7 @@ def test_same_training_as_plain_trl(tmp_path, method, args, theirs, lora):
     b = constrained(tmp_path / "b", method, args, lora=lora, **lr)
     assert len(a.grad_norms) == 6
     assert b.grad_norms == pytest.approx(a.grad_norms, rel=1e-5)
-    torch.testing.assert_close(b.parameters, a.parameters, rtol=0, atol=1e-5)
+    assert_same_weights(b.parameters, a.parameters)
     gated = b.column("clip_ratio/region_mean")
     assert max(gated) > 0.05, "the gate must act, or the test compares nothing"
     if method != "dual_clip":  # TRL does not count tokens that its `delta` stops
@@ -190,17 +197,21 @@ NARROW = {
 }
 
 
-@pytest.mark.parametrize("name", tc.methods())
-def test_every_method_trains(tmp_path, name):
-    # Only our decoder gives the log-probabilities that it sampled with.
-    sampler = "auto" if "logp_rollout" in tc.method(name).requires else "transformers"
-    run = constrained(
-        tmp_path, name, NARROW.get(name), max_steps=3, num_iterations=3, decoder=sampler
-    )
+#: Methods by name, and those that compare with the sampler only in a variant.
+CASES = [
+    *((name, NARROW.get(name)) for name in tc.methods()),
+    *((name, {"anchor": "rollout"}) for name in ("dppo", "opsm", "trm", "vespo")),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), CASES, ids=str)
+def test_every_method_trains(tmp_path, name, arguments):
+    run = constrained(tmp_path, name, arguments, max_steps=3, num_iterations=3)
     assert len(run.grad_norms) == 3
     assert all(math.isfinite(g) for g in run.grad_norms)
     assert run.history[1]["trustclip/off_policy"] > 0.5
-    if tc.Trait.CUTS in tc.method(name).traits:
+    method = tc.method(name, **(arguments or {}))
+    if tc.Trait.CUTS in method.traits and (arguments or {}).get("anchor") != "rollout":
         assert max(run.column("trustclip/gated")) > 0
 
 
@@ -219,10 +230,14 @@ def test_the_sampler_gives_every_method_what_it_sampled_with(tmp_path):
 
 @pytest.mark.parametrize("name", ["tis", "icepop"])
 def test_a_sampler_without_log_probabilities_is_refused_with_the_settings(tmp_path, name):
-    chosen = {"method": name, "decoder": "transformers"}
+    settings = {"method": name, "use_transformers_continuous_batching": True}
+    with pytest.raises(ValueError, match=f"'{name}' cannot be trained in TRL") as error:
+        ConstrainedGRPOConfig(str(tmp_path), **{**COMMON, **settings})
+    assert "set use_transformers_continuous_batching=False" in str(error.value)
+    greedy = {"method": name, "generation_kwargs": {"num_beams": 2}}
     with pytest.raises(ValueError, match=f"'{name}' needs `logp_rollout`") as error:
-        build(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, **chosen)
-    for words in ("use_vllm=True", "rollout_func", "decoder='transformers'"):
+        build(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, **greedy)
+    for words in ("use_vllm=True", "rollout_func", "num_beams=2"):
         assert words in str(error.value)
 
 

@@ -182,3 +182,51 @@ def test_the_method_is_built_once_for_all_micro_batches_and_the_old_pair_still_w
     old = {"loss_mode": "trustclip", "method": "kl2", "method_args": {"delta": 0.05}}
     assert constraint(new) is constraint(copy.deepcopy(new))
     assert constraint(old) == constraint(new) == tc.method("kl2", delta=0.05)
+
+
+# The sampler's log-probabilities ---------------------------------------------------------------
+
+CARRIED = {"rollout_is": "token", "rollout_is_threshold": float("inf"), "bypass_mode": False}
+
+
+def sampled(made: Any = None, forwarded: Any = None, **changes: Any) -> dict[str, Any]:
+    """`GOOD` with icepop, verl's correction, and what of it the policy loss is given."""
+    return with_changes(
+        LOSS__method="icepop",
+        LOSS__rollout_correction=forwarded or CARRIED,
+        algorithm__rollout_correction=made or CARRIED,
+        **changes,
+    )
+
+
+def test_a_method_that_corrects_gets_verls_weights() -> None:
+    assert said(sampled()) == []
+    (note, _) = said(sampled(), level="note")
+    assert "the weights give 'icepop' the log-probabilities" in note
+
+
+def test_without_the_weights_it_is_refused_with_the_settings() -> None:
+    (text,) = said(with_changes(LOSS__method="icepop"))
+    for words in ("rollout_is=token", "rollout_is_threshold=inf", "'+actor_rollout_ref.actor"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rollout_is_threshold", 2.0), ("rollout_is", "sequence"), ("rollout_is", None)],
+)
+def test_a_correction_that_the_loss_does_not_see_is_an_error(key: str, value: Any) -> None:
+    (text,) = said(sampled(made={**CARRIED, key: value}))
+    assert f"rollout_correction.{key}={value}, but" in text and "misread verl's weights" in text
+
+
+def test_log_probabilities_that_nobody_computes_are_an_error() -> None:
+    off = {"actor_rollout_ref__rollout": {"calculate_log_probs": False}}
+    (text,) = said(sampled(**off))
+    assert "calculate_log_probs=False: 'icepop' needs what it computes" in text
+
+
+def test_in_bypass_mode_a_correction_would_do_nothing() -> None:
+    bypass = {"bypass_mode": True}
+    (text,) = said(sampled(made=bypass, forwarded=bypass))
+    assert "'icepop' would do nothing; name its inner method" in text

@@ -78,8 +78,14 @@ def kept(name: str, params: Params, tokens: Sequence_) -> list[bool]:
 
 def token_kept(name: str, params: Params, t: Token) -> bool:
     match name:
-        case "cispo" | "spo" | "pspo" | "ce_gppo" | "topr" | "vespo" | "ppo_penalty":
+        case "cispo" | "spo" | "pspo" | "reinforce" | "ce_gppo" | "topr" | "vespo" | "ppo_penalty":
             return True
+        case "importance_sampling":
+            return True
+        case "ipo":
+            return (
+                probability_divergence("binary_tv", t.against(params["anchor"])) <= params["delta"]
+            )
         case "gmpo":
             inside = -params["log_low"] <= t.x <= params["log_high"]
         case "aspo":
@@ -159,11 +165,18 @@ def tis(params: Params, tokens: Sequence_) -> list[float]:
 
 
 def icepop(params: Params, tokens: Sequence_) -> list[float]:
-    product = math.fsum(t.rho for t in tokens)
-    spread = {"sequence": product, "geometric": product / len(tokens)}
-    rhos = [spread.get(params["level"], t.rho) for t in tokens]
     low = params["floor"] if params["floor"] is not None else 0.0
-    return [math.exp(r) if within(r, low, params["ceiling"]) else 0.0 for r in rhos]
+    rhos = at_spread(params["level"], [t.rho for t in tokens])
+    moved = at_spread(params["level"], [t.rho + t.x for t in tokens])  # log(new / rollout)
+    compared = {"old": rhos, "new": moved}[params["policy"]]
+    inside = [within(r, low, params["ceiling"]) for r in compared]
+    return [math.exp(r) if fits else 0.0 for r, fits in zip(rhos, inside, strict=True)]
+
+
+def at_spread(level: str, log_ratios: Sequence[float]) -> list[float]:
+    total = math.fsum(log_ratios)
+    spread = {"sequence": total, "geometric": total / len(log_ratios)}
+    return [spread.get(level, x) for x in log_ratios]
 
 
 def opsm(params: Params, tokens: Sequence_) -> list[float]:
@@ -193,6 +206,10 @@ def of_parts(join: Callable[[bool, bool], bool]) -> Any:
 
 
 SEQUENCE_KEPT: dict[str, Any] = {
+    "penalty": lambda params, tokens: kept(params["inner"]["name"], params["inner"], tokens),
+    "anchored": lambda params, tokens: kept(
+        params["inner"]["name"], params["inner"], [t.against(params["anchor"]) for t in tokens]
+    ),
     "gspo": bounded_mean,
     "luspo": bounded_mean,
     **{name: masked(rule) for name, rule in WEIGHTS.items()},
@@ -242,6 +259,11 @@ def contributions(name: str, params: Params, tokens: Sequence_) -> list[list[flo
         return scaled(params["inner"], tokens, WEIGHTS[name](params, tokens))
     if name in ("both", "either"):
         return contributions_of_two(name, params, tokens)
+    if name == "anchored":
+        part = params["inner"]
+        return contributions(part["name"], part, [t.against(params["anchor"]) for t in tokens])
+    if name == "penalty":
+        return penalised(params, tokens)
     rows = [[0.0] * n for _ in tokens]
     for i, t in enumerate(tokens):
         if name == "gmpo":
@@ -279,6 +301,31 @@ def contributions_of_two(name: str, params: Params, tokens: Sequence_) -> list[l
     return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*rows, strict=True)]
 
 
+#: Slope of each penalty in the log-ratio it is on.
+SLOPES: dict[str, Callable[[float], float]] = {
+    "abs": lambda x: (x > 0) - (x < 0),
+    "k2": lambda x: x,
+    "k3": lambda x: math.expm1(x),
+    "k3_reverse": lambda x: -math.expm1(-x),
+}
+
+
+def penalised(params: Params, tokens: Sequence_) -> list[list[float]]:
+    """The part's contributions, minus the price of the tokens that pay."""
+    part, n = params["inner"], len(tokens)
+    rows = contributions(part["name"], part, tokens)
+    slope, keep = SLOPES[params["divergence"]], kept(part["name"], part, tokens)
+    moved = [t.against(params["anchor"]).x for t in tokens]
+    for i, row in enumerate(rows):
+        if params["on"] == ("cut" if keep[i] else "kept"):
+            continue
+        whole = params["level"] == "sequence"
+        each = params["beta"] * slope(math.fsum(moved) if whole else moved[i])
+        for j in range(n) if whole else (i,):
+            row[j] -= each / n if whole else each
+    return rows
+
+
 def follows_a_mean(name: str, params: Params) -> bool:
     if name == "gspo":
         return params["variant"] == "gspo"
@@ -295,6 +342,8 @@ def own_gradient(name: str, params: Params, tokens: Sequence_, i: int, keep: boo
             return keep * math.exp(geometric(tokens)) * a
         case "cispo":
             return min(max(w, 1 - params["low"]), 1 + params["high"]) * a
+        case "reinforce":
+            return a
         case "spo":
             sign = (a > 0) - (a < 0)
             return w * (1 - sign * (w - 1) / params["epsilon"]) * a
@@ -318,6 +367,8 @@ def own_gradient(name: str, params: Params, tokens: Sequence_, i: int, keep: boo
             return gamma(params, tokens, "positive" if a >= 0 else "negative") * a
         case "dppo":
             return keep * min(math.exp(t.against(params["anchor"]).x), params["ceiling"]) * a
+        case "ipo" | "importance_sampling":
+            return keep * math.exp(t.against(params["anchor"]).x) * a
         case "abc_grpo" | "bandpo" | "atr":
             return keep * w * a
     return a * oracle.coefficient(name, params, t.x, a, t.logp_old, t.kl_old_new, t.kl_new_old)
@@ -346,8 +397,26 @@ def kl_cov_gradient(
     return gradients
 
 
+def m2po_kept(params: Params, tokens: Sequence_) -> list[bool]:
+    """The paper's Algorithm 1: the largest squares go, one by one, until the mean is in budget."""
+    moved = [t.against(params["anchor"]).x for t in tokens]
+    left = [
+        i
+        for i, t in enumerate(tokens)
+        if params["side"] == "strict" or outward(moved[i], t.advantage)
+    ]
+    dropped = set()
+    while left and math.fsum(moved[i] ** 2 for i in left) / len(left) > params["budget"]:
+        largest = max(left, key=lambda i: moved[i] ** 2)
+        left.remove(largest)
+        dropped.add(largest)
+    return [i not in dropped for i in range(len(tokens))]
+
+
 #: Methods of which this module knows the rule.
 KNOWN = (
     *("gspo", "luspo", "gmpo", "cispo", "spo", "pspo", "ppo_penalty", "ce_gppo", "aspo", "topr"),
     *("vespo", "dppo", "bandpo", "abc_grpo", "tis", "icepop", "opsm", "trm", "both", "either"),
+    *("penalty", "anchored", "reinforce"),
+    *("ipo", "importance_sampling"),
 )

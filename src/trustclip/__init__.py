@@ -32,7 +32,10 @@ _HOMES = {
     "interval": "constraints.registry",
     "method": "constraints.registry",
     "methods": "constraints.base",
+    "penalty": "constraints.registry",
     "policy_loss": "constraints.loss",
+    "preset": "constraints.rosetta",
+    "presets": "constraints.rosetta",
 }
 
 #: Modules that are public by their own name, and where they are.
@@ -58,7 +61,10 @@ __all__ = [
     "interval",
     "method",
     "methods",
+    "penalty",
     "policy_loss",
+    "preset",
+    "presets",
 ]
 
 if TYPE_CHECKING:
@@ -77,6 +83,9 @@ if TYPE_CHECKING:
     from trustclip.constraints.registry import as_method as as_method
     from trustclip.constraints.registry import interval as interval
     from trustclip.constraints.registry import method as method
+    from trustclip.constraints.registry import penalty as penalty
+    from trustclip.constraints.rosetta import preset as preset
+    from trustclip.constraints.rosetta import presets as presets
 
 
 def __getattr__(name: str) -> Any:

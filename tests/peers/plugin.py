@@ -3,10 +3,12 @@
 ``-p peers.plugin``, with ``PEERS=plain`` to run the tests on the projects' own classes. TRL's
 ``GRPOTrainer`` and ``GRPOConfig`` are replaced, with the method that a config's own clip settings
 describe, and Stable-Baselines3's ``PPO``. The data sets that TRL's tests load are made in memory.
-Tests that need a model which `peers.models` does not make, or that state token ids of a real
-vocabulary, are deselected in both runs, and listed at the end with the reason.
+Token ids of a real vocabulary, which some tests state, are translated to those of the tiny models.
+Tests that need a model which `peers.models` does not make are deselected in both runs, and listed
+at the end.
 """
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -16,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import datasets
+import torch
 
-from peers.models import MODELS, OWNER, REWARDS, VOCABULARY
+from peers.models import OWNER, REAL_TOKENS, made, tokenizer_with
 
 #: Few rows: most of the tests train for three epochs.
 ZEN = [
@@ -45,11 +48,36 @@ def zen(configuration: str) -> Any:
     return datasets.Dataset.from_list(rows)
 
 
+def zen_image(several: bool) -> Any:
+    """Prompts with one image each, or with none to two that the messages place themselves."""
+    from PIL import Image
+
+    rows = []
+    for index, line in enumerate(ZEN):
+        images = [Image.new("RGB", (40, 32), (40 * index, 80, 40 * i)) for i in range(index % 3)]
+        if several:
+            content = [{"type": "image", "text": None} for _ in images]
+            content.append({"type": "text", "text": line})
+            rows.append({"prompt": [{"role": "user", "content": content}], "images": images})
+        else:
+            image = Image.new("RGB", (40, 32), (40 * index, 80, 0))
+            rows.append({"prompt": [{"role": "user", "content": line}], "image": image})
+    return datasets.Dataset.from_list(rows)
+
+
+SETS = {
+    f"{OWNER}/zen": zen,
+    f"{OWNER}/zen-image": lambda name: zen_image(several=False),
+    f"{OWNER}/zen-multi-image": lambda name: zen_image(several=True),
+}
+
+
 def load_dataset(path: str, name: str = "", *args: Any, split: str = "", **options: Any) -> Any:
     """`datasets.load_dataset`, but for TRL's own small sets."""
-    if path != "trl-internal-testing/zen":
+    if path not in SETS:
         return _load_dataset(path, name, *args, split=split, **options)
-    whole: dict[Any, Any] = {"train": zen(name), "test": zen(name).select(range(2))}
+    rows = SETS[path](name)
+    whole: dict[Any, Any] = {"train": rows, "test": rows.select(range(2))}
     if options.get("streaming"):
         whole = {key: rows.to_iterable_dataset() for key, rows in whole.items()}
         return whole[split] if split else datasets.IterableDatasetDict(whole)
@@ -60,14 +88,50 @@ _load_dataset = datasets.load_dataset
 datasets.load_dataset = load_dataset
 
 
+class Torch:
+    """Stands for ``torch`` in a test module; `tensor` translates completions in Qwen's ids."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def tensor(data: Any, *args: Any, **options: Any) -> torch.Tensor:
+        """`torch.tensor` of the same text in the tiny models' token ids."""
+        if _is_qwen(data):
+            data = [[_ours(number) for number in row] for row in data]
+        return torch.tensor(data, *args, **options)
+
+
+def _is_qwen(data: Any) -> bool:
+    """Whether a value is a list of lists of ids, with some of Qwen's special tokens."""
+    if not (isinstance(data, list) and data and all(isinstance(row, list) for row in data)):
+        return False
+    flat = [number for row in data for number in row]
+    return all(type(number) is int for number in flat) and max(flat, default=0) > 100_000
+
+
+@functools.cache
+def _ours(number: int) -> int:
+    text = REAL_TOKENS.get(number)
+    if text is None:
+        return number
+    ids = _tokenizer().encode(text)
+    assert len(ids) == 1, (number, text, ids)
+    return ids[0]
+
+
+@functools.cache
+def _tokenizer() -> Any:
+    return tokenizer_with("qwen3")
+
+
 def missing(source: str) -> str:
-    """What a test needs that is not here: a model, a data set or a vocabulary; "" for nothing."""
-    own = {*MODELS, *REWARDS, "zen"}
+    """The model that a test needs and that is not made here; "" for none."""
+    own = {*made(), *(path.split("/")[1] for path in SETS)}
     for name in re.findall(rf"{OWNER}/([\w.-]+)(?![\w.{{-])", source):
         if name not in own:
             return name
-    ids = [int(number) for number in re.findall(r"\b\d{6}\b", source)]
-    return f"token id {max(ids)}" if ids and max(ids) >= VOCABULARY else ""
+    return ""
 
 
 _left_out: list[tuple[str, str]] = []
@@ -77,6 +141,8 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Deselect what cannot be run offline, before anything is loaded."""
     out = []
     for item in items:
+        if vars(item.module).get("torch") is torch:
+            item.module.torch = Torch()
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         reason = missing(_body(item.function) + " ".join(map(str, parameters.values())))
         if reason:

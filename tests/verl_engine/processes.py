@@ -22,7 +22,7 @@ ENVIRONMENT = {
 
 def environment(*folders: Path, **more: str) -> dict[str, str]:
     """This process's environment, with the shim for every process of verl."""
-    paths = [str(HERE), *map(str, folders)]
+    paths = [str(HERE), *map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths), **more}
 
 

@@ -16,20 +16,26 @@ import trustclip as tc
 pytest.importorskip("verl.trainer", reason="verl is not installed here: make verl-setup")
 
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from trustclip.constraints import diagnostics
 from trustclip.engines.verl import TrustclipLossConfig
+from trustclip.engines.verl.config import load
 from trustclip.engines.verl.limits import LOSS_MODES, TARGET
 
 trained = pytest.mark.parametrize("method", engine_cases.TRAINED, ids=method_cases.label)
 every_mode = pytest.mark.parametrize("loss_type", engine_cases.VERL_MODES)
 
 
-def settings_of(method: tc.Method) -> TrustclipLossConfig:
-    arguments = {key: value for key, value in method.to_dict().items() if key != "name"}
-    return TrustclipLossConfig(method=method.name, method_args=arguments)
+#: verl's correction whose weights are old / sampler probability of each token.
+CARRIED = {"rollout_is": "token", "rollout_is_threshold": math.inf}
+
+
+def settings_of(method: tc.Method, **correction: Any) -> TrustclipLossConfig:
+    given = CARRIED if "logp_rollout" in method.requires else {}
+    return TrustclipLossConfig(method=method.to_dict(), rollout_correction={**given, **correction})
 
 
 def actor(policy_loss: PolicyLossConfig, **global_batch: Any) -> FSDPActorConfig:
@@ -52,6 +58,8 @@ def called(
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """(loss, its gradient in the log-probabilities, metrics), through the registry."""
     logp = batch.logp.detach().clone().requires_grad_()
+    if batch.logp_rollout is not None:
+        is_weights = corrected(batch, CARRIED)[0]
     loss, metrics = get_policy_loss_fn(config.policy_loss.loss_mode)(
         old_log_prob=batch.logp_old,
         log_prob=logp,
@@ -63,6 +71,15 @@ def called(
     )
     (gradient,) = torch.autograd.grad(loss, logp)
     return loss.detach(), gradient, metrics
+
+
+def corrected(batch: tc.TokenBatch, settings: Any) -> tuple[Tensor, Tensor]:
+    """(weights, mask) that verl's trainers make of a batch, with verl's own function."""
+    assert batch.logp_rollout is not None
+    weights, mask, _ = compute_rollout_correction_and_rejection_mask(
+        batch.logp_old, batch.logp_rollout, batch.mask, **settings
+    )
+    return weights.batch["rollout_is_weights"], mask
 
 
 # Loss and gradient -----------------------------------------------------------------------------
@@ -106,6 +123,8 @@ def tokens(batch: tc.TokenBatch) -> int:
 
 @trained
 def test_a_weight_of_verl_weighs_its_token_alone(method: tc.Method) -> None:
+    if "logp_rollout" in method.requires:
+        return  # its weights carry that field
     batch = engine_cases.batch_for(method)
     is_weights = torch.linspace(0.2, 2.0, batch.logp.numel()).view_as(batch.logp)
     is_weights = torch.where(batch.mask, is_weights, torch.nan)
@@ -254,7 +273,7 @@ def test_the_configuration_names_the_method() -> None:
         ({"method": "full_kl"}, "trustclip.engines.trl"),
         ({"method": "clip_cov"}, "trustclip.engines.trl"),
         ({"method": "trpo"}, "statistics over all ranks"),
-        ({"method": "tis"}, "rollout_correction.rollout_is"),
+        ({"method": "tis"}, "set algorithm.rollout_correction.rollout_is=token"),
         ({"method_args": {"delta": {"controller": "target_gate", "share": 0.1}}}, "adapts"),
     ],
     ids=str,
@@ -276,9 +295,120 @@ def test_a_refused_name_without_our_configuration_ends_at_the_first_call() -> No
         called(batch, actor(PolicyLossConfig(loss_mode="trustclip_full_kl")))
 
 
-@pytest.mark.parametrize("name", sorted({m.name for m in engine_cases.TRAINED} - {"truly_ppo"}))
+@pytest.mark.parametrize(
+    "name",
+    sorted({m.name for m in engine_cases.TRAINED} - {"truly_ppo", "tis", "icepop"}),
+)
 def test_a_name_alone_is_the_method_with_its_defaults(name: str) -> None:
     method = tc.method(name)
     batch = engine_cases.batch_for(method)
     _, gradient, _ = called(batch, actor(PolicyLossConfig(loss_mode=f"trustclip_{name}")))
     torch.testing.assert_close(gradient, called(batch, actor(settings_of(method)))[1])
+
+
+# The sampler's log-probabilities ---------------------------------------------------------------
+
+ROLLOUT = [
+    tc.method("tis"),
+    tc.method("icepop", inner="clip"),
+    tc.method("opsm", anchor="rollout", delta=0.01),
+    tc.method("trm", anchor="rollout"),
+    tc.method("dppo", anchor="rollout"),
+    tc.method("vespo", anchor="rollout"),
+]
+of_rollout = pytest.mark.parametrize("method", ROLLOUT, ids=method_cases.label)
+
+
+@of_rollout
+@pytest.mark.parametrize(
+    "correction",
+    [
+        {},
+        {"rollout_is": "token", "rollout_is_threshold": 2.0},
+        {"rollout_is": "token", "rollout_is_threshold": "0.5_inf"},
+        {"rollout_is": "sequence", "rollout_is_threshold": math.inf},
+        {**CARRIED, "rollout_is_batch_normalize": True},
+    ],
+    ids=str,
+)
+def test_weights_that_lose_the_ratio_are_refused(method: tc.Method, correction: Any) -> None:
+    with pytest.raises(ValueError, match=r"set algorithm\.rollout_correction\.rollout_is=token"):
+        TrustclipLossConfig(method=method, rollout_correction=correction)
+
+
+def test_weights_that_do_not_come_are_an_error() -> None:
+    batch = dataclasses.replace(engine_cases.batch_for(ROLLOUT[0]), logp_rollout=None)
+    with pytest.raises(ValueError, match="calculate_log_probs=True"):
+        called(batch, actor(settings_of(ROLLOUT[0])))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"rollout_is": "token", "rollout_is_threshold": 1.3}, ("tis", {"ceiling": 1.3})),
+        (
+            {"rollout_is": "token", "rollout_is_threshold": "0.7_1.4"},
+            ("icepop", {"floor": 0.7, "ceiling": 1.4}),
+        ),
+        (
+            {"rollout_is": "sequence", "rollout_is_threshold": 1.5},
+            ("tis", {"ceiling": 1.5, "level": "sequence"}),
+        ),
+    ],
+    ids=["tis", "icepop", "tis-sequence"],
+)
+def test_our_correction_is_verls_own(theirs: Any, ours: Any) -> None:
+    """The inner method with verl's weights, and the method that corrects, on one batch."""
+    name, arguments = ours
+    method = tc.method(name, inner="clip", **arguments)
+    batch = engine_cases.batch_for(method)
+    weights, _ = corrected(batch, theirs)
+    bare = dataclasses.replace(batch, logp_rollout=None)
+    want = called(bare, actor(settings_of(tc.method("clip"))), "token-sum", weights)[1]
+    assert (weights[batch.mask] != 1).any() and want.any()
+    got = called(batch, actor(settings_of(method)), "token-sum")[1]
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=1e-6)
+
+
+@of_rollout
+def test_verls_rejection_masks_tokens_of_the_method(method: tc.Method) -> None:
+    """`rollout_rs` composes: what it rejects is masked, and nothing is weighed twice."""
+    batch = engine_cases.batch_for(method)
+    rejecting = {**CARRIED, "rollout_rs": "token_k3", "rollout_rs_threshold": 0.2}
+    _, mask = corrected(batch, rejecting)
+    assert 0 < mask.sum() < batch.mask.sum()
+    left = dataclasses.replace(batch, mask=mask.bool())
+    config = actor(settings_of(method, rollout_rs="token_k3", rollout_rs_threshold=0.2))
+    _, gradient, _ = called(left, config, "token-sum")
+    torch.testing.assert_close(gradient, -tc.coefficient(method, left), rtol=2e-5, atol=1e-6)
+    assert not gradient[batch.mask & ~mask.bool()].any()
+
+
+def test_in_bypass_mode_the_old_policy_is_the_sampler() -> None:
+    bypass = {"bypass_mode": True}
+    for name in ("tis", "icepop"):
+        with pytest.raises(ValueError, match=f"'{name}' would do nothing; name its inner method"):
+            TrustclipLossConfig(method=name, rollout_correction=bypass)
+    method = tc.method("dppo", anchor="rollout")
+    batch = dataclasses.replace(engine_cases.batch_for(method), logp_rollout=None)
+    config = actor(TrustclipLossConfig(method=method, rollout_correction=bypass))
+    want = tc.coefficient(tc.method("dppo"), batch)
+    torch.testing.assert_close(called(batch, config, "token-sum")[1], -want)
+
+
+def test_hydra_hands_the_correction_on_to_the_loss() -> None:
+    overrides = [
+        "algorithm.rollout_correction.rollout_is=token",
+        "algorithm.rollout_correction.rollout_is_threshold=inf",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+        f"actor_rollout_ref.actor.policy_loss._target_={TARGET}",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=trustclip",
+        "+actor_rollout_ref.actor.policy_loss.method=icepop",
+    ]
+    forwarded = (
+        "+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}"
+    )
+    with pytest.raises(Exception, match="rollout_is=token"):
+        omega_conf_to_dataclass(load(overrides)["actor_rollout_ref"]["actor"])
+    config = omega_conf_to_dataclass(load([*overrides, forwarded])["actor_rollout_ref"]["actor"])
+    assert config.policy_loss.constraint() == tc.method("icepop")

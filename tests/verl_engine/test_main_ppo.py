@@ -138,6 +138,24 @@ def test_main_ppo_trains_with_a_method_of_ours(tmp_path: Path) -> None:
     assert len({step["critic/rewards/mean"] for step in steps}) > 1
 
 
+def test_the_sampler_reaches_a_method_that_corrects_for_it(tmp_path: Path) -> None:
+    """verl samples with the weights it trains: their ratio is 1 to rounding."""
+    correction = "algorithm.rollout_correction"
+    code, printed = main_ppo(
+        tmp_path,
+        *(f"{correction}.rollout_is=token", f"{correction}.rollout_is_threshold=inf"),
+        f"+{LOSS}.rollout_correction=${{{correction}}}",
+        *(f"{LOSS}.method=icepop", f"~{LOSS}.method_args"),
+        "trainer.total_training_steps=2",
+    )
+    assert code == 0, printed[-5000:]
+    steps = steps_of(printed)
+    assert len(steps) == 2
+    for step in steps:
+        assert step["rollout_corr/rollout_is_max"] == pytest.approx(1, abs=1e-3)
+        assert math.isfinite(step["actor/grad_norm"]) and step["actor/grad_norm"] > 0
+
+
 def test_a_misspelt_key_ends_before_ray_starts(tmp_path: Path) -> None:
     code, printed = main_ppo(tmp_path, f"+{LOSS}.metod=atr")
     assert code != 0

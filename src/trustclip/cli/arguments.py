@@ -69,10 +69,7 @@ def parse(
         if preset not in (presets or {}):
             raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
         options["default"] = (presets or {})[preset]
-    hidden = tyro.conf.configure(tyro.conf.OmitArgPrefixes)
-    return tyro.cli(
-        hidden(cls), args=rest, prog=f"trustclip {command}", registry=_REGISTRY, **options
-    )
+    return tyro.cli(cls, args=rest, prog=f"trustclip {command}", registry=_REGISTRY, **options)
 
 
 def settings(cls: type[T], argv: Sequence[str], command: str) -> T:

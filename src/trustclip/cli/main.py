@@ -26,6 +26,7 @@ COMMANDS = {
     "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
     "report": ("evidence", "a page, tables and figures from run directories and logs"),
+    "tokens": ("tokens", "which tokens a constraint cut, completion by completion"),
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "grade": ("evidence", "re-grade stored completions"),
@@ -196,6 +197,8 @@ def _be_quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category)
+    # What trustclip itself is about to remove, a user of the commands has to change.
+    warnings.filterwarnings("once", "`method_args` is deprecated", DeprecationWarning)
     # A user needs the text of a warning, not the source line that it comes from.
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 

@@ -4,7 +4,7 @@ import functools
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, InstanceOf
@@ -62,6 +62,41 @@ def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
     if "name" not in spec:
         raise ValueError(f"a method needs a `name`, got {dict(spec)!r}.")
     return method(**spec)
+
+
+@dataclass(frozen=True, init=False)
+class Penalty:
+    """What ``method + penalty`` adds: see `penalty`."""
+
+    hyperparameters: tuple[tuple[str, Any], ...]
+
+    def __init__(self, **hyperparameters: Any) -> None:
+        method("penalty", **hyperparameters)  # a mistake is one here, not where it is added
+        object.__setattr__(self, "hyperparameters", tuple(hyperparameters.items()))
+
+    def __radd__(self, inner: Method) -> Method:
+        if not isinstance(inner, Method):
+            return NotImplemented
+        return method("penalty", inner=inner, **dict(self.hyperparameters))
+
+
+def penalty(divergence: str = "k2", beta: Any = 1e-3, **more: Any) -> Penalty:
+    """A price on the divergence of each token, to be added to a method: ``method + penalty``.
+
+    Args:
+      divergence: ``"k2"``, ``"k3"``, ``"k3_reverse"`` or ``"abs"``.
+      beta: price of a nat, or a controller for it.
+      **more: ``anchor``, ``level`` and ``on`` of the method ``penalty``.
+
+    Raises:
+      ValueError: a value that the method ``penalty`` does not take.
+
+    Example:
+      >>> both = method("clip") + penalty("k3", 0.1, anchor="rollout")
+      >>> both == method("penalty", inner="clip", divergence="k3", beta=0.1, anchor="rollout")
+      True
+    """
+    return Penalty(divergence=divergence, beta=beta, **more)
 
 
 #: A field that holds a method: a setting takes its name, a mapping or an object, and stores the

@@ -46,6 +46,11 @@ def clip_twins(log_bounds: LogBounds, ceiling: float | None = None) -> Twins:
 def sequence_clip_twins(log_bounds: LogBounds) -> Twins:
     """Twins of the same at sequence level (GSPO), for advantages that a sequence's tokens share.
 
+    In TRL three further settings act on the ratio or the loss of the whole sequence and differ from
+    the TRL engine here, which has a gradient per token: a KL penalty with
+    ``use_bias_correction_kl``, ``top_entropy_quantile`` and token-level vLLM weights (table in
+    ``docs/fast-paths.md``).
+
     Args:
       log_bounds: bounds of the sequence's mean log-ratio, floats, nats.
     """

@@ -42,12 +42,12 @@ _STATE = "trainer_state.json"
 class Journal(Protocol):
     """Append-only files of a run, cut back when it continues from a checkpoint."""
 
-    def cursor(self) -> dict[str, int]:
-        """Size of every file in bytes, after its content has been written to the disk."""
+    def cursor(self) -> dict[str, Any]:
+        """Extent of every file, in plain values, after its content has been written to the disk."""
         ...
 
-    def rewind(self, cursor: dict[str, int]) -> None:
-        """Truncate the files to these sizes; files not listed are younger than the checkpoint."""
+    def rewind(self, cursor: dict[str, Any]) -> None:
+        """Cut the files back to these extents; files not listed are younger than the checkpoint."""
         ...
 
 
@@ -157,7 +157,7 @@ class Durable(Trainer):
         self._store.origin(self._cursor)
         return newest
 
-    def _cursor(self) -> dict[str, int]:
+    def _cursor(self) -> dict[str, Any]:
         return {} if self.journal is None else self.journal.cursor()
 
     def _rewind(self, newest: Path | None) -> None:

@@ -1,6 +1,13 @@
-"""Which methods can be trained by an engine that passes its loss only a few tensors."""
+"""What each engine supplies to a method, and so which methods it trains: one answer for all.
 
-from collections.abc import Collection, Mapping
+Engines, ``trustclip doctor``, ``--dry-run``, recipes, suites and the table of methods ask
+`refusal`, before anything is loaded. What an engine gives may depend on its settings; TRL's and
+verl's modules then narrow their entry of `ENGINES` (`Supply.without`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import SUPPLIERS
@@ -9,55 +16,104 @@ _TRL = "train it with trustclip.engines.trl"
 _LOOP = "call trustclip.policy_loss from your own training loop"
 
 #: What to do instead, by missing field; your own loop can supply everything.
-_INSTEAD = {name: _TRL for name in ("keys", "entropy", "kl_old_new", "kl_new_old")}
+_INSTEAD = {name: _TRL for name in ("keys", "entropy", "kl_old_new", "kl_new_old", "logp_rollout")}
 
 
-def refusal(
-    method: Method,
-    engine: str,
-    supplied: Collection[str] = (),
-    instead: Mapping[str, str] | None = None,
-    whole_loop: bool = False,
-) -> str | None:
+@dataclass(frozen=True)
+class Supply:
+    """What an engine passes to a method.
+
+    Args:
+      engine: its name in sentences.
+      fields: optional fields of `TokenBatch` that it has.
+      missing: why these settings supply a field no longer, and which would, by field.
+      whole_loop: whether it is a trainer, with statistics over all ranks and an end of an update,
+        and not only a caller of a loss.
+      kl_gradient: whether the exact KL divergences come with their gradient.
+      old_is_sampler: whether the old policy is the one that sampled: there is no other.
+    """
+
+    engine: str
+    fields: frozenset[str] = frozenset()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    whole_loop: bool = False
+    kl_gradient: bool = False
+    old_is_sampler: bool = False
+
+    def without(self, name: str, why: str) -> Self:
+        """The same without a field; ``why`` ends the sentence *"it needs `name`, and ..."*."""
+        return replace(self, fields=self.fields - {name}, missing={**self.missing, name: why})
+
+
+#: Every engine, with the most that it supplies under any settings.
+ENGINES: dict[str, Supply] = {
+    one.engine: one
+    for one in (
+        Supply(
+            "TRL",
+            frozenset(
+                {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"}
+                | {"logp_rollout"}
+            ),
+            whole_loop=True,
+        ),
+        Supply("verl", frozenset({"logp_rollout"})),
+        Supply("SkyRL", frozenset({"logp_rollout"})),
+        Supply("NeMo-RL", frozenset({"logp_rollout"})),
+        Supply("prime-rl", frozenset({"logp_rollout"}), old_is_sampler=True),
+        Supply("Tinker", frozenset({"logp_rollout"}), old_is_sampler=True),
+        Supply(
+            "Stable-Baselines3",
+            frozenset({"entropy", "keys", "kl_old_new", "kl_new_old", "logp_rollout"}),
+            whole_loop=True,
+            kl_gradient=True,
+        ),
+        Supply("your loop", frozenset(SUPPLIERS), whole_loop=True, kl_gradient=True),
+    )
+}
+
+
+def refusal(method: Method, supply: Supply) -> str | None:
     """The reason why an engine cannot train a method, and what to use instead; None if it can.
 
     Args:
       method: the method.
-      engine: its name in the sentence.
-      supplied: optional fields of `TokenBatch` that the engine has.
-      instead: what to do about a missing field, where the engine has a remedy of its own.
-      whole_loop: whether it is a trainer, with statistics over all ranks and an end of an update,
-        and not only a caller of a loss.
+      supply: what the engine supplies, as it is configured.
 
     Example:
       >>> import trustclip as tc
-      >>> refusal(tc.method("atr"), "verl") is None
+      >>> refusal(tc.method("atr"), ENGINES["verl"]) is None
       True
-      >>> print(refusal(tc.method("full_kl"), "verl"))
+      >>> print(refusal(tc.method("full_kl"), ENGINES["verl"]))
       'full_kl' cannot be trained in verl: it needs `kl_old_new`, which comes from the loss head \
 from the old policy's hidden states (exact KL(old || new)), and verl passes none to a policy \
 loss; train it with trustclip.engines.trl.
     """
+    engine = supply.engine
     start = f"{method.name!r} cannot be trained in {engine}: it"
     for name in method.requires:
-        if name not in supplied:
-            cure = {**_INSTEAD, **(instead or {})}.get(name, _LOOP)
-            return (
-                f"{start} needs `{name}`, which comes from {SUPPLIERS[name]}, and {engine} passes "
-                f"none to a policy loss; {cure}."
+        if name not in supply.fields:
+            why = supply.missing.get(
+                name, f"{engine} passes none to a policy loss; {_INSTEAD.get(name, _LOOP)}"
             )
-    if method.statistics_over is not None and not whole_loop:
+            return f"{start} needs `{name}`, which comes from {SUPPLIERS[name]}, and {why}."
+    if supply.old_is_sampler and (weight := _between_old_and_sampler(method)):
+        return (
+            f"{start} compares the old policy with the one that sampled, and in {engine} they are "
+            f"the same: {weight.name!r} would do nothing; name its inner method instead."
+        )
+    if method.statistics_over is not None and not supply.whole_loop:
         return (
             f"{start} measures statistics over all ranks (per "
             f"{method.statistics_over.replace('_', '-')}), and {engine} passes one "
             f"micro-batch of one rank to a policy loss; {_TRL}."
         )
-    if Trait.ADAPTS in method.traits and not whole_loop:
+    if Trait.ADAPTS in method.traits and not supply.whole_loop:
         return (
             f"{start} has a threshold that adapts, and {engine} passes a policy loss neither "
             f"the metrics of all ranks nor the end of an update; {_TRL}."
         )
-    if Trait.NEEDS_KL_GRADIENT in method.traits:
+    if Trait.NEEDS_KL_GRADIENT in method.traits and not supply.kl_gradient:
         return (
             f"{start} needs the gradient of the full KL, and {engine} passes only that of the "
             f"sampled token; {_LOOP}."
@@ -65,13 +121,41 @@ loss; train it with trustclip.engines.trl.
     return None
 
 
-def check(method: Method, engine: str, supplied: Collection[str] = ()) -> Method:
-    """Return the method if the engine can train it; raise a ValueError otherwise.
+def check(method: Method, engine: str) -> Method:
+    """Return the method if the engine of that name can train it.
 
     Raises:
-      ValueError: the engine cannot train it.
+      ValueError: it cannot; see `refusal`.
     """
-    problem = refusal(method, engine, supplied)
+    problem = refusal(method, ENGINES[engine])
     if problem:
         raise ValueError(problem)
     return method
+
+
+def trains_in(method: Method) -> list[str]:
+    """Names of the engines that train a method with some settings: the column of the table.
+
+    Example:
+      >>> import trustclip as tc
+      >>> trains_in(tc.method("tis")), trains_in(tc.method("full_kl"))
+      (['TRL', 'verl', 'your loop'], ['TRL', 'your loop'])
+    """
+    return [name for name in ("TRL", "verl", "your loop") if refusal(method, ENGINES[name]) is None]
+
+
+def _between_old_and_sampler(method: Method) -> Method | None:
+    """The part of a method that weighs tokens by the ratio of old policy and sampler, if any."""
+    return next((one for one in _parts(method) if _weighs(one)), None)
+
+
+def _weighs(method: Method) -> bool:
+    """Whether it does nothing where old policy and sampler are one; IcePop on the new one does."""
+    on_new = getattr(method, "policy", "old") == "new"
+    return "logp_rollout" in getattr(method, "also_requires", ()) and not on_new
+
+
+def _parts(method: Method) -> Iterator[Method]:
+    yield method
+    for part in getattr(method, "parts", ()):
+        yield from _parts(part)

@@ -36,7 +36,7 @@ class TrustclipLoss:
         )
 
         self.loss_type, self.input_type = LossType.TOKEN_LEVEL, LossInputType.LOGPROB
-        self.method = check(named(method, **method_args), "NeMo-RL", supplied={"logp_rollout"})
+        self.method = check(named(method, **method_args), "NeMo-RL")
 
     def __call__(
         self,

@@ -44,6 +44,7 @@ def loss(inputs: Any, method: str = "atr", method_args: Mapping[str, Any] | None
         inputs.inference_logprobs[None],
         inputs.advantages[None],
         inputs.loss_mask[None],
+        logp_rollout=inputs.inference_logprobs[None],
     )
     per_token, surrogate = per_token_loss(chosen, batch)
     if inputs.loss_weights is not None:

@@ -24,6 +24,7 @@ from trustclip.constraints import diagnostics, divergences
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.registry import as_method
+from trustclip.engines.limits import check
 from trustclip.methods.clip import Clip
 
 
@@ -89,11 +90,7 @@ class ConstrainedPPO(PPO):
         method = self.method
         if not isinstance(method, Method):
             return
-        missing = {"top_k_kl", "top_k_tv", "groups"}.intersection(method.requires)
-        if missing:
-            raise ValueError(
-                f"{method.name!r} needs `{missing.pop()}`, which control does not have."
-            )
+        check(method, "Stable-Baselines3")
         if isinstance(self.action_space, spaces.Box) and _by_probability(method):
             raise ValueError(
                 f"{method.name!r} reads probabilities of tokens, and a continuous action has a "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints.base import Method
+from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.loss import coefficient
 from trustclip.constraints.registry import method as named
@@ -41,7 +41,7 @@ def register(method: str = "atr", policy_loss_type: str = "trustclip", **method_
     from skyrl.backends.skyrl_train.utils import off_policy_correction_utils as correction
     from skyrl.backends.skyrl_train.utils import ppo_utils
 
-    chosen = check(named(method, **method_args), "SkyRL", supplied={"logp_rollout"})
+    chosen = check(named(method, **method_args), "SkyRL")
     _check_proportional(chosen)
 
     def policy_loss(
@@ -52,6 +52,7 @@ def register(method: str = "atr", policy_loss_type: str = "trustclip", **method_
         loss_mask: Tensor | None = None,
         rollout_logprobs: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
+        _check_once(chosen, config.off_policy_correction)
         mask = torch.ones_like(log_probs) if loss_mask is None else loss_mask
         batch = TokenBatch(
             log_probs, old_log_probs, advantages, mask.bool(), logp_rollout=rollout_logprobs
@@ -65,6 +66,16 @@ def register(method: str = "atr", policy_loss_type: str = "trustclip", **method_
         return loss, {"clip_ratio": logged["trustclip/gated"], **logged, **seen}
 
     ppo_utils.PolicyLossRegistry.register(policy_loss_type, policy_loss)
+
+
+def _check_once(method: Method, theirs: Any) -> None:
+    """Raise a ValueError where both SkyRL and the method weigh tokens for the sampler."""
+    if Trait.CORRECTS_SAMPLER in method.traits and theirs.tis_ratio_type is not None:
+        raise ValueError(
+            f"{method.name!r} corrects for the sampler, and so does SkyRL: set "
+            "trainer.algorithm.off_policy_correction.tis_ratio_type to null, or the correction is "
+            "made twice."
+        )
 
 
 def _check_proportional(method: Method) -> None:

@@ -25,9 +25,9 @@ CustomLoss = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str,
 def custom_loss(method: str = "atr", **method_args: Any) -> CustomLoss:
     """Loss over a list of data, summed over tokens as in Tinker's own losses.
 
-    Each datum's ``loss_fn_inputs`` must have ``logprobs`` (of the policy that sampled) and
-    ``advantages``; ``mask`` is read where it is there, and all tokens count where it is not. Only
-    the gradient in each log-probability goes to the server.
+    Each datum's ``loss_fn_inputs`` must have ``logprobs`` (of the policy that sampled, which is
+    the old one here) and ``advantages``; ``mask`` is read where it is there, and all tokens count
+    where it is not. Only the gradient in each log-probability goes to the server.
 
     Args:
       method: name of the constraint.
@@ -49,7 +49,8 @@ def custom_loss(method: str = "atr", **method_args: Any) -> CustomLoss:
         if all("mask" in datum.loss_fn_inputs for datum in data):
             present = present & padded("mask").bool()
         logp = pad_sequence(list(logprobs), True)
-        batch = TokenBatch(logp, padded("logprobs"), padded("advantages"), present)
+        old = padded("logprobs")
+        batch = TokenBatch(logp, old, padded("advantages"), present, logp_rollout=old)
         per_token, surrogate = per_token_loss(chosen, batch)
         return per_token.sum(), as_floats(means(batch, surrogate))
 

@@ -81,7 +81,9 @@ class DPPO(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | (Trait.CORRECTS_SAMPLER if self.anchor == "rollout" else Trait(0))
+        if self.anchor == "old":
+            return Trait.CUTS
+        return Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
 
     @property
     def requires(self) -> tuple[str, ...]:

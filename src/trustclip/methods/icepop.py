@@ -16,6 +16,7 @@ from trustclip.constraints.twins import Twins, corrected_twins
 from trustclip.methods.atr import ATR
 
 Spread = Literal["token", "sequence", "geometric"]
+Policy = Literal["old", "new"]
 
 
 @definition
@@ -32,10 +33,19 @@ class IcePop(Weighted):
     is the masked importance sampling that TRL does by default. Turn the trainer's own correction
     off, or it is made twice.
 
+    *The policy compared.* With ``policy="old"`` the range is one for two engines that hold the same
+    weights, whatever the update does. With ``policy="new"``, the form of INTELLECT-3 and prime-rl,
+    it is $\pi_\theta(y_t)/\pi_{rollout}(y_t)$ that has to be in range: what the engines disagree on
+    and what the update has moved, together, so that the mask is a trust region of its own. The
+    weight is $\rho_t$ in both, and its product with the ratio $\pi_\theta/\pi_{rollout}$:
+    ``icepop(inner="importance_sampling", policy="new", floor=0.2)`` is the loss of prime-rl.
+
     Args:
       inner: the method to correct: its name, or a mapping with ``name`` and hyper-parameters.
-      floor: $\alpha$, least ratio kept, at most 1; None for no lower bound.
-      ceiling: $\beta$, largest ratio kept, above 1.
+      floor: $\alpha$, least ratio kept, at most 1; None for no lower bound. 0.5 in the source and
+        in INTELLECT-3, 0.2 in prime-rl.
+      ceiling: $\beta$, largest ratio kept, above 1. 5 in all three.
+      policy: whose ratio to the sampler has to be in range: ``"old"`` (the source) or ``"new"``.
       level: ``"token"`` (the source); ``"sequence"``, by the product of the sequence's ratios;
         ``"geometric"``, by their geometric mean, which does not grow with length (verl's bounds
         for it are 0.999 and 1.001).
@@ -59,6 +69,7 @@ class IcePop(Weighted):
     floor: UpToOne | None = 0.5
     ceiling: AboveOne = 5.0
     level: Spread = "token"
+    policy: Policy = "old"
 
     @property
     def traits(self) -> Trait:
@@ -67,7 +78,7 @@ class IcePop(Weighted):
 
     @property
     def twins(self) -> Twins:
-        if self.level == "geometric":
+        if self.level == "geometric" or self.policy == "new":
             return {}
         own = Trait.CLIPS_TOKENS in self.inner.traits  # each token its own gradient
         inner = self.inner.twins
@@ -76,9 +87,15 @@ class IcePop(Weighted):
         )
 
     def weight(self, batch: TokenBatch) -> Tensor:
+        rho = self._measured(batch, batch.rollout_log_ratio)  # [batch, time]
+        compared = rho
+        if self.policy == "new":
+            compared = self._measured(batch, batch.against("rollout").log_ratio.detach())
+        low = -math.inf if self.floor is None else math.log(self.floor)
+        disagree = (compared < low) | (compared > math.log(self.ceiling))
+        return torch.where(disagree, 0.0, safe_exp(rho))
+
+    def _measured(self, batch: TokenBatch, log_ratio: Tensor) -> Tensor:
         over: levels.Level = "token" if self.level == "token" else "sequence"
         reduction: levels.Reduction = "mean" if self.level == "geometric" else "sum"
-        x = levels.reduced(over, reduction, batch.rollout_log_ratio, batch.mask)
-        low = -math.inf if self.floor is None else math.log(self.floor)
-        disagree = (x < low) | (x > math.log(self.ceiling))
-        return torch.where(disagree, 0.0, safe_exp(x))
+        return levels.reduced(over, reduction, log_ratio, batch.mask)

@@ -56,7 +56,8 @@ class OPSM(Weighted):
 
     @property
     def traits(self) -> Trait:
-        return super().traits | Trait.CUTS
+        acts = Trait.ACTS_ON_POLICY if self.anchor == "rollout" else Trait(0)
+        return super().traits | Trait.CUTS | acts
 
     @property
     def twins(self) -> Twins:

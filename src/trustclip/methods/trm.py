@@ -71,7 +71,8 @@ class TRM(Weighted):
 
     @property
     def traits(self) -> Trait:
-        return super().traits | Trait.CUTS
+        acts = Trait.ACTS_ON_POLICY if self.anchor == "rollout" else Trait(0)
+        return super().traits | Trait.CUTS | acts
 
     def weight(self, batch: TokenBatch) -> Tensor:
         if self.divergence == "kl_old_new":

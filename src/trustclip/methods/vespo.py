@@ -59,7 +59,9 @@ class VESPO(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CORRECTS_SAMPLER if self.anchor == "rollout" else Trait(0)
+        if self.anchor == "old":
+            return Trait(0)
+        return Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
 
     @property
     def requires(self) -> tuple[str, ...]:

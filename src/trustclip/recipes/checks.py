@@ -1,6 +1,8 @@
 """Checks beyond types: conflicting values, unknown names, packages that are not installed."""
 
+import contextlib
 import importlib.util
+import json
 from collections.abc import Iterator
 from functools import singledispatch
 from pathlib import Path
@@ -8,15 +10,20 @@ from typing import Any
 
 from trustclip.constraints.base import Trait
 from trustclip.constraints.names import nearest
+from trustclip.engines.sampler import Sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.recipes.settings import (
     ARITHMETIC,
     PRIMER,
+    TINY,
     DemoSettings,
     EvalStage,
     RLStage,
     SFTStage,
 )
+
+#: The architecture of the tiny models, which `trustclip.engines.trl.decoding` decodes.
+DECODED = "Qwen3ForCausalLM"
 
 Complaint = tuple[tuple[str, ...], str]
 
@@ -56,6 +63,7 @@ def _(settings: SFTStage) -> Iterator[Complaint]:
 @complaints.register
 def _(settings: RLStage) -> Iterator[Complaint]:
     found = [*_source(settings.dataset), *_schedule(settings), *_options(settings)]
+    found += _sampler(settings)
     if settings.trl:
         from trustclip.engines.trl import passthrough
 
@@ -90,6 +98,39 @@ def _options(settings: RLStage) -> Iterator[Complaint]:
             f"{settings.max_completion_length}."
         )
         yield ("overlong_cache",), text
+
+
+def _sampler(settings: RLStage) -> Iterator[Complaint]:
+    """Settings with which no copy of the policy can sample in its place."""
+    if settings.sampler.exact:
+        return
+    if settings.lora_r:
+        yield (
+            ("lora_r",),
+            f"`sampler` copies a model that is trained as a whole: set `lora_r` to 0, got "
+            f"{settings.lora_r}.",
+        )
+    if settings.top_p < 1:
+        yield (
+            ("top_p",),
+            f"`top_p` = {settings.top_p:g} does not go with `sampler`: set `sampler.top_p` alone.",
+        )
+
+
+def uncopied(sampler: Sampler, model: str) -> Iterator[str]:
+    """The complaint about a model of which no copy can sample, as far as its folder shows.
+
+    Args:
+      sampler: in what the copy differs.
+      model: folder, hub id, or "tiny".
+    """
+    config = Path(model) / "config.json"
+    if sampler.exact or model == TINY or not config.is_file():
+        return
+    with contextlib.suppress(ValueError, AttributeError):  # the loader reports a damaged file
+        kinds = json.loads(config.read_text(encoding="utf-8")).get("architectures")
+        if kinds != [DECODED]:
+            yield f"`sampler` copies {DECODED} only, and {model!r} is {kinds}: leave it out."
 
 
 def packages(settings: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from trustclip.constraints.checked import hint, rule
 from trustclip.constraints.names import nearest, unknown
 from trustclip.constraints.registry import with_arguments
-from trustclip.recipes.checks import complaints
+from trustclip.recipes.checks import complaints, uncopied
 from trustclip.recipes.settings import DemoSettings, Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.runs.jsonl import plain
 
@@ -234,6 +234,7 @@ def demo_recipe(settings: DemoSettings, output_dir: Path) -> Recipe:
         "output_dir": output_dir,
         "seed": settings.seed,
         "rl.method": settings.method,
+        "rl.sampler": plain(settings.sampler),
         "rl.max_steps": per_generation * settings.generations,
         "eval.limit": settings.test_problems,
         "eval.every": 0,
@@ -350,6 +351,9 @@ def check(cls: type, content: dict[str, Any]) -> tuple[Any, list[tuple[Where, st
     model = content.get("model")
     if isinstance(model, str) and content.get("backend") != "openai":
         errors += [(("model",), text) for _, text in complaints(model)]
+        stage = getattr(made, "rl", made)
+        if isinstance(stage, RLStage):
+            errors += [(("model",), text) for text in uncopied(stage.sampler, model)]
     return made, errors
 
 
@@ -380,7 +384,7 @@ def _explained(cls: type, item: ErrorDetails) -> str:
     where = ".".join(map(str, item["loc"]))
     if item["type"] == "unexpected_keyword_argument":
         *sections, _ = item["loc"]
-        owner = SECTIONS.get(str(sections[0]), cls) if sections else cls
+        owner = _section(cls, sections)
         allowed = [f.name for f in dataclasses.fields(owner)]  # type: ignore[arg-type]
         return unknown("key", where, [".".join([*map(str, sections), name]) for name in allowed])
     if item["type"] in ("missing", "missing_argument"):
@@ -388,6 +392,14 @@ def _explained(cls: type, item: ErrorDetails) -> str:
     if item["loc"] and item["loc"][-1] == "method":
         return rule(item["msg"])
     return f"`{where}` {rule(item['msg'])}, got {item['input']!r}{hint(item) or '.'}"
+
+
+def _section(cls: type, path: list[Any]) -> type:
+    """The settings class at a path of nested ones."""
+    for name in path:
+        kind = get_type_hints(cls)[str(name)]
+        cls = next(c for c in (*get_args(kind), kind) if hasattr(c, "__dataclass_fields__"))
+    return cls
 
 
 def _placed(

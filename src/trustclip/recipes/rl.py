@@ -178,8 +178,36 @@ def _trainer(
     )
     trainer.journal = run
     trainer.recorder = RunRecorder(run, reward, settings.reward_noise > 0)
+    trainer.token_sampler = token_sampler(trainer, settings, run)
     silence(trainer)
     return trainer
+
+
+def token_sampler(trainer: Any, settings: RLSettings, run: RunDirectory) -> Any:
+    """What records the tokens of a sample of completions; None where the settings want none.
+
+    Args:
+      trainer: a `ConstrainedGRPOTrainer`.
+      settings: of the training.
+      run: gets the tokens.
+    """
+    from trustclip.engines.trl.tokens import Pieces, Plan, TokenSampler
+
+    if not settings.tokens_every:
+        return None
+    args = trainer.args
+    plan = Plan(
+        settings.tokens_every,
+        settings.tokens_completions,
+        int(settings.tokens_megabytes * 2**20),
+        updates=settings.max_steps,
+        per_generation=args.schedule().updates_per_generation,
+        seed=settings.seed,
+    )
+    samples = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
+    prompts = samples // args.num_generations
+    text = Pieces(trainer.processing_class)
+    return TokenSampler(plan, args.num_generations, prompts, text, run.tokens)
 
 
 class NoisyReward:

@@ -23,6 +23,7 @@ from trustclip.constraints.checked import (
     Whole,
     checked,
 )
+from trustclip.engines.sampler import Sampler
 
 Style = Literal["solution", "boxed", "answer", "plain"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
@@ -175,6 +176,8 @@ class RLStage:
     """Sampling temperature."""
     top_p: UpToOne = 1.0
     """Nucleus-sampling mass; below 1, samples do not follow the policy used in the ratio."""
+    sampler: Sampler = Sampler()
+    """Sample from a rounded, quantised or older copy of the policy; tiny models only."""
     mask_truncated_completions: bool = False
     """Exclude completions that reached the length limit from the loss."""
     lora_r: Whole = 32
@@ -191,6 +194,12 @@ class RLStage:
     """Updates between checkpoints; 0 saves one only when the run is interrupted."""
     save_total_limit: Count | None = 2
     """Number of most recent checkpoints to keep."""
+    tokens_every: Whole = 10
+    """Of every so many updates, one has completions recorded token by token; 0 for none."""
+    tokens_completions: Count = 8
+    """Most completions recorded of one update, in files of the folder "tokens"."""
+    tokens_megabytes: Positive = 16.0
+    """Most space that recorded tokens may take over the whole run."""
     sink: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
     """Experiment tracker that gets the metrics in addition to metrics.jsonl."""
     trl: Passthrough = field(default_factory=dict)
@@ -295,6 +304,8 @@ class DemoSettings:
     `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
     seed: Seed = 0
     """Random seed of the whole run."""
+    sampler: Sampler = Sampler()
+    """Sample from a rounded, quantised or older copy of the policy."""
     output_dir: Path | None = None
     """Run directory; runs/demo-METHOD-seedSEED when unset."""
     generations: Count = 6

@@ -6,9 +6,10 @@ from pathlib import Path
 from trustclip.report import results
 from trustclip.report.collect import collect
 from trustclip.report.draw import figures
-from trustclip.report.page import render
+from trustclip.report.page import render, token_page
 from trustclip.report.tables import latex, markdown
 from trustclip.runs.jsonl import write_text
+from trustclip.runs.tokens import SUFFIXES
 
 
 def build(
@@ -19,7 +20,8 @@ def build(
     Run directories are only read; unfinished runs are reported up to their last update.
 
     Args:
-      runs: run directories, and suites for all of theirs.
+      runs: run directories, and suites for all of theirs; or files of tokens alone, of any engine,
+        whose report is the page of the tokens.
       out: folder of the report, created if missing; files of an earlier report are replaced.
       reference: label of the method that the others are compared with; the suite's own, or the
         first, when None.
@@ -31,6 +33,10 @@ def build(
     Raises:
       ValueError: no run, or a path that is neither a run directory nor a suite.
     """
+    if runs and all(path.is_file() and path.suffix in SUFFIXES for path in runs):
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "index.html", token_page(runs, title or "Tokens"))
+        return [out / "index.html"]
     report = collect(runs, reference)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     texts = {

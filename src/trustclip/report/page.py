@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from trustclip.report.collect import Report, collect
 from trustclip.report.draw import charts
 from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.groups import Group
+from trustclip.report.tokens import views
 from trustclip.runs.reader import Run
 from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
 from trustclip.runs.secrets import redacted, redacted_argv
 from trustclip.runs.text import duration, percent
+from trustclip.runs.tokens import TOKENS
 
 
 def write_page(folder: Path, title: str) -> str:
@@ -40,15 +43,17 @@ def write_page(folder: Path, title: str) -> str:
     return "report.html"
 
 
-def render(report: Report, title: str) -> str:
+def render(report: Report, title: str, live: str = "") -> str:
     """The page of a report, as HTML.
 
     Args:
       report: what it is about.
       title: of the page.
+      live: number of this version, of a page that follows its runs; empty for a file.
     """
     template = _environment().get_template("page.html.j2")
-    scripts = [Markup(charts.script()), Markup(_environment().get_template("page.js.j2").render())]
+    own = ["common.js.j2", "page.js.j2", "tokens.js.j2", *(["live.js.j2"] if live else [])]
+    scripts = [Markup(charts.script()), *_scripts(*own)]
     sections = [part for part in report.sections if part.figures or part.tables]
     drawn = {
         f"{figure.key}/{i}": charts.spec(panel)
@@ -58,6 +63,7 @@ def render(report: Report, title: str) -> str:
     }
     page = template.render(
         title=title,
+        live=live,
         report=report,
         sections=sections,
         legend=_legend(report.groups),
@@ -66,11 +72,44 @@ def render(report: Report, title: str) -> str:
         hashes=[_hash(script) for script in scripts],
         figures=embedded({"figures": drawn, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS}),
         samples=embedded(_samples(report)),
+        tokens=embedded(_tokens(report)),
         version=trustclip.__version__,
         height=charts.height,
         colours={"light": PALETTE, "dark": DARK_PALETTE},
     )
-    # A text from a run may hold half a surrogate pair, which no file can.
+    return _writable(page)
+
+
+def token_page(paths: Sequence[Path], title: str) -> str:
+    """A page about files of tokens alone, as HTML.
+
+    Args:
+      paths: files of tokens, see `trustclip.runs.tokens`.
+      title: of the page.
+
+    Raises:
+      ValueError: there are no tokens, or a row is not as it should be.
+    """
+    scripts = _scripts("common.js.j2", "tokens.js.j2")
+    page = _environment().get_template("tokens.html.j2")
+    return _writable(
+        page.render(
+            title=title,
+            scripts=scripts,
+            hashes=[_hash(script) for script in scripts],
+            tokens=embedded(views([(path.name, path) for path in paths])),
+            version=trustclip.__version__,
+            colours={"light": PALETTE, "dark": DARK_PALETTE},
+        )
+    )
+
+
+def _scripts(*names: str) -> list[Markup]:
+    return [Markup(_environment().get_template(name).render()) for name in names]
+
+
+def _writable(page: str) -> str:
+    """Without half a surrogate pair: a text from a run may hold one, and no file can."""
     return page.encode("utf-8", "backslashreplace").decode()
 
 
@@ -141,6 +180,22 @@ def _shown(record: dict[str, Any]) -> str:
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
 
 
+def _tokens(report: Report) -> dict[str, Any]:
+    """The recorded tokens of all runs."""
+    pairs = [(group, run) for group in report.groups for run in group.runs]
+    return views(
+        [
+            (_name(group, run), run.path / TOKENS)
+            for group, run in pairs
+            if any((run.path / TOKENS).glob("*.parquet"))
+        ]
+    )
+
+
+def _name(group: Group, run: Run) -> str:
+    return f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label
+
+
 def _samples(report: Report) -> dict[str, Any]:
     """The completions in the viewer, and the number of all."""
     problems = Problems()
@@ -148,7 +203,7 @@ def _samples(report: Report) -> dict[str, Any]:
     share = MAX_CHARACTERS // max(len(pairs), 1)
     runs = [
         {
-            "name": f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label,
+            "name": _name(group, run),
             "model": run.model,
             "total": len(run.samples.places),
             "rows": viewed(run.path, run.samples, share, problems),

@@ -2,8 +2,9 @@
 
 ``config.yaml`` (settings, all of them), ``environment.json``, ``metrics.jsonl`` (a line per logged
 step), ``samples.jsonl`` and further shards (a line per completion), ``gates.jsonl`` (a line per
-update: gated share of its completions), ``problems.jsonl``, ``summary.json`` (the outcome),
-``final/`` (the trained model). Lines are appended and flushed as they come: what was computed is on
+update: gated share of its completions), ``tokens/`` (a file per recorded update: tokens of some of
+its completions), ``problems.jsonl``, ``summary.json`` (the outcome), ``final/`` (the trained
+model). Lines are appended and flushed as they come: what was computed is on
 disk. Secrets (tokens, passwords, keys) are replaced before anything is written.
 """
 
@@ -21,6 +22,7 @@ from typing import Any, Self
 import yaml
 
 import trustclip
+from trustclip.durable.extents import Cursor, Extents
 from trustclip.durable.lock import rank
 from trustclip.durable.store import CheckpointStore
 from trustclip.runs.identity import essential, flat, with_method
@@ -34,6 +36,7 @@ from trustclip.runs.jsonl import (
 )
 from trustclip.runs.samples import shards
 from trustclip.runs.secrets import redacted, redacted_argv
+from trustclip.runs.tokens import TOKENS, TokenRow, write_tokens
 from trustclip.tasks.problem import Problem
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
@@ -96,6 +99,7 @@ class RunDirectory:
     def _open(self, path: Path) -> None:
         self.path = path
         self._started, self._cpu = time.time(), time.process_time()
+        self._extents = Extents()
 
     @property
     def leads(self) -> bool:
@@ -146,6 +150,18 @@ class RunDirectory:
         """Append the gated shares of one update's completions to ``gates.jsonl``."""
         append_jsonl(self.path / "gates.jsonl", [row])
 
+    def tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the recorded tokens of one update, in the columns of `trustclip.runs.tokens`.
+
+        Args:
+          step: updates done before it.
+          rows: of this rank.
+        """
+        folder, own = self.path / TOKENS, f"-rank{rank()}" if rank() else ""
+        folder.mkdir(exist_ok=True)
+        path = folder / f"update-{step:06d}{own}.parquet"
+        write_tokens(path, [TokenRow.of(row) for row in rows])
+
     def problems(self, problems: Iterable[Problem], task: str | None = None) -> None:
         """Record the problems used, each once."""
         path = self.path / "problems.jsonl"
@@ -160,31 +176,25 @@ class RunDirectory:
                 ],
             )
 
-    def cursor(self) -> dict[str, int]:
-        """Sizes of the files that grow, once they are safely on disk."""
-        sizes = {}
-        for path in self._appended():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            sizes[path.name] = path.stat().st_size
-        return sizes
+    def cursor(self) -> dict[str, Any]:
+        """Extents of the files that grow, once they are safely on disk."""
+        problems = self.path / "problems.jsonl"
+        measured = [*self._appended(), *([problems] if problems.exists() else [])]
+        return {self._name(path): self._extents.of(path) for path in measured}
 
-    def rewind(self, cursor: Mapping[str, int]) -> None:
-        """Truncate the files that grow to a `cursor`; what came after will be computed again.
+    def rewind(self, cursor: Cursor) -> None:
+        """Cut the files that grow back to a `cursor`; what came after will be computed again.
+
+        Problems stay: each is recorded once, whenever it is first used.
 
         Raises:
-          ValueError: a file is shorter than it was: lines are lost and will not come again.
+          ValueError: a file has lost or changed lines that will not come again.
         """
         for path in self._appended():
-            size = cursor.get(path.name)
-            if size is None:
+            if self._name(path) not in cursor:
                 path.unlink()
-            elif path.stat().st_size > size:
-                os.truncate(path, size)
-        for name, size in cursor.items():
-            path = self.path / name
-            if not path.exists() or path.stat().st_size < size:
-                raise ValueError(f"{path} has lost lines since the checkpoint: {size} bytes then.")
+        for name, extent in cursor.items():
+            self._extents.restore(self.path / name, extent, cut=name != "problems.jsonl")
 
     def start_over(self) -> None:
         """Before training: set aside rows that no checkpoint continues.
@@ -200,7 +210,9 @@ class RunDirectory:
             number += 1
         folder.mkdir()
         for path in rows:
-            path.rename(folder / path.name)
+            aside = folder / self._name(path)
+            aside.parent.mkdir(exist_ok=True)
+            path.rename(aside)
         warnings.warn(
             f"{self.checkpoints} holds nothing to continue from, so training starts from the "
             f"beginning; the rows of the earlier attempt are now in {folder}.",
@@ -208,9 +220,14 @@ class RunDirectory:
         )
 
     def _appended(self) -> list[Path]:
-        """Files that only grow while the run goes on; nothing else in the folder is its own."""
+        """Files of rows, which only grow, or are only added; nothing else here is the run's own."""
         named = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
-        return [*(path for path in named if path.exists()), *shards(self.path)]
+        recorded = sorted((self.path / TOKENS).glob("update-*.parquet"))
+        return [*(path for path in named if path.exists()), *shards(self.path), *recorded]
+
+    def _name(self, path: Path) -> str:
+        """Name of one of the run's files in a `cursor`."""
+        return path.relative_to(self.path).as_posix()
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""

@@ -3,12 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from trustclip.engines.sampler import as_sampler
+
 #: Settings that no result depends on, with the reason.
 NEUTRAL: Mapping[str, str] = {
     "name": "a title, for people",
     "output_dir": "where the files of the run are written",
     "save_steps": "a run continues exactly from any checkpoint, so how often it saves is free",
     "save_total_limit": "how many checkpoints are kept",
+    "tokens_every": "how often tokens are recorded; nothing is trained on them",
+    "tokens_completions": "how many completions that records",
+    "tokens_megabytes": "how much space that takes",
     "sink": "where metrics are copied to",
     "logging_steps": "how often metrics are written; nothing is trained on them",
 }
@@ -24,6 +29,8 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     Example:
       >>> essential({"name": "a", "rl": {"sink": "wandb", "method": {"name": "atr"}}})
       {'rl': {'method': {'name': 'atr'}}}
+      >>> essential({"rl": {"sampler": {"dtype": "float32", "lag": 0}, "max_steps": 3}})
+      {'rl': {'max_steps': 3}}
     """
     return {
         key: _without_neutral(value) if key in STAGES and isinstance(value, Mapping) else value
@@ -32,7 +39,12 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_neutral(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in settings.items() if key not in NEUTRAL}
+    return {
+        str(key): value
+        for key, value in settings.items()
+        # Runs of older releases have no `sampler`: theirs was the policy in training.
+        if key not in NEUTRAL and not (key == "sampler" and as_sampler(value).exact)
+    }
 
 
 def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

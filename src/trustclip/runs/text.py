@@ -83,6 +83,16 @@ def one_line(value: object) -> str:
     return " ".join(_CONTROL.sub(" ", str(value)).split())
 
 
+def control_named(text: str) -> str:
+    r"""A text with each control character by its number, so that a terminal does not obey it.
+
+    Example:
+      >>> control_named("\x1b[2J")
+      '<U+001B>[2J'
+    """
+    return _CONTROL.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+
+
 def markdown_text(value: object) -> str:
     r"""A value as one line of Markdown that renders as itself: no markup, HTML, link or mention.
 

@@ -46,6 +46,10 @@ FLAGS = ("mask", "kept")
 #: Columns with one number for the completion.
 WHOLE = ("step", "generated", "index", "group")
 REQUIRED = ("logp", "advantage")
+#: Endings of files of tokens.
+SUFFIXES = (".jsonl", ".parquet")
+#: Folder of a run directory with its files of tokens.
+TOKENS = "tokens"
 #: Rows of a Parquet file that are in memory at once.
 _ROWS = 64
 
@@ -125,7 +129,8 @@ def _column(name: str, value: Any, length: int) -> Any:
         if name == "reward":
             return float(value)
         if name == "token":
-            converted: Any = [str(text) for text in value]
+            # Half a surrogate pair fits into no file.
+            converted: Any = [str(t).encode("utf-8", "backslashreplace").decode() for t in value]
         elif name in FLAGS or name == "token_id":
             converted = np.asarray(value, dtype=bool if name in FLAGS else np.int64)
         else:
@@ -152,14 +157,11 @@ def read_tokens(path: Path) -> Iterator[TokenRow]:
       ValueError: there is no such file, or a row is not as the module's table says; the message
         names file and line.
     """
-    if path.is_dir():
-        files = sorted(f for f in path.iterdir() if f.suffix in (".jsonl", ".parquet"))
-    else:
-        files = [path]
+    files = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise ValueError(f"{path}: there are no tokens; expected a .jsonl or .parquet file.")
     for file in files:
-        if file.suffix not in (".jsonl", ".parquet"):
+        if file.suffix not in SUFFIXES:
             raise ValueError(f"{file}: expected a .jsonl or .parquet file.")
         for number, row in _parquet(file) if file.suffix == ".parquet" else _jsonl(file):
             try:
@@ -211,12 +213,42 @@ def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
         return
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: expected a name that ends in .jsonl or .parquet.")
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     part = path.with_name(path.name + ".part")
-    pq.write_table(pa.Table.from_pylist([row.to_dict() for row in rows]), part, compression="zstd")
+    pq.write_table(_table(list(rows)), part, compression="zstd")
     part.replace(path)
+
+
+def _table(rows: Sequence[TokenRow]) -> Any:
+    """Rows as an Arrow table; numbers that fit into 32 bits without loss take no more."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {}
+    for field in dataclasses.fields(TokenRow):
+        values = [getattr(row, field.name) for row in rows]
+        if all(value is None for value in values):
+            continue
+        if field.name in (*WHOLE, "reward"):
+            columns[field.name] = pa.array(values)
+            continue
+        if field.name == "token":
+            flat = pa.array([text for row in values for text in row or ()], pa.string())
+        else:
+            flat = pa.array(_narrow(np.concatenate([v for v in values if v is not None])))
+        ends = np.cumsum([0] + [0 if v is None else len(v) for v in values]).astype(np.int32)
+        missing = pa.array([v is None for v in values])
+        columns[field.name] = pa.ListArray.from_arrays(pa.array(ends), flat, mask=missing)
+    return pa.table(columns)
+
+
+def _narrow(values: NDArray[Any]) -> NDArray[Any]:
+    kind = {"f": np.float32, "i": np.int32}.get(values.dtype.kind)
+    if kind is None:
+        return values
+    with np.errstate(over="ignore"):
+        narrow = values.astype(kind)
+    return narrow if np.array_equal(narrow, values, equal_nan=kind is np.float32) else values
 
 
 def token_batch(rows: Sequence[TokenRow]) -> TokenBatch:

@@ -13,7 +13,7 @@ from trustclip.cli.arguments import method_from, parse
 
 
 def methods(argv: Sequence[str]) -> int:
-    """List the constraints, one line each; ``--figure FILE`` draws their gates."""
+    """List the constraints, or with ``--engines`` the losses of other engines as constraints."""
 
     @dataclasses.dataclass
     class Options:
@@ -21,6 +21,8 @@ def methods(argv: Sequence[str]) -> int:
         """Write a picture (SVG) of every method's gate to this file."""
         page: Path | None = None
         """Write a page (HTML) with a slider for every hyper-parameter to this file."""
+        engines: bool = False
+        """List the losses of TRL, verl, prime-rl and other engines as methods instead."""
         markdown: bool = False
         """Print the table in Markdown."""
 
@@ -37,20 +39,44 @@ def methods(argv: Sequence[str]) -> int:
         options.page.write_text(atlas_page(), encoding="utf-8")
         print(options.page)
         return 0
+    if options.engines:
+        return _engines(options.markdown)
     rows = [_method_row(name, cls) for name, cls in _methods().items()]
     if options.markdown:
         from trustclip.runs.text import markdown_table
 
-        header = ("method", "what it does", "defaults")
-        print(markdown_table(header, [(f"`{name}`", *rest) for name, *rest in rows]))
+        print(markdown_table(_HEADER, [(f"`{name}`", *rest) for name, *rest in rows]))
         return 0
     table = Table(box=None, pad_edge=False)
-    for title in ("method", "what it does", "defaults"):
+    for title in _HEADER:
         table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)
     return 0
+
+
+def _engines(markdown: bool) -> int:
+    from trustclip.report import rosetta
+
+    if markdown:
+        print(rosetta.page(), end="")
+        return 0
+    console = Console()
+    for engine in rosetta.ENGINES.values():
+        table = Table(*rosetta.HEADER, title=rosetta.title(engine), box=None, pad_edge=False)
+        table.title_justify = "left"
+        for column in table.columns:
+            column.overflow = "fold"
+        for row in engine.rows:
+            table.add_row(*rosetta.cells(row))
+        console.print(table)
+        console.print()
+    return 0
+
+
+#: Columns of the table of methods; an engine is named if it trains the method's defaults.
+_HEADER = ("method", "what it does", "defaults", "trains in")
 
 
 def _methods() -> dict[str, Any]:
@@ -59,10 +85,12 @@ def _methods() -> dict[str, Any]:
     return trustclip.methods()
 
 
-def _method_row(name: str, cls: Any) -> tuple[str, str, str]:
+def _method_row(name: str, cls: Any) -> tuple[str, str, str, str]:
+    from trustclip.engines.limits import trains_in
+
     first = (cls.__doc__ or "").strip().splitlines()[0].partition(": ")[2]
     defaults = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(cls))
-    return name, first, defaults
+    return name, first, defaults, ", ".join(trains_in(cls()))
 
 
 def bounds(argv: Sequence[str]) -> int:

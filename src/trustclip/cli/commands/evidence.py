@@ -81,16 +81,24 @@ def paper(argv: Sequence[str]) -> int:
 
 
 def report(argv: Sequence[str]) -> int:
-    """``trustclip report RUNS... -o FOLDER``: one page, tables and figures."""
+    """``trustclip report RUNS... -o FOLDER``: one page, tables and figures; or ``--serve``."""
 
     @dataclasses.dataclass
     class Options:
         runs: tyro.conf.Positional[tuple[Path, ...]]
-        """Run directories, the folder of a suite, or logs of TRL, verl and prime-rl."""
+        """Run directories, the folder of a suite, logs of TRL, verl and prime-rl, files of tokens."""
         output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
         """Where the page, the tables and the figures go."""
+        serve: bool = False
+        """Instead of writing files, show the page to this machine's browser and follow the runs
+        while they train, until Ctrl-C."""
 
     options = parse(Options, argv, "report")
+    if options.serve:
+        from trustclip.report.live import serve
+
+        serve(options.runs, lambda url: print(f"{url}  (Ctrl-C to stop)", flush=True))
+        return 0
     from trustclip.report.build import build
 
     for path in build(options.runs, options.output_dir):

@@ -56,17 +56,13 @@ def doctor(argv: Sequence[str]) -> int:
 
 def _can_act(name: str, schedule: "Schedule") -> str:
     """Whether TRL can train with a method, and whether the schedule lets it act."""
-    import importlib.util
-
     from trustclip.constraints.base import Trait
     from trustclip.constraints.registry import as_method
+    from trustclip.engines.limits import ENGINES, refusal
 
     method = as_method(name)
-    if importlib.util.find_spec("trl") is not None:
-        from trustclip.engines.trl.config import refusal
-
-        if problem := refusal(method):
-            return f"cannot be trained: {problem}"
+    if problem := refusal(method, ENGINES["TRL"]):
+        return f"cannot be trained: {problem}"
     if Trait.ACTS_ON_POLICY in method.traits:
         return "can act at any ratio, also on fresh samples"
     if schedule.inert:
@@ -88,7 +84,9 @@ def _distributed(arguments: Sequence[str]) -> int:
     import os
     from pathlib import Path
 
-    from trustclip.recipes.checks import schedule_of
+    from trustclip.engines.findings import Finding
+    from trustclip.engines.limits import check
+    from trustclip.recipes.checks import packages, schedule_of
     from trustclip.recipes.files import load_recipe
     from trustclip.recipes.preflight.ranks import Load, described, findings, found
     from trustclip.recipes.settings import RLStage
@@ -117,6 +115,7 @@ def _distributed(arguments: Sequence[str]) -> int:
     else:
         options = parse(Options, arguments, "doctor --distributed")
         stage = RLStage(dataset="arithmetic", **dataclasses.asdict(options))
+        check(stage.method, "TRL")
     load = Load(
         stage.method,
         stage.per_device_train_batch_size,
@@ -130,7 +129,8 @@ def _distributed(arguments: Sequence[str]) -> int:
         return 0  # the first rank reports for all
     for label, text in described(world, load):
         print(f"{label:<14}{text}")
-    return _report(list(findings(world, load)))
+    absent = (Finding("error", text) for text in packages(stage))
+    return _report([*findings(world, load), *absent])
 
 
 def _report(found: "Sequence[Finding]") -> int:

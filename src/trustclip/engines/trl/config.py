@@ -1,13 +1,15 @@
 """Settings of the TRL engine: `trl.GRPOConfig` with a method in place of its clip."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.engines import limits
+from trustclip.engines.limits import Supply
+from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.engines.trl.upstream import GRPOConfig
 
@@ -16,10 +18,6 @@ _DECODERS = Literal["auto", "transformers"]
 
 #: Loss types of TRL that only aggregate; the others include a gate.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-
-#: Optional fields of `TokenBatch` that the engine supplies; the sampler's log-probabilities, where
-#: something gives them (see `trustclip.engines.trl.fast_paths.sampler_missing`).
-SUPPLIED = {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv", "logp_rollout"}
 
 #: TRL's settings of its own clip and their replacements; setting one is refused, never ignored.
 _REPLACED = {
@@ -49,6 +47,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
       decoder: implementation of sampling: ``"transformers"``, or ``"auto"``:
         `trustclip.engines.trl.decoding` for the models it supports, with plain sampling, on a CPU;
         see ``docs/fast-paths.md``.
+      sampler: a mapping of the fields of `trustclip.engines.sampler.Sampler`: completions are
+        sampled from a rounded, quantised or older copy of the policy. Needs the decoder.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
@@ -65,7 +65,12 @@ class ConstrainedGRPOConfig(GRPOConfig):
       (0.07, 2.0)
     """
 
-    _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "method", "method_args"]
+    _VALID_DICT_FIELDS: ClassVar = [
+        *GRPOConfig._VALID_DICT_FIELDS,
+        "method",
+        "method_args",
+        "sampler",
+    ]
 
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
     method: Method | str | dict[str, Any] | None = field(
@@ -87,6 +92,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
     decoder: _DECODERS = field(
         default="auto", metadata={"help": "Sampling code on a CPU: auto or transformers."}
     )
+    sampler: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Sample from a copy: JSON of dtype, lag, top_p, top_k."}
+    )
     skip_zero_advantage: bool = field(
         default=True, metadata={"help": "Skip completions that cannot change the policy."}
     )
@@ -101,6 +109,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
                 raise ValueError(unknown(name, getattr(self, name), allowed))
         chosen = as_method(with_arguments(self.method or "atr", self.method_args))  # type: ignore[arg-type]
         self.method, self.method_args = chosen, None
+        self.sampler = asdict(as_sampler(self.sampler))
         problems = [*_not_honoured(self, chosen)]
         if problems:
             raise ValueError("cannot train with these settings: " + " ".join(problems))
@@ -112,6 +121,10 @@ class ConstrainedGRPOConfig(GRPOConfig):
         """The method."""
         assert isinstance(self.method, Method)  # since `__post_init__`
         return self.method
+
+    def sampling(self) -> Sampler:
+        """In what the policy that samples differs from the one in training."""
+        return as_sampler(self.sampler)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which ``ConstrainedGRPOConfig(**values)`` builds an equal config."""
@@ -126,9 +139,38 @@ class ConstrainedGRPOConfig(GRPOConfig):
         )
 
 
-def refusal(method: Method) -> str | None:
-    """The reason why TRL cannot train with a method, and what to use instead; None if it can."""
-    return limits.refusal(method, "TRL", SUPPLIED, whole_loop=True)
+def supply(args: ConstrainedGRPOConfig) -> Supply:
+    """What TRL passes to a method under these settings.
+
+    The sampler's log-probabilities come from vLLM, from trustclip's decoder, and from `generate` of
+    Transformers (see `trustclip.engines.trl.sampled`).
+    """
+    most = limits.ENGINES["TRL"]
+    if args.use_vllm or not args.use_transformers_continuous_batching:
+        return most
+    return most.without(
+        "logp_rollout",
+        "continuous batching returns none to TRL; set use_transformers_continuous_batching=False",
+    )
+
+
+def undecodable(args: ConstrainedGRPOConfig) -> Iterator[str]:
+    """Settings under which trustclip's decoder cannot sample, each as a reason."""
+    if args.decoder != "auto":
+        yield f"decoder={args.decoder!r}"
+    if args.use_vllm or args.use_transformers_continuous_batching:
+        yield "another engine samples (vLLM or continuous batching)"
+    for name in ("bf16", "fp16"):
+        if getattr(args, name):
+            # Its float32 log-probabilities would be compared with those of half-precision passes.
+            yield f"passes run under {name} autocast"
+
+
+def _cut_off(args: ConstrainedGRPOConfig) -> Iterator[str]:
+    """Settings of TRL's that change the distribution of the samples, each as a reason."""
+    for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None), ("repetition_penalty", 1.0)):
+        if (value := getattr(args, name)) != off:
+            yield f"the decoder does not apply {name}={value}"
 
 
 def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -148,8 +190,14 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         default = GRPOConfig.__dataclass_fields__[name].default
         if getattr(args, name) != default:
             yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
-    if problem := refusal(chosen):
+    if problem := limits.refusal(chosen, supply(args)):
         yield problem
+    reason = next(iter([*undecodable(args), *_cut_off(args)]), None)
+    if reason and not args.sampling().exact:
+        yield (
+            f"`sampler` needs trustclip's decoder, and it cannot sample here: {reason}; leave "
+            "`sampler` out."
+        )
     if (
         Trait.CORRECTS_SAMPLER in chosen.traits
         and args.use_vllm

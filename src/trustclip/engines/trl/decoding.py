@@ -5,7 +5,7 @@ allocates its key-value cache once, reads a prompt once however many completions
 finished rows leave the batch. It knows one architecture, that of the tiny models: dense Qwen3.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,27 +53,25 @@ def unsupported(model: Any) -> str | None:
     return None
 
 
-def decoder_for(model: Any) -> "Decoder | None":
-    """A `Decoder` for the model's current weights; None if the model is `unsupported`."""
-    return None if unsupported(model) else Decoder(model)
-
-
 class Decoder:
-    """Batched decoding with a Qwen3 model and its current weights.
+    """Batched decoding with a Qwen3 model and its current weights, or others in their place.
 
     Args:
-      model: see `decoder_for`.
+      model: one that is not `unsupported`.
+      weights: parameters by name, tied ones under both; those of the model when None.
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         config = model.config
+        named = weights or dict(model.named_parameters(remove_duplicate=False))
         self._heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self._eps = config.rms_norm_eps
-        self._embedding = model.model.embed_tokens.weight
-        self._norm, self._head = model.model.norm.weight, model.lm_head.weight
+        self._embedding = named["model.embed_tokens.weight"]
+        self._norm, self._head = named["model.norm.weight"], named["lm_head.weight"]
         self._frequencies = model.model.rotary_emb.inv_freq
-        self._layers = [_Layer.of(layer) for layer in model.model.layers]
+        layers = range(len(model.model.layers))
+        self._layers = [_Layer.of(named, f"model.layers.{i}") for i in layers]
 
     @torch.no_grad()
     def decode(
@@ -82,6 +80,8 @@ class Decoder:
         limit: int,
         ends: Collection[int],
         temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
     ) -> list[Decoded]:
         """Sample one completion per prompt; equal prompts are processed once.
 
@@ -90,6 +90,8 @@ class Decoder:
           limit: longest completion, tokens.
           ends: ids that end a completion.
           temperature: 0 takes the likeliest token, and reports its log-probability at 1.
+          top_p: nucleus-sampling mass; the log-probabilities are those of what is left.
+          top_k: number of likeliest tokens to draw from; 0 for all.
 
         Returns:
           In the order of the prompts. Drawn from torch's global random state.
@@ -102,6 +104,7 @@ class Decoder:
         while batch.running:
             logps = F.linear(batch.last, self._head)  # [rows, vocabulary]
             logps = (logps / (temperature or 1.0)).log_softmax(dim=-1)
+            logps = _cut_off(logps, top_p, top_k)
             # [rows, 1]
             drawn = logps.exp().multinomial(1) if temperature else logps.argmax(-1, keepdim=True)
             batch.take(drawn, logps.gather(1, drawn).squeeze(1))
@@ -161,6 +164,20 @@ class Decoder:
         return F.rms_norm(x, weight.shape, weight, self._eps)
 
 
+def _cut_off(logps: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Log-probabilities of the likeliest tokens alone, normalised. Shape [rows, vocabulary]."""
+    if 0 < top_k < logps.shape[1]:
+        least = logps.topk(top_k).values[:, -1:]
+        logps = logps.masked_fill(logps < least, -torch.inf).log_softmax(dim=-1)
+    if top_p < 1:
+        ordered, index = logps.sort(dim=-1, descending=True)
+        mass = ordered.exp()
+        beyond = mass.cumsum(dim=-1) - mass >= top_p  # of the tokens before it
+        cut = torch.zeros_like(beyond).scatter(1, index, beyond)
+        logps = logps.masked_fill(cut, -torch.inf).log_softmax(dim=-1)
+    return logps
+
+
 @dataclass(frozen=True)
 class _Layer:
     """Weights of a block; those with the same input are concatenated into one matrix."""
@@ -175,17 +192,19 @@ class _Layer:
     after: Tensor
 
     @classmethod
-    def of(cls, block: Any) -> "_Layer":
-        attention, mlp = block.self_attn, block.mlp
+    def of(cls, weights: Mapping[str, Tensor], block: str) -> "_Layer":
+        def of(name: str) -> Tensor:
+            return weights[f"{block}.{name}.weight"]
+
         return cls(
-            torch.cat([getattr(attention, f"{name}_proj").weight for name in "qkv"]),
-            attention.o_proj.weight,
-            attention.q_norm.weight,
-            attention.k_norm.weight,
-            torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            mlp.down_proj.weight,
-            block.input_layernorm.weight,
-            block.post_attention_layernorm.weight,
+            qkv=torch.cat([of(f"self_attn.{name}_proj") for name in "qkv"]),
+            out=of("self_attn.o_proj"),
+            q_norm=of("self_attn.q_norm"),
+            k_norm=of("self_attn.k_norm"),
+            gate_up=torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]),
+            down=of("mlp.down_proj"),
+            before=of("input_layernorm"),
+            after=of("post_attention_layernorm"),
         )
 
 

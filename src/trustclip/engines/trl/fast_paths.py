@@ -4,32 +4,18 @@ A fast path replaces a part of TRL or Transformers only where the outcome is the
 or to rounding for the head, in distribution for the decoder, and in the gradient for skipping.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from torch import nn
-from transformers import GenerationMixin
 
 from trustclip.constraints.base import Trait
-from trustclip.engines.trl import decoding, hidden
+from trustclip.engines.trl import hidden, sampled
+from trustclip.engines.trl.config import undecodable
+from trustclip.engines.trl.plain_sampling import not_plain, own_generate, unlike_generate
 
 #: trustclip's output head, its decoding loop, and skipping completions that cannot move the policy.
 FastPath = Literal["head", "decoder", "skipping"]
-
-#: Generation settings that do not change the distribution of the next token, at any value.
-_IRRELEVANT = {
-    "max_new_tokens", "max_length", "temperature", "do_sample", "use_cache", "pad_token_id",
-    "bos_token_id", "eos_token_id", "decoder_start_token_id", "disable_compile", "early_stopping",
-    "length_penalty", "num_assistant_tokens", "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind",
-    "transformers_version", "_from_model_config", "renormalize_logits",
-}  # fmt: skip
-
-#: Generation settings that are switched off by 1; the others by 0, False, None or nothing.
-_OFF_AT_ONE = {
-    "top_p", "typical_p", "repetition_penalty", "encoder_repetition_penalty", "num_beams",
-    "num_beam_groups", "num_return_sequences", "guidance_scale",
-}  # fmt: skip
 
 
 def obstacle(path: FastPath, trainer: Any) -> str | None:
@@ -43,18 +29,44 @@ def obstacle(path: FastPath, trainer: Any) -> str | None:
     return next(found, None)
 
 
-def sampler_missing(trainer: Any) -> str | None:
-    """The reason why a method lacks the sampler's log-probabilities; None if it does not."""
-    method = trainer.method
-    if "logp_rollout" not in method.requires or trainer.use_vllm or trainer.rollout_func:
+def unrecorded(trainer: Any) -> str | None:
+    """The reason why nothing gives the log-probabilities of sampling; None if something does."""
+    if trainer.use_vllm or trainer.rollout_func or obstacle("decoder", trainer) is None:
         return None
-    reason = obstacle("decoder", trainer)
-    return reason and (
-        f"{method.name!r} needs `logp_rollout`, the log-probabilities that completions were "
-        "sampled with, and `generate` of Transformers returns none. Set use_vllm=True with "
-        "vllm_importance_sampling_correction=False, or pass a rollout_func. (The decoder of "
-        f"trustclip cannot sample here: {reason}.)"
-    )
+    return next(_unrecorded(trainer), None)
+
+
+def check_sampler(trainer: Any) -> None:
+    """Refuse what depends on a model and is known only now.
+
+    Raises:
+      ValueError: the method needs log-probabilities of sampling that nothing gives, or a sampler is
+        set and the decoder cannot sample.
+    """
+    method = trainer.method
+    if "logp_rollout" in method.requires and (reason := unrecorded(trainer)):
+        raise ValueError(
+            f"{method.name!r} needs `logp_rollout`, the log-probabilities that completions were "
+            f"sampled with, and they cannot be recorded here: {reason}. Set use_vllm=True with "
+            "vllm_importance_sampling_correction=False, or pass a rollout_func."
+        )
+    if not trainer.args.sampling().exact and (reason := obstacle("decoder", trainer)):
+        raise ValueError(
+            f"`sampler` needs trustclip's decoder, and it cannot sample here: {reason}."
+        )
+
+
+def _unrecorded(trainer: Any) -> Iterator[str]:
+    if trainer.use_transformers_continuous_batching:
+        yield "continuous batching returns none"
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if own_generate(model):
+        yield "the model has a `generate` of its own"
+    if trainer.generation_config.do_sample is False:
+        yield "generation_config sets do_sample=False"
+    settings = {**trainer.generation_config.to_dict(), **dict.fromkeys(sampled.RECORDED, None)}
+    defaults = {**model.generation_config.to_dict(), **dict.fromkeys(sampled.RECORDED, 0)}
+    yield from not_plain(settings, defaults)
 
 
 def _head(trainer: Any) -> Iterator[str]:
@@ -80,8 +92,7 @@ def _head(trainer: Any) -> Iterator[str]:
 
 
 def _decoder(trainer: Any) -> Iterator[str]:
-    if trainer.args.decoder != "auto":
-        yield f"decoder={trainer.args.decoder!r}"
+    yield from undecodable(trainer.args)
     if trainer.use_vllm or trainer.use_transformers_continuous_batching:
         yield "another engine samples (vLLM or continuous batching)"
     if trainer.rollout_func is not None:
@@ -92,36 +103,7 @@ def _decoder(trainer: Any) -> Iterator[str]:
     if trainer.accelerator.distributed_type not in ("NO", "MULTI_CPU"):
         yield f"the model is wrapped for {trainer.accelerator.distributed_type}"
     model = trainer.accelerator.unwrap_model(trainer.model)
-    if reason := decoding.unsupported(model):
-        yield reason
-    stock = vars(GenerationMixin)["generate"]
-    if "generate" in vars(model) or type(model).generate is not stock:
-        yield "the model has a `generate` of its own"
-    settings = trainer.generation_config.to_dict()
-    yield from not_plain(settings, model.generation_config.to_dict())
-
-
-def not_plain(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:
-    """Generation settings in force other than plain sampling at some temperature.
-
-    Args:
-      settings: a ``GenerationConfig`` as passed to `generate`.
-      defaults: the model's own, which applies where the first sets nothing.
-
-    Example:
-      >>> list(not_plain({"do_sample": True, "top_k": 0, "top_p": 0.9}, {"suppress_tokens": [7]}))
-      ['generation_config sets suppress_tokens=[7]', 'generation_config sets top_p=0.9']
-      >>> list(not_plain({"do_sample": True}, {}))  # then Transformers takes the likeliest 50
-      ['generation_config sets top_k=50']
-    """
-    names = sorted({*settings, *defaults, "top_k"} - _IRRELEVANT)
-    for name in names:
-        value = settings.get(name)
-        value = defaults.get(name) if value is None else value
-        if name == "top_k" and value is None:
-            value = 50
-        if value and not (name in _OFF_AT_ONE and value == 1):
-            yield f"generation_config sets {name}={value!r}"
+    yield from unlike_generate(model, trainer.generation_config.to_dict())
 
 
 def _skipping(trainer: Any) -> Iterator[str]:

@@ -95,6 +95,9 @@ def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple
             yield name, f"`trl.{name}` {_REFUSED[name]}."
         elif name == "generation_kwargs":
             yield from ((name, text) for text in _skewing(value))
+        elif name == "model_init_kwargs" and "trust_remote_code" in str(value):
+            # A text is JSON to TRL, which loads the reference model with these.
+            yield name, f"`trl.{name}`: 'trust_remote_code' {_REFUSED['trust_remote_code']}."
         else:
             yield from ((name, f"`trl.{name}` {text}") for _, text in too_small({name: value}))
 

@@ -35,14 +35,16 @@ class Generating:
       sampled: log-probabilities that our decoder sampled with, by its calls and completions.
       passes: log-probabilities that TRL got of each pass, and the evidence the pass left.
       rewarded: what has been rewarded.
+      lag: updates since the weights of the sampler, where it is an older copy of the policy.
     """
 
     sampled: list[list[list[float]]] = field(default_factory=list)
     passes: list[tuple[Tensor, Evidence | None]] = field(default_factory=list)
     rewarded: Rewarded | None = None
+    lag: int = 0
 
     def known(self, attention_mask: Tensor, length: int) -> Tensor | None:
-        """Log-probabilities of the completions, if trustclip's decoder sampled them unchanged.
+        """Log-probabilities of the completions, if the decoder sampled them from this policy.
 
         Args:
           attention_mask: of prompts and completions. Shape [batch, prompt + length].
@@ -64,7 +66,9 @@ class Training:
     Args:
       inputs: TRL's dictionary, of which this is a copy.
       gate: the tokens and what the method made of them, once TRL has asked for log-probabilities.
+      coefficient: gradient of the objective in each log-probability, by then. Shape [batch, time].
     """
 
     inputs: dict[str, Any]
     gate: tuple[TokenBatch, Surrogate] | None = None
+    coefficient: Tensor | None = None

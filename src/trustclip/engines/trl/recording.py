@@ -7,6 +7,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from trustclip.engines.trl.inputs import token_mask
+from trustclip.engines.trl.phases import Rewarded
+
 #: What TRL shows of the last generation: columns, and tables of them.
 _COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
 
@@ -42,6 +45,30 @@ class Generation:
     mask: Tensor
     logp_old: Tensor | None
     logp_rollout: Tensor | None
+
+
+def generation_of(trainer: Any, done: Rewarded, output: Mapping[str, Any]) -> Generation:
+    """The generation that a trainer has just rewarded.
+
+    Args:
+      trainer: a `ConstrainedGRPOTrainer`.
+      done: what was rewarded.
+      output: TRL's dictionary of it.
+    """
+    ends = trainer.eos_token_ids
+    return Generation(
+        step=trainer.state.global_step,
+        index=output["sample_index"].tolist(),
+        rows=done.rows,
+        completions=done.completions,
+        tokens=done.tokens,
+        rewards=dict(zip(trainer.reward_func_names, done.rewards.T.tolist(), strict=True)),
+        advantages=output["advantages"],
+        truncated=[not ids or ids[-1] not in ends for ids in done.tokens],
+        mask=token_mask(output),
+        logp_old=output.get("old_per_token_logps"),
+        logp_rollout=output.get("sampling_per_token_logps"),
+    )
 
 
 class Recorder(Protocol):

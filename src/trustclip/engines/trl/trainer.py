@@ -8,6 +8,8 @@ clip is open, but on tokens that the method has cut: there it holds the loss at 
 so that the logged loss is that of the method, too. `trustclip.engines.trl.upstream` lists what this
 relies on; one assumption is in no list: `_compute_loss` reads ``inputs["advantages"]`` and the
 bounds of its clip after `_get_per_token_logps_and_entropies` has returned.
+
+In one file because TRL's trainer is one class, and what it overrides shares the phase.
 """
 
 import logging
@@ -15,6 +17,7 @@ import math
 import sys
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,17 +28,18 @@ from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.durable.trainer import Durable
-from trustclip.engines.trl import fast_paths
+from trustclip.engines.trl import fast_paths, sampled
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
-from trustclip.engines.trl.decoding import Decoder
 from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
 from trustclip.engines.trl.mismatch import Mismatch
 from trustclip.engines.trl.phases import Generating, Rewarded, Training
-from trustclip.engines.trl.recording import Generation, Recorder, restore_logs, stored_logs
+from trustclip.engines.trl.recording import Recorder, generation_of, restore_logs, stored_logs
+from trustclip.engines.trl.sampler import Copies
 from trustclip.engines.trl.scoring import Request, use_head
 from trustclip.engines.trl.shares import GateShares, clip_ratios
 from trustclip.engines.trl.skipping import only_what_matters, rows_that_matter, widened
+from trustclip.engines.trl.tokens import TokenSampler
 from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level
 
 logger = logging.getLogger(__name__)
@@ -69,6 +73,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         "_buffered_inputs",  # the samples being trained on,
         "_step",  # and the place in them
         "_last_closed",
+        "_recorded_tokens",
         "_total_train_tokens",
         "_current_train_step_time",
         "entropy_coef",
@@ -79,6 +84,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
 
     #: Gets every generation and the gated share of its completions; see `Recorder`.
     recorder: Recorder | None = None
+    #: Records a sample of completions token by token; set it on every rank or on none.
+    token_sampler: TokenSampler | None = None
+    _recorded_tokens = 0
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
         if args is None:
@@ -97,8 +105,11 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
-        if reason := fast_paths.sampler_missing(self):
-            raise ValueError(reason)
+        fast_paths.check_sampler(self)
+        if self.rollout_func is not None:
+            self.rollout_func = sampled.same_lengths(self.rollout_func)
+        self._examined = not args.sampling().exact  # whether samples have been looked at
+        self._copies = Copies(args.sampling())
         self._request = self._put_head()
         self._watch = KLWatch(
             self._unwrapped(),
@@ -150,24 +161,36 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         first = self.accelerator.process_index * len(ids)
         output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
         output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
+        output["sampled"] = output["generated"] - phase.lag
         evidence = next((seen for logps, seen in phase.passes if logps is old), None)
         if evidence is not None and old is not None:
             output |= self._watch.keep(self._unwrapped(), evidence, ids, old)
         if old is not None and self.method.statistics_over == "generation":
             statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
             output |= {STATISTICS + name: value for name, value in statistics.items()}
-        if self.recorder is not None and self._mode == "train" and phase.rewarded is not None:
-            self.recorder.generation(self._generation(phase.rewarded, output))
+        if phase.rewarded is not None:
+            weights = self.reward_weights.to(ids.device)
+            output["reward"] = (phase.rewarded.rewards * weights).nansum(dim=1)  # [batch]
+            if self.recorder is not None and self._mode == "train":
+                self.recorder.generation(generation_of(self, phase.rewarded, output))
         return output
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self._phase, Generating) or not self._takes("decoder"):
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        turn = partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
+        phase = self._phase
+        if not isinstance(phase, Generating):
+            return turn()
+        if not self._takes("decoder"):
+            supplied = self.use_vllm or fast_paths.unrecorded(self)
+            return turn() if supplied else sampled.with_logps(self._unwrapped(), turn)
+        copies = self._copies if self._mode == "train" else Copies()
+        decoder, version = copies.next(self._unwrapped(), self.state.global_step)
+        phase.lag = self.state.global_step - version
         limit, ends = self.max_completion_length, set(self.eos_token_ids)
-        decoder = Decoder(self._unwrapped())
-        decoded = decoder.decode(prompt_ids, limit, ends, self.temperature)
+        decoded = decoder.decode(prompt_ids, limit, ends, self.temperature, **copies.cut_off)
         logps = [completion.logps for completion in decoded]
-        self._phase.sampled.append(logps)
+        if copies.exact:
+            phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
 
     def _calculate_rewards(
@@ -179,21 +202,6 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             own = rewards[first : first + len(prompts)]  # TRL has gathered those of all ranks
             self._phase.rewarded = Rewarded(inputs, completions, completion_ids_list, own)
         return rewards
-
-    def _generation(self, done: Rewarded, output: dict[str, Any]) -> Generation:
-        return Generation(
-            step=self.state.global_step,
-            index=output["sample_index"].tolist(),
-            rows=done.rows,
-            completions=done.completions,
-            tokens=done.tokens,
-            rewards=dict(zip(self.reward_func_names, done.rewards.T.tolist(), strict=True)),
-            advantages=output["advantages"],
-            truncated=[not ids or ids[-1] not in self.eos_token_ids for ids in done.tokens],
-            mask=token_mask(output),
-            logp_old=output.get("old_per_token_logps"),
-            logp_rollout=output.get("sampling_per_token_logps"),
-        )
 
     # -- scoring: TRL asks for log-probabilities in both phases ------------------------------------
 
@@ -254,7 +262,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             logps, entropies = widened(inputs, rows, logps, entropies)
         if on_policy:
             inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
-        phase.gate = self._constrain(inputs, logps.detach(), {"entropy": entropies.detach(), **kl})
+        measured = {"entropy": entropies.detach(), **kl}
+        batch, surrogate, c = self._constrain(inputs, logps.detach(), measured)
+        phase.gate, phase.coefficient = (batch, surrogate), c
         self._measure(phase, rows)
         return logps, entropies, aux
 
@@ -262,6 +272,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._phase = phase = Training(dict(inputs))
+        if "sampled" in inputs:
+            # Updates since the sampler's weights, of each completion. [batch]
+            phase.inputs["trustclip_lag"] = self.state.global_step - inputs["sampled"]
         try:
             loss = super()._compute_loss(model, phase.inputs)
         finally:
@@ -284,15 +297,19 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     @torch.no_grad()
     def _constrain(
         self, inputs: dict[str, Any], logps: Tensor, measured: dict[str, Tensor]
-    ) -> tuple[TokenBatch, Surrogate]:
+    ) -> tuple[TokenBatch, Surrogate, Tensor]:
         """Set advantages and bounds with which TRL's loss has the method's gradient."""
         old = inputs.get("old_per_token_logps")
         batch = self._tokens(inputs, logps, logps if old is None else old, **measured)
+        if not self._examined and batch.logp_rollout is not None:
+            self._examined = True
+            if notice := sampled.oddity(batch):
+                warnings.warn(notice, stacklevel=2)
         if self.method.statistics_over and batch.statistics is None:
             batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
         c, surrogate = gradient(self.method, batch)  # [batch, time]
         self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate)
-        return batch, surrogate
+        return batch, surrogate, c
 
     def _measure(self, phase: Training, rows: Tensor | None) -> None:
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
@@ -311,6 +328,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
                 inputs = phase.inputs
                 self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
                 self.mismatch.add(inputs, batch)
+            if self.token_sampler is not None and phase.coefficient is not None:
+                given = (phase.inputs, batch, surrogate, phase.coefficient)
+                self.token_sampler.add(self.state.global_step, *given)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -319,7 +339,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         return loss
 
     def _finish_update(self) -> None:
-        """Adapt the thresholds to the metrics over all ranks, and record the gated shares."""
+        """Adapt the thresholds to the metrics over all ranks, and record what the gate did."""
         if Trait.ADAPTS in self.method.traits:
             window, self._update = self._update, diagnostics.Window()
             if metrics := window.read(self._sum):
@@ -329,6 +349,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             row |= self.mismatch.read(self.accelerator.gather, self.processing_class.decode)
             if self.accelerator.is_main_process:
                 self.recorder.gates({"step": self.state.global_step + 1, **row})
+        if self.token_sampler is not None:
+            given = (self.state.global_step, self._recorded_tokens, self.accelerator.gather)
+            self._recorded_tokens = self.token_sampler.finish(*given)
 
     # -- the batch ---------------------------------------------------------------------------------
 
@@ -386,6 +409,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
             "method": self.method.state(),
             "old_head": self._watch.old_head,
+            "copies": self._copies.state(),
             "logs": stored_logs(self._logs) if self.log_completions else {},
         }
 
@@ -395,4 +419,5 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             self._windows[mode].load_state_dict(window)
         self.method = self.method.restored(progress["method"])
         self._watch.old_head = progress["old_head"]
+        self._copies.restore(progress.get("copies", []))
         restore_logs(self._logs, progress["logs"])

@@ -65,6 +65,7 @@ MEMBERS = (
     "num_generations",
     "num_iterations",
     "reward_func_names",
+    "reward_weights",
     "rollout_func",
     "temperature",
     "top_entropy_quantile",
@@ -74,12 +75,13 @@ MEMBERS = (
 )
 
 #: Keys of the dictionary that `GRPOTrainer._generate_and_score_completions` returns and
-#: `GRPOTrainer._compute_loss` takes.
+#: `GRPOTrainer._compute_loss` takes, and of what a `rollout_func` returns.
 INPUT_KEYS = (
     "advantages",
     "completion_ids",
     "completion_mask",
     "image_sizes",
+    "logprobs",
     "mm_token_type_ids",
     "num_images",
     "old_per_token_logps",

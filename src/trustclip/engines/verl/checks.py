@@ -10,7 +10,15 @@ from typing import Any
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.names import nearest, unknown
 from trustclip.engines.findings import Finding
-from trustclip.engines.verl.limits import LOSS_MODE, LOSS_MODES, TARGET, constraint
+from trustclip.engines.verl.limits import (
+    CORRECTION,
+    DECISIVE,
+    FORWARDED,
+    LOSS_MODE,
+    LOSS_MODES,
+    TARGET,
+    constraint,
+)
 
 #: Oldest and first unknown release of verl that the entry point and the loss's call are known for.
 RELEASES = ((0, 9), (0, 10))
@@ -23,7 +31,10 @@ BUILT_IN = (
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
-BYPASS = "algorithm.rollout_correction.bypass_mode"
+BYPASS = f"{CORRECTION}.bypass_mode"
+
+#: Whether verl's engines hand on the log-probabilities that they sampled with.
+CALCULATE = "actor_rollout_ref.rollout.calculate_log_probs"
 
 #: Settings that only verl's own losses read, with their defaults.
 _UNREAD = {
@@ -126,6 +137,7 @@ def findings(config: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
     yield from _replaced(config)
     yield from _unread(config, settings)
     if chosen is not None:
+        yield from _sampler(config, settings, chosen)
         yield from _inert(config, chosen)
     yield from _scale(config)
 
@@ -194,6 +206,29 @@ def _replaced(config: Mapping[str, Any]) -> Iterator[Finding]:
         f"{BYPASS}=True: {trainer} replaces loss_mode by its own `bypass_mode`, so no method of "
         "trustclip acts; set it to False."
     )
+
+
+def _sampler(
+    config: Mapping[str, Any], settings: Mapping[str, Any], chosen: Method
+) -> Iterator[Finding]:
+    """Findings about where a method's log-probabilities of the sampler come from."""
+    if "logp_rollout" not in chosen.requires:
+        return
+    made, forwarded = read(config, CORRECTION, {}) or {}, settings["rollout_correction"]
+    for key in DECISIVE:
+        if (made.get(key) or None) != (forwarded.get(key) or None):
+            yield _error(
+                f"{CORRECTION}.{key}={made.get(key)}, but {FORWARDED}.{key}={forwarded.get(key)}: "
+                f"the loss would misread verl's weights; set '+{FORWARDED}=${{{CORRECTION}}}'."
+            )
+    if not read(config, CALCULATE, True):
+        yield _error(f"{CALCULATE}=False: {chosen.name!r} needs what it computes; set it to True.")
+    if not made.get("bypass_mode"):
+        yield Finding(
+            "note",
+            f"{CORRECTION}.rollout_is: the weights give {chosen.name!r} the log-probabilities of "
+            "the sampler and weigh no token; what corrects is the method.",
+        )
 
 
 def _unread(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Finding]:

@@ -2,13 +2,16 @@
 
 import functools
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.engines import limits
+from trustclip.engines.limits import Supply
 
 #: Loss mode whose method is set by ``method``, and the default method.
 LOSS_MODE, DEFAULT = "trustclip", "atr"
@@ -22,20 +25,60 @@ LOSS_MODES: dict[str, str | None] = {
 #: The configuration class that verl instantiates for trustclip, as Hydra names it.
 TARGET = "trustclip.engines.verl.TrustclipLossConfig"
 
-#: verl has its own remedy for one missing field.
-_INSTEAD = {
-    "logp_rollout": "let verl weigh the tokens (algorithm.rollout_correction.rollout_is) and name "
-    "the inner method here"
-}
+#: Where verl's correction for the sampler is set, and where a policy loss can read it.
+CORRECTION = "algorithm.rollout_correction"
+FORWARDED = "actor_rollout_ref.actor.policy_loss.rollout_correction"
+
+#: Settings of the correction that decide what the loss gets.
+DECISIVE = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "bypass_mode")
+
+#: verl's bound on its weights, nats: a threshold beyond it truncates nothing.
+_BOUND = 20.0
+
+#: Settings under which verl's weights are old over sampler probability, and what hands them on.
+_CARRY = (
+    "verl passes a policy loss its weights alone; set "
+    f"{CORRECTION}.rollout_is=token, {CORRECTION}.rollout_is_threshold=inf and "
+    f"'+{FORWARDED}=${{{CORRECTION}}}', or let verl weigh the tokens and name the inner method"
+)
 
 
-def refusal(method: Method) -> str | None:
-    """The reason why verl cannot train with a method, and what to use instead; None if it can.
+def carries(correction: Mapping[str, Any]) -> bool:
+    """Whether verl's weights are the whole ratio old / sampler of each token, from which the
+    sampler's log-probabilities follow.
 
-    verl calls a policy loss with one micro-batch of one rank: log-probabilities, old
-    log-probabilities, advantages, mask, and its own weights for the sampler's correction.
+    Args:
+      correction: the section ``rollout_correction``.
+
+    Example:
+      >>> carries({"rollout_is": "token", "rollout_is_threshold": float("inf")})
+      True
+      >>> carries({"rollout_is": "token", "rollout_is_threshold": 2.0})
+      False
     """
-    return limits.refusal(method, "verl", instead=_INSTEAD)
+    try:  # verl reads "0.5_5.0" as bounds that drop tokens
+        threshold = float(str(correction.get("rollout_is_threshold", 2.0)).replace("_", "|"))
+    except ValueError:
+        return False
+    return (
+        correction.get("rollout_is") == "token"
+        and threshold >= math.exp(_BOUND)
+        and not correction.get("rollout_is_batch_normalize")
+        and not correction.get("bypass_mode")
+    )
+
+
+def supply(settings: Mapping[str, Any]) -> Supply:
+    """What verl passes to a policy loss under its settings.
+
+    Args:
+      settings: of the policy loss; ``rollout_correction`` is the section of that name.
+    """
+    correction = settings.get("rollout_correction") or {}
+    most = limits.ENGINES["verl"]
+    if correction.get("bypass_mode"):
+        return replace(most, engine="verl's bypass mode", old_is_sampler=True)
+    return most if carries(correction) else most.without("logp_rollout", _CARRY)
 
 
 def constraint(settings: Mapping[str, Any]) -> Method:
@@ -44,11 +87,12 @@ def constraint(settings: Mapping[str, Any]) -> Method:
     Args:
       settings: ``loss_mode``, one of `LOSS_MODES`; optionally ``method``: a name, or a mapping of
         ``name`` and hyper-parameters; the method of ``loss_mode`` when missing, else ``"atr"``.
-        ``method_args``, hyper-parameters of a name, is deprecated.
+        ``method_args``, hyper-parameters of a name, is deprecated. ``rollout_correction``: see
+        `supply`.
 
     Raises:
       ValueError: a loss mode of verl's own, or unknown; two methods; unknown method or
-        hyper-parameter; a method that verl cannot train with.
+        hyper-parameter; a method that verl cannot train with under these settings.
 
     Example:
       >>> constraint({"loss_mode": "trustclip", "method": {"name": "kl2", "delta": 0.05}})
@@ -57,7 +101,9 @@ def constraint(settings: Mapping[str, Any]) -> Method:
     mode, spec = settings.get("loss_mode"), settings.get("method")
     if isinstance(spec, Method):
         spec = spec.to_dict()
-    given = (mode, spec, settings.get("method_args"))
+    correction = settings.get("rollout_correction") or {}
+    read = {name: correction.get(name) for name in DECISIVE if correction.get(name) is not None}
+    given = (mode, spec, settings.get("method_args"), read)
     return _constraint(json.dumps(given, default=_plain))
 
 
@@ -68,7 +114,7 @@ def _plain(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _constraint(given: str) -> Method:
-    mode, spec, arguments = json.loads(given)
+    mode, spec, arguments, correction = json.loads(given)
     if not str(mode).startswith(LOSS_MODE):
         raise ValueError(
             f"loss_mode={mode!r} is verl's own and ignores the method; set it to {LOSS_MODE!r}."
@@ -83,7 +129,7 @@ def _constraint(given: str) -> Method:
             f"{LOSS_MODE!r} with `method`, or leave `method` out."
         )
     chosen = as_method(with_arguments(spec or named or DEFAULT, arguments))
-    problem = refusal(chosen)
+    problem = limits.refusal(chosen, supply({"rollout_correction": correction}))
     if problem:
         raise ValueError(problem)
     return chosen

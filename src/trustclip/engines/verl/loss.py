@@ -9,6 +9,7 @@ relies on the registry, `agg_loss` and `PolicyLossConfig`, whose names are publi
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import (  # pyright: ignore[reportMissingImports]
     agg_loss,
@@ -20,7 +21,14 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.masked import zero_masked
 from trustclip.engines.token_loss import as_floats, means, per_token_loss
-from trustclip.engines.verl.limits import LOSS_MODE, LOSS_MODES, constraint
+from trustclip.engines.verl.limits import (
+    CORRECTION,
+    FORWARDED,
+    LOSS_MODE,
+    LOSS_MODES,
+    carries,
+    constraint,
+)
 
 
 @dataclass
@@ -75,7 +83,9 @@ def policy_loss(
       response_mask: where a token counts.
       loss_agg_mode: how verl aggregates.
       config: verl's actor configuration; its ``policy_loss`` names the method.
-      rollout_is_weights: verl's weights that correct for the sampler, if it is configured to.
+      rollout_is_weights: verl's weights that correct for the sampler, if it is configured to. A
+        method that needs the sampler's log-probabilities gets them from the weights, which then
+        weigh no token: the correction is the method's.
 
     Returns:
       (loss, metrics): a scalar that summed over micro-batches and averaged over ranks is the loss
@@ -83,15 +93,33 @@ def policy_loss(
       ``trustclip/*``, and what dashboards made for verl show.
     """
     mask = response_mask.bool()
-    batch = TokenBatch(log_prob, old_log_prob, advantages, mask)
     method = constraint(config.policy_loss)
+    rollout = _logp_rollout(config.policy_loss, old_log_prob, rollout_is_weights, mask)
+    batch = TokenBatch(log_prob, old_log_prob, advantages, mask, logp_rollout=rollout)
     per_token, surrogate = per_token_loss(method, batch)
-    if rollout_is_weights is not None:
+    if rollout_is_weights is not None and "logp_rollout" not in method.requires:
         per_token = per_token * zero_masked(rollout_is_weights, mask)
     loss = agg_loss(per_token, mask, loss_agg_mode, **config.global_batch_info)
     seen = as_floats(means(batch, surrogate, method=method))
     own = {"actor/pg_clipfrac": seen["trustclip/gated"], "actor/ppo_kl": seen["trustclip/k1"]}
     return loss, {**seen, **own}
+
+
+def _logp_rollout(
+    settings: Any, old: Tensor, weights: Tensor | None, mask: Tensor
+) -> Tensor | None:
+    """Log-probabilities of the sampler, where verl's settings let a loss see them, else None."""
+    correction = settings.get("rollout_correction") or {}
+    if correction.get("bypass_mode"):
+        return old
+    if not carries(correction):
+        return None
+    if weights is None:
+        raise ValueError(
+            f"{FORWARDED} has rollout_is=token, and verl passed no weights: let it be a reference, "
+            f"'${{{CORRECTION}}}', and set actor_rollout_ref.rollout.calculate_log_probs=True."
+        )
+    return old - torch.where(mask, weights, 1.0).log()  # [batch, time]
 
 
 for _mode in LOSS_MODES:

@@ -62,6 +62,10 @@ def derived_seed(*parts: object) -> int:
 class Local:
     """A Hugging Face model in this process.
 
+    `generate` of Transformers samples, and with it everything that the model's own
+    ``generation_config`` sets applies (suppressed tokens, a repetition penalty). Where nothing but
+    a temperature is left, a small Qwen3 on a CPU is decoded by a faster loop.
+
     Args:
       model: causal language model.
       tokenizer: its tokenizer, with a chat template.
@@ -103,10 +107,12 @@ class Local:
 
     def _tokens(self, ids: list[list[int]], length: int, limit: int) -> list[list[int]]:
         """New tokens of each row, with or without those after the end token."""
-        from trustclip.engines.trl.decoding import decoder_for
+        from trustclip.engines.trl.decoding import Decoder
+        from trustclip.engines.trl.plain_sampling import unlike_generate
 
-        decoder = decoder_for(self._model) if self._sampling.top_p == 1 else None
-        if decoder is not None:
+        settings = {"top_k": 0, "top_p": self._sampling.top_p}
+        if next(unlike_generate(self._model, settings), None) is None:
+            decoder = Decoder(self._model)
             decoded = decoder.decode(ids, limit, self._ends, self._sampling.temperature)
             return [completion.tokens for completion in decoded]
         inputs = self._tokenizer.pad(

@@ -19,6 +19,8 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, get_args
 
 from trustclip.constraints.names import unknown
+from trustclip.runs.secrets import redacted
+from trustclip.runs.text import one_line
 
 SinkName = Literal["none", "trackio", "wandb", "tensorboard"]
 
@@ -68,7 +70,7 @@ def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: 
     except ImportError as error:
         raise ValueError(_cannot_import(name, str(error))) from None
     except Exception as error:
-        raise ValueError(f"the sink {name!r} cannot start: {_one_line(error)}") from error
+        raise ValueError(f"the sink {name!r} cannot start: {_shown(error)}") from error
 
 
 def missing(name: SinkName) -> str | None:
@@ -138,14 +140,14 @@ class _Guarded:
         except Exception as error:
             self._sink = None
             warnings.warn(
-                f"the sink {self._name!r} failed and gets no more rows ({_one_line(error)}); "
+                f"the sink {self._name!r} failed and gets no more rows ({_shown(error)}); "
                 "training goes on and metrics.jsonl has everything.",
                 stacklevel=4,
             )
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _shown(error: Exception) -> str:
+    return one_line(redacted(f"{type(error).__name__}: {error}"))
 
 
 def _import(module: str, environment: Mapping[str, str]) -> ModuleType:

@@ -1,0 +1,44 @@
+"""Settings of a sampler that differs from the policy in training. Imports no engine."""
+
+from typing import Any, Literal
+
+from trustclip.constraints.checked import UpToOne, Whole, checked
+
+
+@checked
+class Sampler:
+    """The policy that samples, as a copy of the one in training: rounded, quantised, old, cut off.
+
+    In production another program samples (vLLM, SGLang), in another precision and often with
+    weights that are some updates old. These settings make the same mismatch on purpose, of known
+    size: only the tiny models' decoder samples from such a copy.
+
+    Example:
+      >>> Sampler().exact, Sampler(dtype="bfloat16", lag=4).exact
+      (True, False)
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
+    """Precision of the copy's weights; int8 quantises each row of a matrix symmetrically."""
+    lag: Whole = 0
+    """Age of the copy in generations; 0 is the policy in training."""
+    top_p: UpToOne = 1.0
+    """Nucleus-sampling mass of the sampler."""
+    top_k: Whole = 0
+    """Number of likeliest tokens that the sampler draws from; 0 for all."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sampler is the policy in training itself."""
+        return self == Sampler()
+
+
+def as_sampler(given: Any) -> Sampler:
+    """A `Sampler` from itself, a mapping of its fields, or None.
+
+    Raises:
+      ValueError: unknown field, or a value out of range.
+    """
+    if isinstance(given, Sampler):
+        return given
+    return Sampler(**(given or {}))

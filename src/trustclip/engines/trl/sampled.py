@@ -1,0 +1,189 @@
+"""Log-probabilities that `generate` of Transformers samples with: it returns none to TRL.
+
+They are those of the distribution that the token is really drawn from: the logits as `generate`
+has processed them, divided by the temperature, cut off by top-k, top-p and min-p, and normalised
+again. That is what vLLM calls *processed* log-probabilities.
+"""
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from trustclip.constraints.batch import TokenBatch
+
+#: Settings of sampling that are applied here, in the order of Transformers, and their off values.
+_APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {
+    "temperature": (TemperatureLogitsWarper, 1.0),
+    "top_k": (TopKLogitsWarper, 0),
+    "top_p": (TopPLogitsWarper, 1.0),
+    "min_p": (MinPLogitsWarper, 0.0),
+}
+
+#: Mean difference of log-probabilities that is worth a notice, nats a token: ten times what
+#: half-precision engines show.
+_NOTABLE = 0.02
+
+#: Names of generation settings under which the log-probabilities are right.
+RECORDED = frozenset(_APPLIED)
+
+
+@contextmanager
+def recorded(model: Any) -> Iterator[list[Tensor]]:
+    """Context in which ``model.generate`` records the log-probabilities it samples with.
+
+    The temperature and the cut-offs are taken out of the generation's settings and applied by the
+    same classes of Transformers, with the recorder behind them: the samples are the same bit for
+    bit, and nothing comes between what is recorded and what is drawn.
+
+    Args:
+      model: a causal language model, or an adapter around one.
+
+    Yields:
+      A list that gets the log-probabilities of each call, nats; what stands after the end of a
+      completion is meaningless. Shape [batch, new tokens].
+    """
+    calls: list[Tensor] = []
+    original = model.generate
+
+    def generate(*args: Any, generation_config: Any, **kwargs: Any) -> Tensor:
+        defaults, plain = model.generation_config, copy.deepcopy(generation_config)
+        processors: list[LogitsProcessor] = []
+        for name, (warper, off) in _APPLIED.items():
+            value = getattr(generation_config, name)
+            value = getattr(defaults, name) if value is None else value
+            if value is not None and value != off:
+                processors.append(warper(value))  # type: ignore[call-arg]
+                setattr(plain, name, off)
+        recorder = _Recorder()
+        processed = LogitsProcessorList([*processors, recorder])
+        ids = original(*args, generation_config=plain, logits_processor=processed, **kwargs)
+        calls.append(recorder.of(ids))
+        return ids
+
+    model.generate = generate
+    try:
+        yield calls
+    finally:
+        del model.generate
+
+
+def with_logps(model: Any, generate: Callable[[], Any]) -> tuple[list[list[int]], list[Any]]:
+    """Tokens that ``generate`` returns, and the log-probabilities they were sampled with.
+
+    Args:
+      model: whose `generate` it calls, once.
+      generate: returns the tokens of each completion, and something else.
+    """
+    with recorded(model) as calls:
+        ids, _ = generate()
+    (logps,) = (call.tolist() for call in calls)
+    return ids, [row[: len(tokens)] for row, tokens in zip(logps, ids, strict=True)]
+
+
+def same_lengths(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
+    """A `rollout_func` of TRL's whose log-probabilities are counted: TRL pads them with zeros.
+
+    Raises:
+      ValueError: (when called) a completion has more or fewer of them than tokens.
+    """
+
+    @functools.wraps(rollout_func)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        output = rollout_func(*args, **kwargs)
+        pairs = zip(output.get("completion_ids") or (), output.get("logprobs") or (), strict=False)
+        for i, (tokens, logps) in enumerate(pairs):
+            if len(tokens) != len(logps):
+                raise ValueError(
+                    f"`rollout_func` returned {len(logps)} log-probabilities for the {len(tokens)} "
+                    f"tokens of completion {i}; it must return one for each."
+                )
+        return output
+
+    return counted
+
+
+@torch.no_grad()
+def oddity(batch: TokenBatch) -> str | None:
+    r"""What is wrong with the sampler's log-probabilities of fresh samples, if anything.
+
+    On its own samples a sampler's log-probabilities are at least the trainer's on average, since
+    $E_b[\log\pi_b - \log\pi_{old}] = KL(b \| old) \ge 0$. Lower ones are not of the distribution
+    that the tokens were drawn from.
+
+    Args:
+      batch: tokens with ``logp_rollout``.
+
+    Returns:
+      A sentence for a notice; None if nothing is odd.
+
+    Raises:
+      ValueError: no token has a log-probability of the sampler, or some are above 0.
+    """
+    given = batch.finite & ~batch.given("logp_rollout").isnan()
+    apart = (batch.given("logp_rollout") - batch.logp_old)[given].double()  # [tokens]
+    tokens = int(batch.finite.sum())
+    if not tokens:
+        return None
+    if not len(apart):
+        raise ValueError(
+            f"the sampler gave NaN for the log-probability of every one of {tokens} tokens."
+        )
+    if (top := batch.given("logp_rollout")[given].max().item()) > 1e-3:
+        raise ValueError(
+            f"the sampler gave a log-probability of {top:g}, above 0; it must give natural "
+            "logarithms of probabilities."
+        )
+    if len(apart) < tokens:
+        return (
+            f"the sampler gave NaN for the log-probability of {tokens - len(apart)} of {tokens} "
+            "tokens: on these a correction for the sampler does nothing."
+        )
+    mean = apart.mean().item()
+    if abs(mean) < _NOTABLE or abs(mean) < 5 * apart.std().item() / math.sqrt(len(apart)):
+        return None
+    if mean < 0:
+        return (
+            f"the sampler's log-probabilities are {-mean:.3g} nats a token below the trainer's on "
+            "the sampler's own samples, and those of the distribution it drew from cannot be lower "
+            "on average: it probably reports them without its temperature, top-p or top-k."
+        )
+    return (
+        f"the sampler's log-probabilities are {mean:.3g} nats a token above the trainer's, so the "
+        "two distributions differ by that KL divergence: probably one of them applies a "
+        "temperature, top-p or top-k that the other does not, or the weights differ."
+    )
+
+
+class _Recorder(LogitsProcessor):
+    """The last processor: a token is known when the next one is asked for."""
+
+    def __init__(self) -> None:
+        self._next: Tensor | None = None
+        self._drawn: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._draw(input_ids[:, -1])
+        self._next = scores.log_softmax(dim=-1)  # [batch, vocabulary]
+        return scores
+
+    def _draw(self, tokens: Tensor) -> None:
+        if self._next is not None:
+            self._drawn.append(self._next.gather(1, tokens[:, None]))
+
+    def of(self, ids: Tensor) -> Tensor:
+        """Log-probabilities of all new tokens of ``ids``. Shape [batch, new tokens]."""
+        self._draw(ids[:, -1])
+        return torch.cat(self._drawn, dim=1)

@@ -1,0 +1,88 @@
+r"""A sampler that really differs from the trainer: a rounded, quantised or old copy of the policy.
+
+The copy samples and reports its own log-probabilities, $\log\pi_b$; the trainer scores the same
+tokens with the policy in training, $\log\pi_{old}$. So the mismatch between the two is real, and
+its cause is known.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trustclip.engines.sampler import Sampler
+from trustclip.engines.trl.decoding import Decoder
+
+Weights = dict[str, Tensor]
+
+
+class Copies:
+    r"""Copies of a policy that sample in its place, one for each generation.
+
+    With ``lag`` $n$, generation $g$ is sampled by the policy of generation $\max(g - n, 0)$: the
+    policies of the last $n$ generations are kept, and are part of a checkpoint.
+
+    Args:
+      sampler: in what the copy differs; nothing by default, and the policy itself samples.
+    """
+
+    def __init__(self, sampler: Sampler | None = None) -> None:
+        self._sampler = sampler or Sampler()
+        self.exact = self._sampler.exact
+        self.cut_off: dict[str, Any] = {"top_p": self._sampler.top_p, "top_k": self._sampler.top_k}
+        self._kept: list[tuple[int, Weights]] = []  # (updates done, weights), oldest first
+
+    @torch.no_grad()
+    def next(self, model: nn.Module, step: int) -> tuple[Decoder, int]:
+        """The decoder for the next generation, and the updates that its weights have seen.
+
+        Args:
+          model: the policy in training; see `trustclip.engines.trl.decoding.unsupported`.
+          step: updates done.
+        """
+        if self.exact:
+            return Decoder(model), step
+        now = {name: weight.detach() for name, weight in _named(model)}
+        version, weights = self._kept[0] if self._kept else (step, now)
+        if lag := self._sampler.lag:
+            if len(self._kept) == lag:
+                self._kept.pop(0)
+            self._kept.append((step, {name: weight.clone() for name, weight in now.items()}))
+        rounded = {name: converted(weight, self._sampler.dtype) for name, weight in weights.items()}
+        return Decoder(model, rounded), version
+
+    def state(self) -> list[Any]:
+        """The kept policies, for a checkpoint: ``[updates done, weights]`` of each."""
+        return [[step, weights] for step, weights in self._kept]
+
+    def restore(self, state: list[Any]) -> None:
+        """Continue from `state`."""
+        self._kept = [(step, weights) for step, weights in state]
+
+
+def _named(model: Any) -> Any:
+    """Parameters under every name they have: tied ones under two."""
+    return model.named_parameters(remove_duplicate=False)
+
+
+def converted(weight: Tensor, dtype: str) -> Tensor:
+    r"""A weight rounded to another type and back.
+
+    ``"int8"`` is symmetric quantisation of each row, $q = \mathrm{round}(127\, w / \max|w|)$, of
+    matrices; vectors (the scales of normalisation) stay as they are, as in common quantisers.
+
+    Args:
+      weight: of any shape, float32.
+      dtype: see `trustclip.engines.sampler.Sampler`.
+
+    Example:
+      >>> converted(torch.tensor([[0.5, -1.0, 0.3001]]), "int8") * 127
+      tensor([[  64., -127.,   38.]])
+    """
+    if dtype == "int8":
+        if weight.dim() < 2:
+            return weight
+        scale = weight.abs().amax(dim=1, keepdim=True) / 127  # [rows, 1]
+        scale = torch.where(scale == 0, 1.0, scale)
+        return (weight / scale).round() * scale
+    return weight.to(getattr(torch, dtype)).to(weight.dtype)

@@ -1,0 +1,76 @@
+"""IPO: a token is dropped once its probability has moved too far, in either direction."""
+
+from torch import Tensor
+
+from trustclip.constraints import divergences, gates
+from trustclip.constraints.base import Method, Positive, Trait, definition, need_p_old
+from trustclip.constraints.batch import Anchor, LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.twins import Twins
+
+
+@definition
+class IPO(Method):
+    r"""IPO: no gradient for a token whose probability has moved too far from the sampler's.
+
+    $$
+    J_t = w_t A_t\, \mathbf 1[\, |q_t - p_t| \le \delta \,], \qquad w_t = q_t / p_t
+    $$
+
+    with $q$ the token's probability now and $p$ that under the policy that sampled it. The default
+    of prime-rl, which has two policies: between sampling and the update nothing is recomputed, so
+    the region is one around the sampler and $w$ undoes its mismatch as well. Strict: steps back
+    towards $p$ are dropped too, unlike in ``dppo``. Against the proximal policy it is ``bandpo``
+    with total variation, the strict side and no ceiling.
+
+    prime-rl can add a penalty $\tau \log^2 w$ on all tokens, dropped ones included: $\tau$ was
+    $10^{-3}$ in its configuration until September 2026, and is 0 since.
+
+    Args:
+      delta: $\delta$, largest change of the probability. 0.3 in prime-rl since September 2026,
+        0.1 before.
+      anchor: ``"rollout"`` (prime-rl): p is the sampler's; ``"old"``: the proximal policy's.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> p, q = torch.tensor([[0.2, 0.5, 0.9]]), torch.tensor([[0.4, 0.9, 0.5]])
+      >>> batch = tc.TokenBatch(q.log(), q.log(), torch.ones(1, 3),
+      ...                       torch.ones(1, 3, dtype=torch.bool), logp_rollout=p.log())
+      >>> tc.coefficient(tc.method("ipo"), batch)
+      tensor([[2.0000, 0.0000, 0.0000]])
+
+    References:
+      Prime Intellect, `prime-rl, ipo_loss_fn
+      <https://github.com/PrimeIntellect-ai/prime-rl/blob/main/src/prime_rl/trainer/rl/loss.py>`_,
+      2026; the region is that of Qi et al., `Rethinking the trust region in LLM reinforcement
+      learning <https://arxiv.org/abs/2602.04879>`_, 2026
+    """
+
+    per_token = ("delta",)
+
+    delta: Positive = 0.3
+    anchor: Anchor = "rollout"
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        return ("logp_rollout",) if self.anchor == "rollout" else ()
+
+    @property
+    def traits(self) -> Trait:
+        if self.anchor == "old":
+            return Trait.CUTS
+        return Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+
+    @property
+    def twins(self) -> Twins:
+        if self.anchor == "rollout":
+            return {}
+        band = {"divergence": "tv", "delta": self.delta, "ceiling": None, "side": "strict"}
+        return {"trustclip": {"name": "bandpo", **band}}
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        return divergences.log_binary_tv_bounds(need_p_old(p_old, self.name).log(), self.delta)
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        batch = batch.against(self.anchor)
+        moved = divergences.binary_tv(batch.logp_old, batch.logp.detach())  # [batch, time]
+        return gates.hard(batch, moved <= self.delta)

@@ -1,0 +1,137 @@
+"""The report of runs that are still training, served to this machine's browser alone."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import cast
+
+from trustclip.report.collect import collect
+from trustclip.report.page import render
+from trustclip.runs.reader import find
+
+#: The page is built again after this many times the seconds that building took, at the earliest:
+#: training needs the processor more.
+_PATIENCE = 5.0
+
+
+class LiveReport:
+    """The page of runs, built again when their files have changed. Nothing is written.
+
+    Args:
+      paths: run directories, and suites for all of theirs.
+      title: of the page.
+
+    Raises:
+      ValueError: a path is neither; or a file in it is damaged.
+    """
+
+    def __init__(self, paths: Sequence[Path], title: str) -> None:
+        self._paths, self._title = paths, title
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self._next = 0.0
+        self.version = 0
+        self.page = b""
+        self.refresh()
+
+    def refresh(self) -> int:
+        """Build the page again if its runs have changed and it is time; returns its version."""
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._next and (seen := self._files()) != self._seen:
+                number = str(self.version + 1)
+                page = render(collect(self._paths), self._title, live=number)
+                self.page, self.version, self._seen = page.encode(), self.version + 1, seen
+                self._next = time.monotonic() + _PATIENCE * (time.monotonic() - now)
+            return self.version
+
+    def _files(self) -> object:
+        """Sizes and times of the files that a report is made of."""
+        found = {}
+        for folder in find(self._paths):
+            for pattern in ("*.json*", "*.yaml", "tokens/*"):
+                for path in folder.glob(pattern):
+                    try:
+                        state = path.stat()
+                    except FileNotFoundError:  # replaced or removed at this moment
+                        continue
+                    found[str(path)] = (state.st_size, state.st_mtime_ns)
+        return found
+
+
+def serve(paths: Sequence[Path], ready: Callable[[str], None]) -> None:
+    """Serve the report of runs until Ctrl-C.
+
+    Args:
+      paths: run directories, and suites for all of theirs.
+      ready: gets the address of the page.
+
+    Raises:
+      ValueError: a path is neither; or a file in it is damaged.
+    """
+    with LiveServer(LiveReport(paths, "Report")) as server:
+        ready(server.url)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves a live report on a free port of 127.0.0.1.
+
+    Args:
+      report: what to serve.
+
+    Raises:
+      OSError: no port is free.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, report: LiveReport) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.report = report
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        # A page of another site may not read this one by a name that it has pointed here.
+        server = cast(LiveServer, self.server)
+        port, report = server.server_port, server.report
+        if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            return self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"not this host")
+        if self.path == "/":
+            return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", report.page)
+        if self.path != "/version":
+            return self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"nothing here")
+        try:
+            state: dict[str, object] = {"version": report.refresh()}
+        except (ValueError, OSError) as error:  # damaged, or moved away: the page says so
+            state = {"version": report.version, "error": str(error)}
+        self._answer(HTTPStatus.OK, "application/json", json.dumps(state).encode())
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        try:
+            self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the page was closed
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the terminal shows the address alone."""

@@ -1,0 +1,108 @@
+"""The Rosetta table as text: rows for a terminal, and the page ``docs/rosetta.md``."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trustclip.constraints.rosetta import ENGINES, Engine, Row, Spec
+from trustclip.runs.text import markdown_table
+
+HEADER = ("loss", "method", "aggregation", "set in the engine", "remark")
+
+CHECKED = {"package": "compared with the installed package", "formula": "compared with its formula"}
+
+_INTRODUCTION = """\
+# What each engine computes, as a method
+
+One row per loss of a training engine, with the engine's defaults: the method that has the same
+gradient in every token's log-probability. The first row of an engine is its default.
+
+```python
+import trustclip as tc
+
+tc.preset("prime-rl")         # the default of prime-rl
+tc.preset("verl", "gspo")     # another loss by its name there
+tc.presets()                  # all of them
+```
+
+`trustclip methods --engines` prints the tables in a terminal. Every row is tested on one fixed set
+of tokens, `tests/rosetta_cases.py`: where a package can be installed beside the tests, against
+the package's own loss and configuration; elsewhere against the published formula, written a
+second time in `tests/engine_formulas.py` in the form of its source. The heading of each table says
+which, and the release or the date of the source it describes; engines change their defaults.
+
+*Three policies.* An engine measures a token's ratio either from the proximal policy, whose
+log-probabilities it recomputes before the update, or from the policy that sampled. The second is
+`anchored(...)`, or `anchor=rollout`.
+
+*Aggregation* is what an engine does with the tokens' losses by default; it is no part of the
+method, and a sequence weighs differently under each: see `trustclip.policy_loss`.
+
+*Penalties.* `+ penalty(k2, 0.002)` is added to the objective of every token; see `trustclip bounds
+penalty`. PPO's own adaptive penalty is `ppo_penalty`, KL-Cov's is `kl_cov`, and Kimi k1.5's loss
+is `reinforce + penalty(k2, tau, anchor=rollout, level=sequence)`. A KL penalty towards a frozen
+reference model is another thing: it bounds no update, and every trainer adds it on its own.
+"""
+
+
+def cells(row: Row) -> tuple[str, str, str, str, str]:
+    """A row's text, in the order of `HEADER`; the method of none is a dash."""
+    method = "-" if row.method is None else spelled(row.method)
+    return row.name, method, row.aggregation, row.setting, row.note
+
+
+def title(engine: Engine) -> str:
+    """Heading of an engine's table.
+
+    Example:
+      >>> title(ENGINES["trl"])
+      'TRL, 1.16.0 (compared with the installed package)'
+    """
+    return f"{engine.title}, {engine.read} ({CHECKED[engine.checked]})"
+
+
+def page() -> str:
+    """The page in Markdown: an introduction, and a table for each engine."""
+    return "\n".join([_INTRODUCTION, *_tables()]) + "\n"
+
+
+def _tables() -> Iterator[str]:
+    for name, engine in ENGINES.items():
+        yield f"## {title(engine)}\n"
+        yield f'`tc.preset("{name}")`\n'
+        rows = (
+            (_code(n), _code(m), _code(a), _code(s), note) for n, m, a, s, note in _rows(engine)
+        )
+        yield markdown_table(HEADER, rows)
+        yield ""
+
+
+def _rows(engine: Engine) -> Iterator[tuple[str, str, str, str, str]]:
+    return (cells(row) for row in engine.rows)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text and text != "-" else text
+
+
+def spelled(spec: Spec) -> str:
+    """A method's specification as one would write it, for tables.
+
+    Example:
+      >>> spelled({"name": "tis", "inner": {"name": "clip", "epsilon": 0.1}, "ceiling": 2.0})
+      'tis(clip(epsilon=0.1), ceiling=2)'
+      >>> spelled({"name": "penalty", "inner": "ipo", "divergence": "k2", "beta": 0.002})
+      'ipo + penalty(k2, 0.002)'
+    """
+    if isinstance(spec, str):
+        return spec
+    rest = {key: value for key, value in spec.items() if key not in ("name", "inner")}
+    if spec["name"] == "penalty":
+        first = [str(rest.pop("divergence")), f"{rest.pop('beta'):g}"]
+        price = ", ".join(first + _named(rest))
+        return f"{spelled(spec['inner'])} + penalty({price})"
+    inner = [spelled(spec["inner"])] if "inner" in spec else []
+    return f"{spec['name']}({', '.join(inner + _named(rest))})"
+
+
+def _named(values: Mapping[str, Any]) -> list[str]:
+    return [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items()]

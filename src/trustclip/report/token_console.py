@@ -1,0 +1,138 @@
+"""Recorded tokens in the terminal."""
+
+import heapq
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trustclip.constraints.names import unknown
+from trustclip.report.tokens import MAX_STRINGS, OWN, SHADOWS, Judged, Words, judged_rows, strings
+from trustclip.runs.text import control_named, percent
+from trustclip.runs.tokens import TOKENS, read_tokens
+
+#: Backgrounds of a token that is raised and of one that is lowered, weak and strong: blue, orange.
+_UP, _DOWN = ("on #c9dff0", "on #7fb2d9"), ("on #f6d5bd", "on #eb9a62")
+
+
+def print_tokens(
+    path: Path,
+    console: Console,
+    *,
+    step: int | None = None,
+    worst: bool = False,
+    count: int = 3,
+    constraint: str = OWN,
+) -> None:
+    """Print completions token by token, and the strings that are cut most often.
+
+    Args:
+      path: a run directory, or a file or folder of tokens.
+      console: where to; without colours, cut tokens stand in double brackets alone.
+      step: only completions used in this update; all where None.
+      worst: the completions of which the largest share is cut, instead of the first.
+      count: number of completions.
+      constraint: whose gate: `OWN` for the run's, or one of `SHADOWS`.
+
+    Raises:
+      ValueError: no such constraint, no recorded tokens, or none of this step.
+    """
+    if constraint not in (OWN, *SHADOWS):
+        raise ValueError(unknown("constraint", constraint, (OWN, *SHADOWS)))
+    source = path / TOKENS if (path / "config.yaml").is_file() else path
+    if source.name == TOKENS and not source.is_dir():
+        raise ValueError(f"{path} has no recorded tokens: rl's `tokens_every` was 0, or it is old.")
+    shadows = [constraint] if constraint != OWN else []
+    words, chosen, number = Words(), [], 0
+    for item in judged_rows(source, shadows):
+        if step is not None and item.row.step != step:
+            continue
+        if constraint not in item.kept:
+            raise ValueError(f"{source} does not say what {constraint} cut; see --constraint.")
+        words.add(item)
+        # The smallest of these stays out: a low share, or a late place.
+        key = (item.share(constraint), -number) if worst else (0.0, -number)
+        heapq.heappush(chosen, (*key, item))
+        if len(chosen) > count:
+            heapq.heappop(chosen)
+        number += 1
+    if not number:
+        raise ValueError(_none(source, step))
+    for *_, item in sorted(chosen, key=lambda entry: entry[:2], reverse=True):
+        console.print(_facts(item, constraint), style="bold", markup=False, soft_wrap=True)
+        console.print(painted(item, constraint), soft_wrap=True)
+        console.print()
+    console.print(_table(words, constraint, number))
+
+
+def _none(source: Path, step: int | None) -> str:
+    steps = sorted({row.step for row in read_tokens(source) if row.step is not None})
+    shown = ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
+    return f"{source} has no tokens of step {step}; recorded: {shown or 'none'}."
+
+
+def _facts(item: Judged, constraint: str) -> str:
+    row = item.row
+    said = [
+        f"step {row.step}" if row.step is not None else "",
+        f"sampled at {row.generated}" if row.generated is not None else "",
+        f"number {row.index}" if row.index is not None else "",
+        f"reward {row.reward:.4g}" if row.reward is not None else "",
+        f"A {np.mean(row.advantage[row.mask]) if row.mask.any() else 0:.3g}",
+        f"{len(row.logp)} tokens",
+        f"{percent(item.share(constraint))} % cut by {constraint}",
+    ]
+    return ", ".join(part for part in said if part)
+
+
+def painted(item: Judged, constraint: str) -> Text:
+    """The text of a completion: coloured by coefficient, cut tokens in double brackets."""
+    c, cut = item.coefficients[constraint], item.cut(constraint)
+    strong = float(np.nanmax(np.abs(c), initial=0.0)) / 2
+    text = Text()
+    for i, string in enumerate(strings(item.row)):
+        shown = visible(string)
+        if cut[i]:
+            text.append(f"⟦{shown}⟧", "bold reverse")
+        elif not item.row.mask[i]:
+            text.append(shown, "dim italic")
+        elif c[i] != 0:
+            weak, full = _UP if c[i] > 0 else _DOWN
+            text.append(shown, f"black {full if abs(c[i]) > strong else weak}")
+        else:
+            text.append(shown)
+    return text
+
+
+def visible(string: str) -> str:
+    r"""A token's text with whitespace visible and every control character by its number.
+
+    Example:
+      >>> visible("a\n"), visible("  "), visible("\x1b[2J"), visible("")
+      ('a⏎\n', '··', '<U+001B>[2J', '∅')
+    """
+    if not string:
+        return "∅"
+    if not string.strip(" "):
+        return "·" * len(string)
+    return "⏎\n".join(map(control_named, string.replace("\t", "⇥").split("\n")))
+
+
+def _table(words: Words, constraint: str, completions: int) -> Table:
+    rows = words.most_cut(constraint, MAX_STRINGS)
+    share = percent(words.share(constraint), 2)
+    title = f"{constraint} cuts {share} % of {words.tokens:,} tokens in {completions:,} completions"
+    table = Table(title=title, title_justify="left", box=None, header_style="dim")
+    for name in ("string", "tokens", "cut", "of it, %", "lift", "95 % interval"):
+        table.add_column(name, justify="left" if name == "string" else "right")
+    for text, size, hits, lift, low, high in rows:
+        interval = "-" if low is None else f"{low:.1f} to {high:.1f}"
+        cells = [f"{size:,}", f"{hits:,}", percent(hits / size), f"{lift:.1f}", interval]
+        table.add_row(Text(_in_one_line(text)), *cells)
+    return table
+
+
+def _in_one_line(text: str) -> str:
+    return visible(text).replace("\n", "")

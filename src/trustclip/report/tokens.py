@@ -1,0 +1,243 @@
+"""Recorded tokens for people: what the constraint and others did to each, and to which strings."""
+
+import base64
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trustclip.constraints.base import Method
+from trustclip.constraints.loss import gradient
+from trustclip.constraints.registry import method
+from trustclip.runs.tokens import TokenRow, read_tokens, token_batch
+from trustclip.stats.lift import Lifts
+
+#: Methods whose gate is computed on the tokens of any run, at the defaults of their papers.
+SHADOWS = ("clip", "clip_higher", "atr", "dppo", "gspo", "icepop")
+#: Name of what the run itself did.
+OWN = "this run"
+#: Maximum number of completions, and of their tokens, in a page.
+MAX_COMPLETIONS, MAX_TOKENS = 200, 1_000_000
+#: Strings in the table of those that are cut most often.
+MAX_STRINGS = 20
+#: Numbers of a token in the page, before its coefficients.
+COLUMNS = ("logp", "log_ratio", "rollout_log_ratio", "entropy", "advantage")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A completion, and what each constraint did to its tokens.
+
+    Args:
+      row: the completion.
+      coefficients: gradient of the objective in each log-probability, by constraint. [time].
+      kept: true where the gate left a gradient as it was, by constraint. [time].
+    """
+
+    row: TokenRow
+    coefficients: dict[str, NDArray[np.float64]]
+    kept: dict[str, NDArray[np.bool_]]
+
+    def cut(self, name: str) -> NDArray[np.bool_]:
+        """True for tokens that count and that a constraint has cut. Shape [time]."""
+        return self.row.mask & ~self.kept[name]
+
+    def share(self, name: str) -> float:
+        """Share of its tokens that a constraint has cut."""
+        return float(self.cut(name).sum() / max(self.row.mask.sum(), 1))
+
+
+def judged(row: TokenRow, shadows: Sequence[Method]) -> Judged:
+    """What a run's own constraint, where it was recorded, and others did to a completion.
+
+    Args:
+      row: the completion.
+      shadows: the others; one that needs a number the row lacks is left out.
+    """
+    coefficients: dict[str, NDArray[np.float64]] = {}
+    kept: dict[str, NDArray[np.bool_]] = {}
+    if row.coefficient is not None:
+        coefficients[OWN] = row.coefficient
+        silent = (row.coefficient == 0) & (row.advantage != 0)
+        kept[OWN] = ~silent if row.kept is None else row.kept
+    batch = token_batch([row])
+    for shadow in shadows:
+        if all(getattr(batch, name) is not None for name in shadow.requires):
+            c, surrogate = gradient(shadow, batch)
+            coefficients[shadow.name] = c[0].double().numpy()
+            kept[shadow.name] = surrogate.kept[0].numpy()
+    return Judged(row, coefficients, kept)
+
+
+def judged_rows(path: Path, shadows: Sequence[str] = SHADOWS) -> Iterator[Judged]:
+    """Completions of a file or folder of tokens, judged one by one.
+
+    Args:
+      path: see `trustclip.runs.tokens.read_tokens`.
+      shadows: names of methods.
+    """
+    methods = [method(name) for name in shadows]
+    for row in read_tokens(path):
+        yield judged(row, methods)
+
+
+def strings(row: TokenRow) -> Sequence[str]:
+    """Text of each token; its id where no text was recorded."""
+    if row.token is not None:
+        return row.token
+    return ["?"] * len(row.logp) if row.token_id is None else [f"#{i}" for i in row.token_id]
+
+
+@dataclass
+class Words:
+    """Which strings each constraint cuts, over all completions that were added."""
+
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _lifts: dict[str, Lifts] = field(default_factory=dict)
+
+    def add(self, item: Judged) -> None:
+        """Add a completion."""
+        mask = item.row.mask
+        texts = [text for text, counts in zip(strings(item.row), mask, strict=True) if counts]
+        numbers = [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
+        there, place, sizes = np.unique(
+            np.asarray(numbers, dtype=np.int64), return_inverse=True, return_counts=True
+        )
+        for name in item.kept:
+            cut = item.cut(name)[mask]
+            hits = np.bincount(place, weights=cut, minlength=len(there)).astype(np.int64)
+            self._lifts.setdefault(name, Lifts()).add(there, sizes, hits)
+
+    @property
+    def constraints(self) -> list[str]:
+        """Names, that of the run first."""
+        return list(self._lifts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that count."""
+        return max((lifts.items for lifts in self._lifts.values()), default=0)
+
+    def share(self, name: str) -> float:
+        """Share of all tokens that a constraint has cut."""
+        return self._lifts[name].share
+
+    def most_cut(self, name: str, count: int = MAX_STRINGS) -> list[list[Any]]:
+        """[string, tokens, cut ones, lift, its low and high bound or None] of the most cut."""
+        lifts, texts = self._lifts[name], list(self._numbers)
+        rows = []
+        for number in lifts.most_hit(count):
+            lift = lifts.lift(number)
+            bounds = [None if np.isnan(b) else b for b in (lift.low, lift.high)]
+            rows.append(
+                [texts[number], lifts.size(number), lifts.hits(number), lift.value, *bounds]
+            )
+        return rows
+
+
+class Texts:
+    """Texts of tokens in the page, each held once however often it occurs."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def number(self, text: str, identity: int) -> int:
+        """Number of a text with a token's id, in order of first use."""
+        return self._numbers.setdefault((text, identity), len(self._numbers))
+
+    def listed(self) -> list[list[Any]]:
+        """[text, id] of all; the id is -1 where none was recorded."""
+        return [[text, identity] for text, identity in self._numbers]
+
+
+def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
+    """The recorded tokens of runs, for the page.
+
+    Args:
+      named: name of each run in the page, and its file or folder of tokens.
+
+    Raises:
+      ValueError: a row is not as `trustclip.runs.tokens` says.
+    """
+    texts = Texts()
+    runs = [view(path, name, texts, len(named)) for name, path in named]
+    return {"columns": COLUMNS, "runs": runs, "texts": texts.listed()}
+
+
+def view(path: Path, name: str, texts: Texts, share: int = 1) -> dict[str, Any]:
+    """The recorded tokens of one run for the page: all of them counted, a sample of them shown.
+
+    Args:
+      path: a file or a folder of tokens.
+      name: of the run in the page.
+      texts: collects the texts of tokens.
+      share: number of runs in the page.
+
+    Raises:
+      ValueError: there are no tokens, or a row is not as `trustclip.runs.tokens` says.
+    """
+    words, total = Words(), 0
+    places = max(MAX_COMPLETIONS // share, 1)
+    shown: list[tuple[int, Judged]] = []
+    random = np.random.default_rng(0)
+    for item in judged_rows(path):
+        words.add(item)
+        # Each completion ends up in the page with the same probability, in one pass.
+        place = total if total < places else int(random.integers(total + 1))
+        if place < places:
+            shown[place : place + 1] = [(total, item)]
+        total += 1
+    shown.sort(key=lambda pair: pair[0])
+    room, rows = MAX_TOKENS // share, []
+    for _, item in shown:
+        room -= len(item.row.logp)
+        if room < 0:
+            break
+        rows.append(_packed(item, words.constraints, texts))
+    sizes = [np.abs(c[~np.isnan(c)]) for _, item in shown for c in item.coefficients.values()]
+    largest = np.quantile(np.concatenate(sizes), 0.99) if sizes else 0.0
+    return {
+        "name": name,
+        "total": total,
+        "tokens": words.tokens,
+        "constraints": words.constraints,
+        "scale": float(largest) or 1.0,
+        "rows": rows,
+        "words": {name: words.most_cut(name) for name in words.constraints},
+        "shares": {name: words.share(name) for name in words.constraints},
+    }
+
+
+def _packed(item: Judged, constraints: Sequence[str], texts: Texts) -> dict[str, Any]:
+    """A completion for the page: facts, and its numbers as compressed half-precision columns."""
+    row = item.row
+    length = len(row.logp)
+    unknown = np.full(length, np.nan)
+    old = row.logp if row.logp_old is None else row.logp_old
+    rollout = unknown if row.logp_rollout is None else old - row.logp_rollout
+    entropy = unknown if row.entropy is None else row.entropy
+    numbers = [row.logp, row.logp - old, rollout, entropy, row.advantage]
+    numbers += [item.coefficients.get(name, unknown) for name in constraints]
+    flags = row.mask.astype(np.uint16)
+    for bit, name in enumerate(constraints, start=1):
+        flags |= item.cut(name).astype(np.uint16) << bit if name in item.kept else np.uint16(0)
+    ids = np.full(length, -1) if row.token_id is None else row.token_id
+    places = [texts.number(t, int(i)) for t, i in zip(strings(row), ids, strict=True)]
+    with np.errstate(over="ignore"):
+        halves = np.concatenate(numbers).astype("<f2").tobytes()
+    content = halves + flags.astype("<u2").tobytes() + np.asarray(places, dtype="<u4").tobytes()
+    signs = np.sign(row.advantage[row.mask])
+    return {
+        "step": row.step,
+        "generated": row.generated,
+        "index": row.index,
+        "reward": None if row.reward is None or not np.isfinite(row.reward) else row.reward,
+        "sign": float(signs.sum() > 0) - float(signs.sum() < 0),
+        "length": length,
+        "cut": [round(item.share(n), 5) if n in item.kept else 0 for n in constraints],
+        "data": base64.b64encode(zlib.compress(content, 6)).decode(),
+    }

@@ -1,0 +1,52 @@
+"""The fixed tokens of the Rosetta table, and its rows by what they are compared with."""
+
+import dataclasses
+
+import torch
+import twin_cases
+
+import trustclip as tc
+from trustclip.constraints import rosetta
+
+Case = tuple[str, rosetta.Row]
+
+
+def tokens() -> tc.TokenBatch:
+    """Ragged sequences, up to some nats from old to new; one in ten has no advantage.
+
+    The sampler is within 0.4 nats of the proximal policy, and on one token in ten up to 2 nats
+    away, so that every truncation and mask of an engine acts somewhere.
+    """
+    batch = twin_cases.random_tokens()
+    generator = torch.Generator().manual_seed(1)
+    shape = batch.logp.shape
+    far = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.1
+    away = 4 * torch.rand(shape, generator=generator, dtype=torch.float64) - 2
+    some = torch.arange(shape[0])[:, None] % 10 == 0
+    return dataclasses.replace(
+        batch,
+        logp_rollout=batch.given("logp_rollout") + torch.where(far, away, 0.0),
+        advantages=torch.where(some, 0.0, batch.advantages),
+        keys=torch.arange(batch.logp.numel()).view(shape),
+    )
+
+
+def rows(checked: str, *engines: str) -> list[Case]:
+    """Rows that have a method, of the engines compared with a package or a formula."""
+    return [
+        (name, row)
+        for name, engine in rosetta.ENGINES.items()
+        if engine.checked == checked and (not engines or name in engines)
+        for row in engine.rows
+        if row.method is not None
+    ]
+
+
+def method_of(engine: str, row: rosetta.Row) -> tc.Method:
+    """The row's method, which drops every candidate where it would draw some at random."""
+    method = tc.preset(engine, row.name)
+    return dataclasses.replace(method, share=1.0) if method.name == "clip_cov" else method  # type: ignore[type-var]
+
+
+def label(case: Case) -> str:
+    return f"{case[0]}-{case[1].name}"

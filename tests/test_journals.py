@@ -1,0 +1,100 @@
+"""Append-only files of a run on resume: cut back to the checkpoint, refused where damaged."""
+
+import hashlib
+import os
+
+import pytest
+
+from trustclip.durable.extents import Extents
+from trustclip.recipes.settings import DemoSettings
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.jsonl import read_jsonl
+from trustclip.tasks.problem import Problem
+
+JOURNALS = ["metrics.jsonl", "samples.jsonl", "gates.jsonl", "problems.jsonl"]
+
+
+def recorded(path):
+    run = RunDirectory(path, "demo", DemoSettings())
+    run.problems([Problem(id="a", problem="1+1?", answer="2")])
+    for step in (1, 2):
+        run.log({"step": step, "reward": 0.5})
+        run.sample([{"step": step, "response": "2"}])
+        run.gates({"step": step, "shares": [0.0]})
+    return run
+
+
+def resumed(run):
+    return RunDirectory.resumed(run.path, "demo", DemoSettings())
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_one_flipped_bit_before_the_checkpoint_is_refused(tmp_path, name, where):
+    run = recorded(tmp_path / "run")
+    cursor = run.cursor()
+    run.log({"step": 3})
+    path = run.path / name
+    content = bytearray(path.read_bytes())
+    size = cursor[name]["bytes"]
+    content[{"first": 0, "middle": size // 2, "last": size - 2}[where]] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} has changed since the checkpoint"):
+        resumed(run).rewind(cursor)
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+def test_rows_of_another_run_are_refused(tmp_path, name):
+    run, other = recorded(tmp_path / "run"), recorded(tmp_path / "other")
+    cursor = run.cursor()
+    content = (other.path / name).read_bytes().replace(b"1", b"9") + b"\n"
+    (run.path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} has changed"):
+        resumed(run).rewind(cursor)
+
+
+def test_what_came_after_the_checkpoint_may_be_damaged(tmp_path):
+    run = recorded(tmp_path / "run")
+    cursor = run.cursor()
+    before = (run.path / "metrics.jsonl").read_bytes()
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3}\n\xff\x00')
+    run.problems([Problem(id="b", problem="1+2?", answer="3")])
+    again = resumed(run)
+    again.rewind(cursor)
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+    assert [row["id"] for row in read_jsonl(run.path / "problems.jsonl")] == ["a", "b"]
+    assert again.cursor().keys() == cursor.keys()
+
+
+def test_checkpoints_of_the_first_release_hold_sizes_only(tmp_path):
+    run = recorded(tmp_path / "run")
+    cursor = {name: extent["bytes"] for name, extent in run.cursor().items()}
+    run.log({"step": 3})
+    resumed(run).rewind(cursor)
+    assert [row["step"] for row in read_jsonl(run.path / "metrics.jsonl")] == [1, 2]
+
+
+def test_an_extent_reads_each_byte_once_and_starts_again_after_a_cut(tmp_path, monkeypatch):
+    path, extents, content, read = tmp_path / "a.jsonl", Extents(), b"", []
+    new = hashlib.sha256
+
+    class Counting:
+        def __init__(self):
+            self.digest = new()
+
+        def update(self, block):
+            read.append(len(block))
+            self.digest.update(block)
+
+        def hexdigest(self):
+            return self.digest.hexdigest()
+
+    monkeypatch.setattr("trustclip.durable.extents.hashlib.sha256", Counting)
+    for number in range(5):
+        content += b"%d\n" % number * 1000
+        path.write_bytes(content)
+        assert extents.of(path) == {"bytes": len(content), "sha256": new(content).hexdigest()}
+    assert sum(read) == len(content)
+    os.truncate(path, 7)
+    assert extents.of(path) == {"bytes": 7, "sha256": new(content[:7]).hexdigest()}

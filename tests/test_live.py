@@ -1,0 +1,138 @@
+"""The live report: it follows a growing run, for this machine alone, and changes nothing."""
+
+import http.client
+import json
+import shutil
+import threading
+from contextlib import contextmanager
+
+import pytest
+import token_files
+from browser import opened
+from synthetic_runs import Spec, make_run
+
+from trustclip.report import live
+from trustclip.report.live import LiveReport, LiveServer
+from trustclip.runs.jsonl import append_jsonl
+
+SPEC = Spec({"name": "clip", "epsilon": 0.1}, steps=60, every=20)
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A run that is under way, and the same run later."""
+    monkeypatch.setattr(live, "_PATIENCE", 0.0)
+    early = make_run(tmp_path / "early" / "run", SPEC, until=24)
+    later = make_run(tmp_path / "later" / "run", SPEC, until=52)
+    return early, later
+
+
+def grow(early, later):
+    for path in later.iterdir():
+        with (early / path.name).open("ab") as file:
+            done = file.tell() if path.suffix == ".jsonl" else file.truncate(0) or 0
+            file.write(path.read_bytes()[done:])
+    notice = {"stage": "notice", "step": 50, "notice": "gate_closed", "text": "half is cut"}
+    append_jsonl(early / "metrics.jsonl", [notice])
+
+
+@contextmanager
+def served(*paths):
+    server = LiveServer(LiveReport(paths, "Report"))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def asked(server, path="/version", host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection.request("GET", path, headers={"Host": host} if host else {})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def test_the_page_is_built_again_when_files_change_and_only_then(runs):
+    early, later = runs
+    before = {p: p.read_bytes() for p in early.iterdir()}
+    with served(early) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        first = asked(server, "/")[1]
+        assert asked(server)[1] == asked(server)[1] == b'{"version": 1}'
+        assert {p: p.read_bytes() for p in early.iterdir()} == before
+        grow(early, later)
+        assert json.loads(asked(server)[1]) == {"version": 2}
+        second = asked(server, "/")[1]
+        assert b"half is cut" in second and b"half is cut" not in first
+        assert b'data-live="2"' in second and b"connect-src 'self'" in second
+
+
+def test_a_building_that_takes_long_is_not_repeated_at_once(runs, monkeypatch):
+    early, later = runs
+    report = LiveReport([early], "Report")
+    monkeypatch.setattr(live, "_PATIENCE", 1e6)
+    append_jsonl(early / "metrics.jsonl", [{"stage": "rl", "step": 25, "reward": 0.5}])
+    assert report.refresh() == 2
+    grow(early, later)
+    assert report.refresh() == 2
+
+
+def test_other_names_other_paths_and_damage(runs):
+    early, _ = runs
+    with served(early) as server:
+        assert asked(server, host=f"localhost:{server.server_port}")[0] == 200
+        assert asked(server, "/", host="evil.example")[0] == 403
+        assert asked(server, "/config.yaml")[0] == 404
+        (early / "summary.json").write_text("{")
+        state = json.loads(asked(server)[1])
+        assert state["version"] == 1 and "summary.json is damaged" in state["error"]
+        shutil.rmtree(early)
+        assert "error" in json.loads(asked(server)[1])
+        assert asked(server, "/")[0] == 200  # what was last built
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("command: rl\nmodel: tiny\nseed: 0\nmethod: {name: atr}\n")
+    assert b'id="live"' in LiveReport([run], "Report").page
+
+
+@pytest.mark.slow
+def test_a_page_follows_its_run_and_keeps_the_readers_place(runs):
+    early, later = runs
+    token_files.write(early / "tokens" / "update-000003.parquet")
+    length = "Math.max(...document.querySelector('#training .chart').data.flatMap(t => t.x))"
+    with served(early) as server, opened(server.url) as tab:
+        tab.locator("#training .chart").nth(0).scroll_into_view_if_needed()
+        wait(tab, "document.querySelector('#training .chart').data !== undefined")
+        tab.evaluate("window.mine = document.querySelector('#training .chart')")
+        tab.locator("#token-text").focus()
+        tab.select_option("#token-filters [name=step]", "10")
+        tab.locator("#token-text").focus()
+        tab.keyboard.press("n")
+        top = tab.evaluate("scrollY")
+        assert tab.evaluate(length) <= 24 and tab.locator("#notices tbody").count() == 0
+        grow(early, later)
+        wait(tab, f"{length} > 40")
+        assert tab.evaluate("window.mine === document.querySelector('#training .chart')")
+        assert "half is cut" in tab.locator("#notices tbody").inner_text()
+        assert tab.locator("#token-filters [name=step]").input_value() == "10"
+        assert tab.evaluate("document.activeElement.id") == "token-text"
+        assert abs(tab.evaluate("scrollY") - top) < 900
+        assert "live, updated" in tab.locator("#live").inner_text()
+        assert tab.locator("nav li a[href='#notices']").count() == 1
+
+
+def wait(tab, condition):
+    for _ in range(600):
+        if tab.evaluate(condition):
+            return
+        tab.wait_for_timeout(50)
+    raise AssertionError(condition)

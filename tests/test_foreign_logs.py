@@ -362,6 +362,7 @@ def test_a_report_sets_runs_of_two_trainers_side_by_side(stock: Path, tmp_path: 
     for text in ("TRL acting", "verl console.log", "prime-rl weights", "Entropy"):
         assert text in page
     assert "No evaluation is complete yet" not in page
+    assert '"#188"' in page  # a token of prime-rl's export, by its id
     assert "The constraint cut 31 % of tokens" in page and "verl logs none" in page
 
 
@@ -392,3 +393,18 @@ def test_tokens_are_streamed(tmp_path: Path) -> None:
         peaks.append(int(printed.stdout) >> 10)
     small, large = peaks
     assert large < small + 40, f"{small} MiB for 4 MiB of tokens, {large} MiB for 40 MiB"
+
+
+def test_tokens_that_a_run_recorded_are_read_in_files_of_any_name(tmp_path: Path) -> None:
+    """A run of ours writes a file an update; other programs split theirs as they like."""
+    rows = list(token_rows(PRIME / "weights"))
+    (tmp_path / "tokens").mkdir()
+    for step in (0, 1, 2):
+        part = [row for row in rows if row.step == step]
+        write_tokens(tmp_path / "tokens" / f"update-{step:06d}.parquet", part)
+    for path in (tmp_path, tmp_path / "tokens"):
+        log = read_log(path)
+        assert [row["step"] for row in log.rows] == [0, 1, 2] and log.kind == "tokens"
+    # Beside another kind of file, nothing is taken for tokens by its ending.
+    shutil.copy(VERL / "metrics.jsonl", tmp_path / "tokens" / "a.jsonl")
+    assert read_log(tmp_path / "tokens").trainer == "verl"

@@ -9,8 +9,9 @@ truncates or masks a token.
 """
 
 import math
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,25 @@ _SQUARABLE = 40.0
 
 #: Fields of which `TokenBatch.against` makes others: a gate on them has no other anchor.
 _OF_OLD = ("kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Log-probabilities of the same tokens under the trainer and under the sampler. All [tokens].
+
+    Args:
+      trainer: under the proximal policy, by the program that trains, nats.
+      sampler: as the sampler gave them, nats.
+      entropy: of the proximal policy at each token, nats, if known.
+      position: place of each token in its completion, from 0, if known.
+      token: its id, if known.
+    """
+
+    trainer: Tensor
+    sampler: Tensor
+    entropy: Tensor | None = None
+    position: Tensor | None = None
+    token: Tensor | None = None
 
 
 @torch.no_grad()
@@ -174,7 +194,7 @@ def _gate(method: Method) -> Method:
     if isinstance(method, Weighted) and "logp_rollout" in method.also_requires:
         return _gate(method.inner)
     values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
-    changed = {name: _gate(value) for name, value in values.items() if isinstance(value, Method)}
+    changed: dict[str, Any] = {n: _gate(v) for n, v in values.items() if isinstance(v, Method)}
     if values.get("anchor", "old") != "old":
         changed["anchor"] = "old"
     return replace(method, **changed) if changed else method  # type: ignore[type-var]

@@ -14,6 +14,7 @@ from trustclip.recipes.models import load_model, lora_config, save_model
 from trustclip.recipes.noise import flipped
 from trustclip.recipes.problems import enough, training_problems
 from trustclip.recipes.settings import TINY, RLSettings
+from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.callbacks import Checkups, Interrupted, Recorder, silence
 from trustclip.recipes.watch.guards import Guards
 from trustclip.recipes.watch.sinks import open_sink
@@ -124,6 +125,7 @@ def reinforce(
     sink = open_sink(settings.sink, run.path.name, redacted(plain(settings)), run.path)
     try:
         trainer = _trainer(model, tokenizer, problems, settings, run, reward)
+        trainer.mismatch.listener = FirstCompletions(run, console)
         guards = Guards(run.notice)
         with Stage(console, "rl", settings.max_steps) as stage:
             trainer.add_callback(Recorder(run, stage, "rl", sink))

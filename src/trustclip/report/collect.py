@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from trustclip.paper import published
-from trustclip.report import results, verdict
+from trustclip.report import results, sampler, verdict
 from trustclip.report.comparison import Compared, compare
-from trustclip.report.draw import curves, plots, swept
+from trustclip.report.draw import curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.groups import Group, by_setting, group_runs
 from trustclip.report.tables import Table
@@ -115,6 +115,11 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
         *_some(curves.quadrant_figure(groups), curves.ratio_figure(groups)),
         *_for_each(groups, curves.bucket_figure),
     ]
+    policies = [
+        *_for_each(groups, mismatch.distance_figure),
+        *_some(mismatch.quantile_figure(groups)),
+        *_for_each(groups, mismatch.lag_figure),
+    ]
     sweeps = [*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)]
     intervals = _some(results.interval_table(groups))
     return Report(
@@ -129,6 +134,7 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, plots.budget_figure)),
             Section("gate", "Gate", gate),
+            Section("sampler", "Sampler", policies, _some(sampler.worst_table(groups))),
         ],
         paper=[] if beside else results.printed_tables(),
     )

@@ -13,7 +13,7 @@ import torch
 from trustclip.constraints import divergences
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.registry import as_method
-from trustclip.report import course
+from trustclip.report import course, sampler
 from trustclip.report.groups import describe
 from trustclip.report.rows import PREFIX as _PREFIX
 from trustclip.report.rows import mean as _mean
@@ -72,9 +72,9 @@ def explain(folder: Path) -> list[str]:
     if _mean(rows, "gated") > 0:
         found += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
     found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
-    found += course.signal(run.training)
+    found += [*sampler.sentences(run, rows), *course.signal(run.training)]
     found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
-    found.append("Next: " + " ".join(_next(method, rows)))
+    found.append("Next: " + " ".join([*_next(method, rows), *sampler.advice(rows)]))
     # Names and warnings come from files: none of them may control a terminal.
     return [one_line(paragraph) for paragraph in found]
 

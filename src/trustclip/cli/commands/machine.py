@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 def doctor(argv: Sequence[str]) -> int:
     """Versions, devices, and the schedule; ``--verl CONFIG`` checks a configuration of verl.
 
-    ``--distributed [RECIPE]``, run under the launcher that will train, checks its processes.
+    ``--distributed [RECIPE]``, run under the launcher that will train, checks its processes;
+    ``--sampler RECIPE|FILE.jsonl`` compares the sampler with the trainer on the first completions.
     """
     if "--verl" in argv:
         return _verl(argv[list(argv).index("--verl") + 1 :])
+    if "--sampler" in argv:
+        return _sampler([part for part in argv if part != "--sampler"])
     if "--distributed" in argv:
         return _distributed([part for part in argv if part != "--distributed"])
 
@@ -131,6 +134,40 @@ def _distributed(arguments: Sequence[str]) -> int:
         print(f"{label:<14}{text}")
     absent = (Finding("error", text) for text in packages(stage))
     return _report([*findings(world, load), *absent])
+
+
+def _sampler(arguments: Sequence[str]) -> int:
+    """Compare sampler and trainer on the first completions of a recipe, or on recorded ones.
+
+    Returns:
+      0 if they agree or differ by rounding only, 1 otherwise.
+    """
+    from pathlib import Path
+
+    from trustclip.cli.arguments import changes_of
+    from trustclip.recipes.preflight.sampler import first_completions, recorded
+    from trustclip.recipes.settings import Recipe
+    from trustclip.recipes.watch.agreement import compare
+
+    positional, changes = changes_of(arguments, Recipe)
+    if len(positional) != 1:
+        raise ValueError(
+            "trustclip doctor --sampler takes one recipe (.yaml), or one file (.jsonl) with "
+            f"`logp_old` and `logp_rollout` of each completion; got {positional or 'none'}."
+        )
+    path = Path(positional[0])
+    if path.suffix == ".jsonl":
+        if changes:
+            raise ValueError(f"a file of completions takes no options, got {', '.join(changes)}.")
+        pairs = recorded(path)
+    else:
+        from trustclip.recipes.files import load_recipe
+
+        pairs = first_completions(load_recipe(path, changes))
+    verdict = compare(pairs)
+    print(f"{'verdict':<14}{verdict.title}")
+    print(verdict.text)
+    return 0 if verdict.harmless else 1
 
 
 def _report(found: "Sequence[Finding]") -> int:

@@ -1,7 +1,6 @@
 """The tokens on which trainer and sampler agree least, and the first completions of a run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.sampler import has_rollout
+from trustclip.constraints.sampler import Pairs, has_rollout
 
 #: Tokens recorded of an update.
 WORST = 10
@@ -17,23 +16,8 @@ WORST = 10
 #: Whole numbers of a recorded token, and its log-probabilities, nats.
 _PLACES = ("generated", "index", "position", "token")
 _LOGPS = ("logp", "logp_old", "logp_rollout")
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Log-probabilities of the same tokens under the trainer and under the sampler. All [tokens].
-
-    Args:
-      trainer: under the policy in training, nats.
-      sampler: as the sampler gave them, nats.
-      position: place of each token in its completion, from 0.
-      token: its id.
-    """
-
-    trainer: Tensor
-    sampler: Tensor
-    position: Tensor
-    token: Tensor
+#: All that is kept of a token. float64 holds every id exactly.
+_COLUMNS = (*_PLACES, *_LOGPS, "entropy")
 
 
 class Mismatch:
@@ -68,11 +52,11 @@ class Mismatch:
             return
         shape = batch.logp.shape
         position = torch.arange(shape[1], device=batch.logp.device)
-        # [batch, time] each; float64 holds every token id exactly.
-        columns = (
+        entropy = batch.logp * torch.nan if batch.entropy is None else batch.entropy
+        columns = (  # [batch, time] each
             *(inputs[name][:, None].expand(shape) for name in ("generated", "sample_index")),
             *(position.expand(shape), inputs["completion_ids"]),
-            *(batch.logp.detach(), batch.logp_old, batch.logp_rollout),
+            *(batch.logp.detach(), batch.logp_old, batch.logp_rollout, entropy.detach()),
         )
         given = has_rollout(batch)
         rows = torch.stack([c[given].double() for c in columns], dim=1)  # [tokens, columns]
@@ -96,24 +80,29 @@ class Mismatch:
         if not self._rows:
             return {}
         own, self._rows = torch.cat(self._rows), []
-        if self.listener is not None and len(own):
-            _, _, position, token, _, old, rollout = own.T
-            self.listener(Pairs(old, rollout, position.long(), token.long()))
-            self.listener = None
+        if (listener := self.listener) is not None and len(own):
+            told, self.listener = dict(zip(_COLUMNS, own.T, strict=True)), None
+            listener(
+                Pairs(
+                    trainer=told["logp_old"],
+                    sampler=told["logp_rollout"],
+                    entropy=None if told["entropy"].isnan().any() else told["entropy"],
+                    position=told["position"].long(),
+                    token=told["token"].long(),
+                )
+            )
         own = _farthest(own)
         rows = gather(F.pad(own, (0, 0, 0, WORST - len(own)), value=torch.nan))  # alike on ranks
-        found = _farthest(rows[~rows.isnan().any(dim=1)]).tolist()
-        split = len(_PLACES)
+        found = _farthest(rows[~rows[:, 0].isnan()]).tolist()
+        tokens = [dict(zip(_COLUMNS, row, strict=True)) for row in found]
         worst = [
-            {
-                **dict(zip(_PLACES, map(int, row[:split]), strict=True)),
-                **dict(zip(_LOGPS, (round(x, 6) for x in row[split:]), strict=True)),
-            }
-            for row in found
+            {**{n: int(t[n]) for n in _PLACES}, **{n: round(t[n], 6) for n in _LOGPS}}
+            for t in tokens
         ]
         return {"worst": [{**token, "text": decode([token["token"]])} for token in worst]}
 
 
 def _farthest(rows: Tensor) -> Tensor:
-    distance = (rows[:, -2] - rows[:, -1]).abs()
+    old, rollout = (rows[:, _COLUMNS.index(name)] for name in ("logp_old", "logp_rollout"))
+    distance = (old - rollout).abs()
     return rows[distance.topk(min(WORST, len(rows))).indices]

@@ -327,7 +327,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             if self.recorder is not None:
                 inputs = phase.inputs
                 self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
-                self.mismatch.add(inputs, batch)
+                self.mismatch.add(inputs, seen)
             if self.token_sampler is not None and phase.coefficient is not None:
                 given = (phase.inputs, batch, surrogate, phase.coefficient)
                 self.token_sampler.add(self.state.global_step, *given)

@@ -150,6 +150,29 @@ def _layers(settings: RLSettings) -> int:
 
 
 def _train_once(settings: RLSettings, hardest: Longest) -> None:
+    forced = {"min_new_tokens": settings.max_completion_length}
+    passed = {name: value for name, value in settings.trl.items() if "vllm" not in name}
+    passed["generation_kwargs"] = {**(passed.get("generation_kwargs") or {}), **forced}
+    once = replace(
+        settings, max_steps=2, use_vllm=False, mask_truncated_completions=False, trl=passed
+    )
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rollout_func")
+        made_up = _made_up if settings.use_vllm else None
+        trial(once, hardest.problems, Path(folder), rollout_func=made_up).train()
+
+
+def trial(settings: RLSettings, problems: Sequence[Problem], folder: Path, **options: Any) -> Any:
+    """A trainer of the settings that saves and logs nothing, on rewards that teach nothing.
+
+    Both rewards occur in every group, so that no group is skipped for zero advantage.
+
+    Args:
+      settings: of the training; its model is loaded.
+      problems: to sample answers to.
+      folder: for TRL, which wants one.
+      **options: further arguments of the trainer.
+    """
     from datasets import Dataset
 
     from trustclip.engines.trl import ConstrainedGRPOTrainer
@@ -158,35 +181,20 @@ def _train_once(settings: RLSettings, hardest: Longest) -> None:
     from trustclip.recipes.watch.callbacks import silence
 
     model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
-    forced = {"min_new_tokens": settings.max_completion_length}
-    passed = {name: value for name, value in settings.trl.items() if "vllm" not in name}
-    passed["generation_kwargs"] = {**(passed.get("generation_kwargs") or {}), **forced}
-    once = replace(
-        settings,
-        max_steps=2,
-        save_steps=0,
-        logging_steps=1000,
-        use_vllm=False,
-        reward="correct",
-        mask_truncated_completions=False,
-        trl=passed,
+    silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct")
+    trainer = ConstrainedGRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+        args=grpo_config(silent, folder, settings.seed),
+        train_dataset=Dataset.from_list(
+            [{"prompt": messages(p.problem, settings.prompt_style)} for p in problems]
+        ),
+        processing_class=tokenizer,
+        peft_config=lora_config(settings.lora_r, settings.lora_alpha),
+        **options,
     )
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*rollout_func")
-        trainer = ConstrainedGRPOTrainer(
-            model=model,
-            # Both rewards occur in every group, so that no group is skipped for zero advantage.
-            reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
-            args=grpo_config(once, Path(folder), settings.seed),
-            train_dataset=Dataset.from_list(
-                [{"prompt": messages(p.problem, settings.prompt_style)} for p in hardest.problems]
-            ),
-            processing_class=tokenizer,
-            peft_config=lora_config(settings.lora_r, settings.lora_alpha),
-            rollout_func=_made_up if settings.use_vllm else None,
-        )
-        silence(trainer)
-        trainer.train()
+    silence(trainer)
+    return trainer
 
 
 def _made_up(prompts: Sequence[Any], trainer: Any) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from trustclip.durable.store import TrainingError
+from trustclip.recipes.watch import trends
 
 Notice = Callable[[int, str, str], None]
 Row = Mapping[str, Any]
@@ -68,7 +69,9 @@ class Guards(TrainerCallback, ExportableState):
 
     **These are reported**, each once in a run and its resumptions: ``nonfinite_gradient``,
     ``entropy_collapse``, ``constant_reward``, ``inert_constraint``, ``gradient_spike``,
-    ``loss_spike``, ``truncated``, ``gate_closed``.
+    ``loss_spike``, ``truncated``, ``gate_closed``; over generations (`trends`), ``entropy_rise``,
+    and where the sampler reports log-probabilities ``mismatch_drift``, ``mismatch_jump`` and
+    ``ess_fall``.
 
     Args:
       notice: called on the main process with the update, the name and the text of each notice.
@@ -92,6 +95,7 @@ class Guards(TrainerCallback, ExportableState):
         self._notice = notice
         self._is_main = True
         self._step = 0
+        self._complete = False  # whether the row at hand completes a generation
         self._told: list[dict[str, Any]] = []
         self._skipped = 0
         self._recent_skips: list[int] = []  # 1 for a skipped update, 0 for any other
@@ -99,6 +103,7 @@ class Guards(TrainerCallback, ExportableState):
         self._first_entropies: list[float] = []
         self._accuracy: float | None = None
         self._recent: dict[str, list[float]] = {"grad_norm": [], "loss": []}
+        self._series = trends.new_series()
 
     def summary(self) -> dict[str, Any]:
         """``skipped_steps`` and ``notices``: step, name and text of each."""
@@ -167,6 +172,7 @@ class Guards(TrainerCallback, ExportableState):
         if (accuracy := _number(row, "rewards/correct/mean")) is not None:
             self._accuracy = accuracy
         reported = {notice["notice"] for notice in self._told}
+        self._complete = trends.follow(self._series, row)
         for name, watch in _WATCHES.items():
             if name in reported:
                 continue
@@ -252,6 +258,9 @@ class Guards(TrainerCallback, ExportableState):
             "updates per generation (num_iterations, steps_per_generation), or widen its threshold."
         )
 
+    def _trend(self, look: Callable[[trends.Series], str]) -> str | None:
+        return look(self._series) if self._complete else None
+
     def _spike(self, row: Row, name: str, what: str) -> str | None:
         value, before = _number(row, name), self._recent[name]
         if value is None or len(before) < SPIKE_AFTER:
@@ -272,6 +281,10 @@ _WATCHES: dict[str, _Watch] = {
     "constant_reward": _Watch(Guards._constant, patience=10),
     "truncated": _Watch(Guards._cut_short, patience=3),
     "gate_closed": _Watch(Guards._closed, patience=5),
+    "entropy_rise": _Watch(lambda g, row: g._trend(trends.entropy_rise), 1),
+    "mismatch_drift": _Watch(lambda g, row: g._trend(trends.mismatch_drift), 1),
+    "mismatch_jump": _Watch(lambda g, row: g._trend(trends.mismatch_jump), 1),
+    "ess_fall": _Watch(lambda g, row: g._trend(trends.ess_fall), 1),
     "gradient_spike": _Watch(lambda g, row: g._spike(row, "grad_norm", "the gradient's norm"), 1),
     "loss_spike": _Watch(lambda g, row: g._spike(row, "loss", "the loss"), 1),
 }
@@ -285,6 +298,7 @@ _KEPT = (
     "_first_entropies",
     "_accuracy",
     "_recent",
+    "_series",
 )
 
 #: Mean entropy over tokens in reinforcement learning; in fine-tuning it is expected to fall.

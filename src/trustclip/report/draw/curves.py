@@ -85,6 +85,12 @@ def _mark(style: str, points: Points, group: Group) -> Mark:
     return Mark(style, [x[i] for i in kept], [y[i] for i in kept], group.label, group.series)  # type: ignore[arg-type]
 
 
+def thin_line(points: Points, group: Group, name: str, *, faint: bool = False) -> Mark:
+    """A curve of its own name in the colour of a group, at no more points than are seen."""
+    mark = _mark("faint" if faint else "line", points, group)
+    return replace(mark, name=name)
+
+
 def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """Figure 2: return, entropy, completion length and scores over updates.
 
@@ -196,7 +202,7 @@ def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
     for title, group in zip(names(groups), groups, strict=True):
         marks = []
         for quadrant, meaning, colour in QUADRANTS:
-            points = _over_seeds(group, f"trustclip/gated/{quadrant}", 100.0)
+            points = over_seeds(group, f"trustclip/gated/{quadrant}", 100.0)
             if points and max(points.values()) > 0:
                 kept = thinned(len(points))
                 x, y = list(points), list(points.values())
@@ -208,7 +214,7 @@ def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
             panels.append(Panel(title, "update", "percent of tokens", marks, group=group.series))
     if not panels:
         return None
-    panels = _alike(panels, 0)
+    panels = alike(panels, 0)
     caption = (
         "Gated tokens, stacked by the sign of the advantage A and by whether the ratio is above or "
         "below 1. An outward gate closes only for A > 0 above 1 and for A < 0 below 1."
@@ -221,13 +227,11 @@ def ratio_figure(groups: Sequence[Group]) -> Figure | None:
     quantiles = (("q99", "99 % quantile"), ("q50", "median"), ("q01", "1 % quantile"))
     panels = []
     for title, group in zip(names(groups), groups, strict=True):
-        marks = []
-        for quantile, name in quantiles:
-            points = _over_seeds(group, f"trustclip/ratio_{quantile}")
-            if points:
-                mark = _mark("line", points, group)
-                style = "line" if quantile != "q50" else "faint"
-                marks.append(Mark(style, mark.x, mark.y, name, group.series))
+        marks = [
+            thin_line(points, group, name, faint=quantile == "q50")
+            for quantile, name in quantiles
+            if (points := over_seeds(group, f"trustclip/ratio_{quantile}"))
+        ]
         if marks:
             ends = [marks[0].x[0], marks[0].x[-1]]
             marks += [
@@ -237,7 +241,7 @@ def ratio_figure(groups: Sequence[Group]) -> Figure | None:
             panels.append(Panel(title, "update", "ratio new / old", marks, group=group.series))
     if not panels:
         return None
-    panels = _alike(panels)
+    panels = alike(panels)
     caption = (
         "1 %, 50 % and 99 % quantiles of the ratio of new to old probability. Dashed: the bounds "
         "of the method, if they are the same for every token."
@@ -245,7 +249,7 @@ def ratio_figure(groups: Sequence[Group]) -> Figure | None:
     return Figure("ratios", "Quantiles of the ratio", caption, panels)
 
 
-def _alike(panels: Sequence[Panel], low: float | None = None) -> list[Panel]:
+def alike(panels: Sequence[Panel], low: float | None = None) -> list[Panel]:
     """The panels with a common y range."""
     lowest, highest = inf, -inf
     for panel in panels:
@@ -319,7 +323,7 @@ def _bucket(name: str) -> str:
     return f"> {low}" if high == "inf" else f"≤ {high}"
 
 
-def _over_seeds(group: Group, key: str, factor: float = 1.0) -> dict[int, float]:
+def over_seeds(group: Group, key: str, factor: float = 1.0) -> dict[int, float]:
     """A metric smoothed, then averaged over the runs of a group."""
     runs = [points for run in group.runs if (points := points_of(run, key, factor))]
     if not runs:

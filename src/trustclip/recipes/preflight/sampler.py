@@ -1,0 +1,120 @@
+"""Sampler against trainer before a run: the first completions of a recipe, or recorded ones."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.sampler import Pairs
+from trustclip.recipes.preflight.longest import model_shape, trial
+from trustclip.recipes.problems import training_problems
+from trustclip.recipes.rl import short_enough
+from trustclip.recipes.settings import Recipe, RLSettings
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.jsonl import read_jsonl
+
+#: Keys of a line of recorded completions, one number per token: the two that are required, and
+#: those that make the diagnosis finer.
+REQUIRED, OPTIONAL = ("logp_old", "logp_rollout"), ("entropy", "tokens")
+
+
+class _Enough(Exception):
+    """The first completions have been seen."""
+
+
+def first_completions(recipe: Recipe) -> Pairs:
+    """Sample the first update's completions as the recipe would, and score them; nothing is saved.
+
+    Args:
+      recipe: what would run; fine-tuning is left out, so that ``model`` is the one compared.
+
+    Raises:
+      ValueError: data or a model that cannot be used, or a sampler without log-probabilities.
+    """
+    settings = RLSettings(
+        model=recipe.model, output_dir=recipe.output_dir, seed=recipe.seed, **vars(recipe.rl)
+    )
+    seen: list[Pairs] = []
+
+    def stop(pairs: Pairs) -> None:
+        seen.append(pairs)
+        raise _Enough
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDirectory(Path(folder) / "run", "run", recipe)
+        problems = training_problems(settings, run, settings.seed)
+        problems = short_enough(problems, model_shape(settings)[1], settings)
+        trainer = trial(replace(settings, max_steps=1), problems, Path(folder))
+        trainer.recorder, trainer.mismatch.listener = _Nothing(), stop
+        try:
+            trainer.train()
+        except _Enough:
+            return seen[0]
+    raise ValueError(
+        "this recipe's sampler reports no log-probabilities to compare with; vLLM (use_vllm), "
+        "continuous batching and trustclip's own decoder do."
+    )
+
+
+class _Nothing:
+    """A recorder that keeps nothing; with one, the trainer looks at single tokens."""
+
+    def generation(self, generation: Any) -> None:
+        pass
+
+    def gates(self, row: dict[str, Any]) -> None:
+        pass
+
+
+def recorded(path: Path) -> Pairs:
+    """Log-probabilities that any trainer has written: a JSON object per completion.
+
+    Each line holds ``logp_old`` and ``logp_rollout``, lists of one number per token, nats, and may
+    hold ``entropy`` (of the trainer's policy) and ``tokens`` (ids).
+
+    Raises:
+      ValueError: a line without them, or with lists of different lengths.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL, "position")}
+    for number, row in enumerate(read_jsonl(path), start=1):
+        if missing := [name for name in REQUIRED if name not in row]:
+            raise ValueError(
+                f"{path}, line {number}: no {missing[0]!r}, got {', '.join(row)}; needed are "
+                f"{' and '.join(REQUIRED)}, lists of one number per token, in nats."
+            )
+        given = [name for name in (*REQUIRED, *OPTIONAL) if name in row]
+        lengths = {name: len(row[name]) for name in given}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{path}, line {number}: lists of different lengths, {lengths}.")
+        for name in given:
+            columns[name] += row[name]
+        columns["position"] += range(lengths[REQUIRED[0]])
+    if not columns["position"]:
+        raise ValueError(f"{path} holds no completions.")
+    return _finite(columns)
+
+
+def _finite(columns: dict[str, list[Any]]) -> Pairs:
+    whole = len(columns["position"])
+    tensors = {
+        name: torch.tensor([float("nan") if v is None else v for v in values]).double()
+        for name, values in columns.items()
+        if len(values) == whole
+    }
+    old, rollout = (tensors[name] for name in REQUIRED)
+    known = old.isfinite() & rollout.isfinite()
+
+    def of(name: str) -> Tensor | None:
+        return tensors[name][known] if name in tensors else None
+
+    position, token = of("position"), of("tokens")
+    return Pairs(
+        trainer=old[known],
+        sampler=rollout[known],
+        entropy=of("entropy"),
+        position=None if position is None else position.long(),
+        token=None if token is None else token.long(),
+    )

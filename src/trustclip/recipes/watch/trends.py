@@ -1,0 +1,183 @@
+r"""Trends over generations: does a series rise, fall or jump beyond its own noise?
+
+Metrics of the sampler are constant within a generation and noisy between them, and every new
+generation is a new test, so the thresholds are far out. ``benchmarks/sampler_guards.py`` measures
+how often they are passed by noise, and how soon by a trend.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import linear_regression, median
+from typing import Any
+
+#: Generations that a trend is over, and the fewest of them.
+WINDOW, FEWEST = 60, 12
+#: Standard errors from which on a slope is no noise, and factor that the trend line covers.
+SIGNIFICANT, FACTOR = 6.0, 2.0
+#: A jump: this factor, and this many standard deviations (from the median absolute deviation),
+#: beyond the median of the generations before it, of which there must be enough.
+JUMP, DEVIATIONS, JUMP_AFTER = 3.0, 8.0, 8
+#: Mismatch below which it is rounding, nats per token, and a rise of entropy that matters, nats.
+LEAST_MISMATCH, LEAST_RISE = 1e-6, 0.2
+#: Largest autocorrelation that the standard error of a slope is corrected for.
+_CORRELATED = 0.95
+#: Standard deviation over median absolute deviation of a normal distribution.
+_NORMAL = 1.4826
+
+#: What is followed, by its name in the rows.
+MISMATCH, ESS = "trustclip/sampler/k3", "trustclip/sampler/current/sequence_ess"
+ENTROPY = "trustclip/entropy"
+FOLLOWED = (MISMATCH, ESS, ENTROPY)
+#: Logged in the first row of each generation.
+_BEGINS = "frac_reward_zero_std"
+
+
+#: By metric: means of complete generations, and values of the one under way.
+Series = dict[str, dict[str, list[float]]]
+
+
+def new_series() -> Series:
+    """Series without a value."""
+    return {name: {"means": [], "open": []} for name in FOLLOWED}
+
+
+def follow(series: Series, row: Mapping[str, Any]) -> bool:
+    """Add a row; True if it begins a generation, so that the one before it is complete.
+
+    Example:
+      >>> series = new_series()
+      >>> for row in [{"frac_reward_zero_std": 0.0, ENTROPY: 1.0}, {ENTROPY: 3.0}]:
+      ...     assert not follow(series, row)
+      >>> follow(series, {"frac_reward_zero_std": 0.0}), series[ENTROPY]["means"]
+      (True, [2.0])
+    """
+    complete = False
+    for name, seen in series.items():
+        if _BEGINS in row and seen["open"]:
+            mean = sum(seen["open"]) / len(seen["open"])
+            seen["means"], seen["open"] = [*seen["means"], mean][-WINDOW:], []
+            complete = True
+        value = row.get(name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            seen["open"] = [*seen["open"], float(value)]
+    return complete
+
+
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    r"""Factor that the trend line covers, and its slope in standard errors.
+
+    Least squares on $\log y$; the standard error is corrected for the first autocorrelation
+    $\rho$ of the residuals by $\sqrt{(1+\rho)/(1-\rho)}$.
+
+    Args:
+      values: positive, in their order.
+
+    Returns:
+      (factor, standard errors); (1, 0) for fewer than `FEWEST` values.
+
+    Example:
+      >>> factor, errors = trend([2.0 ** (i / 10) * (1.1 if i % 2 else 1.0) for i in range(21)])
+      >>> round(factor, 1), errors > 10
+      (4.0, True)
+    """
+    n = len(values)
+    if n < FEWEST:
+        return 1.0, 0.0
+    y = [math.log(max(value, 1e-300)) for value in values]
+    slope, intercept = linear_regression(range(n), y)
+    rest = [v - intercept - slope * i for i, v in enumerate(y)]
+    squares = sum(r * r for r in rest)
+    if squares < 1e-18:  # a straight line
+        return math.exp(slope * (n - 1)), math.copysign(math.inf, slope) if slope else 0.0
+    rho = sum(a * b for a, b in pairwise(rest)) / squares
+    rho = min(max(rho + (1 + 3 * rho) / n, 0.0), _CORRELATED)  # its bias in short series
+    error = math.sqrt(squares / (n - 2) * 12 / (n * (n * n - 1)) * (1 + rho) / (1 - rho))
+    return math.exp(slope * (n - 1)), slope / error
+
+
+def rises(values: Sequence[float]) -> bool:
+    """Whether the values rise by `FACTOR` or more, beyond their noise."""
+    factor, errors = trend(values)
+    return factor >= FACTOR and errors >= SIGNIFICANT
+
+
+def falls(values: Sequence[float]) -> bool:
+    """Whether the values fall to 1 / `FACTOR` or less, beyond their noise."""
+    factor, errors = trend(values)
+    return factor <= 1 / FACTOR and errors <= -SIGNIFICANT
+
+
+def jumped(values: Sequence[float]) -> float | None:
+    """How many times the median of the values before them the last two are, if that is a jump.
+
+    Example:
+      >>> jumped([1.0, 1.0] * 6 + [9.0, 9.5]), jumped([1.0, 1.0] * 6 + [9.0, 1.0])
+      (9.0, None)
+    """
+    if len(values) < JUMP_AFTER + 2:
+        return None
+    y = [math.log(max(value, 1e-300)) for value in values]
+    before = y[:-2]
+    middle = median(before)
+    spread = _NORMAL * median(abs(v - middle) for v in before)
+    least = min(y[-2:]) - middle
+    if least < max(math.log(JUMP), DEVIATIONS * spread):
+        return None
+    return round(math.exp(least), 3)
+
+
+def mismatch_drift(series: Series) -> str:
+    """Description of a mismatch of sampler and trainer that grows; "" without one."""
+    means = series[MISMATCH]["means"]
+    if not rises(means) or means[-1] < LEAST_MISMATCH:
+        return ""
+    return (
+        f"the sampler drifts away from the trainer: sampler/k3 rose {trend(means)[0]:.1f} times "
+        f"over the last {len(means)} generations, to {means[-1]:.2g} nats per token. If it rose "
+        "from 0, the sampler's weights are not updated (LoRA not synchronised); if it grows with "
+        "the length of the completions, compare precision and kernels (trustclip doctor "
+        "--sampler). Correct for it (tis, icepop, anchor 'rollout') or lower learning_rate."
+    )
+
+
+def mismatch_jump(series: Series) -> str:
+    """Description of a sudden mismatch of sampler and trainer; "" without one."""
+    means = series[MISMATCH]["means"]
+    times = jumped(means)
+    if times is None or means[-1] < LEAST_MISMATCH:
+        return ""
+    return (
+        f"the sampler left the trainer at once: sampler/k3 is {times:.0f} times its median of the "
+        f"{len(means) - 2} generations before ({means[-1]:.2g} nats per token), twice in a row. "
+        "Look for what changed there: a weight transfer that failed, a restarted or updated "
+        "engine, another prompt length; gates.jsonl has the worst tokens (column `worst`)."
+    )
+
+
+def ess_fall(series: Series) -> str:
+    """Description of an effective sample size that falls; "" without one."""
+    means = series[ESS]["means"]
+    if not falls(means):
+        return ""
+    return (
+        "the effective sample size of whole completions against the sampler fell to "
+        f"{means[-1]:.0%}, {trend(means)[0]:.0%} of where it was {len(means)} generations ago: few "
+        "completions carry each update, and collapses have been seen to follow. Lower "
+        "learning_rate or the policy lag, take fewer updates per generation, or mask sequences "
+        "that are far off (icepop with level 'sequence', opsm, trm)."
+    )
+
+
+def entropy_rise(series: Series) -> str:
+    """Description of an entropy that grows without end; "" without one."""
+    means = series[ENTROPY]["means"]
+    if not rises(means) or means[-1] < means[0] + LEAST_RISE:
+        return ""
+    return (
+        f"the entropy rises: {trend(means)[0]:.1f} times as high as {len(means)} generations ago, "
+        f"{means[-1]:.2g} nats per token. Completions turn random, often just before the reward "
+        "falls. Lower learning_rate, an entropy bonus or the upper bound of the constraint "
+        "(entropy_slope/kept and gated/negative_* show which tokens drive it), and check the "
+        "sampler (sampler/k3)."
+    )

@@ -1,0 +1,85 @@
+"""Figures of the three policies: what moved, what differs, and what it costs."""
+
+from collections.abc import Sequence
+
+from trustclip.report.draw.curves import alike, lines_of, over_seeds, thin_line
+from trustclip.report.draw.marks import Figure, Mark, Panel
+from trustclip.report.groups import Group, names
+from trustclip.report.sampler import in_words
+
+#: Panels: metric, title, axis, factor.
+_PANELS = (
+    ("sampler/k3", "The sampler differs: proximal / sampler", "k3, nats per token", 1.0),
+    ("k3", "The policy moved: current / proximal", "k3, nats per token", 1.0),
+    ("sampler/current/k3", "Both: current / sampler", "k3, nats per token", 1.0),
+    ("sampler/current/sequence_ess", "Effective sample size", "percent of completions", 100.0),
+    ("sampler/gated_old", "Gated, against the proximal policy", "percent of tokens", 100.0),
+    ("sampler/gated_rollout", "Gated, against the sampler", "percent of tokens", 100.0),
+    ("sampler/identical_share", "Tokens identical to the bit", "percent of tokens", 100.0),
+)
+_QUANTILES = (("999", "99.9 %"), ("99", "99 %"), ("50", "median"), ("01", "1 %"), ("001", "0.1 %"))
+
+
+def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+    """Distances of the three policies, sample size and gated shares over updates."""
+    measured = [group for group in groups if lines_of(group, "trustclip/sampler/k3")]
+    panels = [
+        Panel(title, "update", unit, marks)
+        for key, title, unit, factor in _PANELS
+        if (marks := [m for group in measured for m in lines_of(group, f"trustclip/{key}", factor)])
+    ]
+    if not panels:
+        return None
+    caption = (
+        "Three policies: the sampler drew the tokens, the proximal policy is where the update "
+        "started, the current one is being trained. Each panel names the two it compares. The "
+        "effective sample size is Kish's, of the ratios current / sampler of whole completions."
+    )
+    return Figure(f"sampler{suffix}", "Sampler and trainer over updates", caption, panels)
+
+
+def quantile_figure(groups: Sequence[Group]) -> Figure | None:
+    """Quantiles of the log-ratio proximal / sampler, both tails, one panel per group."""
+    panels = []
+    for title, group in zip(names(groups), groups, strict=True):
+        marks = [
+            thin_line(points, group, name, faint=key == "50")
+            for key, name in _QUANTILES
+            if (points := over_seeds(group, f"trustclip/sampler/log_ratio_q{key}"))
+        ]
+        if marks:
+            panels.append(Panel(title, "update", "log-ratio, nats", marks, group=group.series))
+    if not panels:
+        return None
+    caption = (
+        "0.1 %, 1 %, 50 %, 99 % and 99.9 % quantiles of log(proximal / sampler). Tails on both "
+        "sides are noise of precision; one side alone is a truncated sampler or a larger "
+        "vocabulary; see trustclip doctor --sampler."
+    )
+    return Figure("sampler-tails", "Tails of the log-ratio", caption, alike(panels))
+
+
+def lag_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+    """Mean distances over the run by the age of completions."""
+    panels = []
+    for key, title in (("k3", "The policy moved"), ("sampler/k3", "The sampler differs")):
+        marks = [m for group in groups if (m := _by_lag(group, f"trustclip/{key}/lag_"))]
+        if any(len(mark.x) > 1 for mark in marks):
+            panels.append(Panel(title, "updates since sampling", "k3, nats per token", marks))
+    if not panels:
+        return None
+    caption = "Mean over the run, by the number of updates since a completion was sampled."
+    return Figure(f"lags{suffix}", "Distance by age of the samples", caption, panels)
+
+
+def _by_lag(group: Group, prefix: str) -> Mark | None:
+    values: dict[str, list[float]] = {}
+    for row in (row for run in group.runs for row in run.training):
+        for key, value in row.items():
+            if key.startswith(prefix) and isinstance(value, int | float):
+                values.setdefault(key.removeprefix(prefix), []).append(value)
+    if not values:
+        return None
+    lags = sorted(values, key=lambda name: int(name.partition("_")[0]))
+    means = [sum(values[lag]) / len(values[lag]) for lag in lags]
+    return Mark("points", [in_words(lag) for lag in lags], means, group.label, group.series)

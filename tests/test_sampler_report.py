@@ -1,0 +1,125 @@
+"""The sampler in `explain` and in the report: sentences, panels and the table of worst tokens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from test_explain import make, row, said
+
+from trustclip.report.collect import collect
+from trustclip.report.draw.mismatch import distance_figure, lag_figure, quantile_figure
+from trustclip.runs.jsonl import append_jsonl
+
+SAMPLER = {
+    "sampler/k3": 2e-3, "sampler/abs": 0.03, "sampler/identical_share": 0.25,
+    "sampler/current/k3": 0.012, "sampler/current/sequence_ess": 0.2, "sampler/sequence_ess": 0.9,
+    "sampler/gated_old": 0.02, "sampler/gated_rollout": 0.05,
+    **{f"sampler/log_ratio_q{q}": x
+       for q, x in {"001": -0.4, "01": -0.1, "50": 0.0, "99": 0.1, "999": 0.5}.items()},
+}  # fmt: skip
+
+
+def token(text: str, old: float, rollout: float, **place: int) -> dict[str, Any]:
+    at = {"generated": 0, "index": 3, "position": 7, **place}
+    return {**at, "token": 9, "logp": old, "logp_old": old, "logp_rollout": rollout, "text": text}
+
+
+def with_tokens(folder: Path) -> Path:
+    rows = [
+        {"step": 1, "generated": [0], "index": [3], "gated": [0.0],
+         "worst": [token("</s>", -1.0, -9.0), token(" the", -2.0, -2.5, position=8)]},
+        {"step": 2, "generated": [0], "index": [3], "gated": [0.0],
+         "worst": [token("</s>", -1.0, -9.0)]},
+    ]  # fmt: skip
+    append_jsonl(folder / "gates.jsonl", rows)
+    return folder
+
+
+def test_a_run_without_a_sampler_says_nothing_of_one(tmp_path) -> None:
+    run = make(tmp_path / "run", [row()] * 20)
+    assert "sampler" not in said(run).lower()
+    section = collect([run])["sampler"]
+    assert not section.figures and not section.tables
+
+
+def test_what_moved_and_what_differs(tmp_path) -> None:
+    text = said(with_tokens(make(tmp_path / "run", [row(**SAMPLER)] * 20)))
+    assert "Proximal policy and sampler differ by 0.002 nats per token (k3)" in text
+    assert "25 % of tokens identical; the policy moved by 0.01 nats (k3)" in text
+    assert "the larger part is the policy's own movement" in text
+    assert "effective sample size of 20 % of their number at least" in text
+    assert (
+        "proximal policy the gate closes on 2 % of tokens, measured against the sampler on 5 %"
+        in text
+    )
+    assert "They agree least on: '</s>' (place 7 of completion 3 sampled after update 0" in text
+    assert text.count("</s>") == 1  # recorded in two updates
+    assert "few completions carried some updates" in text.rpartition("Next:")[2]
+
+
+def test_a_sampler_that_is_far_off_is_the_advice(tmp_path) -> None:
+    far = {**SAMPLER, "sampler/k3": 0.05}
+    text = said(make(tmp_path / "run", [row(**far)] * 20))
+    assert "the larger part is the sampler" in text
+    assert "trustclip doctor --sampler" in text.rpartition("Next:")[2]
+
+
+def test_growth_is_said_and_rounding_is_all_that_is_said_of_an_exact_sampler(tmp_path) -> None:
+    grows = [row(**{**SAMPLER, "sampler/k3": 1e-3 * (1 + i)}) for i in range(20)]
+    assert "from 0.0015 at first to 0.019 at last" in said(make(tmp_path / "grows", grows))
+    exact = {**SAMPLER, "sampler/k3": 2e-14, "sampler/identical_share": 0.93}
+    text = said(make(tmp_path / "exact", [row(**exact)] * 20))
+    assert "but for rounding (sampler/k3 2e-14 nats; 93 % of tokens identical" in text
+    assert "effective sample size of" not in text
+
+
+def test_by_lag(tmp_path) -> None:
+    lags = {
+        f"{key}/lag_{lag}": value
+        for key, values in (("k3", (0.0, 0.01, 0.1)), ("sampler/k3", (0.001, 0.002, 0.4)))
+        for lag, value in zip(("0", "3_4", "17_inf"), values, strict=True)
+    }
+    text = said(make(tmp_path / "run", [row(**SAMPLER, **lags)] * 20))
+    assert "0: 0 moved, 0.001 sampler; 3 to 4: 0.01 moved, 0.002 sampler; 17 and more: 0.1" in text
+    (figure,) = [lag_figure(collect([tmp_path / "run"]).groups)]
+    assert (
+        figure is not None
+        and [list(p.marks[0].x) for p in figure.panels] == [["0", "3 to 4", "17 and more"]] * 2
+    )
+
+
+def test_the_verdict_before_the_first_update_is_shown(tmp_path) -> None:
+    run = make(tmp_path / "run", [row(**SAMPLER)] * 20)
+    line = {"stage": "sampler", "step": 0, "cause": "precision", "harmless": True, "text": "Noise."}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert "Before the first update: Noise." in said(run)
+
+
+def test_the_report_has_the_section(tmp_path) -> None:
+    run = with_tokens(make(tmp_path / "run", [row(**SAMPLER)] * 20))
+    report = collect([run])
+    section = report["sampler"]
+    distance, tails = section.figures
+    assert len(distance.panels) == 7 and len(tails.panels[0].marks) == 5
+    assert [p.title for p in distance.panels][:2] == [
+        "The sampler differs: proximal / sampler", "The policy moved: current / proximal",
+    ]  # fmt: skip
+    assert distance.panels[3].marks[-1].y[0] == 20.0  # percent
+    assert distance == distance_figure(report.groups) and tails == quantile_figure(report.groups)
+    (table,) = section.tables
+    assert [r.label for r in table.rows[1:]] == ["'</s>'", "' the'"]
+    assert [cell.text for cell in table.rows[1].cells] == ["-1", "-9", "+8", "0", "3", "7"]
+
+
+def test_hostile_token_texts_stay_text(tmp_path) -> None:
+    from trustclip.report.page import render
+
+    run = make(tmp_path / "run", [row(**SAMPLER)] * 20)
+    append_jsonl(
+        run / "gates.jsonl",
+        [{"step": 1, "generated": [0], "index": [3], "gated": [0.0],
+          "worst": [token("<img src=x onerror=alert(1)>\x1b[31m", -1.0, -9.0)]}],
+    )  # fmt: skip
+    assert "\x1b" not in said(run)
+    assert "<img src=x" not in render(collect([run]), "t")

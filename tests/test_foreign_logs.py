@@ -7,6 +7,7 @@ it, in two of its releases.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -151,9 +152,22 @@ def test_a_loss_of_verl_that_reports_no_clipping_is_not_called_inert(tmp_path: P
     assert "inert" in said(tmp_path) and "no ratio reached a bound" in said(tmp_path)
 
 
-def _without_clipping(text: str) -> str:
-    import re
+def test_one_update_per_generation_is_inert_unless_the_ratio_is_to_the_sampler(
+    tmp_path: Path,
+) -> None:
+    text = _without_clipping((VERL / "console.log").read_text())
+    text = text.replace("'ppo_epochs': 2", "'ppo_epochs': 1")
+    text = text.replace("'ppo_mini_batch_size': 2", "'ppo_mini_batch_size': 4")
+    still = re.sub(r"actor/ppo_kl:[\d.]+", "actor/ppo_kl:0.0", text)
+    (tmp_path / "a.log").write_text(still)
+    assert "there was one update per generation" in said(tmp_path)
+    (tmp_path / "a.log").write_text(text)
+    assert "every token had ratio 1" not in said(tmp_path)
+    (tmp_path / "a.log").write_text(still.replace("'bypass_mode': False", "'bypass_mode': True"))
+    assert "one update per generation" not in said(tmp_path)
 
+
+def _without_clipping(text: str) -> str:
     return re.sub(r"actor/pg_clipfrac(_lower)?:[\d.]+", r"actor/pg_clipfrac\1:0.0", text)
 
 
@@ -263,7 +277,7 @@ RUNS = "".join(json.dumps({**SEQUENCE, "run_id": run}) + "\n" for run in ("a", "
     ("name", "content", "words"),
     [
         ("a.jsonl", STEP % (1, 2) + "{half\n" + STEP % (2, 2), r"a.jsonl:2 is not a JSON object"),
-        ("a.jsonl", '{"step":"x","data":{}}\n', "expected step and data"),
+        ("a.jsonl", '{"step":"x","data":{}}\n', "expected a whole number as step"),
         ("a.jsonl", '{"step":1,"data":{"train/loss":2}}\n', "no metric of reinforcement learning"),
         ("a.jsonl", STEP % (1, 2) + STEP % (2, 2) + STEP % (1, 3), "two runs: update 1 comes"),
         ("a.jsonl", STEP % (1, 2) + STEP % (1, 3) + STEP % (2, 3), "entropy of update 1 stands"),
@@ -348,6 +362,7 @@ def test_a_report_sets_runs_of_two_trainers_side_by_side(stock: Path, tmp_path: 
     for text in ("TRL acting", "verl console.log", "prime-rl weights", "Entropy"):
         assert text in page
     assert "No evaluation is complete yet" not in page
+    assert '"#188"' in page  # a token of prime-rl's export, by its id
     assert "The constraint cut 31 % of tokens" in page and "verl logs none" in page
 
 
@@ -378,3 +393,18 @@ def test_tokens_are_streamed(tmp_path: Path) -> None:
         peaks.append(int(printed.stdout) >> 10)
     small, large = peaks
     assert large < small + 40, f"{small} MiB for 4 MiB of tokens, {large} MiB for 40 MiB"
+
+
+def test_tokens_that_a_run_recorded_are_read_in_files_of_any_name(tmp_path: Path) -> None:
+    """A run of ours writes a file an update; other programs split theirs as they like."""
+    rows = list(token_rows(PRIME / "weights"))
+    (tmp_path / "tokens").mkdir()
+    for step in (0, 1, 2):
+        part = [row for row in rows if row.step == step]
+        write_tokens(tmp_path / "tokens" / f"update-{step:06d}.parquet", part)
+    for path in (tmp_path, tmp_path / "tokens"):
+        log = read_log(path)
+        assert [row["step"] for row in log.rows] == [0, 1, 2] and log.kind == "tokens"
+    # Beside another kind of file, nothing is taken for tokens by its ending.
+    shutil.copy(VERL / "metrics.jsonl", tmp_path / "tokens" / "a.jsonl")
+    assert read_log(tmp_path / "tokens").trainer == "verl"

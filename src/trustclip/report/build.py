@@ -8,8 +8,8 @@ from trustclip.report.collect import collect
 from trustclip.report.draw import figures
 from trustclip.report.page import render, token_page
 from trustclip.report.tables import latex, markdown
+from trustclip.runs.foreign.recognise import holds_tokens
 from trustclip.runs.jsonl import write_text
-from trustclip.runs.tokens import SUFFIXES
 
 
 def build(
@@ -33,9 +33,10 @@ def build(
     Raises:
       ValueError: no run, or a path that is neither a run directory nor a suite.
     """
-    if runs and all(path.is_file() and path.suffix in SUFFIXES for path in runs):
+    if runs and all(path.is_file() and holds_tokens(path) for path in runs):
+        page = token_page(runs, title or "Tokens")
         out.mkdir(parents=True, exist_ok=True)
-        write_text(out / "index.html", token_page(runs, title or "Tokens"))
+        write_text(out / "index.html", page)
         return [out / "index.html"]
     report = collect(runs, reference)
     (out / "figures").mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ _QUADRANTS = {
 
 def subject(name: str, log: Log) -> str:
     """What was read."""
-    size = f"{len(log.rows)} {steps_of(log)}s"
+    size = f"{len(log.rows)} {steps_of(log)}{'s' * (len(log.rows) != 1)}"
     if log.digest:
         size += f", {log.digest.completions:,} completions, {log.digest.tokens:,} tokens"
     state = "" if log.finished else ", unfinished"
@@ -58,7 +58,8 @@ def constraint(log: Log) -> str:
     shares = {row["step"]: row["trustclip/gated"] for row in rows if "trustclip/gated" in row}
     moved = values(rows, "k1")
     once = schedule if schedule is not None and schedule.updates <= 1 else None
-    if once and not any(shares.values()):
+    still = not moved or max(map(abs, moved)) < _ROUNDING
+    if once and still and not any(shares.values()):
         zero = f", and the clipped share was 0 in all {len(shares)} {unit}s" if shares else ""
         return (
             f"The constraint was inert: there was one update per generation ({once.basis}), "
@@ -70,14 +71,15 @@ def constraint(log: Log) -> str:
             return f"The constraint capped the weight of {percent(fmean(capped))} of tokens."
         return "Whether the constraint acted is not in this log: it has no share of clipped tokens."
     if not any(shares.values()):
-        return _never(log, len(shares), still=bool(moved) and max(map(abs, moved)) < _ROUNDING)
+        return _never(log, len(shares), still=bool(moved) and still)
     closed = [step for step, share in shares.items() if share > 0]
     top = max(shares, key=lambda step: shares[step])
-    text = (
-        f"The constraint cut {percent(fmean(shares.values()))} of tokens. It acted in "
-        f"{len(closed)} of {len(shares)} {unit}s, first in {unit} {closed[0]}; the largest share "
-        f"was {percent(shares[top])}, in {unit} {top}."
-    )
+    text = f"The constraint cut {percent(fmean(shares.values()))} of tokens."
+    if len(shares) > 1:
+        text += (
+            f" It acted in {len(closed)} of {len(shares)} {unit}s, first in {unit} {closed[0]}; "
+            f"the largest share was {percent(shares[top])}, in {unit} {top}."
+        )
     if schedule is not None and schedule.updates > 1:
         text += (
             f" There were {schedule.updates:.3g} updates per generation ({schedule.basis}), of "
@@ -206,12 +208,16 @@ def signal(rows: Sequence[Row]) -> Iterator[str]:
         yield (
             f"In {percent(fmean(groups))} of groups all rewards were equal, so their tokens had no "
             f"advantage (at the end {percent(ends(groups)[1])})."
+            if any(groups)
+            else "In no group were all rewards equal."
         )
-    elif idle := values(rows, "completions/zero_advantage", prefix=""):
+    elif any(idle := values(rows, "completions/zero_advantage", prefix="")):
         yield f"{percent(fmean(idle))} of completions had advantage 0 on every token."
     cut, length = (
         values(rows, f"completions/{name}", prefix="") for name in ("clipped_ratio", "mean_length")
     )
+    if broken := [share for share in values(rows, "nonfinite") if share]:
+        yield f"Up to {percent(max(broken))} of tokens hold a number that is not finite."
     if cut:
         first, last = ends(cut)
         yield f"Truncated completions: {percent(first)} at the start, {percent(last)} at the end."
@@ -241,15 +247,16 @@ def _constraint_advice(log: Log) -> Iterator[str]:
     once = log.schedule is not None and log.schedule.updates <= 1
     if shares and not any(shares) and log.settings.get("loss_mode") not in _SILENT:
         ways = {
-            "TRL": "num_iterations or steps_per_generation to twice its value",
-            "verl": "actor.ppo_epochs to 2, or ppo_mini_batch_size to half of train_batch_size",
+            "TRL": "num_iterations or steps_per_generation",
+            "verl": "actor.ppo_epochs, or lower ppo_mini_batch_size",
         }
         why = f" ({log.schedule.basis})" if log.schedule else ""
         if once or log.schedule is None:
-            way = ways.get(log.trainer, "the number of updates per generation to 2")
+            way = ways.get(log.trainer, "the number of passes")
             yield (
-                f"the clipped share was 0 throughout{why}: for a constraint that acts, raise "
-                f"{way}; as it is, it explains nothing of this run."
+                f"the clipped share was 0 throughout{why}, so the constraint explains nothing of "
+                f"this run. For one that acts, raise {way}, so that each generation is used for "
+                "two updates or more."
             )
         else:
             yield (

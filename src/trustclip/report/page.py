@@ -185,9 +185,9 @@ def _tokens(report: Report) -> dict[str, Any]:
     pairs = [(group, run) for group in report.groups for run in group.runs]
     return views(
         [
-            (_name(group, run), run.path / TOKENS)
+            (_name(group, run), run.path if run.log else run.path / TOKENS)
             for group, run in pairs
-            if any((run.path / TOKENS).glob("*.parquet"))
+            if (run.log and run.log.tokens) or any((run.path / TOKENS).glob("*.parquet"))
         ]
     )
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from trustclip.constraints.base import Method
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
-from trustclip.runs.tokens import TokenRow, read_tokens, token_batch
+from trustclip.runs.foreign.recognise import token_rows
+from trustclip.runs.tokens import TokenRow, token_batch
 from trustclip.stats.lift import Lifts
 
 #: Methods whose gate is computed on the tokens of any run, at the defaults of their papers.
@@ -77,11 +78,11 @@ def judged_rows(path: Path, shadows: Sequence[str] = SHADOWS) -> Iterator[Judged
     """Completions of a file or folder of tokens, judged one by one.
 
     Args:
-      path: see `trustclip.runs.tokens.read_tokens`.
+      path: see `trustclip.runs.foreign.recognise.token_rows`.
       shadows: names of methods.
     """
     methods = [method(name) for name in shadows]
-    for row in read_tokens(path):
+    for row in token_rows(path):
         yield judged(row, methods)
 
 

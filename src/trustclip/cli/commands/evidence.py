@@ -86,7 +86,7 @@ def report(argv: Sequence[str]) -> int:
     @dataclasses.dataclass
     class Options:
         runs: tyro.conf.Positional[tuple[Path, ...]]
-        """Run directories, a suite, logs of TRL, verl or prime-rl, files of tokens."""
+        """Run directories, the folder of a suite, logs of TRL, verl and prime-rl, or tokens."""
         output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
         """Where the page, the tables and the figures go."""
         serve: bool = False

@@ -18,7 +18,7 @@ from trustclip.runs.tokens import TokenRow, token_batch
 
 #: Padded tokens of a batch, and steps that are open at once; a step is done when so many later
 #: ones have begun.
-TOKENS, OPEN = 1 << 16, 64
+TOKENS, OPEN = 1 << 16, 8
 #: Different tokens that are counted one by one; rarer ones that come later are counted together.
 WORDS = 1 << 19
 #: Words that are named, and the share and the number of tokens that one needs for it.
@@ -121,13 +121,40 @@ def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) 
       ValueError: there is no row, or steps that are done come again, as in two joined files.
     """
     state = _State(path, two_policies)
-    for chunk in _chunks(rows):
+    for chunk in _chunks(one_run(path, rows)):
         state.add(chunk)
     if not state.completions:
         raise ValueError(f"{path} holds no completion.")
     state.close(0)
     done = sorted(state.rows, key=lambda row: row["step"])
     return Digest(done, state.words, state.completions, state.tokens, frozenset(state.has or ()))
+
+
+def one_run(path: Path, rows: Iterable[TokenRow]) -> Iterator[TokenRow]:
+    """The rows; a second run among them is refused, whose steps begin again.
+
+    Args:
+      path: for the message.
+      rows: in the order of their steps.
+
+    Raises:
+      ValueError: the first step, or one before it, comes after a later one.
+    """
+    first = last = None
+    for row in rows:
+        step = row.step or 0
+        first = step if first is None else first
+        if last is not None and step < last and step <= first:
+            raise ValueError(_two_runs(path, step, last))
+        last = step
+        yield row
+
+
+def _two_runs(path: Path, step: int, last: int) -> str:
+    return (
+        f"{path} holds two runs: completions of update {step} come after those of update {last}; "
+        "give each run a file of its own."
+    )
 
 
 def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
@@ -153,8 +180,7 @@ class _State:
         self.completions = self.tokens = 0
         self.has: set[str] | None = None
         self._open: dict[int, tuple[Window, dict[str, float]]] = {}
-        self._first: int | None = None
-        self._last: int | None = None
+        self._last = -1
         self._done = -1
 
     def add(self, rows: list[TokenRow]) -> None:
@@ -162,7 +188,7 @@ class _State:
         self._check(step)
         has = {
             name
-            for name in ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id")
+            for name in ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id", "step")
             if all(getattr(row, name) is not None for row in rows)
         }
         self.has = has if self.has is None else self.has & has
@@ -181,16 +207,10 @@ class _State:
         self.close(OPEN)
 
     def _check(self, step: int) -> None:
-        """Refuse a second run: its steps begin again."""
-        if self._first is None:
-            self._first = step
-        back = self._last is not None and step < self._last
-        if back and (step <= self._done or step <= self._first):
-            raise ValueError(
-                f"{self.path} holds two runs: completions of update {step} come after those of "
-                f"update {self._last}; give each run a file of its own."
-            )
-        self._last = step
+        """Refuse steps that are done already, as of a second run with many steps."""
+        if step <= self._done:
+            raise ValueError(_two_runs(self.path, step, self._last))
+        self._last = max(step, self._last)
 
     def _add_words(
         self, rows: list[TokenRow], batch: TokenBatch, kept: torch.Tensor, name: str

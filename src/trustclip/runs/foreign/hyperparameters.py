@@ -33,7 +33,8 @@ def log_of(
     unknown: list[str] = []
     if trainer == "TRL":
         settings = {name: given[name] for name in trl.SETTINGS if name in given}
-        schedule, unknown = trl.schedule_of(settings), trl.missing(rows)
+        schedule = trl.schedule_of(settings)
+        unknown = trl.missing(rows, schedule)
     elif trainer == "verl":
         settings = verl.settings_of(given)
         schedule, unknown = verl.schedule_of(settings), verl.missing(rows)

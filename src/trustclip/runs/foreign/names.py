@@ -6,9 +6,9 @@ sampler (``sampler/...``) and, for what every trainer measures, TRL's.
 """
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
-from trustclip.constraints.names import nearest
 from trustclip.runs.jsonl import Row
 
 #: TRL's `GRPOTrainer`. Before release 0.17 it logged one ``clip_ratio``.
@@ -45,6 +45,9 @@ VERL = {
     "rollout_corr/chi2_token": "sampler/chi2",
 }
 
+#: Metrics of our own loss in verl.
+_OURS = ("actor/trustclip/", "actor/sampler/")
+
 _TABLES = {"TRL": TRL, "verl": VERL}
 
 #: TRL's names that are ours, too: they name the trainer where nothing else does.
@@ -79,17 +82,24 @@ def translated(values: Mapping[str, Any]) -> Row:
       {'trustclip/gated': 0.1, 'loss': 0.2}
       >>> translated({"actor/pg_clipfrac": 0.25, "actor/pg_clipfrac_lower": 0.5})
       {'trustclip/gated': 0.75, 'trustclip/gated/negative_above': 0.5}
+      >>> translated({"actor/pg_clipfrac": 0.25, "actor/trustclip/gated": 0.5})  # our loss, in verl
+      {'trustclip/gated': 0.5}
     """
-    row: Row = {}
+    row: Row = {
+        name.removeprefix("actor/"): value
+        for name, value in values.items()
+        if name.startswith(_OURS)
+    }
+    own = "trustclip/gated" in row
     for given, value in values.items():
         name = given.removeprefix("train/")
         if name.startswith(("eval_", "eval/", "val-", "val/")):
             continue
-        if name.startswith(("actor/trustclip/", "actor/sampler/")):  # our own loss, in verl
-            name = name.removeprefix("actor/")
+        if name.startswith(_OURS):
+            continue
         row.setdefault(TRL.get(name) or VERL.get(name) or name, value)
     lower = values.get("actor/pg_clipfrac_lower")
-    if lower and "trustclip/gated" in row:
+    if lower and not own and "trustclip/gated" in row:
         row["trustclip/gated"] += lower
     return row
 
@@ -113,8 +123,8 @@ def nothing_of(given: Sequence[str]) -> str:
     looked = ("clip_ratio/region_mean", "actor/pg_clipfrac", "entropy", "actor/entropy", "reward")
     found = ", ".join(sorted(given)[:8]) or "nothing"
     known = [*TRL, *VERL, *ANSWERS]
-    near = [(name, match) for name in given if (match := nearest(name, known))]
-    hint = f" {near[0][0]!r} is like {near[0][1]!r}." if near else ""
+    near = [(name, match) for name in given if (match := get_close_matches(name, known, 1, 0.8))]
+    hint = f" {near[0][0]!r} is like {near[0][1][0]!r}." if near else ""
     return (
         f"has no metric of reinforcement learning: looked for {', '.join(looked)} and others of "
         f"TRL and verl, found {found}{', ...' if len(given) > 8 else ''}.{hint}"

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from trustclip.runs.foreign.digest import digest
 from trustclip.runs.foreign.log import Log, first_row
-from trustclip.runs.tokens import REQUIRED, TokenRow, read_tokens
+from trustclip.runs.tokens import REQUIRED, SUFFIXES, TOKENS, TokenRow, read_tokens
+
+#: Bytes of a first line that are looked at.
+_FIRST = 64 << 20
 
 LOOKED_FOR = "tokens.parquet or tokens.jsonl with logp and advantage (any trainer)"
-
-_SUFFIXES = (".jsonl", ".parquet")
 
 
 def accepts(path: Path, head: bytes) -> bool:
@@ -21,13 +22,21 @@ def accepts(path: Path, head: bytes) -> bool:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Files of tokens in a folder, and its folder ``tokens``."""
-    named = [folder / f"tokens{suffix}" for suffix in _SUFFIXES]
+    """Files of tokens in a folder, its folder ``tokens``, or itself if it holds nothing else."""
+    named = [folder / f"{TOKENS}{suffix}" for suffix in SUFFIXES]
     found = [path for path in named if path.is_file()]
-    inner = folder / "tokens"
-    if inner.is_dir() and any(path.suffix in _SUFFIXES for path in inner.iterdir()):
+    inner = folder / TOKENS
+    if inner.is_dir() and any(path.suffix in SUFFIXES for path in inner.iterdir()):
         found.append(inner)
+    if not found:
+        files = [path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file()]
+        found = [folder] if files and all(map(_is_tokens, files)) else []
     return found
+
+
+def _is_tokens(path: Path) -> bool:
+    with path.open("rb") as file:
+        return accepts(path, file.readline(_FIRST))
 
 
 def read(path: Path) -> Log:
@@ -38,6 +47,8 @@ def read(path: Path) -> Log:
     """
     found = digest(path, rows(path))
     unknown = []
+    if "step" not in found.has:
+        unknown.append("the course over updates (there is no column `step`)")
     if "logp_old" not in found.has:
         unknown.append("how far the policy moved (there is no column `logp_old`)")
     if "kept" not in found.has:

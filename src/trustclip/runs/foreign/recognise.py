@@ -6,6 +6,7 @@ from types import ModuleType
 
 from trustclip.constraints.names import nearest
 from trustclip.runs.foreign import neutral, prime_rl, tensorboard, trl, verl, wandb
+from trustclip.runs.foreign.digest import one_run
 from trustclip.runs.foreign.log import Log, first_row
 from trustclip.runs.tokens import REQUIRED, TokenRow
 
@@ -41,11 +42,24 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
       ValueError: there is no such log, or it has no tokens.
     """
     source, place = located(path)
-    if not hasattr(source, "rows"):
+    if not _has_tokens(source):
         raise ValueError(
             f"{place} has no tokens; expected {prime_rl.LOOKED_FOR} or {neutral.LOOKED_FOR}."
         )
-    return source.rows(place)
+    return one_run(place, source.rows(place))
+
+
+def holds_tokens(path: Path) -> bool:
+    """Whether the log at a path is one of tokens.
+
+    Raises:
+      ValueError: it is no log, or several.
+    """
+    return _has_tokens(located(path)[0])
+
+
+def _has_tokens(source: ModuleType) -> bool:
+    return hasattr(source, "rows")
 
 
 def located(path: Path) -> tuple[ModuleType, Path]:

@@ -8,6 +8,9 @@ from typing import Any
 from trustclip.runs.foreign import hyperparameters
 from trustclip.runs.foreign.log import Log, gathered
 
+#: Bytes around a record: its length, and a checksum of the length and of the record.
+_FRAME = 16
+
 LOOKED_FOR = "events.out.tfevents.* (TensorBoard)"
 
 
@@ -36,6 +39,7 @@ def read(path: Path) -> Log:
     """
     settings: dict[str, Any] = {}
     measured = []
+    torn = []
     for file in _files(path):
         # One event a value: those of one step are joined before the next step is looked at.
         step, values = None, {}
@@ -48,9 +52,12 @@ def read(path: Path) -> Log:
             else:
                 values[tag] = value
         measured += [(step, values)] if step is not None else []
+        torn += [f"{file.name} ends within a record, as left by a kill"] if _is_torn(file) else []
     rows, remarks = gathered(path, measured)
     logged = list(dict.fromkeys(tag for _, values in measured for tag in values))
-    return hyperparameters.log_of(path, "TensorBoard events", rows, settings, remarks, logged)
+    return hyperparameters.log_of(
+        path, "TensorBoard events", rows, settings, [*torn, *remarks], logged
+    )
 
 
 def _events(file: Path) -> Iterator[tuple[int, str, float | str]]:
@@ -70,6 +77,17 @@ def _events(file: Path) -> Iterator[tuple[int, str, float | str]]:
                 yield event.step, value.tag, first.decode("utf-8", "replace")
             elif array.size == 1:
                 yield event.step, value.tag, float(array.reshape(-1)[0])
+
+
+def _is_torn(file: Path) -> bool:
+    """Whether a file is longer than its whole records: TensorBoard passes over the rest."""
+    from tensorboard.backend.event_processing.event_file_loader import (  # pyright: ignore[reportMissingImports]
+        RawEventFileLoader,
+    )
+
+    return sum(_FRAME + len(record) for record in RawEventFileLoader(str(file)).Load()) < (
+        file.stat().st_size
+    )
 
 
 def _json(text: str) -> Mapping[str, Any]:

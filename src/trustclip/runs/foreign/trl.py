@@ -55,13 +55,14 @@ def read(path: Path) -> Log:
     rows, remarks = gathered(path, [(row["step"], numbers(row)) for row in history])
     done, planned = state.get("global_step"), state.get("max_steps")
     whole = isinstance(done, int) and isinstance(planned, int) and done >= planned > 0
+    schedule = _schedule(rows, state.get("logging_steps"))
     return Log(
         path=path,
         trainer="TRL",
         kind=NAME,
         rows=rows,
-        schedule=_schedule(rows, state.get("logging_steps")),
-        unknown=[*missing(rows), "settings such as epsilon and num_iterations"],
+        schedule=schedule,
+        unknown=[*missing(rows, schedule), "settings such as epsilon and num_iterations"],
         remarks=remarks,
         finished=whole,
     )
@@ -99,9 +100,11 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
     return Schedule(updates, basis)
 
 
-def missing(rows: Sequence[Row]) -> list[str]:
+def missing(rows: Sequence[Row], schedule: Schedule | None) -> list[str]:
     """What TRL's metrics leave open."""
-    found = ["how far the policy moved within a generation (TRL logs no distance from it)"]
+    found = []
+    if schedule is None or schedule.updates > 1:
+        found.append("how far the policy moved within a generation (TRL does not log it)")
     if not any("sampler/abs" in row for row in rows):
         found.append("whether the sampler differs (TRL measures that with vLLM alone)")
     return [*found, "which tokens were clipped"]

@@ -106,7 +106,8 @@ def _json(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, An
         step, data = row.get("step"), row.get("data")
         if not isinstance(step, int) or not isinstance(data, Mapping):
             raise ValueError(
-                f"{path}:{line.number} has {', '.join(row) or 'nothing'}; expected step and data."
+                f"{path}:{line.number} is none of verl's: expected a whole number as step and an "
+                "object as data."
             )
         yield step, numbers(data)
 
@@ -158,14 +159,18 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
-    """Updates per generation.
+    """Updates per generation; None where verl measures ratios against the sampler, too.
+
+    In bypass mode the sampler's log-probabilities stand for the old ones, so not even the first
+    update is at ratio 1.
 
     Example:
       >>> schedule_of({"train_batch_size": 8, "ppo_mini_batch_size": 4, "ppo_epochs": 2}).updates
       4.0
     """
     batch, mini, epochs = (settings.get(name) for name in list(SETTINGS)[:3])
-    if not all(isinstance(value, int) and value > 0 for value in (batch, mini, epochs)):
+    known = all(isinstance(value, int) and value > 0 for value in (batch, mini, epochs))
+    if not known or settings.get("bypass_mode"):
         return None
     basis = f"train_batch_size / ppo_mini_batch_size x ppo_epochs = {batch} / {mini} x {epochs}"
     return Schedule(batch / mini * epochs, basis)  # type: ignore[operator]

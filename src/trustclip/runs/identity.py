@@ -10,6 +10,7 @@ NEUTRAL: Mapping[str, str] = {
     "save_steps": "a run continues exactly from any checkpoint, so how often it saves is free",
     "save_total_limit": "how many checkpoints are kept",
     "sink": "where metrics are copied to",
+    "shadows": "methods that only watch; the training is the same to the last bit",
     "logging_steps": "how often metrics are written; nothing is trained on them",
 }
 #: Parts of a recipe that have settings of their own.

@@ -1,12 +1,13 @@
 """Settings of the TRL engine: `trl.GRPOConfig` with a method in place of its clip."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
+from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.schedule import Schedule
 from trustclip.engines.trl.upstream import GRPOConfig
@@ -51,6 +52,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
         see ``docs/fast-paths.md``.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
+      shadows: methods to watch with: ``trustclip/shadow/*`` logs what they would have kept of the
+        same tokens; see `trustclip.constraints.shadow`. The training is bit for bit the same.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
         on it, in every n-th generation; 0 for never. The training is bit for bit the same.
 
@@ -90,6 +93,10 @@ class ConstrainedGRPOConfig(GRPOConfig):
     skip_zero_advantage: bool = field(
         default=True, metadata={"help": "Skip completions that cannot change the policy."}
     )
+    # Of text, for the same parser; an entry may be all that `method` may be.
+    shadows: list[str] | None = field(
+        default=None, metadata={"help": "Methods to watch with, without training on them."}
+    )
     exact_kl_every: int = field(
         default=0, metadata={"help": "Log exact KL every n-th generation; 0: never."}
     )
@@ -101,6 +108,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
                 raise ValueError(unknown(name, getattr(self, name), allowed))
         chosen = as_method(with_arguments(self.method or "atr", self.method_args))  # type: ignore[arg-type]
         self.method, self.method_args = chosen, None
+        self.shadows = shadows(self.shadows or (), chosen)  # type: ignore[assignment]
         problems = [*_not_honoured(self, chosen)]
         if problems:
             raise ValueError("cannot train with these settings: " + " ".join(problems))
@@ -113,9 +121,14 @@ class ConstrainedGRPOConfig(GRPOConfig):
         assert isinstance(self.method, Method)  # since `__post_init__`
         return self.method
 
+    def watched(self) -> list[Method]:
+        """The shadows."""
+        return cast("list[Method]", self.shadows)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which ``ConstrainedGRPOConfig(**values)`` builds an equal config."""
-        return {**super().to_dict(), "method": self.constraint().to_dict()}
+        watched = [method.to_dict() for method in self.watched()]
+        return {**super().to_dict(), "method": self.constraint().to_dict(), "shadows": watched}
 
     def schedule(self) -> Schedule:
         """The update schedule: how many updates are made with one generation."""
@@ -129,6 +142,16 @@ class ConstrainedGRPOConfig(GRPOConfig):
 def refusal(method: Method) -> str | None:
     """The reason why TRL cannot train with a method, and what to use instead; None if it can."""
     return limits.refusal(method, "TRL", SUPPLIED, whole_loop=True)
+
+
+def shadows(specs: Iterable[Any], method: Method) -> list[Method]:
+    """Shadows beside a method, checked: they get what the engine has at no cost.
+
+    Raises:
+      ValueError: one of them is unknown, listed twice, or needs more than that.
+    """
+    exact = {name for name in method.requires if name.startswith("kl_")}
+    return shadow_methods(specs, {"entropy", "keys", "logp_rollout", *exact}, "TRL")
 
 
 def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

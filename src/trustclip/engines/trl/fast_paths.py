@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import nn
 from transformers import GenerationMixin
 
-from trustclip.constraints.base import Trait
+from trustclip.constraints.base import Method, Trait
 from trustclip.engines.trl import decoding, hidden
 
 #: trustclip's output head, its decoding loop, and skipping completions that cannot move the policy.
@@ -43,9 +43,8 @@ def obstacle(path: FastPath, trainer: Any) -> str | None:
     return next(found, None)
 
 
-def sampler_missing(trainer: Any) -> str | None:
+def sampler_missing(trainer: Any, method: Method) -> str | None:
     """The reason why a method lacks the sampler's log-probabilities; None if it does not."""
-    method = trainer.method
     if "logp_rollout" not in method.requires or trainer.use_vllm or trainer.rollout_func:
         return None
     reason = obstacle("decoder", trainer)

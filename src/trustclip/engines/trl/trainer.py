@@ -24,6 +24,7 @@ from trustclip.constraints import diagnostics
 from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
+from trustclip.constraints.shadow import WatchedWindow
 from trustclip.durable.trainer import Durable
 from trustclip.engines.trl import fast_paths
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
@@ -86,7 +87,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             raise ValueError(f"`args` must be a ConstrainedGRPOConfig, got {type(args).__name__}.")
         self.method = args.constraint()
         self._phase: Generating | Training | None = None
-        self._windows = {"train": diagnostics.Window(), "eval": diagnostics.Window()}
+        self._windows = {mode: WatchedWindow(args.watched()) for mode in ("train", "eval")}
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
         self._shares = GateShares()
         self._last_closed = 0  # update in which the gate last closed on a token
@@ -95,8 +96,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
-        if reason := fast_paths.sampler_missing(self):
-            raise ValueError(reason)
+        for method in (self.method, *args.watched()):
+            if reason := fast_paths.sampler_missing(self, method):
+                raise ValueError(reason)
         self._request = self._put_head()
         self._watch = KLWatch(
             self._unwrapped(),
@@ -252,7 +254,8 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             logps, entropies = widened(inputs, rows, logps, entropies)
         if on_policy:
             inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
-        phase.gate = self._constrain(inputs, logps.detach(), {"entropy": entropies.detach(), **kl})
+        measured = {"entropy": entropies.detach(), **kl}
+        phase.coefficient, phase.gate = self._constrain(inputs, logps.detach(), measured)
         self._measure(phase, rows)
         return logps, entropies, aux
 
@@ -282,7 +285,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     @torch.no_grad()
     def _constrain(
         self, inputs: dict[str, Any], logps: Tensor, measured: dict[str, Tensor]
-    ) -> tuple[TokenBatch, Surrogate]:
+    ) -> tuple[Tensor, tuple[TokenBatch, Surrogate]]:
         """Set advantages and bounds with which TRL's loss has the method's gradient."""
         old = inputs.get("old_per_token_logps")
         batch = self._tokens(inputs, logps, logps if old is None else old, **measured)
@@ -290,14 +293,14 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
         c, surrogate = gradient(self.method, batch)  # [batch, time]
         self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate)
-        return batch, surrogate
+        return c, (batch, surrogate)
 
     def _measure(self, phase: Training, rows: Tensor | None) -> None:
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
         assert phase.gate is not None
         batch, surrogate = phase.gate
         seen = batch if rows is None else only_what_matters(batch)
-        self._windows[self._mode].add(seen, surrogate, self.method)
+        self._windows[self._mode].add(seen, surrogate, self.method, phase.coefficient)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
         self._metrics[self._mode]["trustclip/skipped"].append(
             self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
@@ -352,7 +355,8 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     # -- logs and checkpoints ----------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        window, self._windows[self._mode] = self._windows[self._mode], diagnostics.Window()
+        fresh = WatchedWindow(self.args.watched())
+        window, self._windows[self._mode] = self._windows[self._mode], fresh
         summary = window.read(self._sum)
         prefix = "trustclip/" if self._mode == "train" else "eval_trustclip/"
         logs.update({prefix + name: value for name, value in summary.items()})

@@ -53,7 +53,7 @@ def test_shares_and_agreement_are_those_counted_by_hand():
         1 / 2,
         1 / 2,
     ]
-    assert first["jaccard/clip(epsilon=0.28)"] == pytest.approx(1 / 3)
+    assert (first["both"], first["both/clip(epsilon=0.28)"]) == (2 / 5, 1 / 5)
     assert first["gated/positive_above"] == pytest.approx(2 / 5)
     assert first["gated/negative_below"] == pytest.approx(1 / 5)
     assert first["gated/positive_below"] == first["gated/negative_above"] == 0

@@ -178,12 +178,12 @@ class Shadows:
         """Shares and agreements of all batches added; empty if they held no token.
 
         For each shadow, ``shadow/LABEL/`` with: ``gated``, the share of tokens that it would have
-        gated; ``precision``, the share of these that the acting method gated; ``recall``, the share
-        of what the acting method gated that it would have gated, too; ``jaccard``, what both gated
-        over what either did; ``cosine`` between the two updates as vectors of coefficients;
-        ``gated/QUADRANT``, of all tokens; ``gated/p_old_LOW_HIGH``, of the tokens of that kind;
-        ``jaccard/OTHER`` and ``cosine/OTHER`` with the shadows after it. What is a share of nothing
-        is left out.
+        gated; ``both``, the share of tokens that the acting method gated as well; ``precision``,
+        ``both`` over ``gated``; ``recall``, ``both`` over what the acting method gated;
+        ``jaccard``, ``both`` over what either gated; ``cosine`` between the two updates as vectors
+        of coefficients; ``gated/QUADRANT``, of all tokens; ``gated/p_old_LOW_HIGH``, of the tokens
+        of that kind; ``both/OTHER`` and ``cosine/OTHER`` with the shadows after it. What is a share
+        of nothing is left out.
 
         Args:
           reduce: sums a tensor over ranks; called once on every rank.
@@ -207,11 +207,12 @@ class Shadows:
         """Names and values of the ``i``-th method; NaN for a share of nothing."""
         tokens = kinds[-1]  # [kinds]
         yield "gated", _ratio(kinds[i, 0], tokens[0])
+        yield "jaccard", _ratio(both[i, 0], both[i, i] + both[0, 0] - both[i, 0])
         yield "precision", _ratio(both[0, i], both[i, i])
         yield "recall", _ratio(both[0, i], both[0, 0])
         for j in (0, *range(i + 1, len(both))):
             other = f"/{self.labels[j - 1]}" if j else ""
-            yield f"jaccard{other}", _ratio(both[i, j], both[i, i] + both[j, j] - both[i, j])
+            yield f"both{other}", _ratio(both[i, j], tokens[0])
             yield f"cosine{other}", _ratio(dots[i, j], (dots[i, i] * dots[j, j]).sqrt())
         for k, kind in enumerate(_KINDS[1:], start=1):
             yield f"gated/{kind}", _ratio(kinds[i, k], tokens[k if kind in _P_OLD else 0])

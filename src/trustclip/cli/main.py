@@ -27,6 +27,8 @@ COMMANDS = {
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
     "report": ("evidence", "a page, tables and figures from run directories"),
     "explain": ("evidence", "what the gate of a run did, in sentences, and what to try next"),
+    "shadow": ("shadows", "what other methods would have cut of the tokens of a run"),
+    "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "grade": ("evidence", "re-grade stored completions"),
     "decontaminate": ("evidence", "find test problems that occur in a training set"),

@@ -48,10 +48,7 @@ else:
         return as_method(given)
 
     def _methods(given: Any) -> Any:
-        if isinstance(given, str):  # of the command line
-            import yaml
-
-            given = yaml.safe_load(f"[{given.strip().removeprefix('[').removesuffix(']')}]")
+        given = listed(given) if isinstance(given, str) else given
         if not isinstance(given, list | tuple):
             raise ValueError(f"should be a list of methods, got {given!r}")
         return tuple(map(_method, given))
@@ -61,6 +58,19 @@ else:
     Part = Annotated[str, PlainValidator(_method), Field(validate_default=True)]
     #: Several of them; to the command line, names separated by commas.
     Parts = Annotated[str, PlainValidator(_methods), Field(validate_default=True)]
+
+
+def listed(text: str) -> list[Any]:
+    """A list as the command line has it: YAML, its brackets left out or not.
+
+    Example:
+      >>> listed("atr, {name: clip, epsilon: 0.1}")
+      ['atr', {'name': 'clip', 'epsilon': 0.1}]
+    """
+    import yaml
+
+    return yaml.safe_load(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
+
 
 #: In place of a model's path: the tiny Qwen3 of the demo, made and primed on the spot.
 TINY = "tiny"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trustclip.paper import published
-from trustclip.report import results, verdict
+from trustclip.report import results, shadows, verdict
 from trustclip.report.comparison import Compared, compare
 from trustclip.report.draw import curves, plots, swept
 from trustclip.report.draw.marks import Figure
@@ -129,6 +129,7 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, plots.budget_figure)),
             Section("gate", "Gate", gate),
+            Section("shadows", "Shadows", [], shadows.tables(groups)),
         ],
         paper=[] if beside else results.printed_tables(),
     )

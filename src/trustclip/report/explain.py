@@ -11,6 +11,8 @@ from trustclip.constraints import divergences
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.registry import as_method
 from trustclip.report.groups import describe
+from trustclip.report.shadows import mean_metrics
+from trustclip.report.shadows import sentences as shadow_sentences
 from trustclip.runs.jsonl import Row, read_jsonl
 from trustclip.runs.reader import Run, find, read_run
 from trustclip.runs.text import one_line
@@ -63,6 +65,7 @@ def explain(folder: Path) -> list[str]:
     if _mean(rows, "gated") > 0:
         found += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
     found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
+    found += shadow_sentences(method.name, mean_metrics(rows))
     found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
     found.append("Next: " + " ".join(_next(method, rows)))
     # Names and warnings come from files: none of them may control a terminal.

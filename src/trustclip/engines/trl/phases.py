@@ -64,7 +64,7 @@ class Training:
     Args:
       inputs: TRL's dictionary, of which this is a copy.
       gate: the tokens and what the method made of them, once TRL has asked for log-probabilities.
-      coefficient: the method's; see `trustclip.coefficient`. Shape [batch, time].
+      coefficient: gradient of the objective in each log-probability, by then. Shape [batch, time].
     """
 
     inputs: dict[str, Any]

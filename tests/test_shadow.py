@@ -221,3 +221,30 @@ def test_a_recipe_takes_shadows_and_locates_a_wrong_one(tmp_path):
     ):
         text = errors_of(changed(tmp_path, "rl.shadows", value))
         assert words in text and "1 error:\n  line " in text, text
+
+
+# One line for any loop ----------------------------------------------------------------------------
+
+
+def test_the_check_says_why_a_constraint_is_inert():
+    batch = batch_of((0.4, 0.42, 1), (0.2, 0.19, -1))
+    still = replace(batch, logp=batch.logp_old)
+    atr = tc.method("atr")
+    for batches, words in (
+        ([], "no token is unmasked"),
+        ([still, still], "the ratio is 1 on all 4 tokens"),
+        ([still, batch], "closed on none of 4 tokens, with log-ratios of up to 0.051 nats"),
+    ):
+        found = tc.check(atr, batches)
+        assert not found and words in str(found)
+    found = tc.check(tc.method("clip", epsilon=0.01), iter([still, batch]))
+    assert found and "it gated 50.00% of 4 tokens" in str(found)
+    assert tc.check(tc.method("cispo"), [batch]) and not tc.check(tc.method("cispo"), [still])
+    assert tc.check(tc.method("pspo"), [still])  # it acts at ratio 1, too
+
+
+def test_the_module_check_hides_no_function():
+    import trustclip.constraints.check
+
+    assert callable(tc.check)
+    assert trustclip.constraints.check.check is tc.check

@@ -28,6 +28,8 @@ COMMANDS = {
     "report": ("evidence", "a page, tables and figures from run directories and logs"),
     "tokens": ("tokens", "which tokens a constraint cut, completion by completion"),
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
+    "shadow": ("shadows", "what other methods would have cut of the tokens of a run"),
+    "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "grade": ("evidence", "re-grade stored completions"),
     "decontaminate": ("evidence", "find test problems that occur in a training set"),

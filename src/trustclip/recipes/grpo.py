@@ -14,8 +14,8 @@ SAME = (
     *("learning_rate", "logging_steps", "loss_type", "lr_scheduler_type"),
     *("mask_truncated_completions", "max_completion_length", "max_steps", "method"),
     *("num_generations", "num_iterations", "per_device_train_batch_size", "save_total_limit"),
-    *("sampler", "scale_rewards", "steps_per_generation", "temperature", "top_p", "use_vllm"),
-    *("warmup_steps", "weight_decay"),
+    *("sampler", "scale_rewards", "shadows", "steps_per_generation", "temperature", "top_p"),
+    *("use_vllm", "warmup_steps", "weight_decay"),
 )
 
 

@@ -125,7 +125,7 @@ def bounds(argv: Sequence[str]) -> int:
     else:
         print(chosen)
         _print_interval(chosen)
-        _print_twins(chosen)
+        print_twins(chosen)
     return 0
 
 
@@ -185,7 +185,7 @@ def _log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
 
 
-def _print_twins(chosen: Any) -> None:
+def print_twins(chosen: Any) -> None:
     """Print `Method.twins` in the notation of each trainer."""
     if not chosen.twins:
         print("no setting of stock TRL or verl is known to have this gradient")

@@ -40,14 +40,16 @@ def check_sampler(trainer: Any) -> None:
     """Refuse what depends on a model and is known only now.
 
     Raises:
-      ValueError: the method or the brake needs log-probabilities of sampling that nothing gives, a
-        sampler is set and the decoder cannot sample, or the brake cannot reach the step.
+      ValueError: a method, a shadow or the brake needs log-probabilities of sampling that nothing
+        gives, a sampler is set and the decoder cannot sample, or the brake cannot reach the step.
     """
-    method, brake = trainer.method, trainer.args.braking()
-    who = repr(method.name) if "logp_rollout" in method.requires else "`brake`" * brake.on
-    if who and (reason := unrecorded(trainer)):
+    brake = trainer.args.braking()
+    methods = (trainer.method, *trainer.args.watched())
+    needy = [repr(method.name) for method in methods if "logp_rollout" in method.requires]
+    needy += ["`brake`"] * brake.on
+    if needy and (reason := unrecorded(trainer)):
         raise ValueError(
-            f"{who} needs `logp_rollout`, the log-probabilities that completions were "
+            f"{needy[0]} needs `logp_rollout`, the log-probabilities that completions were "
             f"sampled with, and they cannot be recorded here: {reason}. Set use_vllm=True with "
             "vllm_importance_sampling_correction=False, or pass a rollout_func."
         )

@@ -27,6 +27,7 @@ from trustclip.constraints import diagnostics
 from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
+from trustclip.constraints.shadow import WatchedWindow
 from trustclip.durable.trainer import Durable
 from trustclip.engines.trl import fast_paths, sampled
 from trustclip.engines.trl.braking import Braking
@@ -97,7 +98,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             raise ValueError(f"`args` must be a ConstrainedGRPOConfig, got {type(args).__name__}.")
         self.method = args.constraint()
         self._phase: Generating | Training | None = None
-        self._windows = {"train": diagnostics.Window(), "eval": diagnostics.Window()}
+        self._windows = {mode: WatchedWindow(args.watched()) for mode in ("train", "eval")}
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
         self._shares, self.mismatch = GateShares(), Mismatch()
         self._last_closed = 0  # update in which the gate last closed on a token
@@ -324,7 +325,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         assert phase.gate is not None
         batch, surrogate = phase.gate
         seen = batch if rows is None else only_what_matters(batch)
-        self._windows[self._mode].add(seen, surrogate, self.method)
+        self._windows[self._mode].add(seen, surrogate, self.method, phase.coefficient)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
         self._metrics[self._mode]["trustclip/skipped"].append(
             self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
@@ -391,7 +392,8 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     # -- logs and checkpoints ----------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        window, self._windows[self._mode] = self._windows[self._mode], diagnostics.Window()
+        fresh = WatchedWindow(self.args.watched())
+        window, self._windows[self._mode] = self._windows[self._mode], fresh
         summary = window.read(self._sum)
         prefix = "trustclip/" if self._mode == "train" else "eval_trustclip/"
         logs.update({prefix + name: value for name, value in summary.items()})

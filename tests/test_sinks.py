@@ -117,10 +117,10 @@ def test_a_sink_that_breaks_warns_once_and_stops_nothing(name, monkeypatch, tmp_
     assert 0 < len(seen.points) < len(WANTED)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "mlflow"])
 def test_a_missing_package_is_one_clear_error_before_training(name, monkeypatch, tmp_path):
-    module = "torch.utils.tensorboard" if name == "tensorboard" else name
-    monkeypatch.setitem(sys.modules, module, None)
+    inner = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow.entities"}
+    monkeypatch.setitem(sys.modules, inner.get(name, name), None)
     monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
     with pytest.raises(ValueError, match=rf"pip install {name}, or set the sink"):
         open_sink(name, "tiny", CONFIG, tmp_path)

@@ -229,7 +229,7 @@ class RLStage:
     """Most completions recorded of one update, in files of the folder "tokens"."""
     tokens_megabytes: Positive = 16.0
     """Most space that recorded tokens may take over the whole run."""
-    sink: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
+    sink: Literal["none", "trackio", "tensorboard", "wandb", "mlflow"] = "none"
     """Experiment tracker that gets the metrics in addition to metrics.jsonl."""
     trl: Passthrough = field(default_factory=dict)
     """Any other field of TRL's GRPOConfig; on the command line as --trl.NAME VALUE."""

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shlex
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,10 +21,11 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, get_args
 
 from trustclip.constraints.names import unknown
+from trustclip.runs.identity import flat
 from trustclip.runs.secrets import redacted
 from trustclip.runs.text import one_line
 
-SinkName = Literal["none", "trackio", "wandb", "tensorboard"]
+SinkName = Literal["none", "trackio", "tensorboard", "wandb", "mlflow"]
 
 Row = Mapping[str, Any]
 
@@ -46,7 +48,7 @@ def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: 
     A later failure of its package is reported once, as a warning, and stops only the sink.
 
     Args:
-      name: ``"none"``, ``"trackio"``, ``"wandb"`` or ``"tensorboard"``.
+      name: ``"none"``, ``"trackio"``, ``"tensorboard"``, ``"wandb"`` or ``"mlflow"``.
       run_name: name of the run in the sink.
       config: settings to show with the metrics, nested as in ``config.yaml``.
       folder: the run directory; files go to a subfolder with the sink's name.
@@ -65,9 +67,23 @@ def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: 
         raise ValueError(unknown("sink", name, get_args(SinkName)))
     if name == "none":
         return _Nothing()
-    opened = {"trackio": _Trackio, "wandb": _Wandb, "tensorboard": _TensorBoard}[name]
+    return _Guarded(name, opened(name, run_name, config, folder))
+
+
+def opened(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Path) -> Sink:
+    """The same, of a sink that is not none, whose failures are errors.
+
+    Raises:
+      ValueError: its package is missing or cannot start.
+    """
+    sinks: dict[str, Callable[..., Sink]] = {
+        "trackio": _Trackio,
+        "tensorboard": _TensorBoard,
+        "wandb": _Wandb,
+        "mlflow": _MLflow,
+    }
     try:
-        return _Guarded(name, opened(run_name, config, folder / name))
+        return sinks[name](run_name, config, folder / name)
     except ImportError as error:
         raise ValueError(_cannot_import(name, str(error))) from None
     except Exception as error:
@@ -107,6 +123,8 @@ def viewer(name: SinkName, folder: Path) -> str | None:
         "trackio": f"TRACKIO_DIR={database} trackio show --project trustclip",
         "tensorboard": f"tensorboard --logdir {own}",
         "wandb": f"wandb sync {own}/wandb/offline-run-*",
+        "mlflow": "mlflow ui --backend-store-uri "
+        + shlex.quote(os.environ.get("MLFLOW_TRACKING_URI") or _database(folder / name)),
     }
     return commands.get(name)
 
@@ -246,6 +264,53 @@ class _TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _database(folder: Path) -> str:
+    return f"sqlite:///{folder.resolve()}/mlflow.db"
+
+
+class _MLflow:
+    """MLflow, in a local database unless ``MLFLOW_TRACKING_URI`` names a server."""
+
+    def __init__(self, run_name: str, config: Mapping[str, Any], folder: Path) -> None:
+        quiet = {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_LOGGING_LEVEL": "WARNING",
+            "GIT_PYTHON_REFRESH": "quiet",
+        }
+        self._entities: Any = _import("mlflow.entities", quiet)
+        folder.mkdir(parents=True, exist_ok=True)
+        address = os.environ.get("MLFLOW_TRACKING_URI") or _database(folder)
+        self._client: Any = importlib.import_module("mlflow").MlflowClient(address)
+        found = self._client.get_experiment_by_name("trustclip")
+        experiment = found.experiment_id if found else self._client.create_experiment("trustclip")
+        own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        # A resumed run goes on in the run that it began.
+        runs = self._client.search_runs([experiment], f"tags.`trustclip.run` = '{own}'")
+        if runs:
+            self._run = runs[0].info.run_id
+            return
+        tags = {"trustclip.run": own}
+        self._run = self._client.create_run(experiment, tags=tags, run_name=run_name).info.run_id
+        settings = [
+            self._entities.Param(name, str(value)[:500])
+            for name, value in flat(_plain(config)).items()
+        ]
+        for first in range(0, len(settings), 100):  # MLflow's most in one call
+            self._client.log_batch(self._run, params=settings[first : first + 100])
+
+    def log(self, row: Row) -> None:
+        now = int(1000 * time.time())
+        # MLflow takes no @ in a name.
+        values = [
+            self._entities.Metric(name.replace("@", "-at-"), value, now, row.get("step") or 0)
+            for name, value in numbers(row).items()
+        ]
+        self._client.log_batch(self._run, metrics=values)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

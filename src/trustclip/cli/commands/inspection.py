@@ -1,8 +1,9 @@
-"""The command that shows recorded tokens in the terminal."""
+"""Commands that look into one stored run: its tokens, and its metrics in a tracker."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import tyro
 from rich.console import Console
@@ -40,4 +41,22 @@ def tokens(argv: Sequence[str]) -> int:
         count=options.count,
         constraint=options.constraint,
     )
+    return 0
+
+
+def send(argv: Sequence[str]) -> int:
+    """``trustclip send RUN --sink NAME``: the metrics of a stored run, to a tracker."""
+
+    @dataclasses.dataclass
+    class Options:
+        run: tyro.conf.Positional[Path]
+        """A run directory."""
+        sink: Literal["trackio", "tensorboard", "wandb", "mlflow"]
+        """Experiment tracker; its package must be installed."""
+
+    options = parse(Options, argv, "send")
+    from trustclip.recipes.watch.send import send as send_run
+
+    count = send_run(options.run, options.sink)
+    print(f"{count} rows of {options.run} sent to {options.sink}: {options.run / options.sink}")
     return 0

@@ -134,7 +134,8 @@ def test_both_heads_train_alike(tmp_path, method, lora):
     ours = constrained(tmp_path / "a", method, lora=lora, head="trustclip")
     theirs = constrained(tmp_path / "b", method, lora=lora, head="trl")
     assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=1e-4)
-    torch.testing.assert_close(ours.parameters, theirs.parameters, rtol=1e-4, atol=1e-5)
+    # Adam turns the last digit of a small gradient into a hundredth of a step of 3e-3.
+    torch.testing.assert_close(ours.parameters, theirs.parameters, rtol=1e-4, atol=3e-5)
     for name in ("entropy", "trustclip/k3", "trustclip/gated"):
         assert ours.column(name) == pytest.approx(theirs.column(name), rel=1e-3, abs=1e-6)
 

@@ -74,7 +74,7 @@ def explain(folder: Path) -> list[str]:
     found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
     found += [*sampler.sentences(run, rows), *course.signal(run.training)]
     found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
-    found.append("Next: " + " ".join([*_next(method, rows), *sampler.advice(rows)]))
+    found += [f"Next: {text}" for text in sampler.advice(method, rows) or _next(method, rows)]
     # Names and warnings come from files: none of them may control a terminal.
     return [one_line(paragraph) for paragraph in found]
 

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+from browser import opened
 from test_explain import make, row, said
 
+from trustclip.report.build import build
 from trustclip.report.collect import collect
 from trustclip.report.draw.mismatch import distance_figure, lag_figure, quantile_figure
 from trustclip.runs.jsonl import append_jsonl
@@ -123,3 +126,19 @@ def test_hostile_token_texts_stay_text(tmp_path) -> None:
     )  # fmt: skip
     assert "\x1b" not in said(run)
     assert "<img src=x" not in render(collect([run]), "t")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_section_is_drawn_and_fits_a_phone(tmp_path, scheme) -> None:
+    run = with_tokens(make(tmp_path / "run", [row(**SAMPLER)] * 20))
+    page = build([run], tmp_path / "out")[0]
+    with opened(page, color_scheme=scheme, viewport={"width": 390, "height": 800}) as tab:
+        charts = tab.locator("#sampler .chart")
+        assert charts.count() == 8
+        for i in range(charts.count()):
+            charts.nth(i).scroll_into_view_if_needed()
+        drawn = "document.querySelectorAll('#sampler .chart:has(svg path)').length === 8"
+        tab.wait_for_function(drawn, timeout=20_000)
+        tab.evaluate("document.querySelectorAll('section:not(#sampler)').forEach(s => s.remove())")
+        assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -53,11 +53,13 @@ def test_the_loss_is_that_of_policy_loss(method: tc.Method) -> None:
     loss, gradient, metrics = called(batch, actor(settings_of(method)))
     torch.testing.assert_close(loss, ours.value.detach())
     torch.testing.assert_close(gradient, leaf.grad)
+    # Over all tokens, or over all completions: a part of either has no mean that verl could average.
     whole = {
         k: total / count
         for k, (total, count) in ours.metrics.items()
         if count == tokens(batch) or "/sequence_" in k  # or over completions
     }
+    assert ("sampler/k3" in whole) == (batch.logp_rollout is not None)
     logged = {name for name in metrics if name.startswith("trustclip/")}
     assert logged == {f"trustclip/{name}" for name in whole}
     for name, mean in whole.items():

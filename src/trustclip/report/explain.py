@@ -77,7 +77,7 @@ def explain(folder: Path) -> list[str]:
     found += [*sampler.sentences(run, rows), *course.signal(run.training)]
     found += shadow_sentences(method.name, mean_metrics(rows))
     found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
-    found.append("Next: " + " ".join([*_next(method, rows), *sampler.advice(rows)]))
+    found += [f"Next: {text}" for text in sampler.advice(method, rows) or _next(method, rows)]
     # Names and warnings come from files: none of them may control a terminal.
     return [one_line(paragraph) for paragraph in found]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trustclip.constraints.base import Method, Trait
 from trustclip.report.groups import Group, names
 from trustclip.report.rows import PREFIX, ends, mean, percent, values
 from trustclip.report.tables import Cell, Table, TableRow
@@ -127,21 +128,27 @@ def worst_tokens(run: Run) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda t: -abs(t["logp_old"] - t["logp_rollout"]))[:LISTED]
 
 
-def advice(rows: Sequence[Row]) -> Iterator[str]:
-    """What to try next about the sampler."""
+def advice(method: Method, rows: Sequence[Row]) -> list[str]:
+    """What to try next about the sampler; empty if it is close."""
     differs, sizes = mean(rows, "sampler/k3"), values(rows, "sampler/current/sequence_ess")
-    if differs <= ROUNDING:
-        return
+    corrects = Trait.CORRECTS_SAMPLER in method.traits
     if differs > LARGE and differs > mean(rows, "k3"):
-        yield (
-            "the sampler is further from the proximal policy than that moved: find out why "
-            "(trustclip doctor --sampler), or correct for it (tis, icepop, or anchor 'rollout')."
+        cure = (
+            f", which {method.name} corrects for but does not mend."
+            if corrects
+            else "; what remains, correct for (tis, icepop, or anchor 'rollout')."
         )
-    elif sizes and min(sizes) < FEW:
-        yield (
+        return [
+            "the sampler is further from the proximal policy than that moved. Find out why: "
+            f"trustclip doctor --sampler for another engine or precision, the lag for stale samples"
+            f"{cure}"
+        ]
+    if differs > ROUNDING and sizes and min(sizes) < FEW:
+        return [
             "few completions carried some updates: lower the policy lag or the learning rate, or "
             "mask sequences that are far off (icepop with level 'sequence', opsm, trm)."
-        )
+        ]
+    return []
 
 
 def worst_table(groups: Sequence[Group]) -> Table | None:

@@ -52,9 +52,9 @@ def quantile_figure(groups: Sequence[Group]) -> Figure | None:
     if not panels:
         return None
     caption = (
-        "0.1 %, 1 %, 50 %, 99 % and 99.9 % quantiles of log(proximal / sampler). Tails on both "
-        "sides are noise of precision; one side alone is a truncated sampler or a larger "
-        "vocabulary; see trustclip doctor --sampler."
+        "0.1 %, 1 %, 50 %, 99 % and 99.9 % quantiles of log(proximal / sampler). Narrow tails on "
+        "both sides are noise of precision, wide ones other weights (stale samples); one side "
+        "alone is a truncated sampler or another vocabulary. See trustclip doctor --sampler."
     )
     return Figure("sampler-tails", "Tails of the log-ratio", caption, alike(panels))
 

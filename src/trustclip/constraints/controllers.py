@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from torch import Tensor
 
@@ -122,21 +122,21 @@ class Target(Controller):
         return threshold * math.exp(min(max(step, -math.log(MOST)), math.log(MOST)))
 
 
-def target_gate(
-    share: float,
-    initial: float | None = None,
-    rate: float = 0.1,
-    low: float | None = None,
-    high: float | None = None,
-) -> Target:
+class Reach(TypedDict, total=False):
+    """Settings that `target_gate`, `target_kl` and `target_entropy` take too: see `Target`."""
+
+    initial: float | None
+    rate: float
+    low: float | None
+    high: float | None
+
+
+def target_gate(share: float, **reach: Unpack[Reach]) -> Target:
     """Holds the share of all tokens that are gated at ``share``.
 
     Args:
       share: in (0, 1).
-      initial: threshold to start from; the method's default when None.
-      rate: share of the error that an update corrects.
-      low: lowest threshold; a quarter of the initial one when None.
-      high: highest threshold; four times the initial one when None.
+      **reach: ``initial``, ``rate``, ``low`` and ``high`` of `Target`.
 
     Example:
       >>> target_gate(share=0.02, initial=0.07).next(0.07, {"gated": 0.0}) < 0.07
@@ -144,62 +144,40 @@ def target_gate(
     """
     if not 0 < share < 1:
         raise ValueError(f"`share` must be in (0, 1), got {share!r}.")
-    return Target(
-        metric="gated", target=share, response="falls", initial=initial, rate=rate, low=low,
-        high=high,
-    )  # fmt: skip
+    return Target(metric="gated", target=share, response="falls", **reach)
 
 
 def target_kl(
     kl: float,
     metric: Literal["k2", "k3", "kl_old_new", "kl_new_old"] = "k3",
-    initial: float | None = None,
-    rate: float = 0.1,
-    low: float | None = None,
-    high: float | None = None,
     response: Literal["rises", "falls"] = "rises",
+    **reach: Unpack[Reach],
 ) -> Target:
     """Holds the mean divergence from the old policy at ``kl``.
 
     Args:
       kl: nats per token.
       metric: which divergence: an estimate, or an exact one where the engine can supply it.
-      initial: threshold to start from; the method's default when None.
-      rate: share of the error that an update corrects.
-      low: lowest threshold; a quarter of the initial one when None.
-      high: highest threshold; four times the initial one when None.
-      response: ``"falls"`` for a price, such as ``beta`` of ``ppo_penalty``: the higher, the less
-        the policy moves.
+      response: ``"falls"`` for a price, such as ``beta`` of ``penalty``: the higher, the less the
+        policy moves.
+      **reach: ``initial``, ``rate``, ``low`` and ``high`` of `Target`.
     """
-    return Target(
-        metric=metric, target=kl, response=response, initial=initial, rate=rate, low=low, high=high
-    )
+    return Target(metric=metric, target=kl, response=response, **reach)
 
 
 def target_entropy(
-    entropy: float,
-    initial: float | None = None,
-    rate: float = 0.1,
-    low: float | None = None,
-    high: float | None = None,
-    response: Literal["rises", "falls"] = "rises",
+    entropy: float, response: Literal["rises", "falls"] = "rises", **reach: Unpack[Reach]
 ) -> Target:
     """Holds the mean entropy of the policy at ``entropy``.
 
     Args:
       entropy: nats per token.
-      initial: threshold to start from; the method's default when None.
-      rate: share of the error that an update corrects.
-      low: lowest threshold; a quarter of the initial one when None.
-      high: highest threshold; four times the initial one when None.
       response: whether entropy ``"rises"`` or ``"falls"`` as the threshold is raised. It rises
         with an upper bound, which keeps rare tokens from becoming likelier (``clip_higher``'s
         argument); with a lower bound it falls.
+      **reach: ``initial``, ``rate``, ``low`` and ``high`` of `Target`.
     """
-    return Target(
-        metric="entropy", target=entropy, response=response, initial=initial, rate=rate, low=low,
-        high=high,
-    )  # fmt: skip
+    return Target(metric="entropy", target=entropy, response=response, **reach)
 
 
 @checked
@@ -275,11 +253,13 @@ def controller(name: str, **settings: Any) -> Controller:
     """
     if name not in NAMED:
         raise ValueError(unknown("controller", name, NAMED))
-    allowed = inspect.signature(NAMED[name]).parameters
+    own = dict(inspect.signature(NAMED[name]).parameters)
+    shared = Reach.__annotations__ if own.pop("reach", None) else ()
+    allowed = [*own, *shared]
     for key in settings:
         if key not in allowed:
             raise ValueError(unknown(f"setting of controller {name}", key, allowed))
-    missing = [k for k, p in allowed.items() if p.default is p.empty and k not in settings]
+    missing = [k for k, p in own.items() if p.default is p.empty and k not in settings]
     if missing:
         raise ValueError(f"controller {name} needs `{missing[0]}`.")
     return NAMED[name](**settings)

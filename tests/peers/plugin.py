@@ -172,6 +172,8 @@ def method_of(settings: dict[str, Any]) -> dict[str, Any]:
     level = settings.pop("importance_sampling_level", "token")
     own = {"sapo": ("soft_gate", "grpo"), "vespo": ("vespo", "dapo"), "cispo": ("cispo", "dapo")}
     if settings.get("loss_type") in own:
+        if level != "token":
+            settings["importance_sampling_level"] = level  # refused: these have no other
         name, settings["loss_type"] = own[settings["loss_type"]]
         return {"name": name}
     bounds = {"low": low, "high": low if high is None else high}

@@ -58,7 +58,7 @@ def _gemma3(tokenizer: Any, text: dict[str, Any], marks: dict[str, int]) -> tupl
     layers = ["sliding_attention", "full_attention"]
     config = transformers.Gemma3Config(
         text_config={**text, "head_dim": 8, "layer_types": layers},
-        vision_config=TOWER,
+        vision_config={**TOWER, "vision_use_head": False},  # Gemma pools no image
         mm_tokens_per_image=4,
         boi_token_index=marks["boi_token"],
         eoi_token_index=marks["eoi_token"],

@@ -89,7 +89,7 @@ class Digest:
     """What the tokens of a log say.
 
     Args:
-      rows: a row a step, with our metrics (``trustclip/...`` and ``sampler/...``).
+      rows: a row a step, with our metrics (``trustclip/...``).
       words: sums for each different token; empty where tokens have neither text nor id.
       completions: number of them.
       tokens: number of unmasked ones.
@@ -249,7 +249,7 @@ class _State:
                 "logp_old" in has or not name.startswith(_NEED_OLD)
             )
             if known and not (self.two_policies and name.startswith("sampler/")):
-                found[name if name.startswith("sampler/") else f"trustclip/{name}"] = value
+                found[f"trustclip/{name}"] = value
         if "trustclip/entropy" in found:
             found["entropy"] = found["trustclip/entropy"]
         return found

@@ -414,3 +414,13 @@ def test_tokens_that_a_run_recorded_are_read_in_files_of_any_name(tmp_path: Path
     # Beside another kind of file, nothing is taken for tokens by its ending.
     shutil.copy(VERL / "metrics.jsonl", tmp_path / "tokens" / "a.jsonl")
     assert read_log(tmp_path / "tokens").trainer == "verl"
+
+
+def test_files_whose_updates_overlap_are_no_course(tmp_path: Path) -> None:
+    """A file a rank: each is in order, together they are not, once the first updates are done."""
+    for rank in range(2):
+        rows = [TokenRow.of({**TOKEN, "step": step, "index": rank}) for step in range(1, 31)]
+        write_tokens(tmp_path / f"rank{rank}.jsonl", rows)
+    assert len(list(token_rows(tmp_path))) == 60
+    with pytest.raises(ValueError, match="update 1 come after those of update 30; expected one"):
+        read_log(tmp_path)

@@ -6,7 +6,6 @@ from types import ModuleType
 
 from trustclip.constraints.names import nearest
 from trustclip.runs.foreign import neutral, prime_rl, tensorboard, trl, verl, wandb
-from trustclip.runs.foreign.digest import one_run
 from trustclip.runs.foreign.log import Log, first_row
 from trustclip.runs.tokens import REQUIRED, TokenRow
 
@@ -46,7 +45,7 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
         raise ValueError(
             f"{place} has no tokens; expected {prime_rl.LOOKED_FOR} or {neutral.LOOKED_FOR}."
         )
-    return one_run(place, source.rows(place))
+    return source.rows(place)
 
 
 def holds_tokens(path: Path) -> bool:

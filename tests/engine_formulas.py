@@ -25,6 +25,7 @@ class Tokens:
     rollout: Tensor
     A: Tensor
     m: Tensor
+    lag: Tensor
 
     def mean(self, x: Tensor) -> Tensor:
         """Of each sequence. Shape [batch, 1]."""
@@ -37,7 +38,8 @@ class Tokens:
 
 def of(batch: tc.TokenBatch, new: Tensor) -> Tokens:
     rollout = batch.given("logp_rollout")
-    return Tokens(new, batch.logp_old, rollout, batch.advantages, batch.mask)
+    lag = batch.given("lag")
+    return Tokens(new, batch.logp_old, rollout, batch.advantages, batch.mask, lag)
 
 
 def ppo(t: Tokens, base: Tensor, low: float = 0.2, high: float = 0.2) -> Tensor:
@@ -63,6 +65,14 @@ def gspo_token(t: Tokens) -> Tensor:
 
 def cispo(t: Tokens, base: Tensor, least: float, most: float) -> Tensor:
     return -(t.new - base).exp().clamp(least, most).detach() * t.A * t.new
+
+
+def loglinear(t: Tokens) -> Tensor:
+    """The proximal policy one version behind the current one, the sampler ``lag`` behind."""
+    version = 100
+    behave, proximal = (version - t.lag).double(), version - 1
+    alpha = torch.where(t.lag > 0, (proximal - behave) / (version - behave), t.A.new_zeros(()))
+    return t.rollout + alpha * (t.new.detach() - t.rollout)
 
 
 def sapo(t: Tokens, base: Tensor) -> Tensor:
@@ -170,6 +180,7 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("areal", "ppo"): lambda t: ppo(t, t.rollout),
     ("areal", "decoupled"): PLAIN,
     ("areal", "decoupled+mask"): lambda t: within(t, 0.0, 5.0) * ppo(t, t.old),
+    ("areal", "loglinear"): lambda t: ppo(t, loglinear(t)),
     ("areal", "gspo"): lambda t: gspo(t, t.rollout),
     ("areal", "sapo"): lambda t: sapo(t, t.rollout),
     ("tinker", "importance_sampling"): lambda t: -(t.new - t.rollout).exp() * t.A,

@@ -33,6 +33,13 @@ MORE = [
     ("icepop", {"policy": "new", "level": "geometric", "ceiling": 1.5}),
     ("ipo", {"delta": 0.02, "anchor": "old"}),
     ("m2po", {"side": "strict", "anchor": "rollout", "budget": 0.1}),
+    ("drpo", {"delta": 0.15}),
+    ("cppo", {"delta": 0.05, "budget": 0.01}),
+    ("cppo", {"budget": 0.01, "budget_ceiling": 0.06, "least_weight": 0.5, "anchor": "rollout"}),
+    ("kpop", {"delta": 0.02, "inner": {"name": "ipo", "anchor": "old"}}),
+    ("kpop", {"delta": 0.5, "policy": "new", "inner": "importance_sampling"}),
+    ("bapo", {"target": 0.9, "low_limit": 0.2, "high_limit": 0.5}),
+    ("erc", {"inner": {"name": "ce_gppo", "beta_low": 1.0}, "low": 0.02, "high": 0.1}),
     ("tis", {"inner": {"name": "gspo", "low": 0.1, "high": 0.1}, "level": "sequence"}),
     ("tis", {"inner": {"name": "full_kl", "order": "new_old"}}),
     ("tis", {"inner": {"name": "icepop", "inner": {"name": "cispo"}}}),
@@ -49,7 +56,7 @@ MORE = [
 ]
 FLOATS = (
     *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old", "top_k_kl"),
-    *("top_k_tv", "logp_rollout"),
+    *("top_k_tv", "logp_rollout", "entropy_old"),
 )
 #: Every method with a reference answer for a token.
 KNOWN = (*oracle.KNOWN, *wider_oracle.KNOWN)
@@ -88,7 +95,8 @@ SCORE_FORM = ("aspo", "ce_gppo", "cispo", "dppo", "reinforce", "topr", "vespo")
 def score_form(method: tc.Method) -> bool:
     """Whether the gradient has a factor that the objective's value does not follow."""
     parts = getattr(method, "parts", ())
-    own = method.name in SCORE_FORM or getattr(method, "variant", None) == "gspo_token"
+    moving = getattr(method, "anchor", None) == "interpolated"  # a constant to the gradient
+    own = moving or method.name in SCORE_FORM or getattr(method, "variant", None) == "gspo_token"
     return own or any(score_form(part) for part in parts)
 
 
@@ -109,8 +117,10 @@ def batch_for(
     """A batch with exactly the optional fields that the method says it requires."""
     x = torch.where(mask, (logp - logp_old).detach(), 0.0)
     rows, columns = logp.shape
+    entropy = 1.0 + 0.5 * torch.sin(torch.arange(x.numel()).view_as(x)).to(x)
     optional = {
-        "entropy": 1.0 + 0.5 * torch.sin(torch.arange(x.numel()).view_as(x)).to(x),
+        "entropy": entropy,
+        "entropy_old": entropy * (0.3 * torch.sin(5 * x)).exp(),  # the same where the policy is
         "kl_old_new": 0.4 * x**2,
         "kl_new_old": 0.6 * x**2,
         "top_k_kl": 0.3 * x**2,
@@ -118,6 +128,7 @@ def batch_for(
         "logp_rollout": logp_old.detach() + torch.sin(torch.arange(x.numel()).view_as(x)).to(x),
         "groups": (torch.arange(rows)[:, None] // 2).expand(rows, columns),
         "keys": torch.arange(x.numel()).view_as(x),
+        "lag": (torch.arange(rows)[:, None] % 4).expand(rows, columns),
     }
     needed: dict[str, typing.Any] = {name: optional[name] for name in method.requires}
     return tc.TokenBatch(logp, logp_old, advantages, mask, **needed)

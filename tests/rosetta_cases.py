@@ -28,6 +28,7 @@ def tokens() -> tc.TokenBatch:
         logp_rollout=batch.given("logp_rollout") + torch.where(far, away, 0.0),
         advantages=torch.where(some, 0.0, batch.advantages),
         keys=torch.arange(batch.logp.numel()).view(shape),
+        lag=(torch.arange(shape[0])[:, None] % 4).expand(shape),
     )
 
 

@@ -1,5 +1,7 @@
 """The command line as a user meets it: in a process of its own, from text to exit status."""
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -287,3 +289,25 @@ for _ in range(2):
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("warning: `method_args` is deprecated") and "method={" in line
+
+
+def test_a_rank_that_never_starts_is_one_sentence_of_the_others():
+    code = """
+import datetime, sys
+import torch.distributed as dist
+from trustclip.cli import main
+from trustclip.cli.commands import machine
+machine.doctor = lambda _: dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+sys.exit(main.main(["doctor"]))
+"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | alone
+    )
+    assert done.returncode == 2, done.stderr
+    sentence = "trustclip doctor: rank 0 has not found the other ranks of the job: "
+    assert sentence in done.stderr and "1/2 clients joined" in done.stderr
+    assert "Traceback" not in done.stderr

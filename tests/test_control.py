@@ -271,6 +271,8 @@ def test_settings_without_an_effect_are_refused() -> None:
     [
         ("Pendulum-v1", "dppo", {}, "a density"),
         ("Pendulum-v1", "trgppo", {}, "a density"),
+        ("Pendulum-v1", "cppo", {}, "a density"),
+        ("Pendulum-v1", "tis", {"inner": "bandpo"}, "a density"),
         ("CartPole-v1", "dppo", {"divergence": "top_k_kl"}, "`top_k_kl`"),
     ],
 )

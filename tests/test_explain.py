@@ -127,3 +127,18 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys, make_it, words: str) 
 def test_the_command_prints_it(tmp_path: Path, capsys) -> None:
     assert main(["explain", str(make(tmp_path / "run", [row()] * STEPS))]) == 0
     assert "The gate cut 2 % of tokens" in capsys.readouterr().out
+
+
+def test_shadows_are_compared_by_what_they_cut(tmp_path: Path) -> None:
+    """Sums over updates, not means of ratios: the second update cuts ten times the first."""
+    rows = [
+        row(0.01, **{"shadow/kl2/gated": 0.02, "shadow/kl2/both": 0.01, "shadow/clip/gated": 0.0,
+                     "shadow/clip/both": 0.0, "shadow/kl2/cosine": 0.9}),
+        row(0.1, **{"shadow/kl2/gated": 0.1, "shadow/kl2/both": 0.05, "shadow/clip/gated": 0.0,
+                    "shadow/clip/both": 0.0, "shadow/kl2/cosine": 0.7}),
+    ]  # fmt: skip
+    text = said(make(tmp_path / "run", rows))
+    assert "kl2 would have cut 6.00 %, 55 % of what was cut among them" in text  # 0.06 / 0.11
+    assert "(cosine of the updates 0.800); clip would have cut none." in text
+    assert "cuts most nearly what atr cut is kl2: 35 % of what either cuts" in text  # .03 of .085
+    assert "On the same tokens" not in said(make(tmp_path / "plain", [row()]))

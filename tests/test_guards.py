@@ -363,7 +363,9 @@ def test_the_engines_warning_of_an_inert_constraint_becomes_a_notice(tmp_path):
     assert "something else" in texts and not any("inert" in text for text in texts)
 
 
-def test_a_run_whose_constraint_is_inert_has_the_notice_in_its_record(tmp_path, monkeypatch):
+def test_a_run_whose_constraint_is_inert_says_so_and_has_it_in_its_record(
+    tmp_path, monkeypatch, capsys
+):
     """By the command, from a model that knows nothing and learns from noise."""
     from trustclip.cli.commands import experiments
     from trustclip.recipes import rl
@@ -378,6 +380,7 @@ def test_a_run_whose_constraint_is_inert_has_the_notice_in_its_record(tmp_path, 
     (notice,) = [row for row in read_jsonl(out / "metrics.jsonl") if row["stage"] == "notice"]
     assert (notice["step"], notice["notice"]) == (3, "inert_constraint")
     assert "gate closed on no token" in notice["text"]
+    assert f"warning at update 3: {notice['text']}" in capsys.readouterr().out
     (told,) = json.loads((out / "summary.json").read_text())["notices"]
     assert told["notice"] == "inert_constraint"
 

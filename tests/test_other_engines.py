@@ -263,7 +263,7 @@ def test_where_old_is_the_sampler_a_correction_would_do_nothing() -> None:
 # Tracing ---------------------------------------------------------------------------------------
 
 #: Methods whose surrogate looks at numbers to decide what to compute: a whole-batch selection.
-NOT_TRACEABLE = {"kl_cov"}
+NOT_TRACEABLE = {"kl_cov", "m2po"}
 
 
 def parts_of(method: tc.Method) -> set[str]:

@@ -1,6 +1,5 @@
 """A penalty on any method: by hand, against what it stands for, and in both spellings."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -155,18 +154,3 @@ def test_completions_without_an_advantage_pay_in_trl(
     assert runs[0].history[-1]["trustclip/penalty"] > 0
     free = trl_runs.constrained(tmp_path / "free", "clip")
     assert runs[0].history[-1]["trustclip/k2"] < free.history[-1]["trustclip/k2"]
-
-
-def test_the_anchor_is_every_field_of_the_inner_method() -> None:
-    """`anchored` is the method on a batch whose old policy is the sampler."""
-    batch = random_batch(tc.method("tis"))
-    moved = dataclasses.replace(batch, logp_old=batch.logp_rollout, logp_rollout=None)
-    for name in ("clip", "gspo", "cispo", "bandpo", "soft_gate"):
-        got = tc.coefficient(tc.method("anchored", inner=name), batch)
-        torch.testing.assert_close(got, tc.coefficient(tc.method(name), moved))
-    own = tc.method("dppo", anchor="rollout")
-    torch.testing.assert_close(
-        tc.coefficient(tc.method("anchored", inner="dppo"), batch), tc.coefficient(own, batch)
-    )
-    with pytest.raises(ValueError, match="'full_kl' needs `kl_old_new`, which no engine has"):
-        tc.method("anchored", inner="full_kl")

@@ -104,6 +104,13 @@ def test_the_paper_recipe_has_the_values_of_its_table_4():
     assert rl.method == tc.method("atr", delta=0.07)
 
 
+@pytest.mark.parametrize("path", [p for p in RECIPES if p.name.startswith("paper")], ids=str)
+def test_no_second_constraint_acts_in_a_recipe_of_the_paper(path):
+    stage = load_recipe(path).rl
+    assert stage is not None and stage.use_vllm
+    assert stage.trl["vllm_importance_sampling_correction"] is False
+
+
 def test_a_recipe_comes_back_from_what_it_writes(tmp_path):
     recipe = load_recipe(written(tmp_path))
     assert recipe.rl.learning_rate == 5e-6

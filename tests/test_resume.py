@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 ATR = {"method": "atr", "method_args": {"delta": 0.01}}
 CLIP_COV = {"method": "clip_cov", "method_args": {"share": 0.2, "cov_low": 0.0, "cov_high": 50.0}}
 OLD_COPY = {"method": "tis", "sampler": {"lag": 2, "dtype": "int8"}}
+BRAKED = {"method": "clip", "sampler": {"lag": 1}, "brake": {"rule": "sqrt"}}
 FULL_KL = {"method": "full_kl", "method_args": {"delta": 1e-3}}
 
 
@@ -69,6 +70,10 @@ RUNS = {
         },
     ),
     "1x2/1 full tis, a sampler that lags": (grpo, {**OLD_COPY, **schedule(1, 2, 1)}),
+    "2x2/2 full clip, a brake": (
+        grpo,
+        {**BRAKED, **schedule(2, 2, 2), "lr_scheduler_type": "cosine", "logging_steps": 2},
+    ),
     "sft full, 2 epochs": (sft, {"num_train_epochs": 2, "logging_steps": 3}),
     "sft lora with dropout": (
         sft,

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from typing import Any
 
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
 import pytest
 import torch
 import trl_runs
@@ -113,9 +114,9 @@ def watched(tmp_path, monkeypatch, **settings) -> list[tuple[dict[str, Any], Any
     kept = ConstrainedGRPOTrainer._constrain
 
     def spy(self, inputs, *scored):
-        batch, surrogate = kept(self, inputs, *scored)
+        batch, *rest = kept(self, inputs, *scored)
         seen.append((dict(inputs), batch, copy.deepcopy(self.model.state_dict())))
-        return batch, surrogate
+        return batch, *rest
 
     monkeypatch.setattr(ConstrainedGRPOTrainer, "_constrain", spy)
     constrained(tmp_path, "icepop", **{"decoder": "auto", "max_steps": 6, **settings})
@@ -216,11 +217,11 @@ def test_recording_changes_no_sample_and_is_what_was_sampled_with(
 
 def test_a_correction_is_made_once(tmp_path):
     """With vLLM, TRL corrects by default; a method that corrects and TRL's exclude each other."""
-    vllm = {**COMMON, "use_vllm": True}
+    vllm: dict[str, Any] = {**COMMON, "use_vllm": True}
     for method in ("tis", "icepop", {"name": "dppo", "anchor": "rollout"}):
         with pytest.raises(ValueError, match="vllm_importance_sampling_correction=False"):
             ConstrainedGRPOConfig(str(tmp_path), method=method, **vllm)
-        off = {"vllm_importance_sampling_correction": False}
+        off: dict[str, Any] = {"vllm_importance_sampling_correction": False}
         assert ConstrainedGRPOConfig(str(tmp_path), method=method, **vllm, **off).use_vllm
 
 
@@ -235,7 +236,7 @@ def test_a_correction_is_made_once(tmp_path):
     ids=str,
 )
 def test_a_copy_that_cannot_be_decoded_is_refused(tmp_path, settings, words):
-    given = {**COMMON, "sampler": {"lag": 1}, **settings}
+    given: dict[str, Any] = {**COMMON, "sampler": {"lag": 1}, **settings}
     with pytest.raises(ValueError, match=f"`sampler` needs trustclip's decoder.*{words}"):
         ConstrainedGRPOConfig(str(tmp_path), **given)
 

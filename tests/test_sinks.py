@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trustclip.recipes.watch.sinks import missing, numbers, open_sink
+from trustclip.recipes.watch.sinks import missing, numbers, open_sink, viewer
 
 ROWS = [
     {"stage": "sft", "step": 8, "loss": 4.5, "mean_token_accuracy": 0.25},
@@ -166,3 +166,15 @@ def test_no_sink_imports_nothing(tmp_path):
     sink.log(ROWS[0])
     sink.close()
     assert set(sys.modules) == before and list(tmp_path.iterdir()) == []
+
+
+def test_the_command_that_shows_a_sink_names_its_folder(monkeypatch, tmp_path):
+    folder = tmp_path / "my run"
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    assert viewer("none", folder) is None
+    assert viewer("trackio", folder) == (
+        f"TRACKIO_DIR='{folder}/trackio' trackio show --project trustclip"
+    )
+    assert viewer("wandb", folder) == f"wandb sync '{folder}/wandb'/wandb/offline-run-*"
+    monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
+    assert viewer("trackio", folder) == "TRACKIO_DIR=elsewhere trackio show --project trustclip"

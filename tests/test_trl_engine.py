@@ -194,6 +194,9 @@ NARROW = {
     "bandpo": {"delta": 1e-5},
     "dppo": {"delta": 1e-5},
     "either": {"first": {"name": "bandpo", "delta": 1e-5}, "second": "kl1"},
+    "ipo": {"delta": 1e-3},
+    "cppo": {"delta": 1e-3, "budget": 1e-4},
+    "kpop": {"delta": 1e-5, "policy": "new"},
 }
 
 
@@ -250,7 +253,7 @@ def test_top_k_divergences_are_those_of_dense_softmaxes(tmp_path, monkeypatch, o
     kept = ConstrainedGRPOTrainer._constrain
 
     def spy(self, inputs, *scored):
-        batch, surrogate = kept(self, inputs, *scored)
+        batch, *rest = kept(self, inputs, *scored)
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         with torch.no_grad():
@@ -258,7 +261,7 @@ def test_top_k_divergences_are_those_of_dense_softmaxes(tmp_path, monkeypatch, o
         length = batch.mask.shape[1]
         logits.append(z[:, -length - 1 : -1].double().log_softmax(-1))
         seen.append((inputs["completion_ids"], inputs["sample_index"], batch))
-        return batch, surrogate
+        return batch, *rest
 
     monkeypatch.setattr(ConstrainedGRPOTrainer, "_constrain", spy)
     run = constrained(
@@ -298,9 +301,9 @@ def test_exact_kl_is_exact(tmp_path, lora, order, monkeypatch):
     kept = ConstrainedGRPOTrainer._constrain
 
     def spy(self, inputs, *scored):
-        batch, surrogate = kept(self, inputs, *scored)
+        batch, *rest = kept(self, inputs, *scored)
         seen.append((dict(inputs), getattr(batch, f"kl_{order}").clone(), batch.mask))
-        return batch, surrogate
+        return batch, *rest
 
     monkeypatch.setattr(ConstrainedGRPOTrainer, "_constrain", spy)
     captured = []

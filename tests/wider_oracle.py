@@ -27,6 +27,9 @@ class Token:
     logp_rollout: float | None = None
     top_k_kl: float | None = None
     top_k_tv: float | None = None
+    lag: int | None = None
+    entropy: float | None = None
+    entropy_old: float | None = None
 
     @property
     def logp(self) -> float:
@@ -42,6 +45,11 @@ class Token:
         if anchor == "old":
             return self
         assert self.logp_rollout is not None
+        if anchor == "interpolated":
+            assert self.lag is not None
+            share = 1 / max(self.lag, 1)  # of the way from the sampler that is left
+            x = share * (self.logp - self.logp_rollout)
+            return dataclasses.replace(self, x=x, logp_old=self.logp - x)
         return dataclasses.replace(
             self, x=self.logp - self.logp_rollout, logp_old=self.logp_rollout
         )
@@ -80,7 +88,7 @@ def token_kept(name: str, params: Params, t: Token) -> bool:
     match name:
         case "cispo" | "spo" | "pspo" | "reinforce" | "ce_gppo" | "topr" | "vespo" | "ppo_penalty":
             return True
-        case "importance_sampling":
+        case "importance_sampling" | "drpo":
             return True
         case "ipo":
             return (
@@ -148,6 +156,31 @@ def bounded_mean(params: Params, tokens: Sequence_) -> list[bool]:
     return [inside or not outward(mean, t.advantage) for t in tokens]
 
 
+def cppo(params: Params, tokens: Sequence_) -> list[bool]:
+    """The paper's Algorithm 1, with the budget of its base models where a ceiling is given."""
+    tokens = [t.against(params["anchor"]) for t in tokens]
+    divergences = [probability_divergence(params["divergence"], t) for t in tokens]
+    budget = params["budget"]
+    if params["budget_ceiling"] is not None:
+        budget = min(max(quantile(divergences, 0.9), budget), params["budget_ceiling"])
+    spent = weights = 0.0
+    keep = []
+    for i, (t, divergence) in enumerate(zip(tokens, divergences, strict=True)):
+        weight = 1 - (1 - params["least_weight"]) * i / max(len(tokens) - 1, 1)
+        threshold = min(params["delta"], params["delta"] + budget * weights - spent)
+        keep.append(weight * divergence <= threshold or not outward(t.x, t.advantage))
+        spent, weights = spent + weight * divergence, weights + weight
+    return keep
+
+
+def quantile(values: Sequence[float], level: float) -> float:
+    """Interpolated between the two order statistics next to it."""
+    ordered, place = sorted(values), level * (len(values) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(values) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
 def masked(rule: Callable[[Params, Sequence_], list[float]]) -> Any:
     """Kept by the inner method and with a weight other than 0."""
 
@@ -193,7 +226,24 @@ def trm(params: Params, tokens: Sequence_) -> list[float]:
     return [float(found[params["reduction"]] <= params["delta"])] * len(tokens)
 
 
-WEIGHTS = {"tis": tis, "icepop": icepop, "opsm": opsm, "trm": trm}
+def kpop(params: Params, tokens: Sequence_) -> list[float]:
+    weights = []
+    for t in tokens:
+        assert t.logp_rollout is not None
+        ours = t.logp_old if params["policy"] == "old" else t.logp
+        apart = ours - t.logp_rollout
+        both = (Token(apart, 0.0, t.logp_rollout), Token(-apart, 0.0, ours))
+        worst = max(probability_divergence("binary_kl", pair) for pair in both)
+        weights.append(math.exp(t.rho) if worst <= params["delta"] else 0.0)
+    return weights
+
+
+def erc(params: Params, tokens: Sequence_) -> list[float]:
+    ratios = [((t.entropy or 0.0) + 1e-8) / ((t.entropy_old or 0.0) + 1e-8) for t in tokens]
+    return [float(1 - params["low"] < r < 1 + params["high"]) for r in ratios]
+
+
+WEIGHTS = {"tis": tis, "icepop": icepop, "opsm": opsm, "trm": trm, "kpop": kpop, "erc": erc}
 
 
 def of_parts(join: Callable[[bool, bool], bool]) -> Any:
@@ -211,6 +261,7 @@ SEQUENCE_KEPT: dict[str, Any] = {
         params["inner"]["name"], params["inner"], [t.against(params["anchor"]) for t in tokens]
     ),
     "gspo": bounded_mean,
+    "cppo": cppo,
     "luspo": bounded_mean,
     **{name: masked(rule) for name, rule in WEIGHTS.items()},
     "both": of_parts(lambda a, b: a and b),
@@ -367,7 +418,12 @@ def own_gradient(name: str, params: Params, tokens: Sequence_, i: int, keep: boo
             return gamma(params, tokens, "positive" if a >= 0 else "negative") * a
         case "dppo":
             return keep * min(math.exp(t.against(params["anchor"]).x), params["ceiling"]) * a
-        case "ipo" | "importance_sampling":
+        case "drpo":
+            t = t.against(params["anchor"])
+            moved = math.exp(t.logp) - math.exp(t.logp_old)
+            sign = (a > 0) - (a < 0)
+            return math.exp(t.x) * (1 - sign * moved / params["delta"]) * a
+        case "ipo" | "importance_sampling" | "cppo":
             return keep * math.exp(t.against(params["anchor"]).x) * a
         case "abc_grpo" | "bandpo" | "atr":
             return keep * w * a
@@ -413,10 +469,34 @@ def m2po_kept(params: Params, tokens: Sequence_) -> list[bool]:
     return [i not in dropped for i in range(len(tokens))]
 
 
+def bapo_bounds(params: Params, tokens: Sequence_) -> tuple[float, float]:
+    """The paper's Algorithm 1: bounds of the ratio."""
+    low, high = 1 - params["low"], 1 + params["high"]
+    last_low, last_high = 1 - params["low_limit"], 1 + params["high_limit"]
+
+    def share() -> float:
+        plus = minus = 0.0
+        for t in tokens:
+            ratio, p = math.exp(t.x), math.exp(t.logp_old)
+            if t.advantage > 0:
+                plus += p * min(ratio, high) * t.advantage
+            else:
+                minus -= p * max(ratio, low) * t.advantage
+        return plus / (plus + minus) if plus + minus else 1.0
+
+    step_low, step_high = params["low_step"], params["high_step"]
+    while share() < params["target"] and low + step_low <= last_low + 1e-9:
+        if high + step_high <= last_high + 1e-9:
+            high += step_high
+        else:
+            low += step_low
+    return low, high
+
+
 #: Methods of which this module knows the rule.
 KNOWN = (
     *("gspo", "luspo", "gmpo", "cispo", "spo", "pspo", "ppo_penalty", "ce_gppo", "aspo", "topr"),
     *("vespo", "dppo", "bandpo", "abc_grpo", "tis", "icepop", "opsm", "trm", "both", "either"),
     *("penalty", "anchored", "reinforce"),
-    *("ipo", "importance_sampling"),
+    *("ipo", "importance_sampling", "drpo", "cppo", "kpop", "erc"),
 )

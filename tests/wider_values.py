@@ -18,6 +18,18 @@ GATES = {
     ),
 }
 
+#: By exact fractions; IPO is strict, so its two signs are alike.
+GATES |= {
+    "ipo delta=0.1 anchor=old": (
+        "1111111111111111110 1111111111111111110 00001111111110000 00001111111110000 "
+        "00000001111 00000001111"
+    ),
+    "ipo delta=0.3 anchor=old": (
+        "1111111111111111111 1111111111111111111 11111111111111110 11111111111111110 "
+        "00001111111 00001111111"
+    ),
+}
+
 #: Methods whose c depends on the ratio alone: c at each ratio of RATIO_GRID[0.01], for A = 1 and
 #: for A = -1.
 WEIGHTS = {

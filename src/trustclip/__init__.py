@@ -27,6 +27,7 @@ _HOMES = {
     "TokenBatch": "constraints.batch",
     "Trait": "constraints.base",
     "as_method": "constraints.registry",
+    "check": "constraints.check",
     "coefficient": "constraints.loss",
     "definition": "constraints.base",
     "interval": "constraints.registry",
@@ -53,6 +54,7 @@ __all__ = [
     "Trait",
     "__version__",
     "as_method",
+    "check",
     "coefficient",
     "controllers",
     "definition",
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from trustclip.constraints.batch import Loss as Loss
     from trustclip.constraints.batch import Surrogate as Surrogate
     from trustclip.constraints.batch import TokenBatch as TokenBatch
+    from trustclip.constraints.check import check as check
     from trustclip.constraints.loss import coefficient as coefficient
     from trustclip.constraints.loss import policy_loss as policy_loss
     from trustclip.constraints.registry import as_method as as_method

@@ -13,11 +13,11 @@ from verl_engine.test_main_ppo import ACTOR, LOSS, METHOD, SCHEDULE
 from trustclip.cli.main import main
 from trustclip.engines.verl.checks import BUILT_IN, findings, installed
 from trustclip.engines.verl.config import load
-from trustclip.engines.verl.limits import LOSS_MODES
+from trustclip.engines.verl.limits import LOSS_MODES, WATCH
 
 
 def test_the_names_of_verls_own_losses_are_right() -> None:
-    assert set(POLICY_LOSS_REGISTRY) == {*BUILT_IN, *LOSS_MODES}
+    assert set(POLICY_LOSS_REGISTRY) == {*BUILT_IN, *LOSS_MODES, WATCH}
     assert installed().plugin
 
 

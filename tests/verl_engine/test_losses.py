@@ -9,16 +9,15 @@ import engine_cases
 import method_cases
 import pytest
 import torch
-from torch import Tensor
 
 import trustclip as tc
 
 pytest.importorskip("verl.trainer", reason="verl is not installed here: make verl-setup")
 
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.config import PolicyLossConfig
+from verl_calls import CARRIED, actor, called, corrected, settings_of
 
 from trustclip.constraints import diagnostics
 from trustclip.engines.verl import TrustclipLossConfig
@@ -27,59 +26,6 @@ from trustclip.engines.verl.limits import LOSS_MODES, TARGET
 
 trained = pytest.mark.parametrize("method", engine_cases.TRAINED, ids=method_cases.label)
 every_mode = pytest.mark.parametrize("loss_type", engine_cases.VERL_MODES)
-
-
-#: verl's correction whose weights are old / sampler probability of each token.
-CARRIED = {"rollout_is": "token", "rollout_is_threshold": math.inf}
-
-
-def settings_of(method: tc.Method, **correction: Any) -> TrustclipLossConfig:
-    given = CARRIED if "logp_rollout" in method.requires else {}
-    return TrustclipLossConfig(method=method.to_dict(), rollout_correction={**given, **correction})
-
-
-def actor(policy_loss: PolicyLossConfig, **global_batch: Any) -> FSDPActorConfig:
-    """verl's configuration of the actor, with what `ppo_loss` writes into it before every call."""
-    config = FSDPActorConfig(
-        strategy="fsdp2", rollout_n=4, ppo_micro_batch_size_per_gpu=2, policy_loss=policy_loss
-    )
-    config.global_batch_info.update(
-        {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None, **global_batch},
-        loss_scale_factor=engine_cases.MAX_LENGTH,
-    )
-    return config
-
-
-def called(
-    batch: tc.TokenBatch,
-    config: FSDPActorConfig,
-    mode: str = "token-mean",
-    is_weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """(loss, its gradient in the log-probabilities, metrics), through the registry."""
-    logp = batch.logp.detach().clone().requires_grad_()
-    if batch.logp_rollout is not None:
-        is_weights = corrected(batch, CARRIED)[0]
-    loss, metrics = get_policy_loss_fn(config.policy_loss.loss_mode)(
-        old_log_prob=batch.logp_old,
-        log_prob=logp,
-        advantages=batch.advantages,
-        response_mask=batch.mask,
-        loss_agg_mode=mode,
-        config=config,
-        rollout_is_weights=is_weights,
-    )
-    (gradient,) = torch.autograd.grad(loss, logp)
-    return loss.detach(), gradient, metrics
-
-
-def corrected(batch: tc.TokenBatch, settings: Any) -> tuple[Tensor, Tensor]:
-    """(weights, mask) that verl's trainers make of a batch, with verl's own function."""
-    assert batch.logp_rollout is not None
-    weights, mask, _ = compute_rollout_correction_and_rejection_mask(
-        batch.logp_old, batch.logp_rollout, batch.mask, **settings
-    )
-    return weights.batch["rollout_is_weights"], mask
 
 
 # Loss and gradient -----------------------------------------------------------------------------
@@ -108,7 +54,9 @@ def test_the_loss_is_that_of_policy_loss(method: tc.Method) -> None:
     torch.testing.assert_close(loss, ours.value.detach())
     torch.testing.assert_close(gradient, leaf.grad)
     whole = {
-        k: total / count for k, (total, count) in ours.metrics.items() if count == tokens(batch)
+        k: total / count
+        for k, (total, count) in ours.metrics.items()
+        if count == tokens(batch) or "/sequence_" in k  # or over completions
     }
     logged = {name for name in metrics if name.startswith("trustclip/")}
     assert logged == {f"trustclip/{name}" for name in whole}
@@ -297,7 +245,11 @@ def test_a_refused_name_without_our_configuration_ends_at_the_first_call() -> No
 
 @pytest.mark.parametrize(
     "name",
-    sorted({m.name for m in engine_cases.TRAINED} - {"truly_ppo", "tis", "icepop"}),
+    sorted(
+        m.name
+        for m in {tc.method(trained.name) for trained in engine_cases.TRAINED}
+        if m.name != "truly_ppo" and "logp_rollout" not in m.requires
+    ),
 )
 def test_a_name_alone_is_the_method_with_its_defaults(name: str) -> None:
     method = tc.method(name)

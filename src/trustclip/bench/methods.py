@@ -62,6 +62,7 @@ def _batch(sequences: int, length: int) -> Any:
         torch.randn(sequences, 1, generator=g).expand(shape).contiguous(),
         torch.ones(shape, dtype=torch.bool),
         entropy=torch.rand(shape, generator=g),
+        entropy_old=torch.rand(shape, generator=g),
         logp_rollout=old + 0.01 * torch.randn(shape, generator=g),
         groups=torch.arange(sequences)[:, None].expand(shape) // 8,
         keys=torch.arange(sequences * length).view(shape),

@@ -28,6 +28,8 @@ COMMANDS = {
     "report": ("evidence", "a page, tables and figures from run directories and logs"),
     "tokens": ("tokens", "which tokens a constraint cut, completion by completion"),
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
+    "shadow": ("shadows", "what other methods would have cut of the tokens of a run"),
+    "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "grade": ("evidence", "re-grade stored completions"),
     "decontaminate": ("evidence", "find test problems that occur in a training set"),
@@ -153,6 +155,10 @@ def _explained(error: Exception) -> str | None:
     for module, kind in (("yaml", "YAMLError"), ("safetensors", "SafetensorError")):
         if module in sys.modules and isinstance(error, getattr(sys.modules[module], kind)):
             return " ".join(str(error).split())
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed and isinstance(error, distributed.DistStoreError | distributed.DistNetworkError):
+        rank, reason = os.environ.get("RANK", "0"), " ".join(str(error).split())
+        return f"rank {rank} has not found the other ranks of the job: {reason} Start it again."
     from trustclip.durable.store import TrainingError
 
     return str(error) if isinstance(error, ValueError | OSError | TrainingError) else None

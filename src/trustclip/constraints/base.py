@@ -25,6 +25,15 @@ from trustclip.constraints.twins import Twins, clip_twins, sequence_clip_twins
 
 Reduce = Callable[[Tensor], Tensor]
 
+#: Other names of methods: name -> the method, and the hyper-parameters that make it the other.
+#: CFPO (Çağatan et al., `2601.22801 <https://arxiv.org/abs/2601.22801>`_) has the objective of SPO;
+#: AReaL's decoupled PPO (Fu et al., `2505.24298 <https://arxiv.org/abs/2505.24298>`_) is PPO's clip
+#: around the proximal policy with the weight of that policy to the sampler, here truncated.
+ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cfpo": ("spo", {}),
+    "decoupled_ppo": ("tis", {"inner": "clip"}),
+}
+
 
 #: Class decorator of a method: a frozen, keyword-only dataclass that checks its values.
 definition = checked
@@ -55,6 +64,9 @@ class Trait(enum.Flag):
     CORRECTS_SAMPLER = enum.auto()
     #: `Method.after` can return another method than this one.
     ADAPTS = enum.auto()
+    #: The gate or the weight reads the probability of a token, not only its ratio, so that a
+    #: density cannot take its place.
+    READS_PROBABILITY = enum.auto()
     #: ``delta`` bounds an estimate of the token's KL divergence, in nats.
     ESTIMATES_KL = enum.auto()
     #: PPO's clip with the bounds of `Method.log_interval`: the gate is outward and nothing else
@@ -229,7 +241,7 @@ def _defined_in(module_name: str) -> type[Method]:
 
 
 def method_class(name: str) -> type[Method]:
-    """Class of the method called ``name``, or of ``"package.module:Class"``.
+    """Class of the method called ``name``, by `ALIASES` too, or of ``"package.module:Class"``.
 
     Raises:
       ValueError: nothing of that name; the message has the nearest right one.
@@ -242,8 +254,9 @@ def method_class(name: str) -> type[Method]:
         raise ValueError(f"a method's name must be text, got {name!r}.")
     if ":" in name:
         return _imported(name)
+    name, _ = ALIASES.get(name, (name, {}))
     if name not in methods():
-        raise ValueError(unknown("method", name, methods()))
+        raise ValueError(unknown("method", name, [*methods(), *ALIASES]))
     return methods()[name]
 
 

@@ -21,7 +21,7 @@ Anchor = Literal["old", "rollout"]
 #: Floating-point fields: widened to float32 at least, 0 where masked.
 FLOATS = (
     *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old"),
-    *("top_k_kl", "top_k_tv", "logp_rollout"),
+    *("top_k_kl", "top_k_tv", "logp_rollout", "entropy_old"),
 )
 #: Those of them through which a gradient flows.
 _WITH_GRADIENT = ("logp", "kl_old_new", "kl_new_old")
@@ -29,6 +29,7 @@ _WITH_GRADIENT = ("logp", "kl_old_new", "kl_new_old")
 #: Optional fields, with who can supply each; the error about a missing one names it.
 SUPPLIERS = {
     "entropy": "the loss head (entropy of the current policy at each position)",
+    "entropy_old": "the old policy's pass over the samples (its entropy at each position)",
     "kl_old_new": "the loss head from the old policy's hidden states (exact KL(old || new))",
     "kl_new_old": "the loss head from the old policy's hidden states (exact KL(new || old))",
     "top_k_kl": "the loss head from the old policy's top-K log-probabilities (their KL)",
@@ -65,6 +66,7 @@ class TokenBatch:
       advantages: advantage of the token.
       mask: True where the token counts.
       entropy: entropy of the current policy at the position, nats.
+      entropy_old: entropy of the old policy at the position, nats.
       kl_old_new: exact KL(old || new) over the vocabulary at the position, nats.
       kl_new_old: exact KL(new || old) over the vocabulary at the position, nats.
       top_k_kl: KL(old || new) over the old policy's likeliest tokens, the sampled one, and all
@@ -95,6 +97,7 @@ class TokenBatch:
     advantages: Tensor
     mask: Tensor
     entropy: Tensor | None = field(default=None, kw_only=True)
+    entropy_old: Tensor | None = field(default=None, kw_only=True)
     kl_old_new: Tensor | None = field(default=None, kw_only=True)
     kl_new_old: Tensor | None = field(default=None, kw_only=True)
     top_k_kl: Tensor | None = field(default=None, kw_only=True)

@@ -135,12 +135,12 @@ def parts_gated(batch: TokenBatch, gated: Tensor) -> Metrics:
     # Quarter of its completion, 0 to 3, for each token: [batch, time].
     place = (mask.cumsum(dim=1) - 1).clamp(min=0) * 4 // mask.sum(dim=1, keepdim=True).clamp(min=1)
     kinds = [
-        (_ranges("p_old", P_OLD_EDGES), _bucket(batch.p_old, P_OLD_EDGES)),
+        (ranges("p_old", P_OLD_EDGES), bucket(batch.p_old, P_OLD_EDGES)),
         ([f"position_{i}" for i in range(1, 5)], place),
     ]
     if batch.entropy is not None:
-        names = _ranges("entropy", ENTROPY_EDGES)
-        kinds.append((names, _bucket(batch.entropy, ENTROPY_EDGES)))
+        names = ranges("entropy", ENTROPY_EDGES)
+        kinds.append((names, bucket(batch.entropy, ENTROPY_EDGES)))
     pairs: Metrics = {}
     # [2, batch * time]; masked tokens add 0 to whichever bucket their numbers fall in.
     both = torch.stack([gated & mask, mask]).flatten(1).to(batch.logp_old.dtype)
@@ -150,11 +150,13 @@ def parts_gated(batch: TokenBatch, gated: Tensor) -> Metrics:
     return pairs
 
 
-def _ranges(what: str, edges: Sequence[float]) -> list[str]:
+def ranges(what: str, edges: Sequence[float]) -> list[str]:
+    """Names of the buckets between edges: ``WHAT_LOW_HIGH``."""
     return [f"{what}_{low:g}_{high:g}" for low, high in pairwise(edges)]
 
 
-def _bucket(x: Tensor, edges: Sequence[float]) -> Tensor:
+def bucket(x: Tensor, edges: Sequence[float]) -> Tensor:
+    """Number of the bucket that each value falls in. Shape of ``x``."""
     return torch.bucketize(x, x.new_tensor(edges[1:-1]))
 
 

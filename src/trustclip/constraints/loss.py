@@ -1,7 +1,7 @@
 """From a method and a batch to a scalar loss, and to the gradient itself."""
 
 import warnings
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from trustclip.constraints import diagnostics
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.batch import Loss, TokenBatch
+from trustclip.constraints.batch import Loss, Surrogate, TokenBatch
 
 
 def policy_loss(
@@ -90,11 +90,20 @@ def coefficient(method: Method, batch: TokenBatch) -> Tensor:
     return gradient(method, batch)[0]
 
 
-def gradient(method: Method, batch: TokenBatch) -> tuple[Tensor, Any]:
+def gradient(method: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
     """`coefficient`, and the surrogate it is the gradient of (detached)."""
-    batch.require(*method.requires)
+    return next(gradients([method], batch))
+
+
+def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Tensor, Surrogate]]:
+    """`gradient` of each method on one batch, which is prepared once."""
+    leaf = batch.logp.detach().requires_grad_()
     with torch.enable_grad():
-        leaf = batch.logp.detach().requires_grad_()
-        surrogate = method.surrogate(batch.with_logp(leaf))
-        (c,) = torch.autograd.grad(surrogate.objective.sum(), leaf)
-    return c, surrogate
+        prepared = batch.with_logp(leaf)
+    for method in methods:
+        batch.require(*method.requires)
+        with torch.enable_grad():
+            surrogate = method.surrogate(prepared)
+            # The methods share the graph of what prepares a batch.
+            (c,) = torch.autograd.grad(surrogate.objective.sum(), leaf, retain_graph=True)
+        yield c, surrogate

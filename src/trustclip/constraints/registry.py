@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, InstanceOf
 from torch import Tensor
 
 from trustclip.constraints.adaptive import Adaptive, split
-from trustclip.constraints.base import Method, method_class
+from trustclip.constraints.base import ALIASES, Method, method_class
 from trustclip.constraints.names import unknown
 
 
@@ -19,7 +19,8 @@ def method(name: str, **hyperparameters: Any) -> Method:
     """The method called ``name``, with the defaults of its paper unless overridden.
 
     Args:
-      name: one of `methods`, or ``"package.module:Class"``.
+      name: one of `methods`, one of their `trustclip.constraints.base.ALIASES`, or
+        ``"package.module:Class"``.
       **hyperparameters: fields of the method's class; in place of a number, a controller or the
         mapping of one (see `trustclip.constraints.controllers`).
 
@@ -31,6 +32,8 @@ def method(name: str, **hyperparameters: Any) -> Method:
       KL2(delta=0.05, side='outward')
     """
     cls = method_class(name)
+    _, made_by = ALIASES.get(name, (name, {}))
+    hyperparameters = {**made_by, **hyperparameters}
     allowed = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in hyperparameters:
         if key not in allowed:

@@ -293,6 +293,13 @@ _AREAL = (
         _TOKEN,
         setting="use_decoupled_loss=True, rejection_sampling={}",
     ),
+    Row(
+        "loglinear",
+        _around(_CLIP, "anchored", anchor="interpolated"),
+        _TOKEN,
+        setting="use_decoupled_loss=True, prox_logp_method=loglinear",
+        note="A-3PO's anchor",
+    ),
     Row("gspo", _sampler(_gspo()), _TOKEN, "importance_sampling_level=sequence"),
     Row("sapo", _sampler(_SAPO), _TOKEN, "use_sapo_loss=True"),
     Row(

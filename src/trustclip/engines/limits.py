@@ -16,7 +16,18 @@ _TRL = "train it with trustclip.engines.trl"
 _LOOP = "call trustclip.policy_loss from your own training loop"
 
 #: What to do instead, by missing field; your own loop can supply everything.
-_INSTEAD = {name: _TRL for name in ("keys", "entropy", "kl_old_new", "kl_new_old", "logp_rollout")}
+_INSTEAD = {
+    name: _TRL
+    for name in (
+        "keys",
+        "entropy",
+        "entropy_old",
+        "kl_old_new",
+        "kl_new_old",
+        "logp_rollout",
+        "lag",
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ ENGINES: dict[str, Supply] = {
             "TRL",
             frozenset(
                 {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"}
-                | {"logp_rollout"}
+                | {"logp_rollout", "entropy_old", "lag"}
             ),
             whole_loop=True,
         ),

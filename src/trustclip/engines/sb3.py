@@ -155,11 +155,7 @@ def _opened(_: float) -> float:
 
 
 def _by_probability(method: Method) -> bool:
-    try:
-        method.log_interval()
-    except ValueError as error:
-        return "p_old" in str(error)
-    return False
+    return Trait.READS_PROBABILITY in method.traits
 
 
 class _Updates:

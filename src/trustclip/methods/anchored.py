@@ -1,9 +1,12 @@
-"""A method that measures from the policy that sampled, in place of the proximal one."""
+"""A method that measures from another policy than the proximal one: the sampler, or between."""
+
+from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor
 
 from trustclip.constraints.base import Method, Reduce, Trait, definition
-from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
+from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.registry import Part
 from trustclip.methods.clip import Clip
@@ -14,23 +17,38 @@ class Anchored(Composite):
     r"""Anchored: any method, its ratio and its constraint measured from the policy that sampled.
 
     $$
-    J_t\big(\pi_\theta, \pi_{rollout}\big) \quad\text{in place of}\quad J_t(\pi_\theta, \pi_{old})
+    J_t\big(\pi_\theta, \pi_{anchor}\big) \quad\text{in place of}\quad J_t(\pi_\theta, \pi_{old})
     $$
 
-    Engines that keep two policies, not three, train this way: prime-rl, Tinker, AReaL unless it
-    recomputes log-probabilities, verl in bypass mode. The one ratio $\pi_\theta/\pi_{rollout}$ then
-    holds the policy's own movement and the sampler's difference together, and the constraint
-    bounds their sum; it acts at the first update too. A token to which the sampler gave no
-    log-probability is measured from the proximal policy. ``dppo``, ``opsm``, ``trm`` and ``vespo``
-    have an ``anchor`` of their own, which is the same.
+    *The sampler* (``"rollout"``). Engines that keep two policies, not three, train this way:
+    prime-rl, Tinker, AReaL unless it recomputes log-probabilities, verl in bypass mode. The one
+    ratio $\pi_\theta/\pi_{rollout}$ then holds the policy's own movement and the sampler's
+    difference together, and the constraint bounds their sum; it acts at the first update too. A
+    token to which the sampler gave no log-probability is measured from the proximal policy.
+    ``dppo``, ``opsm``, ``trm`` and ``vespo`` have an ``anchor`` of their own, which is the same.
+
+    *Between* (``"interpolated"``, A-3PO). Decoupled PPO takes the policy one update back for its
+    anchor and recomputes its log-probabilities; here they are read off the line from the sampler
+    to the current policy,
+
+    $$
+    \log\pi_{anchor} = \log\pi_{rollout} + \alpha\,(\log\pi_\theta - \log\pi_{rollout}),
+    \qquad \alpha = \frac{d-1}{d}
+    $$
+
+    with $d$ the updates since the completion was sampled, at least 1, and $\pi_\theta$ taken as a
+    constant. What is left of the log-ratio to constrain is $1/d$ of that to the sampler. The source
+    weighs by $\pi_{anchor}/\pi_{rollout}$ as well: ``inner={"name": "tis", ...}``.
 
     Args:
       inner: the method: its name, or a mapping with ``name`` and hyper-parameters. It must not
-        need an exact divergence: nobody keeps the sampler's distribution.
-      anchor: ``"rollout"``; ``"old"`` leaves ``inner`` as it is.
+        need an exact divergence or entropy: nobody keeps the sampler's distribution.
+      anchor: ``"rollout"``, or ``"interpolated"``, which needs ``batch.lag``; ``"old"`` leaves
+        ``inner`` as it is.
 
     Raises:
-      ValueError: ``inner`` needs an exact divergence from the old policy.
+      ValueError: ``inner`` needs an exact divergence or entropy of the old policy, or statistics of
+        the generation, whose lag is not known yet.
 
     Example:
       >>> import torch, trustclip as tc
@@ -43,21 +61,28 @@ class Anchored(Composite):
       tensor([[False]])
 
     References:
+      Li et al., `A-3PO: accelerating asynchronous LLM training with staleness-aware proximal policy
+      approximation <https://arxiv.org/abs/2512.06547>`_, 2025;
       Qi et al., `Rethinking the trust region in LLM reinforcement learning
       <https://arxiv.org/abs/2602.04879>`_, 2026, Section 5.2
     """
 
     inner: Part = Clip()
-    anchor: Anchor = "rollout"
+    anchor: Literal["rollout", "interpolated", "old"] = "rollout"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.inner.requires:
-            if self.anchor == "rollout" and name.startswith(("kl_", "top_k_")):
+            if self.anchor != "old" and name.startswith(("kl_", "top_k_", "entropy_old")):
                 raise ValueError(
                     f"{self.inner.name!r} needs `{name}`, which no engine has from the policy that "
                     "sampled: anchor a method of the token's own probability."
                 )
+        if self.anchor == "interpolated" and self.inner.statistics_over == "generation":
+            raise ValueError(
+                f"{self.inner.name!r} measures a generation before its first update, when there is "
+                "nothing to interpolate to: use `anchor` 'rollout'."
+            )
 
     @property
     def parts(self) -> tuple[Method, ...]:
@@ -65,18 +90,28 @@ class Anchored(Composite):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        sampler = ("logp_rollout",) if self.anchor == "rollout" else ()
-        return tuple(dict.fromkeys((*super().requires, *sampler)))
+        own = {"rollout": ("logp_rollout",), "interpolated": ("logp_rollout", "lag"), "old": ()}
+        return tuple(dict.fromkeys((*super().requires, *own[self.anchor])))
 
     @property
     def traits(self) -> Trait:
         if self.anchor == "old":
             return super().traits
-        return super().traits | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        corrects = Trait.CORRECTS_SAMPLER if self.anchor == "rollout" else Trait(0)
+        return super().traits | Trait.ACTS_ON_POLICY | corrects
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
-        return super().statistics(batch.against(self.anchor), reduce)
+        return super().statistics(self._moved(batch), reduce)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        (inside,) = self.surrogates(batch.against(self.anchor))
+        (inside,) = self.surrogates(self._moved(batch))
         return inside
+
+    def _moved(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with the anchor for an old policy."""
+        if self.anchor != "interpolated":
+            return batch.against(self.anchor)
+        lag = batch.given("lag").clamp(min=1).to(batch.logp.dtype)  # [batch, time], as the others
+        sampler = batch.against("rollout")
+        behind = sampler.log_ratio.detach() * (lag - 1) / lag
+        return replace(batch, logp_old=sampler.logp_old + behind)

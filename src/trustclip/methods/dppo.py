@@ -81,9 +81,10 @@ class DPPO(Method):
 
     @property
     def traits(self) -> Trait:
+        own = Trait.CUTS | Trait.READS_PROBABILITY
         if self.anchor == "old":
-            return Trait.CUTS
-        return Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+            return own
+        return own | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -114,15 +115,16 @@ class DPPO(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
         x = batch.log_ratio.detach()
-        kept = gates.keeps_gradient(
-            self._measured(batch) <= self.threshold, x, batch.advantages, "outward"
-        )
+        satisfied = measured(self.divergence, batch) <= self.threshold
+        kept = gates.keeps_gradient(satisfied, x, batch.advantages, "outward")
         return gates.score_function(batch, safe_exp(x).clamp(max=self.ceiling), kept)
 
-    @torch.no_grad()
-    def _measured(self, batch: TokenBatch) -> Tensor:
-        if self.divergence == "binary_tv":
-            return divergences.binary_tv(batch.logp_old, batch.logp)
-        if self.divergence == "binary_kl":
-            return divergences.binary_kl_old_new(batch.logp_old, batch.logp)
-        return batch.given(self.divergence)
+
+@torch.no_grad()
+def measured(divergence: Divergence, batch: TokenBatch) -> Tensor:
+    """Divergence of each token's probability from its old one. Shape [batch, time]."""
+    if divergence == "binary_tv":
+        return divergences.binary_tv(batch.logp_old, batch.logp)
+    if divergence == "binary_kl":
+        return divergences.binary_kl_old_new(batch.logp_old, batch.logp)
+    return batch.given(divergence)

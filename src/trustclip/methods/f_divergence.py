@@ -85,7 +85,8 @@ class FDivergence(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | clips(self.side) if self.bounds == "ratio" else Trait.CUTS
+        own = clips(self.side) if self.bounds == "ratio" else Trait.READS_PROBABILITY
+        return Trait.CUTS | own
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         if self.bounds == "ratio":

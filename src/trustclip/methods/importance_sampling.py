@@ -1,9 +1,12 @@
 """Importance sampling: the policy gradient with the ratio as its weight, and no gate."""
 
+import math
+
 from trustclip.constraints import gates
 from trustclip.constraints.base import Method, Trait, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
+from trustclip.constraints.twins import Twins, clip_twins
 
 
 @definition
@@ -45,6 +48,10 @@ class ImportanceSampling(Method):
         if self.anchor == "old":
             return Trait(0)
         return Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+
+    @property
+    def twins(self) -> Twins:
+        return {} if self.anchor == "rollout" else clip_twins((-math.inf, math.inf))
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         return gates.soft(batch, safe_exp(batch.against(self.anchor).log_ratio))

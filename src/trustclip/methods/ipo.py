@@ -56,9 +56,10 @@ class IPO(Method):
 
     @property
     def traits(self) -> Trait:
+        own = Trait.CUTS | Trait.READS_PROBABILITY
         if self.anchor == "old":
-            return Trait.CUTS
-        return Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+            return own
+        return own | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
 
     @property
     def twins(self) -> Twins:

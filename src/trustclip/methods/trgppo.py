@@ -3,7 +3,15 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import LogBounds, Method, Positive, UpToOne, definition, need_p_old
+from trustclip.constraints.base import (
+    LogBounds,
+    Method,
+    Positive,
+    Trait,
+    UpToOne,
+    definition,
+    need_p_old,
+)
 from trustclip.constraints.batch import Surrogate, TokenBatch
 
 
@@ -44,6 +52,10 @@ class TRGPPO(Method):
     delta: Positive = 0.05
     epsilon: UpToOne = 0.2
     side: gates.Side = "outward"
+
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | Trait.READS_PROBABILITY
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return self._log_bounds(need_p_old(p_old, self.name).log())

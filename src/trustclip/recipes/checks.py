@@ -69,8 +69,17 @@ def _(settings: RLStage) -> Iterator[Complaint]:
 
         own = set(RLStage.__dataclass_fields__) | {"model", "method_args"}
         found += [(("trl", name), t) for name, t in passthrough.complaints(settings.trl, own)]
+    found = found or [*_of(("shadows",), lambda: _shadows(settings))]
     # TRL's own checks and the engine's are slow: run only on settings without errors so far.
     yield from found or _of(("trl" if settings.trl else "method",), lambda: _engine(settings))
+
+
+def _shadows(settings: RLStage) -> None:
+    """Raise ValueError for a method that cannot watch beside that of the settings."""
+    if settings.shadows:
+        from trustclip.engines.trl.config import shadows
+
+        shadows(settings.shadows, settings.method)
 
 
 def _schedule(settings: RLStage) -> Iterator[Complaint]:

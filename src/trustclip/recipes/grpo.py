@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 #: Settings that are passed to the engine under the same name.
 SAME = (
-    *("allow_inert", "beta", "gradient_accumulation_steps", "gradient_checkpointing"),
+    *("allow_inert", "beta", "brake", "gradient_accumulation_steps", "gradient_checkpointing"),
     *("learning_rate", "logging_steps", "loss_type", "lr_scheduler_type"),
     *("mask_truncated_completions", "max_completion_length", "max_steps", "method"),
     *("num_generations", "num_iterations", "per_device_train_batch_size", "save_total_limit"),
-    *("sampler", "scale_rewards", "steps_per_generation", "temperature", "top_p", "use_vllm"),
-    *("warmup_steps", "weight_decay"),
+    *("sampler", "scale_rewards", "shadows", "steps_per_generation", "temperature", "top_p"),
+    *("use_vllm", "warmup_steps", "weight_decay"),
 )
 
 

@@ -16,8 +16,8 @@ from trustclip.recipes.problems import enough, training_problems
 from trustclip.recipes.settings import TINY, RLSettings
 from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.callbacks import Checkups, Interrupted, Recorder, silence
-from trustclip.recipes.watch.guards import Guards
-from trustclip.recipes.watch.sinks import open_sink
+from trustclip.recipes.watch.guards import Guards, Notice
+from trustclip.recipes.watch.sinks import open_sink, viewer
 from trustclip.rewards import (
     AnswerReward,
     SoftOverlong,
@@ -123,10 +123,12 @@ def reinforce(
     style = prompt_style(settings.prompt_style).extraction
     reward = NoisyReward(style, settings.reward_noise, settings.seed)
     sink = open_sink(settings.sink, run.path.name, redacted(plain(settings)), run.path)
+    if command := viewer(settings.sink, run.path):
+        console.print(f"to watch: {command}", highlight=False, markup=False, soft_wrap=True)
     try:
         trainer = _trainer(model, tokenizer, problems, settings, run, reward)
         trainer.mismatch.listener = FirstCompletions(run, console)
-        guards = Guards(run.notice)
+        guards = Guards(_shown_too(run, console))
         with Stage(console, "rl", settings.max_steps) as stage:
             trainer.add_callback(Recorder(run, stage, "rl", sink))
             trainer.add_callback(guards)
@@ -147,6 +149,17 @@ def reinforce(
         console.print(f"stopped; the same command continues {run.path}.", highlight=False)
         return None
     return Trained(trainer, {"training": _outcome(trainer.state.log_history), **guards.summary()})
+
+
+def _shown_too(run: RunDirectory, console: Console) -> Notice:
+    """Record what a guard notices, and show it to whoever watches the terminal."""
+
+    def notice(step: int, name: str, text: str) -> None:
+        run.notice(step, name, text)
+        line = f"warning at update {step}: {text}"
+        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+    return notice
 
 
 def _trainer(

@@ -23,6 +23,7 @@ from trustclip.constraints.checked import (
     Whole,
     checked,
 )
+from trustclip.constraints.controllers import Brake
 from trustclip.engines.sampler import Sampler
 
 Style = Literal["solution", "boxed", "answer", "plain"]
@@ -39,6 +40,8 @@ LearningRate = Annotated[Positive, AfterValidator(_at_most_one)]
 
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method as Part
+
+    Parts = tuple[Part, ...]
 else:
 
     def _method(given: object) -> Any:
@@ -46,9 +49,30 @@ else:
 
         return as_method(given)
 
+    def _methods(given: Any) -> Any:
+        given = listed(given) if isinstance(given, str) else given
+        if not isinstance(given, list | tuple):
+            raise ValueError(f"should be a list of methods, got {given!r}")
+        return tuple(map(_method, given))
+
     #: `trustclip.constraints.registry.Part` without its import of PyTorch, which help waits for;
     #: to the command line it is text.
     Part = Annotated[str, PlainValidator(_method), Field(validate_default=True)]
+    #: Several of them; to the command line, names separated by commas.
+    Parts = Annotated[str, PlainValidator(_methods), Field(validate_default=True)]
+
+
+def listed(text: str) -> list[Any]:
+    """A list as the command line has it: YAML, its brackets left out or not.
+
+    Example:
+      >>> listed("atr, {name: clip, epsilon: 0.1}")
+      ['atr', {'name': 'clip', 'epsilon': 0.1}]
+    """
+    import yaml
+
+    return yaml.safe_load(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
+
 
 #: In place of a model's path: the tiny Qwen3 of the demo, made and primed on the spot.
 TINY = "tiny"
@@ -128,6 +152,9 @@ class RLStage:
     method: Part = cast("Part", "atr")
     """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
     `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
+    shadows: Parts = cast("Parts", "")
+    """Methods that only watch, such as "atr, {name: clip, epsilon: 0.1}": what they would have
+    kept of the same tokens is in metrics.jsonl, `explain` and the report."""
     prompt_style: Style = "solution"
     """Format of the prompt that presents a problem to the model."""
     limit: Count | None = None
@@ -178,6 +205,8 @@ class RLStage:
     """Nucleus-sampling mass; below 1, samples do not follow the policy used in the ratio."""
     sampler: Sampler = Sampler()
     """Sample from a rounded, quantised or older copy of the policy; tiny models only."""
+    brake: Brake = Brake()
+    """Scale an update's learning rate by the effective sample size of its completions (VCPO)."""
     mask_truncated_completions: bool = False
     """Exclude completions that reached the length limit from the loss."""
     lora_r: Whole = 32

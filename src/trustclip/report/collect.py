@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trustclip.paper import published
-from trustclip.report import results, sampler, verdict
+from trustclip.report import results, sampler, shadows, verdict
 from trustclip.report.comparison import Compared, compare
 from trustclip.report.draw import curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
@@ -135,6 +135,7 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
             Section("budget", "Samples and K", _for_each(groups, plots.budget_figure)),
             Section("gate", "Gate", gate),
             Section("sampler", "Sampler", policies, _some(sampler.worst_table(groups))),
+            Section("shadows", "Shadows", [], shadows.tables(groups)),
         ],
         paper=[] if beside else results.printed_tables(),
     )

@@ -19,6 +19,8 @@ from trustclip.report.rows import PREFIX as _PREFIX
 from trustclip.report.rows import mean as _mean
 from trustclip.report.rows import percent as _percent
 from trustclip.report.rows import values as _values
+from trustclip.report.shadows import mean_metrics
+from trustclip.report.shadows import sentences as shadow_sentences
 from trustclip.runs.foreign.log import Log
 from trustclip.runs.jsonl import Row, read_jsonl
 from trustclip.runs.reader import Run, find, read_run
@@ -73,6 +75,7 @@ def explain(folder: Path) -> list[str]:
         found += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
     found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
     found += [*sampler.sentences(run, rows), *course.signal(run.training)]
+    found += shadow_sentences(method.name, mean_metrics(rows))
     found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
     found.append("Next: " + " ".join([*_next(method, rows), *sampler.advice(rows)]))
     # Names and warnings come from files: none of them may control a terminal.

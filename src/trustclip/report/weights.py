@@ -20,7 +20,8 @@ def weights(chosen: Method, ratios: Tensor, probabilities: Sequence[float]) -> T
 
     Args:
       chosen: the method. Its quantities that are not functions of the token's own ratio, such as
-        the exact KL divergence of the position, are set to k3 of the token.
+        the exact KL divergence of the position, are set to k3 of the token; the entropy has not
+        changed.
       ratios: new over old probability. Shape [ratios].
       probabilities: old probabilities.
 
@@ -49,6 +50,7 @@ def _of_sign(chosen: Method, ratios: Tensor, probabilities: Sequence[float], a: 
     batch = TokenBatch(
         old + x, old, torch.full_like(x, a), torch.ones_like(x, dtype=torch.bool),
         kl_old_new=k3(x), kl_new_old=k3(x), logp_rollout=old,
+        entropy=torch.ones_like(x), entropy_old=torch.ones_like(x),
         keys=torch.zeros_like(x, dtype=torch.int64),
     )  # fmt: skip
     if chosen.statistics_over == "generation":

@@ -15,6 +15,7 @@ NEUTRAL: Mapping[str, str] = {
     "tokens_completions": "how many completions that records",
     "tokens_megabytes": "how much space that takes",
     "sink": "where metrics are copied to",
+    "shadows": "methods that only watch; the training is the same to the last bit",
     "logging_steps": "how often metrics are written; nothing is trained on them",
 }
 #: Parts of a recipe that have settings of their own.

@@ -131,6 +131,7 @@ class Generation:
 #: divergences are exact ones here: K is every action.
 PER_STATE = {
     "entropy": lambda new, old: -(new.exp() * new).sum(-1),
+    "entropy_old": lambda new, old: -(old.exp() * old).sum(-1),
     "kl_old_new": lambda new, old: categorical_kl(old, new),
     "kl_new_old": lambda new, old: categorical_kl(new, old),
     "top_k_kl": lambda new, old: categorical_kl(old, new),

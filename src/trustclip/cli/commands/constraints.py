@@ -46,6 +46,7 @@ def methods(argv: Sequence[str]) -> int:
         from trustclip.runs.text import markdown_table
 
         print(markdown_table(_HEADER, [(f"`{name}`", *rest) for name, *rest in rows]))
+        print("\nOther names: " + "; ".join(f"`{a}` is `{of}`" for a, of in _other_names()) + ".")
         return 0
     table = Table(box=None, pad_edge=False)
     for title in _HEADER:
@@ -53,7 +54,18 @@ def methods(argv: Sequence[str]) -> int:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+    print("\nother names: " + "; ".join(f"{a} is {of}" for a, of in _other_names()))
     return 0
+
+
+def _other_names() -> list[tuple[str, str]]:
+    """Aliases of methods, each with what it stands for, as on a command line."""
+    from trustclip.constraints.base import ALIASES
+
+    return [
+        (alias, " ".join([name, *(f"--{key} {value}" for key, value in made_by.items())]))
+        for alias, (name, made_by) in ALIASES.items()
+    ]
 
 
 def _engines(markdown: bool) -> int:
@@ -113,7 +125,7 @@ def bounds(argv: Sequence[str]) -> int:
     else:
         print(chosen)
         _print_interval(chosen)
-        _print_twins(chosen)
+        print_twins(chosen)
     return 0
 
 
@@ -173,7 +185,7 @@ def _log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
 
 
-def _print_twins(chosen: Any) -> None:
+def print_twins(chosen: Any) -> None:
     """Print `Method.twins` in the notation of each trainer."""
     if not chosen.twins:
         print("no setting of stock TRL or verl is known to have this gradient")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trustclip.engines.trl.config import ConstrainedGRPOConfig as ConstrainedGRPOConfig
+    from trustclip.engines.trl.observer import observe as observe
     from trustclip.engines.trl.trainer import ConstrainedGRPOTrainer as ConstrainedGRPOTrainer
     from trustclip.engines.trl.trainer import DurableSFTTrainer as DurableSFTTrainer
 
@@ -12,9 +13,10 @@ _HOMES = {
     "ConstrainedGRPOConfig": "config",
     "ConstrainedGRPOTrainer": "trainer",
     "DurableSFTTrainer": "trainer",
+    "observe": "observer",
 }
 
-__all__ = ["ConstrainedGRPOConfig", "ConstrainedGRPOTrainer", "DurableSFTTrainer"]
+__all__ = ["ConstrainedGRPOConfig", "ConstrainedGRPOTrainer", "DurableSFTTrainer", "observe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,14 @@
 """Settings of the TRL engine: `trl.GRPOConfig` with a method in place of its clip."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.controllers import Brake, as_brake
 from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
+from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 from trustclip.engines.sampler import Sampler, as_sampler
@@ -49,8 +51,12 @@ class ConstrainedGRPOConfig(GRPOConfig):
         see ``docs/fast-paths.md``.
       sampler: a mapping of the fields of `trustclip.engines.sampler.Sampler`: completions are
         sampled from a rounded, quantised or older copy of the policy. Needs the decoder.
+      brake: a mapping of the fields of `trustclip.constraints.controllers.Brake`: the learning rate
+        follows the effective sample size of the completions. Logged as ``trustclip/brake``.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
+      shadows: methods to watch with: ``trustclip/shadow/*`` logs what they would have kept of the
+        same tokens; see `trustclip.constraints.shadow`. The training is bit for bit the same.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
         on it, in every n-th generation; 0 for never. The training is bit for bit the same.
 
@@ -70,6 +76,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         "method",
         "method_args",
         "sampler",
+        "brake",
     ]
 
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
@@ -95,8 +102,15 @@ class ConstrainedGRPOConfig(GRPOConfig):
     sampler: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Sample from a copy: JSON of dtype, lag, top_p, top_k."}
     )
+    brake: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Scale the learning rate by ESS: JSON of rule, reference."}
+    )
     skip_zero_advantage: bool = field(
         default=True, metadata={"help": "Skip completions that cannot change the policy."}
+    )
+    # Of text, for the same parser; an entry may be all that `method` may be.
+    shadows: list[str] | None = field(
+        default=None, metadata={"help": "Methods to watch with, without training on them."}
     )
     exact_kl_every: int = field(
         default=0, metadata={"help": "Log exact KL every n-th generation; 0: never."}
@@ -110,6 +124,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
         chosen = as_method(with_arguments(self.method or "atr", self.method_args))  # type: ignore[arg-type]
         self.method, self.method_args = chosen, None
         self.sampler = asdict(as_sampler(self.sampler))
+        self.brake = asdict(as_brake(self.brake))
+        self.shadows = shadows(self.shadows or (), chosen, supply(self))  # type: ignore[assignment]
         problems = [*_not_honoured(self, chosen)]
         if problems:
             raise ValueError("cannot train with these settings: " + " ".join(problems))
@@ -126,9 +142,18 @@ class ConstrainedGRPOConfig(GRPOConfig):
         """In what the policy that samples differs from the one in training."""
         return as_sampler(self.sampler)
 
+    def braking(self) -> Brake:
+        """How the learning rate follows the effective sample size."""
+        return as_brake(self.brake)
+
+    def watched(self) -> list[Method]:
+        """The shadows."""
+        return cast("list[Method]", self.shadows)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which ``ConstrainedGRPOConfig(**values)`` builds an equal config."""
-        return {**super().to_dict(), "method": self.constraint().to_dict()}
+        watched = [method.to_dict() for method in self.watched()]
+        return {**super().to_dict(), "method": self.constraint().to_dict(), "shadows": watched}
 
     def schedule(self) -> Schedule:
         """The update schedule: how many updates are made with one generation."""
@@ -173,6 +198,19 @@ def _cut_off(args: ConstrainedGRPOConfig) -> Iterator[str]:
             yield f"the decoder does not apply {name}={value}"
 
 
+def shadows(
+    specs: Iterable[Any], method: Method, given: Supply = limits.ENGINES["TRL"]
+) -> list[Method]:
+    """Shadows beside a method, checked: they get what the engine has at no cost.
+
+    Raises:
+      ValueError: one of them is unknown, listed twice, or needs more than that.
+    """
+    exact = {name for name in method.requires if name.startswith("kl_")}
+    free = {"entropy", "keys", "logp_rollout", *exact} & given.fields
+    return shadow_methods(specs, free, "TRL")
+
+
 def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Settings of this engine below their minimum, each with its error text."""
     for name, least in _AT_LEAST.items():
@@ -192,6 +230,8 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
             yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
     if problem := limits.refusal(chosen, supply(args)):
         yield problem
+    if args.braking().on and "logp_rollout" not in (given := supply(args)).fields:
+        yield f"`brake` weighs completions by the sampler, and {given.missing['logp_rollout']}."
     reason = next(iter([*undecodable(args), *_cut_off(args)]), None)
     if reason and not args.sampling().exact:
         yield (

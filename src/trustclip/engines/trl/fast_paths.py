@@ -40,15 +40,23 @@ def check_sampler(trainer: Any) -> None:
     """Refuse what depends on a model and is known only now.
 
     Raises:
-      ValueError: the method needs log-probabilities of sampling that nothing gives, or a sampler is
-        set and the decoder cannot sample.
+      ValueError: a method, a shadow or the brake needs log-probabilities of sampling that nothing
+        gives, a sampler is set and the decoder cannot sample, or the brake cannot reach the step.
     """
-    method = trainer.method
-    if "logp_rollout" in method.requires and (reason := unrecorded(trainer)):
+    brake = trainer.args.braking()
+    methods = (trainer.method, *trainer.args.watched())
+    needy = [repr(method.name) for method in methods if "logp_rollout" in method.requires]
+    needy += ["`brake`"] * brake.on
+    if needy and (reason := unrecorded(trainer)):
         raise ValueError(
-            f"{method.name!r} needs `logp_rollout`, the log-probabilities that completions were "
+            f"{needy[0]} needs `logp_rollout`, the log-probabilities that completions were "
             f"sampled with, and they cannot be recorded here: {reason}. Set use_vllm=True with "
             "vllm_importance_sampling_correction=False, or pass a rollout_func."
+        )
+    if brake.on and trainer.is_deepspeed_enabled:
+        raise ValueError(
+            "`brake` cannot act under DeepSpeed, which makes its step inside of the backward pass: "
+            "leave `brake` out."
         )
     if not trainer.args.sampling().exact and (reason := obstacle("decoder", trainer)):
         raise ValueError(
@@ -122,5 +130,7 @@ def _skipping(trainer: Any) -> Iterator[str]:
         yield f"{method.name!r} also moves tokens without an advantage"
     if method.statistics_over == "micro_batch":
         yield f"{method.name!r} measures statistics over all tokens of a micro-batch"
+    if trainer.args.braking().on:
+        yield "the brake weighs all completions"
     if Trait.ADAPTS in method.traits:
         yield f"the threshold of {method.name!r} adapts to metrics over all tokens"

@@ -51,7 +51,9 @@ def token_batch(
     position = torch.arange(logp.shape[1], device=logp.device)
     # Tools can lengthen a completion past its limit; 2^20 positions hold any context.
     keys = (first_key + inputs["sample_index"])[:, None] * (1 << 20) + position
+    kept = "old_per_token_logps" in inputs  # else the policy in training is the old one
     optional: dict[str, Any] = {
+        "entropy_old": inputs.get("entropy_old") if kept else measured.get("entropy"),
         "keys": keys,
         "logp_rollout": inputs.get("sampling_per_token_logps"),
         "lag": None if (lag := inputs.get(LAG)) is None else lag.long()[:, None].expand_as(keys),

@@ -33,15 +33,20 @@ class Generating:
 
     Args:
       sampled: log-probabilities that our decoder sampled with, by its calls and completions.
-      passes: log-probabilities that TRL got of each pass, and the evidence the pass left.
+      passes: log-probabilities that TRL got of each pass, the evidence the pass left, and its
+        entropies if the method requires them.
       rewarded: what has been rewarded.
       lag: updates since the weights of the sampler, where it is an older copy of the policy.
     """
 
     sampled: list[list[list[float]]] = field(default_factory=list)
-    passes: list[tuple[Tensor, Evidence | None]] = field(default_factory=list)
+    passes: list[tuple[Tensor, Evidence | None, Tensor | None]] = field(default_factory=list)
     rewarded: Rewarded | None = None
     lag: int = 0
+
+    def seen(self, logps: Tensor | None) -> tuple[Evidence | None, Tensor | None]:
+        """Evidence and entropies of the pass that gave these very log-probabilities."""
+        return next((seen for own, *seen in self.passes if own is logps), (None, None))  # type: ignore[return-value]
 
     def known(self, attention_mask: Tensor, length: int) -> Tensor | None:
         """Log-probabilities of the completions, if the decoder sampled them from this policy.

@@ -42,7 +42,7 @@ def widened(
     Skipped rows get the mean entropy of the computed ones, so that the mean over all tokens stays.
 
     Args:
-      inputs: of TRL's loss.
+      inputs: of TRL's loss; its ``entropy_old`` becomes the same number in skipped rows.
       rows: those that were computed. Shape [rows].
       logps: Shape [rows, time].
       entropies: Shape [rows, time].
@@ -53,6 +53,8 @@ def widened(
     mask, old = inputs["completion_mask"], inputs.get("old_per_token_logps")
     counted = mask[rows].to(entropies.dtype)
     mean = (entropies.detach() * counted).sum() / counted.sum().clamp(min=1)
+    if (entropy_old := inputs.get("entropy_old")) is not None:
+        inputs["entropy_old"] = spread(entropy_old[rows], rows, mean.expand(mask.shape))
     elsewhere = torch.zeros_like(mask, dtype=logps.dtype) if old is None else old
     return spread(logps, rows, elsewhere), spread(entropies, rows, mean.expand(mask.shape))
 

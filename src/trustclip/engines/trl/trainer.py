@@ -27,8 +27,10 @@ from trustclip.constraints import diagnostics
 from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
+from trustclip.constraints.shadow import WatchedWindow
 from trustclip.durable.trainer import Durable
 from trustclip.engines.trl import fast_paths, sampled
+from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
@@ -96,7 +98,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             raise ValueError(f"`args` must be a ConstrainedGRPOConfig, got {type(args).__name__}.")
         self.method = args.constraint()
         self._phase: Generating | Training | None = None
-        self._windows = {"train": diagnostics.Window(), "eval": diagnostics.Window()}
+        self._windows = {mode: WatchedWindow(args.watched()) for mode in ("train", "eval")}
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
         self._shares, self.mismatch = GateShares(), Mismatch()
         self._last_closed = 0  # update in which the gate last closed on a token
@@ -106,6 +108,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
         fast_paths.check_sampler(self)
+        self._braking = Braking(args.braking())
+        if self._braking.brake.on:
+            self.add_callback(self._braking)
         if self.rollout_func is not None:
             self.rollout_func = sampled.same_lengths(self.rollout_func)
         self._examined = not args.sampling().exact  # whether samples have been looked at
@@ -162,7 +167,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
         output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
         output["sampled"] = output["generated"] - phase.lag
-        evidence = next((seen for logps, seen in phase.passes if logps is old), None)
+        evidence, entropies = phase.seen(old)
+        if entropies is not None:
+            output["entropy_old"] = entropies
         if evidence is not None and old is not None:
             output |= self._watch.keep(self._unwrapped(), evidence, ids, old)
         if old is not None and self.method.statistics_over == "generation":
@@ -236,11 +243,13 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         """Log-probabilities under the sampling policy; the decoder's own where it sampled."""
         known = None if self.beta else phase.known(mask, args[0])
         policy = "old" if self._watch.wants_generation(self.state.global_step) else None
-        if known is not None and policy is None:
+        entropy = "entropy_old" in self.method.requires
+        if known is not None and policy is None and not entropy:
             return known, None, None
+        kw |= {"compute_entropy": True} if entropy else {}
         logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
         logps = logps if known is None else known
-        phase.passes.append((logps, seen[0] if seen else None))
+        phase.passes.append((logps, seen[0] if seen else None, entropies if entropy else None))
         return logps, entropies, aux
 
     def _score_trained(
@@ -316,7 +325,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         assert phase.gate is not None
         batch, surrogate = phase.gate
         seen = batch if rows is None else only_what_matters(batch)
-        self._windows[self._mode].add(seen, surrogate, self.method)
+        self._windows[self._mode].add(seen, surrogate, self.method, phase.coefficient)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
         self._metrics[self._mode]["trustclip/skipped"].append(
             self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
@@ -324,6 +333,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         if self._mode == "train":
             if Trait.ADAPTS in self.method.traits:
                 self._update.add(batch, surrogate)  # of all tokens: then none is skipped
+            self._braking.add(batch)
             if self.recorder is not None:
                 inputs = phase.inputs
                 self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
@@ -344,6 +354,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             window, self._update = self._update, diagnostics.Window()
             if metrics := window.read(self._sum):
                 self.method = self.method.after(metrics)
+        if self._braking.brake.on:
+            factor = self._braking.measure(self.accelerator.gather)
+            self._metrics["train"]["trustclip/brake"].append(factor)
         if self.recorder is not None:
             row = self._shares.read(self.accelerator.gather)
             row |= self.mismatch.read(self.accelerator.gather, self.processing_class.decode)
@@ -379,7 +392,8 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     # -- logs and checkpoints ----------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        window, self._windows[self._mode] = self._windows[self._mode], diagnostics.Window()
+        fresh = WatchedWindow(self.args.watched())
+        window, self._windows[self._mode] = self._windows[self._mode], fresh
         summary = window.read(self._sum)
         prefix = "trustclip/" if self._mode == "train" else "eval_trustclip/"
         logs.update({prefix + name: value for name, value in summary.items()})

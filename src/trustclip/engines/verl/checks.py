@@ -17,7 +17,10 @@ from trustclip.engines.verl.limits import (
     LOSS_MODE,
     LOSS_MODES,
     TARGET,
+    WATCH,
+    check_watched,
     constraint,
+    shadows,
 )
 
 #: Oldest and first unknown release of verl that the entry point and the loss's call are known for.
@@ -51,7 +54,7 @@ _UNREAD = {
 }
 
 #: Keys that a `TrustclipLossConfig` takes.
-_OWN_KEYS = ("method", "method_args")
+_OWN_KEYS = ("method", "method_args", "shadows", "watched")
 _KEYS = {
     "_target_",
     "loss_mode",
@@ -76,7 +79,7 @@ class Installed:
     """
 
     version: str | None
-    loss_modes: Collection[str] = (*BUILT_IN, *LOSS_MODES)
+    loss_modes: Collection[str] = (*BUILT_IN, *LOSS_MODES, WATCH)
     plugin: bool = True
 
 
@@ -130,10 +133,17 @@ def findings(config: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
         return
     chosen = None
     try:
-        chosen = constraint(settings)
+        shadows(settings)
+        if mode == WATCH:
+            watched = check_watched(settings, verl.loss_modes)
+            yield Finding("note", f"loss_mode={mode!r} trains with {watched!r} and reports on it.")
+        else:
+            chosen = constraint(settings)
     except ValueError as error:
         yield _error(str(error))
     yield from _reached(config, settings, verl)
+    if mode == WATCH:
+        return
     yield from _replaced(config)
     yield from _unread(config, settings)
     if chosen is not None:

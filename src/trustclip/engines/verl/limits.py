@@ -3,20 +3,24 @@
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
+from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 
 #: Loss mode whose method is set by ``method``, and the default method.
 LOSS_MODE, DEFAULT = "trustclip", "atr"
 
-#: Every loss mode of trustclip, with the name of its method.
+#: Loss mode that trains with another one and reports on it, and the setting that names that one.
+WATCH, WATCHED = f"{LOSS_MODE}_watch", "vanilla"
+
+#: Every loss mode of trustclip that trains with one of its methods, with the name of its method.
 LOSS_MODES: dict[str, str | None] = {
     LOSS_MODE: None,
     **{f"{LOSS_MODE}_{name}": name for name in methods()},
@@ -81,6 +85,43 @@ def supply(settings: Mapping[str, Any]) -> Supply:
     return most if carries(correction) else most.without("logp_rollout", _CARRY)
 
 
+def shadows(settings: Mapping[str, Any]) -> list[Method]:
+    """The shadows set in verl's policy-loss settings; see `trustclip.constraints.shadow`.
+
+    Raises:
+      ValueError: one of them is unknown, listed twice, or needs what verl cannot give.
+    """
+    return list(_shadows(json.dumps(settings.get("shadows") or [], default=_plain)))
+
+
+@functools.lru_cache(maxsize=16)
+def _shadows(given: str) -> tuple[Method, ...]:
+    return tuple(shadow_methods(json.loads(given), (), "verl"))
+
+
+def check_watched(settings: Mapping[str, Any], loss_modes: Collection[str]) -> str:
+    """The loss mode that ``loss_mode=trustclip_watch`` trains with.
+
+    Args:
+      settings: verl's policy-loss settings.
+      loss_modes: every name in verl's registry.
+
+    Raises:
+      ValueError: a method is set, which would be ignored; or no such loss mode, or one of
+        trustclip's, which reports without being watched.
+    """
+    watched = settings.get("watched") or WATCHED
+    if settings.get("method") is not None:
+        raise ValueError(
+            f"loss_mode={WATCH!r} trains with `watched` and ignores `method`; set loss_mode="
+            f"{LOSS_MODE!r} to train with it, or list it in `shadows`."
+        )
+    others = [mode for mode in loss_modes if not mode.startswith(LOSS_MODE)]
+    if watched not in others:
+        raise ValueError(unknown("loss mode to watch", watched, others))
+    return watched
+
+
 def constraint(settings: Mapping[str, Any]) -> Method:
     """The method set in verl's policy-loss settings; built once for equal settings.
 
@@ -108,7 +149,9 @@ def constraint(settings: Mapping[str, Any]) -> Method:
 
 
 def _plain(value: Any) -> Any:
-    """OmegaConf containers as Python ones."""
+    """OmegaConf containers as Python ones, methods as mappings."""
+    if isinstance(value, Method):
+        return value.to_dict()
     return dict(value) if isinstance(value, Mapping) else list(value)
 
 
@@ -120,7 +163,7 @@ def _constraint(given: str) -> Method:
             f"loss_mode={mode!r} is verl's own and ignores the method; set it to {LOSS_MODE!r}."
         )
     if mode not in LOSS_MODES:
-        raise ValueError(unknown("loss_mode", mode, LOSS_MODES))
+        raise ValueError(unknown("loss_mode", mode, {*LOSS_MODES, WATCH}))
     named = LOSS_MODES[mode]
     name = spec.get("name") if isinstance(spec, dict) else spec
     if named and name not in (None, named):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import (  # pyright: ignore[reportMissingImports]
+    POLICY_LOSS_REGISTRY,
     agg_loss,
     register_policy_loss,
 )
@@ -26,9 +27,14 @@ from trustclip.engines.verl.limits import (
     FORWARDED,
     LOSS_MODE,
     LOSS_MODES,
+    WATCH,
+    WATCHED,
     carries,
+    check_watched,
     constraint,
+    shadows,
 )
+from trustclip.engines.verl.watch import shadow_means
 
 
 @dataclass
@@ -38,11 +44,15 @@ class TrustclipLossConfig(PolicyLossConfig):
     verl makes it before anything starts, so a mistake is reported within seconds.
 
     Args:
-      loss_mode: ``"trustclip"``, or ``"trustclip_<name>"``.
+      loss_mode: ``"trustclip"``, or ``"trustclip_<name>"``; ``"trustclip_watch"`` trains with
+        ``watched`` and only reports.
       method: the constraint: a name (see ``trustclip methods``, or ``"package.module:Class"``),
         or a mapping, for example ``{"name": "atr", "delta": 0.07}``; that of ``loss_mode`` when
         None, else ``"atr"``.
       method_args: deprecated: hyper-parameters, where ``method`` is a name.
+      shadows: methods to watch with, each as ``method`` is given; see
+        `trustclip.constraints.shadow`.
+      watched: the loss mode that ``"trustclip_watch"`` trains with.
 
     Raises:
       ValueError: another loss mode, under which the method would be ignored; unknown method or
@@ -56,9 +66,15 @@ class TrustclipLossConfig(PolicyLossConfig):
     loss_mode: str = LOSS_MODE
     method: Any = None
     method_args: dict[str, Any] = field(default_factory=dict)
+    shadows: Any = ()
+    watched: str = WATCHED
 
     def __post_init__(self) -> None:
-        constraint(self)
+        shadows(self)
+        if self.loss_mode == WATCH:
+            check_watched(self, POLICY_LOSS_REGISTRY)
+        else:
+            constraint(self)
 
     def constraint(self) -> Method:
         """The method set by the fields."""
@@ -102,7 +118,8 @@ def policy_loss(
     loss = agg_loss(per_token, mask, loss_agg_mode, **config.global_batch_info)
     seen = as_floats(means(batch, surrogate, method=method))
     own = {"actor/pg_clipfrac": seen["trustclip/gated"], "actor/ppo_kl": seen["trustclip/k1"]}
-    return loss, {**seen, **own}
+    watching = shadow_means(shadows(config.policy_loss), batch, surrogate.kept)
+    return loss, {**seen, **own, **watching}
 
 
 def _logp_rollout(

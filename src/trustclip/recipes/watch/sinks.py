@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -87,6 +88,27 @@ def missing(name: SinkName) -> str | None:
     except ValueError:  # already imported, as a module object made by hand that has no spec
         found = True
     return None if found else _cannot_import(name, "it is not installed")
+
+
+def viewer(name: SinkName, folder: Path) -> str | None:
+    """The command that shows what a sink holds; None for no sink.
+
+    Args:
+      name: of the sink.
+      folder: the run directory.
+
+    Example:
+      >>> viewer("tensorboard", Path("runs/tiny"))
+      'tensorboard --logdir runs/tiny/tensorboard'
+    """
+    own = shlex.quote(str(folder / name))
+    database = shlex.quote(os.environ.get("TRACKIO_DIR") or str(folder / name))
+    commands = {
+        "trackio": f"TRACKIO_DIR={database} trackio show --project trustclip",
+        "tensorboard": f"tensorboard --logdir {own}",
+        "wandb": f"wandb sync {own}/wandb/offline-run-*",
+    }
+    return commands.get(name)
 
 
 def _cannot_import(name: str, reason: str) -> str:

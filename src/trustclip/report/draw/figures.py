@@ -213,6 +213,38 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
         return as_svg(figure)
 
 
+def matrices(
+    names: Sequence[str], panels: Mapping[str, Sequence[Sequence[float]]], unknown: str = "-"
+) -> str:
+    """Square tables of shares as shaded cells with their percentages, side by side, as SVG.
+
+    Args:
+      names: of the rows, and by number of the columns.
+      panels: title -> values from 0 to 1, or NaN, by [row, column].
+      unknown: shown for NaN.
+    """
+    count = len(names)
+    side = 0.42 * count + 0.6
+    with plt.rc_context({**STYLE, "axes.grid": False}):
+        figure, axes = plt.subplots(
+            1, len(panels), figsize=(side * len(panels) + 0.09 * max(map(len, names)), side),
+            sharey=True, layout="constrained", squeeze=False,
+        )  # fmt: skip
+        for axis, (title, values) in zip(axes.flat, panels.items(), strict=True):
+            axis.imshow(values, cmap="Blues", vmin=0, vmax=1.3)
+            for i, row in enumerate(values):
+                for j, value in enumerate(row):
+                    text = unknown if math.isnan(value) else f"{100 * value:.0f}"
+                    axis.text(j, i, text, ha="center", va="center", fontsize=8)
+            axis.set_title(title)
+            axis.set_xticks(range(count), [str(i + 1) for i in range(count)])
+            axis.set_yticks(range(count), [f"{name}  {i + 1}" for i, name in enumerate(names)])
+            axis.tick_params(length=0)
+            for spine in axis.spines.values():
+                spine.set_visible(False)
+        return as_svg(figure)
+
+
 def as_svg(figure: Any) -> str:
     """A figure as SVG, without the date; the figure is closed."""
     text = io.StringIO()

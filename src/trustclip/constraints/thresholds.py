@@ -1,0 +1,65 @@
+"""The thresholds of a method, widened or narrowed together."""
+
+from dataclasses import replace
+from typing import get_type_hints
+
+from torch import Tensor
+
+from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.checked import UpToOne
+
+#: Names of hyper-parameters that bound a divergence, a ratio or a log-ratio: the gate closes on
+#: fewer tokens the larger they are.
+NAMES = (
+    *("delta", "epsilon", "low", "high", "epsilon_low", "epsilon_high", "log_low", "log_high"),
+    *("positive_low", "positive_high", "negative_low", "negative_high"),
+)
+
+
+def thresholds(method: Method) -> dict[str, float]:
+    """The thresholds of a method by name; empty where no threshold decides what it cuts.
+
+    Example:
+      >>> import trustclip as tc
+      >>> thresholds(tc.method("clip_higher")), thresholds(tc.method("cispo"))
+      ({'low': 0.2, 'high': 0.28}, {})
+    """
+    if Trait.CUTS not in method.traits:
+        return {}
+    values = {name: getattr(method, name, None) for name in NAMES}
+    if "delta" in type(method).__dict__ and values["delta"] is None:
+        values["delta"] = getattr(method, "threshold", None)  # its paper's value
+    return {k: v for k, v in values.items() if v is not None and not isinstance(v, Tensor)}
+
+
+def widest(method: Method) -> float:
+    """The largest factor that `widened` takes: at it, an offset below ratio 1 is 1.
+
+    Example:
+      >>> import trustclip as tc
+      >>> widest(tc.method("clip_higher")), widest(tc.method("atr"))
+      (5.0, inf)
+    """
+    hints = get_type_hints(type(method), include_extras=True)
+    at_most_one = [v for name, v in thresholds(method).items() if hints.get(name) == UpToOne]
+    return 1 / max(at_most_one) if at_most_one else float("inf")
+
+
+def widened(method: Method, factor: float) -> Method:
+    """The method with every threshold times a factor, so that their ratios stay.
+
+    Args:
+      method: with `thresholds`.
+      factor: above 0, at most `widest`.
+
+    Example:
+      >>> import trustclip as tc
+      >>> widened(tc.method("clip_higher"), 0.5)
+      ClipHigher(low=0.1, high=0.14, side='outward', level='token')
+    """
+    hints = get_type_hints(type(method), include_extras=True)
+    moved = {name: value * factor for name, value in thresholds(method).items()}
+    for name, value in moved.items():
+        if hints.get(name) == UpToOne:
+            moved[name] = min(value, 1.0)  # it may round to more
+    return replace(method, **moved)  # type: ignore[type-var]

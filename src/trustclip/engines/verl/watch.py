@@ -1,0 +1,93 @@
+"""verl: watch a loss of its own, or of anyone, without touching it: ``loss_mode=trustclip_watch``.
+
+The configured loss is called as it is, and its value is returned as it is. Which tokens it gated is
+read off its own gradient in the log-probabilities: those with an advantage and a gradient of 0.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.trainer.ppo.core_algos import (  # pyright: ignore[reportMissingImports]
+    get_policy_loss_fn,
+    register_policy_loss,
+)
+
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.diagnostics import QUADRANTS
+from trustclip.constraints.shadow import Shadows
+from trustclip.engines.token_loss import as_floats, means
+from trustclip.engines.verl.limits import WATCH, WATCHED, shadows
+
+#: Metrics of a shadow over all tokens: verl averages those of micro-batches and ranks.
+_OF_ALL = ("gated", "both", *(f"gated/{name}" for name in QUADRANTS))
+
+
+@register_policy_loss(WATCH)
+def watched_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """Policy loss that ``policy_loss.watched`` names (``vanilla`` unless set), and our metrics.
+
+    Args:
+      old_log_prob: of the policy the update started from, nats. Shape [batch, time], as all.
+      log_prob: of the current policy, nats; carries the gradient.
+      advantages: advantage of each token.
+      response_mask: where a token counts.
+      loss_agg_mode: how verl aggregates.
+      config: verl's actor configuration; its ``policy_loss`` has ``watched`` and ``shadows``.
+      rollout_is_weights: verl's weights that correct for the sampler, if it is configured to.
+
+    Returns:
+      (loss, metrics): those of the watched loss, and ``trustclip/*``.
+    """
+    settings = config.policy_loss
+    loss, metrics = get_policy_loss_fn(settings.get("watched") or WATCHED)(
+        old_log_prob=old_log_prob,
+        log_prob=log_prob,
+        advantages=advantages,
+        response_mask=response_mask,
+        loss_agg_mode=loss_agg_mode,
+        config=config,
+        rollout_is_weights=rollout_is_weights,
+    )
+    if not loss.requires_grad:
+        return loss, metrics
+    # The graph between the two tensors alone: the model behind it is not entered.
+    (slope,) = torch.autograd.grad(loss, log_prob, retain_graph=True)
+    batch = TokenBatch(log_prob.detach(), old_log_prob, advantages, response_mask.bool())
+    unmoved = slope == 0
+    if rollout_is_weights is not None:
+        unmoved &= rollout_is_weights != 0
+    kept = batch.mask & ~(unmoved & (batch.advantages != 0))
+    seen = means(batch, Surrogate(torch.zeros_like(batch.logp), kept))
+    return loss, {**metrics, **as_floats(seen), **shadow_means(shadows(settings), batch, kept)}
+
+
+def shadow_means(methods: Sequence[Method], batch: TokenBatch, kept: Tensor) -> dict[str, float]:
+    """Metrics of shadows that verl averages correctly, by name.
+
+    Args:
+      methods: the shadows.
+      batch: the tokens.
+      kept: where the acting loss kept the gradient. Shape [batch, time].
+    """
+    if not methods:
+        return {}
+    found = Shadows(methods)
+    # Without coefficients of the acting loss: no mean over tokens is a cosine.
+    found.add(batch, torch.zeros_like(batch.logp_old), kept)
+    wanted = {
+        f"shadow/{name}/{key}"
+        for i, name in enumerate(found.labels)
+        for key in (*_OF_ALL, *(f"both/{other}" for other in found.labels[i + 1 :]))
+    }
+    return {f"trustclip/{k}": v for k, v in found.read().items() if k in wanted}

@@ -1,0 +1,124 @@
+"""CPPO: a budget for the divergence of the prefix, and thresholds that widen along the answer."""
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trustclip.constraints import gates, levels
+from trustclip.constraints.base import Method, Positive, Trait, UpToOne, definition
+from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
+from trustclip.methods.dppo import Divergence, measured
+
+
+@definition
+class CPPO(Method):
+    r"""CPPO: a token is dropped once it, or the prefix up to it, has diverged too far.
+
+    $$
+    v_t D_t \le \delta \ \text{and}\ \sum_{s \le t} v_s D_s \le \delta + \delta_b \sum_{s < t} v_s
+    \ \text{or}\ (w_t - 1) A_t \le 0: \ w_t A_t, \qquad
+    v_t = 1 - (1 - v_{min})\frac{t-1}{T-1}
+    $$
+
+    with $D_t$ the divergence of ``dppo`` at token $t$ of $T$. An early token changes the context of
+    all later ones, so its threshold is $\delta$ and the last one's $\delta / v_{min}$; and once the
+    weighted mean over the tokens before it exceeds $\delta_b$, a token is allowed less than
+    $\delta$ by what the excess has used up. Steps towards ratio 1 are never cut. Positions count
+    the unmasked tokens of a sequence.
+
+    Another method of this name, completion pruning (2503.22342), is not this one.
+
+    Args:
+      divergence: ``"binary_tv"``, ``"binary_kl"``, ``"top_k_tv"`` (the paper's, with 20 tokens) or
+        ``"top_k_kl"``; see ``dppo``.
+      delta: $\delta$, threshold of the first token. 0.15 in the paper for dense models and 0.2 for
+        a mixture of experts, of total variation; 0.1 nats of KL.
+      budget: $\delta_b$, mean over a prefix up to which nothing is taken from $\delta$. 0.015 in
+        the paper for a post-trained model, at least 0.02 for base models; 0.002 nats of KL.
+      budget_ceiling: base models of the paper: $\delta_b$ is the 90 % quantile of $D$ in the
+        sequence, at least ``budget`` and at most this (0.04 in the paper); None for ``budget``.
+      least_weight: $v_{min}$, weight of the last token, in (0, 1]; 1 for one threshold throughout.
+      anchor: ``"old"``, or ``"rollout"`` (the paper): see ``dppo``.
+      k: number of tokens of the top-k forms, used by the engine that computes them.
+
+    Raises:
+      ValueError: ``budget_ceiling`` is below ``budget``, or a top-k form has the anchor "rollout".
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> p = torch.full((1, 5), 0.5)
+      >>> q = p + torch.tensor([[0.1, 0.1, 0.1, 0.1, 0.1]])
+      >>> batch = tc.TokenBatch(q.log(), p.log(), torch.ones(1, 5),
+      ...                       torch.ones(1, 5, dtype=torch.bool))
+      >>> tc.method("cppo").surrogate(batch).kept  # none has moved by 0.15, but the prefix has
+      tensor([[ True, False, False, False, False]])
+
+    References:
+      Mao et al., `Beyond uniform token-level trust region in LLM reinforcement learning
+      <https://arxiv.org/abs/2606.10968>`_, 2026, Algorithm 1
+    """
+
+    divergence: Divergence = "binary_tv"
+    delta: Positive = 0.15
+    budget: Positive = 0.02
+    budget_ceiling: Positive | None = None
+    least_weight: UpToOne = 0.8
+    anchor: Anchor = "old"
+    k: Annotated[int, Field(ge=1)] = 20
+
+    def __post_init__(self) -> None:
+        if self.top_k is not None and self.anchor == "rollout":
+            raise ValueError("`anchor` 'rollout' needs a binary `divergence`.")
+        if self.budget_ceiling is not None and self.budget_ceiling < self.budget:
+            raise ValueError(
+                f"`budget_ceiling` must be at least `budget`, got {self.budget_ceiling} and "
+                f"{self.budget}."
+            )
+
+    @property
+    def top_k(self) -> int | None:
+        return self.k if self.divergence.startswith("top_k") else None
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        if self.top_k is not None:
+            return (self.divergence,)
+        return ("logp_rollout",) if self.anchor == "rollout" else ()
+
+    @property
+    def traits(self) -> Trait:
+        own = Trait.CUTS | Trait.READS_PROBABILITY
+        if self.anchor == "old":
+            return own
+        return own | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        batch = batch.against(self.anchor)
+        x = batch.log_ratio
+        satisfied = self._within(measured(self.divergence, batch), batch.mask)
+        kept = gates.keeps_gradient(satisfied, x.detach(), batch.advantages, "outward")
+        # The position of a token and its budget are those of its sequence: a NaN makes all NaN.
+        of_sequence = levels.reduced("sequence", "sum", x.detach(), batch.mask)
+        return gates.hard(batch, kept, log_ratio=x + 0 * of_sequence)
+
+    @torch.no_grad()
+    def _within(self, divergence: Tensor, mask: Tensor) -> Tensor:
+        """Whether the token's threshold and the prefix's budget hold. Shape [batch, time]."""
+        place = mask.cumsum(dim=1) - 1  # [batch, time], from 0
+        last = (mask.sum(dim=1, keepdim=True) - 1).clamp(min=1)  # [batch, 1]
+        weight = (1 - (1 - self.least_weight) * place / last).to(divergence)  # [batch, time]
+        weighted = weight * divergence
+        spent = levels.reduced("prefix", "sum", weighted, mask)
+        allowed = levels.reduced("prefix", "sum", weight, mask) - weight  # of the tokens before
+        budget = self._budget(divergence, mask)
+        return (weighted <= self.delta) & (spent <= self.delta + budget * allowed)
+
+    def _budget(self, divergence: Tensor, mask: Tensor) -> Tensor | float:
+        """Mean up to which a prefix is free: a number, or one for each sequence. [batch, 1]."""
+        if self.budget_ceiling is None or not divergence.numel():
+            return self.budget
+        seen = divergence.masked_fill(~mask, torch.nan)
+        high = seen.nanquantile(0.9, dim=1, keepdim=True)  # [batch, 1]
+        return high.clamp(self.budget, self.budget_ceiling)

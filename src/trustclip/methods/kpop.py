@@ -1,0 +1,67 @@
+"""KPop: drop tokens where sampler and trainer diverge, by a KL divergence in both directions."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints import divergences
+from trustclip.constraints.base import Positive, Trait, definition
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.compose import Weighted
+from trustclip.constraints.masked import safe_exp
+from trustclip.constraints.registry import Part
+from trustclip.methods.atr import ATR
+
+
+@definition
+class KPop(Weighted):
+    r"""KPop: any method, without the tokens whose sampler and trainer distributions diverge.
+
+    $$
+    \rho_t\, \mathbf 1[D(p_t \| s_t) \le \delta]\, \mathbf 1[D(s_t \| p_t) \le \delta]\, J_t, \qquad
+    D(p \| s) = p \log\frac ps + (1-p) \log\frac{1-p}{1-s}
+    $$
+
+    with $J_t$ the objective of ``inner``, $s$ the sampler's probability of the token, $p$ the
+    proximal policy's, and $\rho = p/s$: ``icepop`` with another mask. Bounds on $\rho$ alone let a
+    token of probability near 1 move freely and hold a rare one tightly; the divergence of "this
+    token or any other" does not. In nats, both directions.
+
+    Args:
+      inner: the method to correct: its name, or a mapping with ``name`` and hyper-parameters.
+      delta: largest divergence in either direction, nats. 0.1 in the source; AReaL's example has 2.
+      policy: which policy is $p$: ``"old"`` (the source, AReaL), or ``"new"``, the one in training
+        (prime-rl); the weight is $\rho$ in both, see ``icepop``.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> old = torch.tensor([[0.5, 0.01, 0.99]]).log()
+      >>> batch = tc.TokenBatch(old, old, torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool),
+      ...                       logp_rollout=torch.tensor([[0.4, 0.03, 0.8]]).log())
+      >>> tc.coefficient(tc.method("kpop", inner="clip"), batch)  # 0.33 for 0.03: a rare token
+      tensor([[1.2500, 0.3333, 0.0000]])
+
+    References:
+      Guo et al., `KPop: taming training-inference mismatch in reinforcement learning with adaptive
+      masking regions <https://ringtech.notion.site/kpop>`_, 2026
+    """
+
+    also_requires = ("logp_rollout",)
+
+    inner: Part = ATR()
+    delta: Positive = 0.1
+    policy: Literal["old", "new"] = "old"
+
+    @property
+    def traits(self) -> Trait:
+        own = Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return super().traits | own | Trait.READS_PROBABILITY
+
+    def weight(self, batch: TokenBatch) -> Tensor:
+        rho = batch.rollout_log_ratio  # [batch, time]
+        sampler = batch.logp_old - rho
+        ours = batch.logp_old if self.policy == "old" else batch.logp.detach()
+        there = divergences.binary_kl_old_new(sampler, ours)
+        back = divergences.binary_kl_old_new(ours, sampler)
+        return torch.where((there > self.delta) | (back > self.delta), 0.0, safe_exp(rho))

@@ -424,3 +424,12 @@ def test_files_whose_updates_overlap_are_no_course(tmp_path: Path) -> None:
     assert len(list(token_rows(tmp_path))) == 60
     with pytest.raises(ValueError, match="update 1 come after those of update 30; expected one"):
         read_log(tmp_path)
+
+
+def test_suggest_and_shadow_read_exports_of_prime_rl(capsys: pytest.CaptureFixture) -> None:
+    assert main(["suggest", "atr", "--share", "0.1", str(PRIME / "weights")]) == 0
+    assert "of 60 tokens" in capsys.readouterr().out
+    assert main(["shadow", str(PRIME / "weights")]) == 0
+    assert "atr" in capsys.readouterr().out
+    assert main(["suggest", "atr", str(VERL / "metrics.jsonl")]) == 2
+    assert "has no tokens; expected token_exports" in capsys.readouterr().err

@@ -40,6 +40,8 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
     Raises:
       ValueError: there is no such log, or it has no tokens.
     """
+    if not path.exists():
+        raise ValueError(f"{path}: there are no tokens, and no such file or folder.")
     source, place = located(path)
     if not _has_tokens(source):
         raise ValueError(

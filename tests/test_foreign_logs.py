@@ -121,7 +121,7 @@ def test_verl_prints_what_it_logs(tmp_path: Path) -> None:
         ("entropy", "actor/entropy"),
         ("reward", "critic/rewards/mean"),
         ("completions/clipped_ratio", "response_length/clip_ratio"),
-        ("sampler/k3", "rollout_corr/k3_kl"),
+        ("trustclip/sampler/k3", "rollout_corr/k3_kl"),
     ):
         for log in (console, lines):
             np.testing.assert_allclose([r[name] for r in log.rows], [r[theirs] for r in logged])
@@ -254,8 +254,14 @@ def test_the_sampler_is_measured_where_the_tokens_have_it(tmp_path: Path) -> Non
     write_tokens(tmp_path / "tokens.jsonl", rows)
     text = said(tmp_path)
     # k3 of a log-ratio of 0.5 is e^0.5 - 1 - 0.5 = 0.1487; the other token has 0.
-    assert "differs from the trainer by 0.074 nats per token (k3), a mean absolute log-ratio of 0.25" in text  # fmt: skip  # noqa: E501
-    assert "Next: the sampler differs by 0.074 nats (k3, limit 0.01)" in text
+    assert "sampler differ by 0.074 nats per token (k3), 0.25 nats of log-probability" in text
+    assert "Next: the sampler differs by 0.074 nats (k3, limit 0.001)" in text
+    # Without the proximal policy, nothing is said of its movement.
+    bare = [TokenRow.of({**row.to_dict(), "logp_old": None}) for row in rows]
+    (tmp_path / "tokens.jsonl").unlink()
+    write_tokens(tmp_path / "tokens.jsonl", bare)
+    assert "differs from the trainer by 0.074 nats per token (k3)" in said(tmp_path)
+    assert "moved by" not in said(tmp_path)
 
 
 def _bad(tmp_path: Path, name: str, content: str | bytes) -> Path:
@@ -408,3 +414,22 @@ def test_tokens_that_a_run_recorded_are_read_in_files_of_any_name(tmp_path: Path
     # Beside another kind of file, nothing is taken for tokens by its ending.
     shutil.copy(VERL / "metrics.jsonl", tmp_path / "tokens" / "a.jsonl")
     assert read_log(tmp_path / "tokens").trainer == "verl"
+
+
+def test_files_whose_updates_overlap_are_no_course(tmp_path: Path) -> None:
+    """A file a rank: each is in order, together they are not, once the first updates are done."""
+    for rank in range(2):
+        rows = [TokenRow.of({**TOKEN, "step": step, "index": rank}) for step in range(1, 31)]
+        write_tokens(tmp_path / f"rank{rank}.jsonl", rows)
+    assert len(list(token_rows(tmp_path))) == 60
+    with pytest.raises(ValueError, match="update 1 come after those of update 30; expected one"):
+        read_log(tmp_path)
+
+
+def test_suggest_and_shadow_read_exports_of_prime_rl(capsys: pytest.CaptureFixture) -> None:
+    assert main(["suggest", "atr", "--share", "0.1", str(PRIME / "weights")]) == 0
+    assert "of 60 tokens" in capsys.readouterr().out
+    assert main(["shadow", str(PRIME / "weights")]) == 0
+    assert "atr" in capsys.readouterr().out
+    assert main(["suggest", "atr", str(VERL / "metrics.jsonl")]) == 2
+    assert "has no tokens; expected token_exports" in capsys.readouterr().err

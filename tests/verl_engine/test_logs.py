@@ -29,6 +29,13 @@ def test_what_verl_tracks_is_read(
         (tmp_path / "console.log").write_text(capsys.readouterr().out)
     log, expected = read_log(tmp_path), read_log(RECORDED)
     assert log.trainer == "verl" and len(log.rows) == len(recorded)
-    for name in ("step", "trustclip/gated", "trustclip/k1", "entropy", "reward", "sampler/k1"):
+    for name in (
+        "step",
+        "trustclip/gated",
+        "trustclip/k1",
+        "entropy",
+        "reward",
+        "trustclip/sampler/k1",
+    ):
         wanted = [row[name] for row in expected.rows]
         assert [row[name] for row in log.rows] == pytest.approx(wanted, rel=1e-6, abs=1e-12)

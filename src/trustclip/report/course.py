@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from trustclip.report.rows import ends, percent, values
+from trustclip.report.sampler import LARGE
 from trustclip.runs.foreign.digest import Words
 from trustclip.runs.foreign.log import Log
 from trustclip.runs.jsonl import Row
@@ -16,8 +17,8 @@ from trustclip.runs.jsonl import Row
 IDLE = 0.3
 #: Share of truncated completions above which rewards are mostly about length.
 TRUNCATED = 0.1
-#: Distance of the sampler above which a correction is due: k3, nats; mean absolute log-ratio, nats.
-K3, ABSOLUTE = 0.01, 0.03
+#: Mean absolute log-ratio to the sampler that is large, nats, where a log has no k3.
+ABSOLUTE = 0.03
 #: Factors by which entropy counts as fallen or risen, and length as grown.
 FALLEN, RISEN, GROWN = 0.5, 1.5, 1.5
 #: Share of clipped tokens above which a constraint limits every update.
@@ -141,7 +142,7 @@ def distance(log: Log) -> Iterator[str]:
 def sampler(rows: Sequence[Row]) -> Iterator[str]:
     """Whether the sampler differs from the trainer."""
     k3, k1, absolute, largest = (
-        values(rows, name, prefix="sampler/") for name in ("k3", "k1", "abs", "abs_max")
+        values(rows, f"sampler/{name}") for name in ("k3", "k1", "abs", "abs_max")
     )
     if not (k3 or k1 or absolute):
         return
@@ -271,8 +272,8 @@ def _constraint_advice(log: Log) -> Iterator[str]:
 
 
 def _sampler_advice(rows: Sequence[Row]) -> Iterator[str]:
-    for name, limit in (("k3", K3), ("abs", ABSOLUTE)):
-        found = values(rows, name, prefix="sampler/")
+    for name, limit in (("k3", LARGE), ("abs", ABSOLUTE)):
+        found = values(rows, f"sampler/{name}")
         if found and fmean(found) > limit:
             yield (
                 f"the sampler differs by {fmean(found):.2g} nats ({name}, limit {limit}): compare "

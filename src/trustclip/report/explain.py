@@ -65,7 +65,7 @@ def explain(folder: Path) -> list[str]:
         raise ValueError(f"{folder} contains {len(folders)} runs; choose one: {names}.")
     run = read_run(folders[0])
     if run.log is not None:
-        return [one_line(paragraph) for paragraph in _of_log(run.name, run.log)]
+        return [one_line(paragraph) for paragraph in _of_log(run, run.log)]
     rows = [row for row in run.training if _PREFIX + "gated" in row]
     if run.method is None or not rows:
         raise ValueError(f"{folder} has logged no update under a constraint.")
@@ -82,11 +82,11 @@ def explain(folder: Path) -> list[str]:
     return [one_line(paragraph) for paragraph in found]
 
 
-def _of_log(name: str, log: Log) -> Iterator[str]:
+def _of_log(run: Run, log: Log) -> Iterator[str]:
     """The log of another trainer: what it holds, what it lacks, and advice."""
     rows, words = log.rows, log.digest.words if log.digest else None
     full = [row for row in rows if _PREFIX + "off_policy" in row]
-    yield course.subject(name, log)
+    yield course.subject(run.name, log)
     yield course.constraint(log)
     if full and _mean(full, "gated") > 0:
         yield _quadrants(full)
@@ -97,7 +97,7 @@ def _of_log(name: str, log: Log) -> Iterator[str]:
         yield from course.cut_words(words)
     between = "The trainer differed from the sampler by" if log.two_policies else None
     yield from [_distance(full, *filter(None, [between]))] if full else course.distance(log)
-    yield from course.sampler(rows)
+    yield from sampler.sentences(run, full) if full else course.sampler(rows)
     yield from course.entropy(rows, words)
     yield from course.signal(rows)
     yield from (f"About the files: {remark}." for remark in log.remarks)

@@ -13,7 +13,8 @@ from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import Shadows, label, refusal
 from trustclip.engines.trl.skipping import only_what_matters
-from trustclip.runs.tokens import TokenRow, read_tokens, token_batch
+from trustclip.runs.foreign.recognise import token_rows
+from trustclip.runs.tokens import TokenRow, token_batch
 
 #: Completions that are in memory at once.
 ROWS = 64
@@ -48,7 +49,7 @@ def chunks(paths: Sequence[Path]) -> Iterator[tuple[tuple[TokenRow, ...], TokenB
     Raises:
       ValueError: no tokens, or a row that is not as `trustclip.runs.tokens` says.
     """
-    rows = chain.from_iterable(map(read_tokens, sources(paths)))
+    rows = chain.from_iterable(map(token_rows, sources(paths)))
     while some := tuple(islice(rows, ROWS)):
         yield some, only_what_matters(token_batch(some))
 

@@ -89,7 +89,7 @@ class Digest:
     """What the tokens of a log say.
 
     Args:
-      rows: a row a step, with our metrics (``trustclip/...`` and ``sampler/...``).
+      rows: a row a step, with our metrics (``trustclip/...``).
       words: sums for each different token; empty where tokens have neither text nor id.
       completions: number of them.
       tokens: number of unmasked ones.
@@ -121,40 +121,13 @@ def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) 
       ValueError: there is no row, or steps that are done come again, as in two joined files.
     """
     state = _State(path, two_policies)
-    for chunk in _chunks(one_run(path, rows)):
+    for chunk in _chunks(rows):
         state.add(chunk)
     if not state.completions:
         raise ValueError(f"{path} holds no completion.")
     state.close(0)
     done = sorted(state.rows, key=lambda row: row["step"])
     return Digest(done, state.words, state.completions, state.tokens, frozenset(state.has or ()))
-
-
-def one_run(path: Path, rows: Iterable[TokenRow]) -> Iterator[TokenRow]:
-    """The rows; a second run among them is refused, whose steps begin again.
-
-    Args:
-      path: for the message.
-      rows: in the order of their steps.
-
-    Raises:
-      ValueError: the first step, or one before it, comes after a later one.
-    """
-    first = last = None
-    for row in rows:
-        step = row.step or 0
-        first = step if first is None else first
-        if last is not None and step < last and step <= first:
-            raise ValueError(_two_runs(path, step, last))
-        last = step
-        yield row
-
-
-def _two_runs(path: Path, step: int, last: int) -> str:
-    return (
-        f"{path} holds two runs: completions of update {step} come after those of update {last}; "
-        "give each run a file of its own."
-    )
 
 
 def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
@@ -209,7 +182,10 @@ class _State:
     def _check(self, step: int) -> None:
         """Refuse steps that are done already, as of a second run with many steps."""
         if step <= self._done:
-            raise ValueError(_two_runs(self.path, step, self._last))
+            raise ValueError(
+                f"{self.path}: completions of update {step} come after those of update "
+                f"{self._last}; expected one run, in the order of its updates."
+            )
         self._last = max(step, self._last)
 
     def _add_words(
@@ -249,7 +225,7 @@ class _State:
                 "logp_old" in has or not name.startswith(_NEED_OLD)
             )
             if known and not (self.two_policies and name.startswith("sampler/")):
-                found[name if name.startswith("sampler/") else f"trustclip/{name}"] = value
+                found[f"trustclip/{name}"] = value
         if "trustclip/entropy" in found:
             found["entropy"] = found["trustclip/entropy"]
         return found

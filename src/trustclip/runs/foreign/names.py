@@ -1,8 +1,8 @@
 """Names of metrics in other trainers, and ours.
 
 Where another trainer's metric is the same quantity as one of ours, it gets our name; all others
-keep theirs. Ours are those of `trustclip.constraints.diagnostics` (``trustclip/...``), of the
-sampler (``sampler/...``) and, for what every trainer measures, TRL's.
+keep theirs. Ours are those of `trustclip.constraints.diagnostics` (``trustclip/...``), the
+sampler's among them, and, for what every trainer measures, TRL's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ TRL = {
     "clip_ratio/low_mean": "trustclip/gated/negative_below",
     "cispo_clip_ratio": "weight_capped",
     # Mean |log-ratio| to the sampler, before any truncation.
-    "sampling/sampling_logp_difference/mean": "sampler/abs",
-    "sampling/sampling_logp_difference/max": "sampler/abs_max",
+    "sampling/sampling_logp_difference/mean": "trustclip/sampler/abs",
+    "sampling/sampling_logp_difference/max": "trustclip/sampler/abs_max",
     "completion_length": "completions/mean_length",
 }
 
@@ -40,13 +40,13 @@ VERL = {
     "response_length/max": "completions/max_length",
     "response_length/clip_ratio": "completions/clipped_ratio",
     # Of KL(sampler || old), before any truncation.
-    "rollout_corr/kl": "sampler/k1",
-    "rollout_corr/k3_kl": "sampler/k3",
-    "rollout_corr/chi2_token": "sampler/chi2",
+    "rollout_corr/kl": "trustclip/sampler/k1",
+    "rollout_corr/k3_kl": "trustclip/sampler/k3",
+    "rollout_corr/chi2_token": "trustclip/sampler/chi2",
 }
 
 #: Metrics of our own loss in verl.
-_OURS = ("actor/trustclip/", "actor/sampler/")
+_OURS = "actor/trustclip/"
 
 _TABLES = {"TRL": TRL, "verl": VERL}
 
@@ -66,7 +66,12 @@ ANSWERS = frozenset(
         *("trustclip/gated/negative_above", "trustclip/k1", "trustclip/k3", "trustclip/off_policy"),
         *("entropy", "reward", "frac_reward_zero_std", "kl", "weight_capped"),
         *("completions/mean_length", "completions/clipped_ratio"),
-        *("sampler/abs", "sampler/k1", "sampler/k3", "sampler/current/k3"),
+        *(
+            "trustclip/sampler/abs",
+            "trustclip/sampler/k1",
+            "trustclip/sampler/k3",
+            "trustclip/sampler/current/k3",
+        ),
     )
 )
 

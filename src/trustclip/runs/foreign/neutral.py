@@ -71,5 +71,21 @@ def read(path: Path) -> Log:
 
 
 def rows(path: Path) -> Iterator[TokenRow]:
-    """The completions of a file, one at a time."""
-    return read_tokens(path)
+    """The completions of a file, or of the files in a folder, one at a time.
+
+    Raises:
+      ValueError: a file holds two runs: its first update, or one before it, comes after a later.
+    """
+    files = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
+    for file in files:
+        first = last = None
+        for row in read_tokens(file):
+            step = row.step or 0
+            first = step if first is None else first
+            if last is not None and step < last and step <= first:
+                raise ValueError(
+                    f"{file} holds two runs: completions of update {step} come after those of "
+                    f"update {last}; give each run a file of its own."
+                )
+            last = step
+            yield row

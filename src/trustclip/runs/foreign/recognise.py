@@ -6,7 +6,6 @@ from types import ModuleType
 
 from trustclip.constraints.names import nearest
 from trustclip.runs.foreign import neutral, prime_rl, tensorboard, trl, verl, wandb
-from trustclip.runs.foreign.digest import one_run
 from trustclip.runs.foreign.log import Log, first_row
 from trustclip.runs.tokens import REQUIRED, TokenRow
 
@@ -41,12 +40,14 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
     Raises:
       ValueError: there is no such log, or it has no tokens.
     """
+    if not path.exists():
+        raise ValueError(f"{path}: there are no tokens, and no such file or folder.")
     source, place = located(path)
     if not _has_tokens(source):
         raise ValueError(
             f"{place} has no tokens; expected {prime_rl.LOOKED_FOR} or {neutral.LOOKED_FOR}."
         )
-    return one_run(place, source.rows(place))
+    return source.rows(place)
 
 
 def holds_tokens(path: Path) -> bool:

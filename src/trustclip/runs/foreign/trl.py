@@ -105,6 +105,6 @@ def missing(rows: Sequence[Row], schedule: Schedule | None) -> list[str]:
     found = []
     if schedule is None or schedule.updates > 1:
         found.append("how far the policy moved within a generation (TRL does not log it)")
-    if not any("sampler/abs" in row for row in rows):
+    if not any("trustclip/sampler/abs" in row for row in rows):
         found.append("whether the sampler differs (TRL measures that with vLLM alone)")
     return [*found, "which tokens were clipped"]

@@ -179,7 +179,7 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
 def missing(rows: Sequence[Row]) -> list[str]:
     """What verl's metrics leave open."""
     found = ["the share of groups with equal rewards (verl logs none)"]
-    if not any("sampler/k3" in row or "sampler/k1" in row for row in rows):
+    if not any("trustclip/sampler/k3" in row or "trustclip/sampler/k1" in row for row in rows):
         found.append(
             "whether the sampler differs (verl measures that with "
             "actor_rollout_ref.rollout.calculate_log_probs=True)"

@@ -15,7 +15,7 @@ from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer,
 from trustclip.engines.trl.observer import stock_method
 
 CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": "none"}
-NARROW = {"epsilon": 0.02, "epsilon_high": 0.03}
+NARROW: dict[str, Any] = {"epsilon": 0.02, "epsilon_high": 0.03}
 OWN = {"name": "clip_higher", "low": 0.02, "high": 0.03}
 
 

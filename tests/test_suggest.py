@@ -48,10 +48,15 @@ def log(tmp_path) -> Path:
     return tmp_path / "tokens.parquet"
 
 
+def log_ratio(row: TokenRow) -> np.ndarray:
+    assert row.logp_old is not None
+    return row.logp - row.logp_old
+
+
 def moved_outward(rows: list[TokenRow]) -> tuple[np.ndarray, int]:
     """Log-ratios of the tokens that a step would move outward, and the number of all tokens."""
     with_advantage = [row for row in rows if row.advantage.any()]
-    x = np.concatenate([row.logp - row.logp_old for row in with_advantage])
+    x = np.concatenate([log_ratio(row) for row in with_advantage])
     a = np.concatenate([row.advantage for row in with_advantage])
     return x[x * a > 0], len(x)
 
@@ -88,8 +93,11 @@ def test_the_interval_of_the_share_is_that_of_a_bootstrap_over_generations(log):
     cut = np.zeros((12, 2))
     for row in rows_of():
         if row.advantage.any():
-            x = row.logp - row.logp_old
-            cut[row.generated // 3] += ((x * row.advantage > 0) & (abs(x) > delta)).sum(), len(x)
+            x = log_ratio(row)
+            cut[(row.generated or 0) // 3] += (
+                ((x * row.advantage > 0) & (abs(x) > delta)).sum(),
+                len(x),
+            )
     rng = np.random.default_rng(0)
     drawn = cut[rng.integers(0, 12, (20_000, 12))].sum(axis=1)
     spread = (drawn[:, 0] / drawn[:, 1]).std() * np.sqrt(12 / 11)
@@ -259,9 +267,7 @@ def test_shadow_with_all_methods_lists_those_that_the_log_does_not_suffice_for(l
 
 def test_shadow_takes_a_sampler_where_the_log_has_one(tmp_path, capsys):
     rows = rows_of()
-    with_sampler = [
-        TokenRow.of({**row.to_dict(), "logp_rollout": row.logp_old + 0.01}) for row in rows
-    ]
+    with_sampler = [TokenRow.of({**row.to_dict(), "logp_rollout": row.logp - 0.01}) for row in rows]
     write_tokens(tmp_path / "t.parquet", with_sampler)
     assert main(["shadow", str(tmp_path / "t.parquet"), "--methods", "tis, atr"]) == 0
     out = capsys.readouterr().out

@@ -2,9 +2,11 @@
 """A rank of verl's real FSDP2 training worker, on CPU: three updates by three methods.
 
 Started by `test_worker.py` with ``torch.distributed.run``; the first rank writes what it saw as
-JSON. Arguments: folder of the model, file to write.
+JSON. Arguments: folder of the model, file to write, and optionally ``stock`` or ``watched``: then
+it trains with verl's own losses, plain or under ``trustclip_watch``.
 """
 
+import hashlib
 import json
 import sys
 from functools import partial
@@ -20,12 +22,14 @@ from verl.workers.config import (
     FSDPEngineConfig,
     FSDPOptimizerConfig,
     HFModelConfig,
+    PolicyLossConfig,
 )
 from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from trustclip.engines.verl import TrustclipLossConfig
+from trustclip.engines.verl.limits import WATCH
 
 SEQUENCES, PROMPT, LONGEST, MICRO = 8, 5, 6, 2
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -35,6 +39,31 @@ UPDATES = [
     ("gspo", {"low": 0.1, "high": 0.1}, "seq-mean-token-mean"),
     ("dual_clip", {"ceiling": 1.5}, "seq-mean-token-sum-norm"),
 ]
+
+
+def policy_losses(losses: str) -> list[tuple[Any, str]]:
+    """The policy loss and the aggregation of each update."""
+    if losses == "trustclip":
+        return [
+            (TrustclipLossConfig(method=method, method_args=arguments), mode)
+            for method, arguments, mode in UPDATES
+        ]
+    own = [("vanilla", "token-mean"), ("gspo", "seq-mean-token-mean"), ("vanilla", "token-mean")]
+    if losses == "stock":
+        return [(PolicyLossConfig(loss_mode=name), mode) for name, mode in own]
+    return [
+        (TrustclipLossConfig(loss_mode=WATCH, watched=name, shadows=["atr", "gspo"]), mode)
+        for name, mode in own
+    ]
+
+
+def weights(worker: TrainingWorker) -> str:
+    """Digest of every weight; all ranks must ask."""
+    digest = hashlib.sha256()
+    for parameter in worker.engine.module.parameters():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        digest.update(whole.detach().numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Data:
@@ -129,7 +158,7 @@ def old_log_probs(worker: TrainingWorker, data: Data, rows: list[int]) -> dict[i
     }
 
 
-def main(model: str, out: str) -> None:
+def main(model: str, out: str, losses: str = "trustclip") -> None:
     torch.set_num_threads(1)
     worker, data = make_worker(model), Data()
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -137,14 +166,14 @@ def main(model: str, out: str) -> None:
     rows = list(range(rank * share, (rank + 1) * share))
     old = old_log_probs(worker, data, rows)
     updates = []
-    for method, arguments, mode in UPDATES:
+    for policy_loss, mode in policy_losses(losses):
         actor = FSDPActorConfig(
             strategy="fsdp2",
             rollout_n=4,
             ppo_micro_batch_size_per_gpu=MICRO,
             loss_agg_mode=mode,
             loss_scale_factor=LONGEST,
-            policy_loss=TrustclipLossConfig(method=method, method_args=arguments),
+            policy_loss=policy_loss,
         )
         worker.set_loss_fn(partial(ppo_loss, config=actor))
         seen = tu.get(worker.train_mini_batch(data.take(rows, old)), "metrics")
@@ -152,8 +181,10 @@ def main(model: str, out: str) -> None:
         updates.append(
             {k: float(torch.tensor(v).mean()) for k, v in seen.items() if k.startswith(kept)}
         )
+    digest = weights(worker)
     if rank == 0:
         setup = {
+            "weights": digest,
             "world": world,
             "backend": dist.get_backend(),
             "module": type(worker.engine.module).__name__,

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from trustclip.report.draw import figures
 from trustclip.report.groups import Group
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.jsonl import Row
@@ -36,6 +35,14 @@ class Matrix:
         """What both of a pair gate over what either does; NaN where neither gates anything."""
         pairs = range(len(self.names))
         return [[self._jaccard(i, j) for j in pairs] for i in pairs]
+
+    @property
+    def panels(self) -> dict[str, tuple[str, list[list[float]]]]:
+        """What `trustclip.report.draw.figures.matrices` draws."""
+        return {
+            "Jaccard of the tokens cut": (".0%", self.jaccard),
+            "Cosine of the updates": (".2f", [list(row) for row in self.cosine]),
+        }
 
     def _jaccard(self, i: int, j: int) -> float:
         either = self.gated[i] + self.gated[j] - self.both[i][j]
@@ -108,16 +115,16 @@ def tables(groups: Sequence[Group]) -> list[Table]:
 
 
 def _measures(seen: Matrix, group: Group, number: int) -> Table:
-    rows = [TableRow(f"1 {seen.names[0]}", [_share(seen.gated[0]), *[Cell("-")] * 4],
+    rows = [TableRow(_numbered(0, seen.names[0]), [_share(seen.gated[0]), *[Cell("-")] * 4],
                      note="acting", series=group.series)]  # fmt: skip
     for i, name in enumerate(seen.names[1:], start=1):
         precision, recall = seen.of_acting(i)
         cells = [_share(seen.gated[i]), _share(precision, 1), _share(recall, 1)]
         cells += [_share(seen.jaccard[0][i], 1), _number(seen.cosine[0][i])]
-        rows.append(TableRow(f"{i + 1} {name}", cells))
+        rows.append(TableRow(_numbered(i, name), cells))
     return Table(
         f"shadows-{number}",
-        f"What other methods would have cut of the tokens of {group.label}",
+        f"What other methods would have cut in the runs of {group.label}",
         "method",
         [("", ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"])],
         rows,
@@ -133,17 +140,21 @@ def _measures(seen: Matrix, group: Group, number: int) -> Table:
 def _pairs(seen: Matrix, group: Group, number: int) -> Table:
     jaccard, every = seen.jaccard, range(len(seen.names))
     rows = [
-        TableRow(f"{i + 1} {name}", [_shaded(jaccard[i][j]) for j in every])
+        TableRow(_numbered(i, name), [_shaded(jaccard[i][j]) for j in every])
         for i, name in enumerate(seen.names)
     ]
     return Table(
         f"shadow-matrix-{number}",
-        f"Which methods cut the same tokens of {group.label}: Jaccard %",
+        f"Which methods cut the same tokens in the runs of {group.label}: Jaccard %",
         "method",
         [("", [str(i + 1) for i in every])],
         rows,
         ["What both cut over what either cuts; - where neither cuts a token."],
     )
+
+
+def _numbered(i: int, name: str) -> str:
+    return f"{i + 1}\N{NO-BREAK SPACE}{name}"
 
 
 def _share(value: float, digits: int = 2) -> Cell:
@@ -156,19 +167,6 @@ def _number(value: float) -> Cell:
 
 def _shaded(value: float) -> Cell:
     return Cell(percent(value, 0), heat=None if math.isnan(value) else value)
-
-
-def picture(acting: str, metrics: Mapping[str, float]) -> str:
-    """The matrix as a picture: Jaccard of the cut tokens, and cosine of the updates; as SVG.
-
-    Raises:
-      ValueError: no shadows among the metrics.
-    """
-    seen = matrix(acting, metrics)
-    if seen is None:
-        raise ValueError("there are no shadows to draw.")
-    panels = {"Jaccard of the tokens cut, %": seen.jaccard, "Cosine of the updates, %": seen.cosine}
-    return figures.matrices(seen.names, panels)
 
 
 def sentences(acting: str, metrics: Mapping[str, float]) -> Iterator[str]:

@@ -37,8 +37,8 @@ def shadow(argv: Sequence[str]) -> int:
         """Write the matrix of the methods as a picture (SVG) to this file."""
 
     options = parse(Options, argv, "shadow")
-    if not options.logs:
-        raise ValueError("give at least one file of tokens.")
+    if not options.logs or not options.methods.strip():
+        raise ValueError("give at least one file of tokens, and one method.")
     from trustclip.constraints.base import methods as every
     from trustclip.constraints.registry import method
     from trustclip.constraints.shadow import shadow_methods
@@ -56,9 +56,12 @@ def shadow(argv: Sequence[str]) -> int:
     for reason in left_out.values():
         print(f"left out: {reason}")
     if options.figure is not None:
-        from trustclip.report.shadows import picture
+        from trustclip.report.draw.figures import matrices
+        from trustclip.report.shadows import matrix
 
-        options.figure.write_text(picture(seen.acting, seen.metrics), encoding="utf-8")
+        drawn = matrix(seen.acting, seen.metrics)
+        assert drawn is not None  # there is at least one method
+        options.figure.write_text(matrices(drawn.names, drawn.panels), encoding="utf-8")
         print(options.figure)
     return 0
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.controllers import Brake, as_brake
@@ -17,6 +17,11 @@ from trustclip.engines.trl.upstream import GRPOConfig
 
 _HEADS = Literal["auto", "trustclip", "trl"]
 _DECODERS = Literal["auto", "transformers"]
+
+if TYPE_CHECKING:
+    _Methods = list[Any]
+else:
+    _Methods = list[str]  # as Transformers' HfArgumentParser parses the flag
 
 #: Loss types of TRL that only aggregate; the others include a gate.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -108,8 +113,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
     skip_zero_advantage: bool = field(
         default=True, metadata={"help": "Skip completions that cannot change the policy."}
     )
-    # Of text, for the same parser; an entry may be all that `method` may be.
-    shadows: list[str] | None = field(
+    shadows: _Methods | None = field(
         default=None, metadata={"help": "Methods to watch with, without training on them."}
     )
     exact_kl_every: int = field(

@@ -214,14 +214,13 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
 
 
 def matrices(
-    names: Sequence[str], panels: Mapping[str, Sequence[Sequence[float]]], unknown: str = "-"
+    names: Sequence[str], panels: Mapping[str, tuple[str, Sequence[Sequence[float]]]]
 ) -> str:
-    """Square tables of shares as shaded cells with their percentages, side by side, as SVG.
+    """Square tables of shaded numbers, side by side, as SVG.
 
     Args:
       names: of the rows, and by number of the columns.
-      panels: title -> values from 0 to 1, or NaN, by [row, column].
-      unknown: shown for NaN.
+      panels: title -> format of a number, and the numbers, from 0 to 1 or NaN, by [row, column].
     """
     count = len(names)
     side = 0.42 * count + 0.6
@@ -230,11 +229,11 @@ def matrices(
             1, len(panels), figsize=(side * len(panels) + 0.09 * max(map(len, names)), side),
             sharey=True, layout="constrained", squeeze=False,
         )  # fmt: skip
-        for axis, (title, values) in zip(axes.flat, panels.items(), strict=True):
-            axis.imshow(values, cmap="Blues", vmin=0, vmax=1.3)
+        for axis, (title, (form, values)) in zip(axes.flat, panels.items(), strict=True):
+            axis.imshow(values, cmap="Blues", vmin=0, vmax=1.6)
             for i, row in enumerate(values):
                 for j, value in enumerate(row):
-                    text = unknown if math.isnan(value) else f"{100 * value:.0f}"
+                    text = "-" if math.isnan(value) else format(value, form)
                     axis.text(j, i, text, ha="center", va="center", fontsize=8)
             axis.set_title(title)
             axis.set_xticks(range(count), [str(i + 1) for i in range(count)])

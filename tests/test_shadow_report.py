@@ -1,0 +1,66 @@
+"""Shadows in the report: the numbers of the two tables, and the picture."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from test_explain import make, row
+
+from trustclip.report.collect import collect
+from trustclip.report.draw.figures import matrices
+from trustclip.report.page import render
+from trustclip.report.shadows import matrix, mean_metrics
+
+#: Two updates of 100 tokens: of 10 and 30 cut, kl2 cuts 20 and 20 (10 of each together), and
+#: `<b>` none. The pair has no other order than that of the run.
+ROWS = [
+    row(0.1, **{"shadow/kl2/gated": 0.2, "shadow/kl2/both": 0.1, "shadow/kl2/cosine": 0.9,
+                "shadow/<b>/gated": 0.0, "shadow/<b>/both": 0.0, "shadow/kl2/both/<b>": 0.0}),
+    row(0.3, **{"shadow/kl2/gated": 0.2, "shadow/kl2/both": 0.1, "shadow/kl2/cosine": 0.7,
+                "shadow/<b>/gated": 0.0, "shadow/<b>/both": 0.0, "shadow/kl2/both/<b>": 0.0}),
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make(tmp_path / "run", ROWS, method="atr")
+
+
+def test_shares_of_a_run_are_those_of_its_sums():
+    rows = [{f"trustclip/{k}": v for k, v in given.items()} for given in ROWS]
+    seen = matrix("atr", mean_metrics(rows))
+    assert seen is not None
+    assert list(seen.names) == ["atr", "kl2", "<b>"]
+    assert seen.of_acting(1) == (pytest.approx(20 / 40), pytest.approx(20 / 40))
+    assert seen.jaccard[0][1] == seen.jaccard[1][0] == pytest.approx(20 / 60)
+    assert seen.cosine[0][1] == pytest.approx(0.8)
+    assert seen.jaccard[1][1] == 1 and math.isnan(seen.jaccard[2][2])
+    assert matrix("atr", {"gated": 0.1}) is None
+
+
+def test_the_page_has_both_tables_escaped_and_shaded(run):
+    report = collect([run])
+    measures, pairs = report["shadows"].tables
+    assert [cell.text for cell in measures.rows[1].cells] == [
+        "20.00", "50.0", "50.0", "33.3", "0.800"
+    ]  # fmt: skip
+    assert [cell.text for cell in pairs.rows[1].cells] == ["33", "100", "0"]
+    page = render(report, "Report")
+    assert "2\N{NO-BREAK SPACE}kl2" in page and "&lt;b&gt;" in page
+    assert re.search(r'<td class="n heat" style="--heat: 23%">33</td>', page)
+    assert '<a href="#shadows">Shadows</a>' in page
+
+
+def test_a_run_without_shadows_has_no_such_section(tmp_path):
+    page = render(collect([make(tmp_path / "run", [row()])]), "Report")
+    assert "#shadows" not in page
+
+
+def test_the_picture_has_every_name_and_number():
+    metrics = {"gated": 0.2, "shadow/kl2/gated": 0.2, "shadow/kl2/both": 0.1}
+    seen = matrix("atr", {**metrics, "shadow/kl2/cosine": 0.75})
+    assert seen is not None
+    drawn = matrices(seen.names, seen.panels)
+    assert all(f">{text}<" in drawn for text in ("33%", "100%", "0.75", "1.00"))
+    assert "atr  1" in drawn and "kl2  2" in drawn

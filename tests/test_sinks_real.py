@@ -57,7 +57,9 @@ def sent_again(run, name):
 
 def test_tensorboard(run):
     installed("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
+        EventAccumulator,
+    )
 
     assert send(run, "tensorboard") == len(ROWS)
     events = EventAccumulator(str(run / "tensorboard"))
@@ -71,7 +73,7 @@ def test_tensorboard(run):
 
 def test_wandb(run):
     installed("wandb")
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
 
     assert send(run, "wandb") == len(ROWS)
     (file,) = run.glob("wandb/wandb/offline-run-*/*.wandb")
@@ -109,7 +111,7 @@ def wandb_records(data):
 
 def whole(file):
     """Records of a .wandb file, once its writer, a process of its own, has written the last."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
 
     for _ in range(200):
         records = list(wandb_records(file.read_bytes()))
@@ -132,7 +134,7 @@ def test_trackio(run):
 
 def test_mlflow(run):
     installed("mlflow")
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
     assert send(run, "mlflow") == len(ROWS)
     client = MlflowClient(f"sqlite:///{run.resolve()}/mlflow/mlflow.db")

@@ -53,7 +53,7 @@ def test_the_loss_is_that_of_policy_loss(method: tc.Method) -> None:
     loss, gradient, metrics = called(batch, actor(settings_of(method)))
     torch.testing.assert_close(loss, ours.value.detach())
     torch.testing.assert_close(gradient, leaf.grad)
-    # Over all tokens, or over all completions: a part of either has no mean that verl could average.
+    # Over all tokens or all completions: a part of either has no mean that verl could average.
     whole = {
         k: total / count
         for k, (total, count) in ours.metrics.items()

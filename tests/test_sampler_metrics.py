@@ -280,7 +280,6 @@ def test_trl_reports_a_sampler_that_differs_and_the_worst_tokens(tmp_path) -> No
     from trl_runs import COMMON, PROMPTS, fresh_model, share_of_even_digits
 
     from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-    from trustclip.engines.trl.inputs import LAG
 
     rows, first, added = [], [], []
 
@@ -302,7 +301,7 @@ def test_trl_reports_a_sampler_that_differs_and_the_worst_tokens(tmp_path) -> No
             shift[3, 1] = -3.0
             added.append(shift)
             output["sampling_per_token_logps"] = sampled + shift
-            return {**output, LAG: torch.full((len(sampled),), 2)}
+            return {**output, "sampled": output["generated"] - 2}
 
     model, tokenizer = fresh_model()
     torch.manual_seed(0)
@@ -322,10 +321,13 @@ def test_trl_reports_a_sampler_that_differs_and_the_worst_tokens(tmp_path) -> No
     assert len(first) == 1 and len(rows) == 2
     for row in log:
         assert row["trustclip/sampler/abs"] == pytest.approx((16 * 0.5 + 3) / tokens, rel=1e-4)
-        assert row["trustclip/sampler/k3/lag_2"] == row["trustclip/sampler/k3"]
         assert row["trustclip/sampler/missing"] == 0
     # The first update's proximal policy is a pass of its own: equal to rounding only.
     assert log[1]["trustclip/sampler/identical_share"] == pytest.approx(1 - 17 / tokens)
+    # The samples of two updates ago are those of three after the next one.
+    for row, lag in zip(log, ("lag_2", "lag_3_4"), strict=True):
+        assert row[f"trustclip/sampler/k3/{lag}"] == row["trustclip/sampler/k3"]
+        assert len([name for name in row if "sampler/k3/lag_" in name]) == 1
     # The policy has moved by the second update; the sampler is as far as it was.
     assert log[0]["trustclip/k3"] == 0 < log[1]["trustclip/k3"]
     assert log[1]["trustclip/sampler/current/k3"] > log[1]["trustclip/sampler/k3"]

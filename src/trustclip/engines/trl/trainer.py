@@ -33,7 +33,7 @@ from trustclip.engines.trl import fast_paths, sampled
 from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.exact_kl import KLWatch
-from trustclip.engines.trl.inputs import STATISTICS, inject, token_batch, token_mask
+from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
 from trustclip.engines.trl.mismatch import Mismatch
 from trustclip.engines.trl.phases import Generating, Rewarded, Training
 from trustclip.engines.trl.recording import Recorder, generation_of, restore_logs, stored_logs
@@ -283,7 +283,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         self._phase = phase = Training(dict(inputs))
         if "sampled" in inputs:
             # Updates since the sampler's weights, of each completion. [batch]
-            phase.inputs["trustclip_lag"] = self.state.global_step - inputs["sampled"]
+            phase.inputs[LAG] = self.state.global_step - inputs["sampled"]
         try:
             loss = super()._compute_loss(model, phase.inputs)
         finally:

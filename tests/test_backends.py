@@ -5,6 +5,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -259,6 +260,7 @@ def test_local_honours_the_models_own_generation_config(monkeypatch, temperature
 
 
 def test_local_uses_a_replaced_generate(monkeypatch):
+    model: Any
     model, tokenizer = tiny_model(layers=1, hidden=64)
     calls, generate = [], model.generate
     model.generate = lambda **settings: calls.append(settings) or generate(**settings)

@@ -132,7 +132,7 @@ def make(home: Path) -> None:
     _write_remote(home)
 
 
-def tokenizer_with(template: str, marks: dict[str, str] | None = None) -> Any:
+def tokenizer_with(template: str, marks: dict[str, Any] | None = None) -> Any:
     """The byte-level tokenizer with a chat template of TRL's, and the tokens of its tests."""
     import trl
 

@@ -71,7 +71,9 @@ def _gemma3(tokenizer: Any, text: dict[str, Any], marks: dict[str, int]) -> tupl
 def _llava(family: str, tokenizer: Any, text: dict[str, Any], marks: Any) -> tuple[Any, Any]:
     import transformers
 
-    grid = {} if family == "Llava" else {"image_grid_pinpoints": [[56, 112], [112, 56]]}
+    grid: dict[str, Any] = (
+        {} if family == "Llava" else {"image_grid_pinpoints": [[56, 112], [112, 56]]}
+    )
     config = getattr(transformers, f"{family}Config")(
         text_config={"model_type": "mistral", **text},
         vision_config={"model_type": "clip_vision_model", **TOWER},
@@ -106,7 +108,7 @@ def _qwen2(family: str, tokenizer: Any, text: dict[str, Any], ids: Any) -> tuple
     config = getattr(transformers, f"{family}Config")(
         text_config={**text, "rope_parameters": rope}, vision_config=tower, **ids
     )
-    pixels = {"min_pixels": 28 * 28, "max_pixels": 56 * 56}
+    pixels: dict[str, Any] = {"min_pixels": 28 * 28, "max_pixels": 56 * 56}
     images = transformers.Qwen2VLImageProcessor(**pixels)
     videos = transformers.Qwen2VLVideoProcessor(**pixels)
     return config, getattr(transformers, f"{family}Processor")(images, tokenizer, videos)

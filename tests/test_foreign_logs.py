@@ -304,8 +304,6 @@ RUNS = "".join(json.dumps({**SEQUENCE, "run_id": run}) + "\n" for run in ("a", "
         ("step_0/rank_0.jsonl", RUNS, "holds two runs, a and b"),
         ("tokens.jsonl", json.dumps({**TOKEN, "advantage": [1]}) + "\n", "`logp` has 2 tokens"),
         ("tokens.jsonl", '{"logp": [-1.0], "advantages": 1}\n', "nearest is `advantages`"),
-        ("tokens.jsonl", "\n".join(json.dumps({**TOKEN, "step": s}) for s in (1, 2, 1, 2)) + "\n",
-         "two runs: completions of update 1 come after those of update 2"),
         ("tokens.jsonl", json.dumps(TOKEN) + "\n{\n", "tokens.jsonl:2 is not a JSON object"),
         ("tokens.parquet", b"PAR1 and no more", "cannot be read as Parquet"),
     ],
@@ -416,11 +414,19 @@ def test_tokens_that_a_run_recorded_are_read_in_files_of_any_name(tmp_path: Path
     assert read_log(tmp_path / "tokens").trainer == "verl"
 
 
+def test_two_runs_in_one_file_of_tokens_are_refused(tmp_path: Path) -> None:
+    rows = [TokenRow.of({**TOKEN, "step": step}) for step in (1, 2, 1, 2)]
+    write_tokens(tmp_path / "tokens.jsonl", rows)
+    with pytest.raises(ValueError, match="two runs: completions of update 1 come after those of"):
+        explain(tmp_path)
+
+
 def test_files_whose_updates_overlap_are_no_course(tmp_path: Path) -> None:
     """A file a rank: each is in order, together they are not, once the first updates are done."""
     for rank in range(2):
         rows = [TokenRow.of({**TOKEN, "step": step, "index": rank}) for step in range(1, 31)]
         write_tokens(tmp_path / f"rank{rank}.jsonl", rows)
+    # What needs no order is not refused.
     assert len(list(token_rows(tmp_path))) == 60
     with pytest.raises(ValueError, match="update 1 come after those of update 30; expected one"):
         read_log(tmp_path)

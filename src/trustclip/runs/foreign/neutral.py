@@ -45,7 +45,7 @@ def read(path: Path) -> Log:
     Raises:
       ValueError: it lacks a column, is damaged, or holds two runs.
     """
-    found = digest(path, rows(path))
+    found = digest(path, _course(path))
     unknown = []
     if "step" not in found.has:
         unknown.append("the course over updates (there is no column `step`)")
@@ -71,11 +71,12 @@ def read(path: Path) -> Log:
 
 
 def rows(path: Path) -> Iterator[TokenRow]:
-    """The completions of a file, or of the files in a folder, one at a time.
+    """The completions of a file, or of the files in a folder, one at a time, in whatever order."""
+    return read_tokens(path)
 
-    Raises:
-      ValueError: a file holds two runs: its first update, or one before it, comes after a later.
-    """
+
+def _course(path: Path) -> Iterator[TokenRow]:
+    """The completions in the order of their updates, which a second run in a file would break."""
     files = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
     for file in files:
         first = last = None

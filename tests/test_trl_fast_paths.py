@@ -298,7 +298,7 @@ def test_cut_tokens_have_no_gradient_whatever_value_they_are_held_at(tmp_path):
     kept = trainer._constrain
     trainer._constrain = lambda x, *rest: gates.append(kept(x, *rest)) or gates[-1]
     gradient_of(trainer, inputs)
-    batch, surrogate, _ = gates[0]
+    batch, surrogate = gates[0]
     logp = batch.logp.clone().requires_grad_()
     from trustclip.engines.trl.inputs import inject
 

@@ -271,9 +271,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             logps, entropies = widened(inputs, rows, logps, entropies)
         if on_policy:
             inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
-        measured = {"entropy": entropies.detach(), **kl}
-        batch, surrogate, c = self._constrain(inputs, logps.detach(), measured)
-        phase.gate, phase.coefficient = (batch, surrogate), c
+        phase.gate = self._constrain(inputs, logps.detach(), {"entropy": entropies.detach(), **kl})
         self._measure(phase, rows)
         return logps, entropies, aux
 
@@ -306,7 +304,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     @torch.no_grad()
     def _constrain(
         self, inputs: dict[str, Any], logps: Tensor, measured: dict[str, Tensor]
-    ) -> tuple[TokenBatch, Surrogate, Tensor]:
+    ) -> tuple[TokenBatch, Surrogate]:
         """Set advantages and bounds with which TRL's loss has the method's gradient."""
         old = inputs.get("old_per_token_logps")
         batch = self._tokens(inputs, logps, logps if old is None else old, **measured)
@@ -318,7 +316,9 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
         c, surrogate = gradient(self.method, batch)  # [batch, time]
         self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate)
-        return batch, surrogate, c
+        if isinstance(self._phase, Training):
+            self._phase.coefficient = c
+        return batch, surrogate
 
     def _measure(self, phase: Training, rows: Tensor | None) -> None:
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""

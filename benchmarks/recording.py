@@ -25,12 +25,12 @@ class Timed(TokenSampler):
 
     seconds = 0.0
 
-    def add(self, *args: Any) -> None:
+    def add(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         begun = time.perf_counter()
         super().add(*args)
         self.seconds += time.perf_counter() - begun
 
-    def finish(self, *args: Any) -> int:
+    def finish(self, *args: Any) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         begun = time.perf_counter()
         used = super().finish(*args)
         self.seconds += time.perf_counter() - begun

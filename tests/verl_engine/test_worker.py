@@ -50,6 +50,8 @@ def test_two_ranks_do_what_one_does(model: Path, tmp_path: Path) -> None:
 def test_a_watched_loss_trains_to_the_same_weights_bit_for_bit(model: Path, tmp_path: Path) -> None:
     stock, watched = (updates(model, 2, tmp_path, losses) for losses in ("stock", "watched"))
     assert watched["weights"] == stock["weights"]
+    assert stock["updates"]
+    seen = {}
     for plain, seen in zip(stock["updates"], watched["updates"], strict=True):
         assert {k: seen[k] for k in plain} == plain
         assert seen["grad_norm"] > 0 and 0 < seen["trustclip/gated"] < 1

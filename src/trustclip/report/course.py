@@ -30,7 +30,7 @@ _STEADY = 0.01
 #: Mean log-ratio up to which a policy has not moved but for rounding, nats.
 _ROUNDING = 1e-5
 #: Losses of verl that log a clipped share of 0 whatever they do.
-_SILENT = ("sapo", "gpg", "geo_mean")
+_SILENT = ("sapo",)
 
 _QUADRANTS = {
     "gated/positive_above": "rewarded tokens that had become more likely",

@@ -52,10 +52,11 @@ def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
     sampler = ("logp_rollout",) if trainer.use_vllm or trainer.rollout_func else ()
     watched = shadow_methods(shadows, {"entropy", *sampler}, "this trainer")
     # A subclass made on the spot: `super()` is whatever class the trainer has.
-    trainer.__class__ = type(f"Observed{cls.__name__}", (_Observed, cls), {})
-    trainer._acting, trainer._shadows = acting, watched
-    trainer._scored = None
-    trainer._windows = {mode: WatchedWindow(watched) for mode in ("train", "eval")}
+    observed: Any = trainer
+    observed.__class__ = type(f"Observed{cls.__name__}", (_Observed, cls), {})
+    observed._acting, observed._shadows = acting, watched
+    observed._scored = None
+    observed._windows = {mode: WatchedWindow(watched) for mode in ("train", "eval")}
     return trainer
 
 

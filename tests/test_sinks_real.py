@@ -73,7 +73,7 @@ def test_tensorboard(run):
 
 def test_wandb(run):
     installed("wandb")
-    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
     assert send(run, "wandb") == len(ROWS)
     (file,) = run.glob("wandb/wandb/offline-run-*/*.wandb")
@@ -111,7 +111,7 @@ def wandb_records(data):
 
 def whole(file):
     """Records of a .wandb file, once its writer, a process of its own, has written the last."""
-    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
     for _ in range(200):
         records = list(wandb_records(file.read_bytes()))

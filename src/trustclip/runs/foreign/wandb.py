@@ -74,7 +74,7 @@ def _values(items: Any) -> dict[str, Any]:
 def _records(path: Path, remarks: list[str]) -> Iterator[Any]:
     """The records of a file, parsed by wandb; remarks on an end that is missing are added."""
     from google.protobuf.message import DecodeError  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
-    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
     for content in _frames(path, remarks):
         record = Record()

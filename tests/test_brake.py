@@ -7,7 +7,7 @@ import pytest
 import torch
 import trl_runs
 
-from trustclip.constraints.controllers import Brake, as_brake
+from trustclip.constraints.brake import Brake, as_brake
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 
 SQRT = {"rule": "sqrt"}

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import sys
 import warnings
 
 import pytest
@@ -132,15 +133,17 @@ def test_values_are_kept_as_they_were_checked(tmp_path):
         assert load_recipe(changed(tmp_path, "rl.trl", value)).rl.trl == value
 
 
-def test_what_is_not_installed_is_refused_before_a_run_directory_is_made(tmp_path):
+def test_what_is_not_installed_is_refused_before_a_run_directory_is_made(tmp_path, monkeypatch):
     from trustclip.recipes.eval import run_evaluation
     from trustclip.recipes.pipeline import run_recipe
     from trustclip.recipes.rl import rl
 
+    for package in ("mlflow", "vllm"):
+        monkeypatch.setitem(sys.modules, package, None)
     out = tmp_path / "run"
     preset = ["--preset", "tiny", "--output-dir", str(out)]
     for option, words in (
-        (["--sink", "wandb"], "pip install wandb"),
+        (["--sink", "mlflow"], "pip install mlflow"),
         (["--use-vllm"], r"`use_vllm` needs vLLM.*pip install 'trustclip\[vllm\]'"),
     ):
         with pytest.raises(ValueError, match=words):

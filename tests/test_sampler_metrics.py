@@ -245,7 +245,8 @@ def test_every_method_can_be_measured_beside_a_sampler() -> None:
     zeros = torch.zeros(12, 9, dtype=DOUBLE)
     fields = dict.fromkeys(("kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv", "entropy"), zeros)
     keys = torch.arange(12 * 9).view(12, 9)
-    batch = random_batch(**fields, keys=keys, groups=keys * 0)
+    entropy_old = torch.ones(12, 9, dtype=DOUBLE)
+    batch = random_batch(**fields, entropy_old=entropy_old, keys=keys, groups=keys * 0)
     for name in tc.methods():
         for s, n in sampler.gated_against(batch, tc.method(name)).values():
             assert 0 <= s <= n, name

@@ -150,8 +150,10 @@ def test_a_gate_closes_on_no_more_tokens_as_its_thresholds_widen(method):
 
 def test_every_method_that_cuts_has_a_threshold_or_is_made_of_others():
     without = {m.name for m in method_cases.ALL if tc.Trait.CUTS in m.traits and not thresholds(m)}
-    # Composites of other methods, and the choice of a share at random.
-    assert without == {"both", "either", "icepop"} | ({"tis"} & without)
+    # Composites of other methods, and a budget of a whole batch.
+    assert without == {"both", "either", "icepop", "anchored", "penalty", "m2po"} | (
+        {"tis"} & without
+    )
 
 
 # Refusals -----------------------------------------------------------------------------------------

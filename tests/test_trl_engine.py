@@ -386,7 +386,8 @@ def test_metrics_add_up_over_micro_batches(tmp_path):
     names = [n for n in a.history[1] if n.startswith("trustclip/")]
     assert "trustclip/k3" in names and "trustclip/gated/positive_above" in names
     for name in names:
-        assert b.column(name) == pytest.approx(a.column(name), rel=1e-4, abs=1e-6), name
+        if "identical_share" not in name:  # of equal bits, which a batch of another shape has not
+            assert b.column(name) == pytest.approx(a.column(name), rel=1e-4, abs=1e-6), name
 
 
 # -- inert schedules -------------------------------------------------------------------------------

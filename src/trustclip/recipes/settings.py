@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import tyro
 from pydantic import AfterValidator, Field, PlainValidator
 
+from trustclip.constraints.brake import Brake
 from trustclip.constraints.checked import (
     NUMBER,
     Count,
@@ -23,7 +24,6 @@ from trustclip.constraints.checked import (
     Whole,
     checked,
 )
-from trustclip.constraints.controllers import Brake
 from trustclip.engines.sampler import Sampler
 
 Style = Literal["solution", "boxed", "answer", "plain"]

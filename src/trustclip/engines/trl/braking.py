@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.controllers import Brake
+from trustclip.constraints.brake import Brake
 from trustclip.constraints.masked import sequence_sum
 from trustclip.constraints.sampler import has_rollout
 

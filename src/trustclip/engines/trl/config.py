@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.controllers import Brake, as_brake
+from trustclip.constraints.brake import Brake, as_brake
 from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.constraints.shadow import shadow_methods
@@ -56,7 +56,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         see ``docs/fast-paths.md``.
       sampler: a mapping of the fields of `trustclip.engines.sampler.Sampler`: completions are
         sampled from a rounded, quantised or older copy of the policy. Needs the decoder.
-      brake: a mapping of the fields of `trustclip.constraints.controllers.Brake`: the learning rate
+      brake: a mapping of the fields of `trustclip.constraints.brake.Brake`: the learning rate
         follows the effective sample size of the completions. Logged as ``trustclip/brake``.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.

@@ -22,10 +22,10 @@ SMALL = [
     *("--max_steps", str(UPDATES), "--learning_rate", "0.003", "--prompt_style", "plain"),
 ]
 
-#: `accelerate`, with two ranks in float32 whatever it was asked for.
+#: `accelerate`, with two ranks in float32 and without vLLM, whatever it was asked for.
 ACCELERATE = """#!{python}
 import os, sys
-given = sys.argv[1:]
+given = [word for word in sys.argv[1:] if word != "--use-vllm"]
 given[given.index("--num_processes") + 1] = "2"
 given[1:1] = ["--mixed_precision", "no"]
 os.execv(sys.executable, [sys.executable, "-m", "accelerate.commands.accelerate_cli", *given])

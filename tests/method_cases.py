@@ -131,6 +131,8 @@ def batch_for(
         "lag": (torch.arange(rows)[:, None] % 4).expand(rows, columns),
     }
     needed: dict[str, typing.Any] = {name: optional[name] for name in method.requires}
+    if tc.Trait.NEEDS_KL_GRADIENT in method.traits:
+        needed["kl_old_new"].requires_grad_()  # stands for a graph that leads to the logits
     return tc.TokenBatch(logp, logp_old, advantages, mask, **needed)
 
 

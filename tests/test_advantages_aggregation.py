@@ -1,7 +1,9 @@
 """Advantages, aggregation, the scalar loss, and what a batch refuses."""
 
+import itertools
 import math
 import statistics
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +17,12 @@ from trustclip.constraints import advantages, aggregation
 DOUBLE = torch.float64
 VALUES = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, -6.0, 99.0, 99.0], [5.0, 99.0, 99.0, 99.0]])
 MASK = VALUES != 99.0
+FUNCTIONS = (
+    advantages.group_mean,
+    advantages.group_standardized,
+    partial(advantages.group_standardized, eps=0.0),
+    advantages.leave_one_out,
+)
 
 
 # Advantages ------------------------------------------------------------------------------------
@@ -46,15 +54,20 @@ def test_advantages_by_hand(groups: list[list[float]]) -> None:
         assert got.tolist() == pytest.approx(want, rel=1e-9, abs=1e-9), function.__name__
 
 
-def test_advantages_of_equal_rewards_are_zero() -> None:
-    rewards = torch.full((8,), 0.1)
-    for function in (
-        advantages.group_mean,
-        advantages.group_standardized,
-        advantages.leave_one_out,
-    ):
-        assert function(rewards, 4).abs().max() < 1e-3
-        assert function(torch.ones(8), 4).tolist() == [0.0] * 8
+@pytest.mark.parametrize("size", [2, 3, 8, 12, 16])
+@pytest.mark.parametrize("reward", [0.1, 0.7, -1 / 3, 1.0, 1e6 + 0.1])
+def test_advantages_of_equal_rewards_are_zero(reward: float, size: int) -> None:
+    """Exactly, though the mean of equal numbers is rounded."""
+    for function, dtype in itertools.product(FUNCTIONS, (torch.float32, DOUBLE, torch.bfloat16)):
+        mixed = torch.tensor([reward] * size + [0.0, reward] + [0.0] * (size - 2), dtype=dtype)
+        got = function(mixed, size)
+        assert got[:size].tolist() == [0.0] * size, function
+        assert got[size:].all(), function
+
+
+def test_advantages_of_rewards_that_are_not_finite_are_not() -> None:
+    for function in FUNCTIONS:
+        assert function(torch.full((4,), math.inf), 4).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -206,6 +219,21 @@ def test_dapo_counts_the_tokens_of_the_batch_when_not_told() -> None:
     assert torch.equal(
         tc.policy_loss(method, batch, "dapo").value, tc.policy_loss(method, batch).value
     )
+
+
+@pytest.mark.parametrize("spec", ["clip", {"name": "clip", "epsilon": 0.1}])
+def test_a_loss_takes_a_method_by_its_name_or_as_a_mapping(spec: str | dict[str, object]) -> None:
+    batch, method = small_batch(), tc.as_method(spec)
+    assert torch.equal(tc.policy_loss(spec, batch).value, tc.policy_loss(method, batch).value)
+    assert torch.equal(tc.coefficient(spec, batch), tc.coefficient(method, batch))
+
+
+def test_a_loss_of_an_unknown_method() -> None:
+    for function in (tc.policy_loss, tc.coefficient):
+        with pytest.raises(ValueError, match="'atr'"):
+            function("art", small_batch())
+        with pytest.raises(ValueError, match="its name or a mapping"):
+            function(7, small_batch())  # type: ignore[arg-type]
 
 
 def test_unknown_aggregation() -> None:

@@ -34,7 +34,7 @@ def gradient(method: tc.Method, batch: tc.TokenBatch, aggregation: str = "token_
     """Gradient of the loss with respect to the log-probabilities as they were handed in."""
     leaf = batch.logp.detach().clone().requires_grad_()
     loss = tc.policy_loss(method, dataclasses.replace(batch, logp=leaf), aggregation)
-    loss.value.backward()
+    loss.value.backward(retain_graph=True)
     assert leaf.grad is not None
     return leaf.grad
 
@@ -76,8 +76,8 @@ def test_only_the_current_log_probability_is_trained(method: tc.Method) -> None:
     leaves = {f: fields[f].detach().clone().requires_grad_() for f in given if f != "logp"}
     one = tc.TokenBatch(**{**fields, "logp": alone, "logp_old": clean.logp.detach()})
     same = tc.TokenBatch(**{**fields, **leaves, "logp": shared, "logp_old": shared})
-    tc.policy_loss(method, same).value.backward()
-    tc.policy_loss(method, one).value.backward()
+    tc.policy_loss(method, same).value.backward(retain_graph=True)
+    tc.policy_loss(method, one).value.backward(retain_graph=True)
     assert torch.equal(typing.cast(Tensor, shared.grad), typing.cast(Tensor, alone.grad))
     torch.testing.assert_close(shared.grad, -tc.coefficient(method, same) / clean.mask.sum())
     assert shared.grad is not None and (shared.grad.any() or not method.surrogate(same).kept.any())
@@ -87,9 +87,9 @@ def test_only_the_current_log_probability_is_trained(method: tc.Method) -> None:
 def with_number(batch: tc.TokenBatch, name: str, at: tuple[int, int], number: float) -> typing.Any:
     """The fields of a batch, one number of one of them replaced."""
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    fields[name] = fields[name].detach().clone()
-    fields[name][at] = number
-    return fields
+    value = fields[name].detach().clone()
+    value[at] = number
+    return {**fields, name: value.requires_grad_(fields[name].requires_grad)}
 
 
 @every_method
@@ -110,7 +110,7 @@ def test_a_number_that_is_not_finite_reaches_the_gradient_and_nothing_else(
             fields = with_number(clean, name, (row, column), number)
             leaf = fields["logp"].clone().requires_grad_()
             loss = tc.policy_loss(method, tc.TokenBatch(**{**fields, "logp": leaf}))
-            loss.value.backward()
+            loss.value.backward(retain_graph=True)
             assert leaf.grad is not None
             assert loss.value.isnan() and leaf.grad[row, column].isnan(), (name, number)
             got = tc.coefficient(method, tc.TokenBatch(**fields))
@@ -140,7 +140,7 @@ def test_masked_tokens_never_matter(method: tc.Method, rubbish: float) -> None:
     for aggregation in ("token_mean", "sequence_mean", "dapo"):
         leaf = raw["logp"].clone().requires_grad_()
         loss = tc.policy_loss(method, tc.TokenBatch(**{**raw, "logp": leaf}), aggregation)
-        loss.value.backward()
+        loss.value.backward(retain_graph=True)
         assert leaf.grad is not None
         assert torch.equal(leaf.grad, gradient(method, clean, aggregation))
         assert not leaf.grad[~clean.mask].any()
@@ -385,7 +385,7 @@ def test_extreme_ratios_stay_finite(method: tc.Method, dtype: torch.dtype) -> No
     assert all_finite(method.surrogate(batch).objective)
     assert all_finite(tc.coefficient(method, batch))
     leaf = logp.clone().requires_grad_()
-    tc.policy_loss(method, dataclasses.replace(batch, logp=leaf)).value.backward()
+    tc.policy_loss(method, dataclasses.replace(batch, logp=leaf)).value.backward(retain_graph=True)
     assert leaf.grad is not None
     assert all_finite(leaf.grad)
 

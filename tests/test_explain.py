@@ -142,3 +142,33 @@ def test_shadows_are_compared_by_what_they_cut(tmp_path: Path) -> None:
     assert "(cosine of the updates 0.800); clip would have cut none." in text
     assert "cuts most nearly what atr cut is kl2: 35 % of what either cuts" in text  # .03 of .085
     assert "On the same tokens" not in said(make(tmp_path / "plain", [row()]))
+
+
+def evaluated(folder: Path, *scores: tuple[int, float, float, float]) -> Path:
+    """The run with evaluations: update, score, and the interval's ends."""
+    with (make(folder, [row()] * STEPS) / "metrics.jsonl").open("a") as file:
+        for step, value, low, high in scores:
+            score = {"mean@4": value, "mean@4/low": low, "mean@4/high": high, "pass@4": 0.9}
+            line = {"stage": "eval", "step": step, "task": "aime24", **score}
+            file.write(json.dumps(line) + "\n")
+    return folder
+
+
+def test_a_score_that_falls_is_said(tmp_path: Path) -> None:
+    first, best, last = (0, 0.5, 0.45, 0.55), (10, 0.6, 0.55, 0.65), (20, 0.3, 0.25, 0.35)
+    text = said(evaluated(tmp_path / "fell", first, best, last))
+    assert (
+        "The evaluation score (mean@4, 95 % interval) was 50.0 % [45.0, 55.0] before training and "
+        "30.0 % [25.0, 35.0] after update 20; the best was 60.0 % [55.0, 65.0] after update 10. "
+        "It fell: the last interval lies below the first one."
+    ) in text
+    assert "Next: the evaluation score was highest after update 10" in text
+    assert "nothing unusual" not in text
+    text = said(evaluated(tmp_path / "noise", first, (20, 0.48, 0.43, 0.53)))
+    assert "after update 20. It fell from the first to the last, by less than" in text
+    assert "nothing unusual" in text
+    text = said(evaluated(tmp_path / "rose", (0, 0.3, 0.25, 0.35), best))
+    assert "and 60.0 % [55.0, 65.0] after update 10." in text and "It fell" not in text
+    text = said(evaluated(tmp_path / "late", (0, 0.3, 0.25, 0.35), best, (20, 0.4, 0.35, 0.45)))
+    assert "It fell: the last interval lies below the best one." in text
+    assert "evaluation score" not in said(make(tmp_path / "none", [row()] * STEPS))

@@ -142,11 +142,14 @@ def test_texts_stay_texts_and_whitespace_is_seen(page):
         assert tab.evaluate("window.hurt") is None
 
 
-def test_nothing_is_wider_than_a_phone(page):
-    with opened(page, viewport={"width": 390, "height": 800}) as tab:
+@pytest.mark.parametrize("width", [390, 320])
+def test_nothing_is_wider_than_a_phone(page, width):
+    wide = "document.documentElement.scrollWidth - innerWidth"
+    with opened(page, viewport={"width": width, "height": 800}) as tab:
         ready(tab)
+        assert tab.evaluate(wide) <= 0
         tab.click("#cut-next")
-        assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert tab.evaluate(wide) <= 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -311,7 +311,7 @@ def test_truly_ppo_rolls_back_along_the_divergence() -> None:
     assert got[0].tolist() == pytest.approx(want, rel=1e-12)
 
 
-def test_a_divergence_without_its_graph_is_reported_where_the_pull_is_its_gradient(recwarn) -> None:
+def test_a_divergence_without_its_graph_is_refused_where_the_pull_is_its_gradient() -> None:
     leaf = row(-0.5, -0.9, -0.5).requires_grad_()
     for method in (
         tc.method("truly_ppo", variant="truly"),
@@ -319,11 +319,14 @@ def test_a_divergence_without_its_graph_is_reported_where_the_pull_is_its_gradie
         tc.method("truly_ppo", variant="truly") & tc.method("clip"),
     ):
         kl = 0.5 * (leaf + 1) ** 2
-        tc.policy_loss(method, truly_batch(leaf, kl))
-        tc.coefficient(method, truly_batch(leaf, kl.detach()))
-        assert not recwarn.list
-        with pytest.warns(UserWarning, match="kl_old_new"):
+        loss = tc.policy_loss(method, truly_batch(leaf, kl)).value
+        with pytest.raises(ValueError, match=r"`kl_old_new`.*detached"):
             tc.policy_loss(method, truly_batch(leaf, kl.detach()))
+        tc.coefficient(method, truly_batch(leaf, kl.detach()))
+        # Values alone need no graph.
+        assert tc.policy_loss(method, truly_batch(leaf.detach(), kl.detach())).value == loss
+        with torch.no_grad():
+            assert tc.policy_loss(method, truly_batch(leaf, kl.detach())).value == loss
 
 
 def test_truly_ppo_without_the_ratio_term() -> None:

@@ -1,6 +1,7 @@
 """Advantages from the rewards of a group: sequences that answer the same prompt.
 
-Rewards come in one flat tensor, the ``group_size`` answers to a prompt next to each other.
+Rewards come in one flat tensor, the ``group_size`` answers to a prompt next to each other. Equal
+rewards have an advantage of exactly 0.
 """
 
 from torch import Tensor
@@ -26,8 +27,7 @@ def group_mean(rewards: Tensor, group_size: int) -> Tensor:
       >>> group_mean(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
       tensor([ 0.7500, -0.2500, -0.2500, -0.2500])
     """
-    grouped = _grouped(rewards, group_size)
-    return (grouped - grouped.mean(dim=1, keepdim=True)).flatten()
+    return _centred(_grouped(rewards, group_size)).flatten()
 
 
 def group_standardized(rewards: Tensor, group_size: int, eps: float = 1e-4) -> Tensor:
@@ -38,8 +38,7 @@ def group_standardized(rewards: Tensor, group_size: int, eps: float = 1e-4) -> T
     Args:
       rewards: one per sequence. Shape [groups * group_size].
       group_size: sequences per prompt, at least 2.
-      eps: added to the standard deviation. A group of equal rewards then has advantages of 0, or
-        what the rounding of their mean leaves, up to 1e-3 in float32 (as in TRL).
+      eps: added to the standard deviation, so that rewards which hardly differ are not blown up.
 
     Example:
       >>> import torch
@@ -47,8 +46,9 @@ def group_standardized(rewards: Tensor, group_size: int, eps: float = 1e-4) -> T
       tensor([ 1.4997, -0.4999, -0.4999, -0.4999])
     """
     grouped = _grouped(rewards, group_size)
-    centred = grouped - grouped.mean(dim=1, keepdim=True)
-    return (centred / (grouped.std(dim=1, keepdim=True) + eps)).flatten()
+    centred = _centred(grouped)
+    scaled = centred / (grouped.std(dim=1, keepdim=True) + eps)
+    return scaled.where(centred != 0, 0.0).flatten()  # with eps=0 equal rewards give 0 / 0
 
 
 def leave_one_out(rewards: Tensor, group_size: int) -> Tensor:
@@ -62,6 +62,13 @@ def leave_one_out(rewards: Tensor, group_size: int) -> Tensor:
       tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
     """
     return group_mean(rewards, group_size) * (group_size / (group_size - 1))
+
+
+def _centred(grouped: Tensor) -> Tensor:
+    # The mean of equal numbers is rounded, and a small deviation would make much of what is left.
+    # Differences, as infinities are no equal rewards.
+    equal = (grouped - grouped[:, :1] == 0).all(dim=1, keepdim=True)  # [groups, 1]
+    return (grouped - grouped.mean(dim=1, keepdim=True)).masked_fill(equal, 0.0)
 
 
 def _grouped(rewards: Tensor, group_size: int) -> Tensor:

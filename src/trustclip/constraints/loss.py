@@ -1,7 +1,7 @@
 """From a method and a batch to a scalar loss, and to the gradient itself."""
 
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,10 +10,11 @@ from trustclip.constraints import diagnostics
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import Loss, Surrogate, TokenBatch
+from trustclip.constraints.registry import as_method
 
 
 def policy_loss(
-    method: Method,
+    method: Method | str | Mapping[str, Any],
     batch: TokenBatch,
     aggregation: str = "token_mean",
     max_length: int | None = None,
@@ -22,7 +23,7 @@ def policy_loss(
     r"""Loss of a method on a batch: minus its aggregated objective.
 
     Args:
-      method: the constraint; see `trustclip.method`.
+      method: the constraint, its name, or a mapping; see `trustclip.as_method`.
       batch: the tokens.
       aggregation: ``"token_mean"``, ``"sequence_mean"``, ``"dr_grpo"`` or ``"dapo"``.
       max_length: longest completion allowed, tokens; `dr_grpo` divides by it.
@@ -33,35 +34,39 @@ def policy_loss(
       values. Compare the metrics.
 
     Raises:
-      ValueError: unknown aggregation, or a field the method requires is missing.
-
-    Warns:
-      UserWarning: the method needs the gradient of an exact KL divergence that is detached.
+      ValueError: unknown method or aggregation, a field the method requires is missing, or the
+        method needs the gradient of an exact KL divergence that is detached while ``logp`` is not.
 
     Example:
       >>> import trustclip as tc
       >>> batch = tc.TokenBatch(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.0, -1.0]]),
       ...                       torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
-      >>> loss = policy_loss(tc.method("atr"), batch, aggregation="dr_grpo", max_length=4)
+      >>> loss = policy_loss("atr", batch, aggregation="dr_grpo", max_length=4)
       >>> round(loss.value.item(), 4)
       -0.342
     """
+    method = as_method(method)
     batch.require(*method.requires)
+    _require_pull(method, batch)
     surrogate = method.surrogate(batch)
     per_token = -surrogate.objective  # [batch, time]
-    if Trait.NEEDS_KL_GRADIENT in method.traits and per_token.requires_grad:
-        pulling = [name for name in method.requires if name.startswith("kl_")]
-        if not any(batch.given(name).requires_grad for name in pulling):
-            warnings.warn(
-                f"method {method.name!r} pulls along the gradient of {', '.join(pulling)}, which "
-                "carries none: pass it with its graph, or there is no pull.",
-                stacklevel=2,
-            )
     value = aggregate(aggregation, per_token, batch.mask, max_length, total_tokens)
     return Loss(value, per_token, diagnostics.token_metrics(batch, surrogate, method))
 
 
-def coefficient(method: Method, batch: TokenBatch) -> Tensor:
+def _require_pull(method: Method, batch: TokenBatch) -> None:
+    # Without gradients at all the values are wanted, and they are right.
+    if Trait.NEEDS_KL_GRADIENT not in method.traits or not batch.logp.requires_grad:
+        return
+    pulling = [name for name in method.requires if name.startswith("kl_")]
+    if torch.is_grad_enabled() and not any(batch.given(name).requires_grad for name in pulling):
+        raise ValueError(
+            f"method {method.name!r} pulls along the gradient of `{'`, `'.join(pulling)}`, which "
+            "is detached: compute it from the current policy's logits and keep its graph."
+        )
+
+
+def coefficient(method: Method | str | Mapping[str, Any], batch: TokenBatch) -> Tensor:
     r"""Gradient of the method's objective in each token's log-probability: $c_t A_t$.
 
     The whole update is $\sum_t c_t A_t \nabla\log\pi_\theta(y_t)$, so an engine that can weigh
@@ -70,7 +75,7 @@ def coefficient(method: Method, batch: TokenBatch) -> Tensor:
     ``batch.kl_old_new`` is no part of this.
 
     Args:
-      method: the constraint.
+      method: the constraint, its name, or a mapping; see `trustclip.as_method`.
       batch: the tokens; a graph behind ``logp`` is not entered.
 
     Returns:
@@ -78,16 +83,16 @@ def coefficient(method: Method, batch: TokenBatch) -> Tensor:
       number of the batch is not finite. Shape [batch, time].
 
     Raises:
-      ValueError: a field the method requires is missing.
+      ValueError: unknown method, or a field it requires is missing.
 
     Example:
       >>> import trustclip as tc
       >>> batch = tc.TokenBatch(torch.tensor([[0.4, 0.9]]).log(), torch.tensor([[0.5, 0.3]]).log(),
       ...                       torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
-      >>> coefficient(tc.method("atr"), batch)
+      >>> coefficient("atr", batch)
       tensor([[0.8000, 0.0000]])
     """
-    return gradient(method, batch)[0]
+    return gradient(as_method(method), batch)[0]
 
 
 def gradient(method: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:

@@ -75,9 +75,11 @@ def explain(folder: Path) -> list[str]:
         found += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
     found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
     found += [*sampler.sentences(run, rows), *course.signal(run.training)]
+    found += course.scores(run.evaluations)
     found += shadow_sentences(method.name, mean_metrics(rows))
     found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
-    found += [f"Next: {text}" for text in sampler.advice(method, rows) or _next(method, rows)]
+    advice = [*sampler.advice(method, rows), *_fallen(run)] or _next(method, rows)
+    found += [f"Next: {text}" for text in advice]
     # Names and warnings come from files: none of them may control a terminal.
     return [one_line(paragraph) for paragraph in found]
 
@@ -258,6 +260,16 @@ def _entropy(rows: Sequence[Row]) -> Iterator[str]:
 
 def _direction(slope: float) -> str:
     return "up" if slope > 0 else "down"
+
+
+def _fallen(run: Run) -> Iterator[str]:
+    best = course.score_fell(run.evaluations)
+    if best is not None:
+        where = f"after update {best}" if best else "before training"
+        yield (
+            f"the evaluation score was highest {where}, and the last interval lies below: a "
+            "smaller learning rate, or fewer updates, before another threshold."
+        )
 
 
 def _next(method: Method, rows: Sequence[Row]) -> Iterator[str]:

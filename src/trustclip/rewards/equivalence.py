@@ -56,10 +56,10 @@ _RATIONAL = re.compile(
     r"|(?P<a>[0-9]+)\s?/\s?(?P<b>[0-9]+)"
     r"|\\[dt]?frac\s?(?:\{(?P<c>[0-9]+)\}\s?\{(?P<d>[0-9]+)\}|(?P<e>[0-9])(?P<f>[0-9])))"
 )
-# The last alternative is a number in another base.
+# The last alternatives are a number in another base, and floats: an integer is not written so.
 _AMBIGUOUS = re.compile(
     r"\\(?:pm|mp|neg|lnot|not|neq?|vee|lor|dots|ldots|cdots|sim|prime)(?![A-Za-z])|±|…|\.\.\.|['′’]"
-    r"|[0-9]\s*_(?!\s*\{?\s*10(?![0-9]))"
+    r"|[0-9]\s*_(?!\s*\{?\s*10(?![0-9]))|[0-9.][eE][+-]?[0-9]"
 )
 _EXPLOSIVE = re.compile(
     r"\\(?:sum|prod|coprod|i{1,4}nt|oint|lim|bigcup|bigcap)(?![A-Za-z])"

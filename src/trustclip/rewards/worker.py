@@ -12,6 +12,7 @@ import ctypes
 import json
 import logging
 import os
+import re
 import resource
 import select
 import signal
@@ -22,6 +23,10 @@ from typing import Any, BinaryIO
 
 RIGHT, WRONG, ERROR, UNREADABLE_GOLD = b"1", b"0", b"e", b"g"
 REPLIES = {RIGHT: "right", WRONG: "wrong", ERROR: "error", UNREADABLE_GOLD: "unreadable_gold"}
+#: ``4.5e33``; LaTeX would read the e as Euler's number.
+_SCIENTIFIC = re.compile(r"(?<![\w.\\^])(?<!\^\{)(\d+\.?\d*|\.\d+)[eE]\+?(-?\d{1,3})(?![\w.])")
+#: Options of math-verify that ask for an approximate comparison.
+_APPROXIMATE = ("float_rounding", "numeric_precision")
 
 
 def _delimited(text: str) -> bool:
@@ -40,6 +45,8 @@ def _parse(text: str, kinds: tuple[str, ...]) -> list[Any]:
     bare = "latex" in kinds and not _delimited(text)
     if bare:
         text = f"\\boxed{{{text}}}"
+    if "latex" in kinds:
+        text = _SCIENTIFIC.sub(r"\1\\times10^{\2}", text)
     text = text.replace("\\bmod", "\\mod")  # the only spelling that its grammar knows
     configs = {
         "latex": LatexExtractionConfig(boxed_match_priority=0),
@@ -63,7 +70,23 @@ def judge(task: dict[str, Any]) -> bytes:
     if not gold:
         return UNREADABLE_GOLD
     answer = _parse(task["answer"], kinds)
-    return RIGHT if verify(gold, answer, **task["options"], timeout_seconds=None) else WRONG
+    if not verify(gold, answer, **task["options"], timeout_seconds=None):
+        return WRONG
+    exactly = not any(name in task["options"] for name in _APPROXIMATE)
+    return WRONG if exactly and _rounded(gold[0], answer[0]) else RIGHT
+
+
+def _rounded(gold: Any, answer: Any) -> bool:
+    """Whether an answer in decimals rounds an irrational gold, which math-verify lets pass."""
+    from sympy import Eq, Expr, Float, nsimplify, simplify
+
+    gold, answer = (side.rhs if isinstance(side, Eq) else side for side in (gold, answer))
+    if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
+        return False
+    if not gold.is_number or gold.has(Float) or not answer.has(Float):
+        return False
+    exact, given = simplify(gold), simplify(nsimplify(answer, rational=True))
+    return exact.is_rational is not True and given.is_rational is True and not exact.equals(given)
 
 
 def _judge_forever(requests: BinaryIO, replies: int) -> None:

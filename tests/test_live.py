@@ -118,6 +118,7 @@ def test_a_page_follows_its_run_and_keeps_the_readers_place(runs):
         tab.locator("#token-text").focus()
         tab.keyboard.press("n")
         seen = "document.getElementById('token-text').getBoundingClientRect().top"
+        wait(tab, f"{seen} >= 0 && {seen} < innerHeight")  # the page scrolls smoothly
         top = tab.evaluate(seen)
         assert tab.evaluate(length) <= 24 and tab.locator("#notices tbody").count() == 0
         grow(early, later)

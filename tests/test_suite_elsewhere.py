@@ -202,7 +202,7 @@ def test_a_run_of_an_earlier_call_is_waited_for(folder, on):
 def test_ray_refuses_what_no_node_has(folder):
     with pytest.raises(ValueError, match="no node of the Ray cluster has CPU 1, GPU 9"):
         run_suite(folder.file, Console(), on="ray", resources={"gpus": 9, "cpus": 1})
-    with pytest.raises(ValueError, match="--extra big is an amount of a Ray resource"):
+    with pytest.raises(ValueError, match="--extra big must be an amount of a Ray resource"):
         run_suite(folder.file, Console(), on="ray", resources={"extra": ("big=much",)})
     assert not folder.out.exists()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from trustclip.constraints.base import Trait
 from trustclip.constraints.names import nearest
+from trustclip.engines import limits
 from trustclip.engines.sampler import Sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.recipes.settings import (
@@ -64,6 +65,10 @@ def _(settings: SFTStage) -> Iterator[Complaint]:
 def _(settings: RLStage) -> Iterator[Complaint]:
     found = [*_source(settings.dataset), *_schedule(settings), *_options(settings)]
     found += _sampler(settings)
+    if importlib.util.find_spec("trl") is None:
+        # The machine that launches a suite need not be one that trains.
+        yield from found or _of(("method",), lambda: limits.check(settings.method, "TRL"))
+        return
     if settings.trl:
         from trustclip.engines.trl import passthrough
 
@@ -152,6 +157,8 @@ def packages(settings: Any) -> Iterator[str]:
 
     if reason := missing(getattr(settings, "sink", "none")):
         yield reason
+    if isinstance(settings, RLStage | SFTStage) and importlib.util.find_spec("trl") is None:
+        yield "training needs TRL, which is not installed: pip install 'trustclip[train]'."
     if importlib.util.find_spec("vllm") is None:
         needs = "needs vLLM, which is not installed: pip install 'trustclip[vllm]', or set it to"
         if getattr(settings, "use_vllm", False):

@@ -260,9 +260,8 @@ import os, sys, time
 from pathlib import Path
 from trustclip.durable.lock import only_process
 with only_process(Path(sys.argv[1])):
-    child = os.fork()
-    if child:
-        print(child, flush=True)
+    if not os.fork():
+        print(os.getpid(), flush=True)  # it has let go of the lock by now
     time.sleep(600)
 """
 

@@ -90,6 +90,29 @@ def clips(side: Side, level: Level = "token") -> Trait:
     return Trait.CLIPS_TOKENS if level == "token" else Trait.CLIPS_SEQUENCES
 
 
+def anchor_fields(anchor: str) -> tuple[str, ...]:
+    """Optional fields of `TokenBatch` that a ratio against an anchor needs.
+
+    Example:
+      >>> anchor_fields("old"), anchor_fields("rollout")
+      ((), ('logp_rollout',))
+    """
+    return ("logp_rollout",) if anchor == "rollout" else ()
+
+
+def anchor_traits(anchor: str) -> Trait:
+    """Traits that a ratio against an anchor brings: one to the sampler corrects for it, and it is
+    not 1 when an update starts.
+
+    Example:
+      >>> anchor_traits("rollout") == Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+      True
+    """
+    if anchor != "rollout":
+        return Trait(0)
+    return Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+
+
 class Method(ABC):
     """Base class of methods: hyper-parameters as fields, and `surrogate`.
 

@@ -7,9 +7,16 @@ from pydantic import Field
 from torch import Tensor
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import Method, Positive, Trait, UpToOne, definition
+from trustclip.constraints.base import (
+    Method,
+    Positive,
+    Trait,
+    UpToOne,
+    anchor_traits,
+    definition,
+)
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
-from trustclip.methods.dppo import Divergence, measured
+from trustclip.methods.dppo import Divergence, check, measured, required
 
 
 @definition
@@ -69,8 +76,7 @@ class CPPO(Method):
     k: Annotated[int, Field(ge=1)] = 20
 
     def __post_init__(self) -> None:
-        if self.top_k is not None and self.anchor == "rollout":
-            raise ValueError("`anchor` 'rollout' needs a binary `divergence`.")
+        check(self.divergence, self.anchor)
         if self.budget_ceiling is not None and self.budget_ceiling < self.budget:
             raise ValueError(
                 f"`budget_ceiling` must be at least `budget`, got {self.budget_ceiling} and "
@@ -83,16 +89,11 @@ class CPPO(Method):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        if self.top_k is not None:
-            return (self.divergence,)
-        return ("logp_rollout",) if self.anchor == "rollout" else ()
+        return required(self.divergence, self.anchor)
 
     @property
     def traits(self) -> Trait:
-        own = Trait.CUTS | Trait.READS_PROBABILITY
-        if self.anchor == "old":
-            return own
-        return own | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return Trait.CUTS | Trait.READS_PROBABILITY | anchor_traits(self.anchor)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)

@@ -7,7 +7,16 @@ from pydantic import Field
 from torch import Tensor
 
 from trustclip.constraints import divergences, gates, intervals
-from trustclip.constraints.base import AboveOne, Method, Positive, Trait, definition, need_p_old
+from trustclip.constraints.base import (
+    AboveOne,
+    Method,
+    Positive,
+    Trait,
+    anchor_fields,
+    anchor_traits,
+    definition,
+    need_p_old,
+)
 from trustclip.constraints.batch import Anchor, LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.twins import Twins, verl_bounds, verl_settings
@@ -72,8 +81,7 @@ class DPPO(Method):
     k: Annotated[int, Field(ge=1)] = 20
 
     def __post_init__(self) -> None:
-        if self.top_k is not None and self.anchor == "rollout":
-            raise ValueError("`anchor` 'rollout' needs a binary `divergence`.")
+        check(self.divergence, self.anchor)
 
     @property
     def top_k(self) -> int | None:
@@ -81,16 +89,11 @@ class DPPO(Method):
 
     @property
     def traits(self) -> Trait:
-        own = Trait.CUTS | Trait.READS_PROBABILITY
-        if self.anchor == "old":
-            return own
-        return own | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return Trait.CUTS | Trait.READS_PROBABILITY | anchor_traits(self.anchor)
 
     @property
     def requires(self) -> tuple[str, ...]:
-        if self.top_k is not None:
-            return (self.divergence,)
-        return ("logp_rollout",) if self.anchor == "rollout" else ()
+        return required(self.divergence, self.anchor)
 
     @property
     def twins(self) -> Twins:
@@ -121,6 +124,17 @@ class DPPO(Method):
 
 
 @torch.no_grad()
+def check(divergence: Divergence, anchor: Anchor) -> None:
+    """Raise ValueError for a divergence that cannot be measured against an anchor."""
+    if divergence.startswith("top_k") and anchor == "rollout":
+        raise ValueError("`anchor` 'rollout' needs a binary `divergence`.")
+
+
+def required(divergence: Divergence, anchor: Anchor) -> tuple[str, ...]:
+    """Optional fields of `TokenBatch` that a divergence against an anchor needs."""
+    return (divergence,) if divergence.startswith("top_k") else anchor_fields(anchor)
+
+
 def measured(divergence: Divergence, batch: TokenBatch) -> Tensor:
     """Divergence of each token's probability from its old one. Shape [batch, time]."""
     if divergence == "binary_tv":

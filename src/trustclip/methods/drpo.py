@@ -1,7 +1,14 @@
 """DRPO: DPPO's region of probabilities, with a quadratic price instead of a mask."""
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import Method, Positive, Trait, definition
+from trustclip.constraints.base import (
+    Method,
+    Positive,
+    Trait,
+    anchor_fields,
+    anchor_traits,
+    definition,
+)
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp, safe_expm1
 
@@ -50,14 +57,11 @@ class DRPO(Method):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        return ("logp_rollout",) if self.anchor == "rollout" else ()
+        return anchor_fields(self.anchor)
 
     @property
     def traits(self) -> Trait:
-        own = Trait.REVERSES | Trait.READS_PROBABILITY
-        if self.anchor == "old":
-            return own
-        return own | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return Trait.REVERSES | Trait.READS_PROBABILITY | anchor_traits(self.anchor)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)

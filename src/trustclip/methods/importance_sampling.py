@@ -3,7 +3,7 @@
 import math
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import Method, Trait, definition
+from trustclip.constraints.base import Method, Trait, anchor_fields, anchor_traits, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.twins import Twins, clip_twins
@@ -41,13 +41,11 @@ class ImportanceSampling(Method):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        return ("logp_rollout",) if self.anchor == "rollout" else ()
+        return anchor_fields(self.anchor)
 
     @property
     def traits(self) -> Trait:
-        if self.anchor == "old":
-            return Trait(0)
-        return Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return anchor_traits(self.anchor)
 
     @property
     def twins(self) -> Twins:

@@ -3,7 +3,15 @@
 from torch import Tensor
 
 from trustclip.constraints import divergences, gates
-from trustclip.constraints.base import Method, Positive, Trait, definition, need_p_old
+from trustclip.constraints.base import (
+    Method,
+    Positive,
+    Trait,
+    anchor_fields,
+    anchor_traits,
+    definition,
+    need_p_old,
+)
 from trustclip.constraints.batch import Anchor, LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.twins import Twins
 
@@ -52,14 +60,11 @@ class IPO(Method):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        return ("logp_rollout",) if self.anchor == "rollout" else ()
+        return anchor_fields(self.anchor)
 
     @property
     def traits(self) -> Trait:
-        own = Trait.CUTS | Trait.READS_PROBABILITY
-        if self.anchor == "old":
-            return own
-        return own | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return Trait.CUTS | Trait.READS_PROBABILITY | anchor_traits(self.anchor)
 
     @property
     def twins(self) -> Twins:

@@ -5,7 +5,15 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import Method, Positive, Reduce, Trait, definition
+from trustclip.constraints.base import (
+    Method,
+    Positive,
+    Reduce,
+    Trait,
+    anchor_fields,
+    anchor_traits,
+    definition,
+)
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.selection import within_mean
 
@@ -60,13 +68,11 @@ class M2PO(Method):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        return ("logp_rollout",) if self.anchor == "rollout" else ()
+        return anchor_fields(self.anchor)
 
     @property
     def traits(self) -> Trait:
-        if self.anchor == "old":
-            return Trait.CUTS
-        return Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return Trait.CUTS | anchor_traits(self.anchor)
 
     @property
     def statistics_over(self) -> Literal["micro_batch"]:

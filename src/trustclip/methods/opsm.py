@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import divergences, levels
-from trustclip.constraints.base import Positive, Trait, definition
+from trustclip.constraints.base import Positive, Trait, anchor_fields, definition
 from trustclip.constraints.batch import Anchor, TokenBatch
 from trustclip.constraints.compose import Weighted
 from trustclip.constraints.registry import Part
@@ -51,8 +51,7 @@ class OPSM(Weighted):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        sampler = ("logp_rollout",) if self.anchor == "rollout" else ()
-        return (*super().requires, *sampler)
+        return (*super().requires, *anchor_fields(self.anchor))
 
     @property
     def traits(self) -> Trait:

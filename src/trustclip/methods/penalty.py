@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import divergences, levels
-from trustclip.constraints.base import Method, Positive, Trait, definition
+from trustclip.constraints.base import Method, Positive, Trait, anchor_fields, definition
 from trustclip.constraints.batch import Anchor, LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.masked import zero_masked
@@ -83,8 +83,7 @@ class Penalty(Composite):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        sampler = ("logp_rollout",) if self.anchor == "rollout" else ()
-        return tuple(dict.fromkeys((*super().requires, *sampler)))
+        return tuple(dict.fromkeys((*super().requires, *anchor_fields(self.anchor))))
 
     @property
     def traits(self) -> Trait:

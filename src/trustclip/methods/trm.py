@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import divergences, levels
-from trustclip.constraints.base import Positive, Trait, definition
+from trustclip.constraints.base import Positive, Trait, anchor_fields, definition
 from trustclip.constraints.batch import Anchor, TokenBatch
 from trustclip.constraints.compose import Weighted
 from trustclip.constraints.registry import Part
@@ -65,7 +65,7 @@ class TRM(Weighted):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        sampler = ("logp_rollout",) if self.anchor == "rollout" else ()
+        sampler = anchor_fields(self.anchor)
         exact = ("kl_old_new",) if self.divergence == "kl_old_new" else ()
         return tuple(dict.fromkeys((*super().requires, *sampler, *exact)))
 

@@ -4,7 +4,14 @@ import math
 from typing import ClassVar
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import Method, Positive, Trait, definition
+from trustclip.constraints.base import (
+    Method,
+    Positive,
+    Trait,
+    anchor_fields,
+    anchor_traits,
+    definition,
+)
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import choose, safe_expm1
 from trustclip.constraints.twins import NEVER, Twins
@@ -59,13 +66,11 @@ class VESPO(Method):
 
     @property
     def traits(self) -> Trait:
-        if self.anchor == "old":
-            return Trait(0)
-        return Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return anchor_traits(self.anchor)
 
     @property
     def requires(self) -> tuple[str, ...]:
-        return ("logp_rollout",) if self.anchor == "rollout" else ()
+        return anchor_fields(self.anchor)
 
     @property
     def twins(self) -> Twins:

@@ -50,3 +50,12 @@ def opened(page: Path | str, **context: Any) -> Iterator[Any]:
         finally:
             browser.close()
     assert complaints == []
+
+
+def wait(tab: Any, condition: str) -> None:
+    """Until a condition holds. The page's policy forbids eval, which Playwright's waiting uses."""
+    for _ in range(1200):
+        if tab.evaluate(condition):
+            return
+        tab.wait_for_timeout(25)
+    raise AssertionError(condition)

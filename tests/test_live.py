@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import token_files
-from browser import opened
+from browser import opened, wait
 from synthetic_runs import Spec, make_run
 
 from trustclip.report import live
@@ -130,11 +130,3 @@ def test_a_page_follows_its_run_and_keeps_the_readers_place(runs):
         assert abs(tab.evaluate(seen) - top) < 900  # whatever has grown above it
         assert "live, updated" in tab.locator("#live").inner_text()
         assert tab.locator("nav li a[href='#notices']").count() == 1
-
-
-def wait(tab, condition):
-    for _ in range(600):
-        if tab.evaluate(condition):
-            return
-        tab.wait_for_timeout(50)
-    raise AssertionError(condition)

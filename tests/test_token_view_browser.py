@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import token_files
-from browser import opened
+from browser import opened, wait
 
 from trustclip.report.build import build
 from trustclip.report.tokens import OWN, judged_rows
@@ -30,15 +30,6 @@ def page(path):
 @pytest.fixture(scope="module")
 def items(path):
     return {item.row.index: item for item in judged_rows(path)}
-
-
-def wait(tab, condition):
-    """Until a condition holds. The page's policy forbids eval, which Playwright's waiting uses."""
-    for _ in range(400):
-        if tab.evaluate(condition):
-            return
-        tab.wait_for_timeout(25)
-    raise AssertionError(condition)
 
 
 def ready(tab):

@@ -2,6 +2,7 @@
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 import token_files
@@ -41,6 +42,12 @@ def test_of_one_step_the_first(path):
     assert "in 8 completions" in text
     with pytest.raises(ValueError, match=r"no tokens of step 11; recorded: 0, 10, 20\."):
         printed(path, step=11)
+
+
+def test_the_steps_of_another_trainers_export_are_named():
+    export = Path(__file__).parent / "data" / "logs" / "prime_rl" / "losses"
+    with pytest.raises(ValueError, match=r"no tokens of step 999; recorded: \d"):
+        printed(export, step=999, constraint="clip")
 
 
 def test_texts_cannot_command_the_terminal(path):

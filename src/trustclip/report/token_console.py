@@ -11,7 +11,7 @@ from rich.text import Text
 from trustclip.constraints.names import unknown
 from trustclip.report.tokens import MAX_STRINGS, OWN, SHADOWS, Judged, Words, judged_rows, strings
 from trustclip.runs.text import control_named, percent
-from trustclip.runs.tokens import TOKENS, read_tokens
+from trustclip.runs.watched import sources
 
 #: Backgrounds of a token that is raised and of one that is lowered, weak and strong: blue, orange.
 _UP, _DOWN = ("on #c9dff0", "on #7fb2d9"), ("on #f6d5bd", "on #eb9a62")
@@ -41,12 +41,12 @@ def print_tokens(
     """
     if constraint not in (OWN, *SHADOWS):
         raise ValueError(unknown("constraint", constraint, (OWN, *SHADOWS)))
-    source = path / TOKENS if (path / "config.yaml").is_file() else path
-    if source.name == TOKENS and not source.is_dir():
-        raise ValueError(f"{path} has no recorded tokens: rl's `tokens_every` was 0, or it is old.")
+    (source,) = sources([path])
     shadows = [constraint] if constraint != OWN else []
     words, chosen, number = Words(), [], 0
+    steps = set()
     for item in judged_rows(source, shadows):
+        steps.add(item.row.step)
         if step is not None and item.row.step != step:
             continue
         if constraint not in item.kept:
@@ -59,7 +59,7 @@ def print_tokens(
             heapq.heappop(chosen)
         number += 1
     if not number:
-        raise ValueError(_none(source, step))
+        raise ValueError(_none(source, step, sorted(steps - {None})))
     for *_, item in sorted(chosen, key=lambda entry: entry[:2], reverse=True):
         console.print(_facts(item, constraint), style="bold", markup=False, soft_wrap=True)
         console.print(painted(item, constraint), soft_wrap=True)
@@ -67,8 +67,7 @@ def print_tokens(
     console.print(_table(words, constraint, number))
 
 
-def _none(source: Path, step: int | None) -> str:
-    steps = sorted({row.step for row in read_tokens(source) if row.step is not None})
+def _none(source: Path, step: int | None, steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
     return f"{source} has no tokens of step {step}; recorded: {shown or 'none'}."
 

@@ -14,7 +14,7 @@ from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import Shadows, label, refusal
 from trustclip.engines.trl.skipping import only_what_matters
 from trustclip.runs.foreign.recognise import token_rows
-from trustclip.runs.tokens import TokenRow, token_batch
+from trustclip.runs.tokens import TOKENS, TokenRow, token_batch
 
 #: Completions that are in memory at once.
 ROWS = 64
@@ -31,9 +31,12 @@ def sources(paths: Sequence[Path]) -> list[Path]:
     found = []
     for path in paths:
         run = (path / "config.yaml").is_file()
-        if run and not (path / "tokens").is_dir():
-            raise ValueError(f"{path} has no recorded tokens: its folder `tokens` is missing.")
-        found.append(path / "tokens" if run else path)
+        if run and not (path / TOKENS).is_dir():
+            raise ValueError(
+                f"{path} has no recorded tokens: its folder `tokens` is missing (`tokens_every` of "
+                "rl was 0, or the run is of an earlier release)."
+            )
+        found.append(path / TOKENS if run else path)
     return found
 
 

@@ -1,9 +1,10 @@
 """Conditions under which training continues exactly: required settings, unchanged inputs."""
 
+import math
 from pathlib import Path
 from typing import Any
 
-from trustclip.durable import states, weights
+from trustclip.durable import states, weights, zero
 
 #: Settings of `TrainingArguments` and TRL: the value they must have, and why.
 _REQUIRED: dict[str, tuple[Any, str]] = {
@@ -24,11 +25,10 @@ def check_settings(trainer: Any) -> None:
         for name, (required, why) in _REQUIRED.items()
         if getattr(args, name, required) != required
     ]
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        problems.append(
-            "FSDP and DeepSpeed shard weights and optimizer over ranks in their own formats; "
-            "use DDP."
-        )
+    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        problems.append("fsdp_version must be 2: FSDP1 flattens what it shards.")
+    if trainer.is_deepspeed_enabled:
+        problems += _of_deepspeed(trainer.accelerator)
     if args.train_sampling_strategy == "group_by_length":
         problems.append(
             "the order of train_sampling_strategy='group_by_length' cannot be restored."
@@ -42,21 +42,45 @@ def check_settings(trainer: Any) -> None:
         )
 
 
+def _of_deepspeed(accelerator: Any) -> list[str]:
+    config = accelerator.state.deepspeed_plugin.deepspeed_config
+    problems = []
+    if config.get("zero_optimization", {}).get("stage", 0) not in (1, 2, 3):
+        problems.append("zero_optimization.stage must be 1, 2 or 3; use DDP in place of stage 0.")
+    if accelerator.mixed_precision == "fp16":
+        problems.append("DeepSpeed's scale of fp16 gradients is not stored; use bf16.")
+    return problems
+
+
 def identity(trainer: Any) -> dict[str, Any]:
-    """The settings and inputs that must be the same when a checkpoint is continued."""
+    """The settings and inputs that must be the same when a checkpoint is continued.
+
+    Every rank must ask for it, before training has begun.
+    """
     data = trainer.train_dataset
     return {
         **{name: getattr(trainer.args, name) for name in trainer._shape},
         "processes": trainer.accelerator.num_processes,
         "device": trainer.accelerator.device.type,
         "examples": len(data) if hasattr(data, "__len__") else None,
-        "base model": weights.frozen(trainer.accelerator.unwrap_model(trainer.model)),
+        "base model": weights.frozen(trainer.accelerator.unwrap_model(trainer.model), zero.whole),
     }
 
 
-def check_identity(trainer: Any, checkpoint: Path) -> None:
-    """Raise a ValueError if the checkpoint has other settings, data or another base model."""
-    stored, own = states.load(checkpoint, "shared")["identity"], identity(trainer)
+def check_identity(own: dict[str, Any], checkpoint: Path) -> int:
+    """Compare settings, data and base model with those of a checkpoint.
+
+    Another number of processes is allowed where they take as many examples a pass together.
+
+    Returns:
+      The number of processes that wrote it.
+
+    Raises:
+      ValueError: the checkpoint has others.
+    """
+    stored = states.load(checkpoint, "shared")["identity"]
+    if _together(stored) == _together(own):
+        own = {**own, **{name: stored[name] for name in _SPREAD}}
     changed = [
         f"{name} was {stored.get(name)!r} and is {own.get(name)!r}"
         for name in sorted({**stored, **own})
@@ -64,3 +88,12 @@ def check_identity(trainer: Any, checkpoint: Path) -> None:
     ]
     if changed:
         raise ValueError(f"{checkpoint} cannot be continued: {', '.join(changed)}.")
+    return stored["processes"]
+
+
+#: Settings of which only the product counts.
+_SPREAD = ("processes", "per_device_train_batch_size")
+
+
+def _together(identity: dict[str, Any]) -> int:
+    return math.prod(identity[name] for name in _SPREAD)

@@ -1,4 +1,4 @@
-"""Find the missing rank when a collective call has timed out or failed.
+"""Find the missing rank when a collective call has failed, and end ranks that are done.
 
 The error of the call states that a rank did not join, not which one, and torch's launcher names the
 first rank that gave up, which is one of those that waited. So ranks that fail sign a list in the
@@ -12,6 +12,7 @@ Relies on torch's `_get_default_store`, which ranks share independently of the b
 existing process group.
 """
 
+import atexit
 import contextlib
 import os
 import sys
@@ -19,7 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
@@ -78,6 +79,28 @@ def leave_if_lost() -> None:
         traceback.print_stack()
         sys.stderr.flush()
         os._exit(1)
+
+
+def leave(status: int = 0) -> NoReturn:
+    """End this process with a status that nothing can change any more, whether or not it is a rank.
+
+    Of a job that is done, the process group is destroyed, as torch asks for. Then the functions of
+    `atexit` are called and output is flushed, but Python is not shut down: a thread of gloo that
+    still drops a tensor while Python does so aborts the process, and a launcher would report a
+    finished run as failed.
+
+    Args:
+      status: 0 for success; after a failure the group is left alone, since others may hang in it.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        sys.exit(status)
+    if status == 0:
+        dist.destroy_process_group()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader has gone
+            stream.flush()
+    os._exit(status)
 
 
 def _several() -> bool:

@@ -136,18 +136,8 @@ def unpack(tensors: Tensors, packed: Any, device: Any = None) -> Any:
     return tensor.numpy() if tag == "$array" else tensor.numpy()[()]
 
 
-def save(folder: Path, name: str, state: Any) -> None:
-    """Write ``name.json`` and, if there are tensors, ``name.safetensors`` into a folder."""
-    from safetensors.torch import save_file
-
-    tensors, packed = pack(state, name)
-    (folder / f"{name}.json").write_text(json.dumps(packed, allow_nan=False), encoding="utf-8")
-    if tensors:
-        save_file(tensors, folder / f"{name}.safetensors")
-
-
 def load(folder: Path, name: str, device: Any = None) -> Any:
-    """Read what `save` wrote."""
+    """Read ``name.json`` and, if there are tensors, ``name.safetensors`` of a folder."""
     from safetensors.torch import load_file
 
     packed = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
@@ -176,3 +166,17 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def reseeded(state: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A `random_state` derived from another one: the same for the same number, else independent."""
+    before = random_state()
+    try:
+        set_random_state(state)
+        seed = int(torch.randint(2**31, (1,)).item()) + number
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        return random_state()
+    finally:
+        set_random_state(before)

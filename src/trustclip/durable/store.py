@@ -4,6 +4,9 @@ A checkpoint is a folder ``step-000016`` of plain files, among them ``manifest.j
 and SHA-256 of each of the others. It is written under another name, flushed to the disk and then
 renamed: it is there whole or not at all. What is read back has been compared with its manifest;
 only regular files inside the folder are ever opened, and none is a pickle.
+
+In one file because writing, listing and verifying are one format: each is understood only from the
+other two.
 """
 
 import contextlib
@@ -16,9 +19,11 @@ import secrets
 import shutil
 import stat
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from trustclip.durable.flush import flush, flush_way
 
 #: Version of the format; a checkpoint with another one is refused.
 SCHEMA = 1
@@ -53,6 +58,13 @@ class TrainingError(RuntimeError):
 
 class NonFiniteError(TrainingError):
     """Weights or optimizer states hold NaN or infinite values; no checkpoint of them is written."""
+
+
+class Listed(TypedDict):
+    """Size in bytes and SHA-256 of a file in a manifest, in hexadecimal."""
+
+    bytes: int
+    sha256: str
 
 
 @contextlib.contextmanager
@@ -164,12 +176,13 @@ class CheckpointStore:
                 )
             if origin is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
+                flush_way(self.folder)
                 origin = {"run": secrets.token_hex(8), "cursor": cursor()}
                 part = path.with_name(_WRITING + ORIGIN)
                 part.write_text(json.dumps(origin), encoding="utf-8")
-                _fsync(part)
+                flush(part)
                 part.rename(path)
-                _fsync(self.folder)
+                flush(self.folder)
             return origin["cursor"]
 
     def _origin(self) -> dict[str, Any] | None:
@@ -214,25 +227,32 @@ class CheckpointStore:
             folder.mkdir(parents=True)
         return folder
 
-    def commit(self, step: int) -> Path:
-        """Make the written folder the checkpoint of its step, then delete those over `keep`."""
+    def commit(self, step: int, written: Mapping[str, Listed] | None = None) -> Path:
+        """Make the written folder the checkpoint of its step, then delete those over `keep`.
+
+        Args:
+          step: of the checkpoint.
+          written: what `listed` returned for files that are on the disk already, of any rank.
+        """
         part, final = self._part(step), self.path(step)
         with self.explained(step):
             files = _files(part)
-            manifest = {"schema": SCHEMA, "step": step, "origin": self._origin(), "files": {}}
-            for name, path in files.items():
-                _fsync(path)
-                manifest["files"][name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            manifest = {"schema": SCHEMA, "step": step, "origin": self._origin()}
+            known = dict(written or {})
+            _compare({name: path for name, path in files.items() if name in known}, known)
+            manifest["files"] = known | listed(
+                part, [path for name, path in files.items() if name not in known]
+            )
             text = json.dumps(manifest, indent=1, sort_keys=True)
             (part / MANIFEST).write_text(text + "\n", encoding="utf-8")
             same_mode(part / MANIFEST, files.values())
-            _fsync(part / MANIFEST)
+            flush(part / MANIFEST)
             for folder in {part, *(path.parent for path in files.values())}:
-                _fsync(folder)
+                flush(folder)
             if os.path.lexists(final):
                 self._remove(final)
             part.rename(final)
-            _fsync(self.folder)
+            flush(self.folder)
         self._prune(step)
         return final
 
@@ -266,6 +286,7 @@ class CheckpointStore:
         # Renamed first: a checkpoint half removed must not look like a damaged one.
         hidden = path.with_name(f"{_REMOVING}{path.name}-{secrets.token_hex(4)}")
         path.rename(hidden)
+        flush(self.folder)
         if hidden.is_symlink() or not hidden.is_dir():
             hidden.unlink()
         else:
@@ -278,6 +299,16 @@ class CheckpointStore:
         """The newest checkpoint, in words; files that are read back later may still be damaged."""
         whole = [self.path(step) for step in self.steps() if _whole(self.path(step))]
         return f"the newest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
+
+
+def listed(folder: Path, files: Iterable[Path]) -> dict[str, Listed]:
+    """Entries of a manifest for files in a folder, once their content is on the disk."""
+    entries: dict[str, Listed] = {}
+    for path in files:
+        flush(path)
+        name = path.relative_to(folder).as_posix()
+        entries[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    return entries
 
 
 def verify(path: Path, run: str | None = None) -> None:
@@ -380,11 +411,3 @@ def same_mode(model: Path, files: Iterable[Path]) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,7 @@ updates: the samples being trained on, the place in them, metrics not yet logged
 whole or not at all (`trustclip.durable.store`) and hold everything that the next update
 depends on, so that training continues bit for bit on the same hardware and releases.
 
-Relied on in Transformers: `_save_checkpoint`, `_load_from_checkpoint`,
+Relied on in Transformers: `_save_checkpoint`, `_prepare_for_training`, `_load_from_checkpoint`,
 `_load_optimizer_and_scheduler`, `_load_scaler`, `_load_rng_state` and ``trainer_state.json`` are
 the only doors to a checkpoint, in this order, and `on_epoch_begin` comes between the last two.
 
@@ -26,21 +26,29 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
-from accelerate.utils import gather_object
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from trustclip.durable import states, weights
+from trustclip.durable.content import Content
 from trustclip.durable.exactness import check_identity, check_settings, identity
+from trustclip.durable.layouts import layout_of
+from trustclip.durable.mirror import Mirror
+from trustclip.durable.ranks import Ranks
 from trustclip.durable.rollcall import leave_if_lost, roll_call
-from trustclip.durable.store import CheckpointError, CheckpointStore, NonFiniteError
+from trustclip.durable.saving import Saver
+from trustclip.durable.store import CheckpointStore, NonFiniteError
 
 _STATE = "trainer_state.json"
 
 
 class Journal(Protocol):
-    """Append-only files of a run, cut back when it continues from a checkpoint."""
+    """Append-only files of a run, cut back when it continues from a checkpoint.
+
+    To be sent along with checkpoints, it must have a ``path``: of the folder that its files' names
+    in the cursor are relative to.
+    """
 
     def cursor(self) -> dict[str, Any]:
         """Extent of every file, in plain values, after its content has been written to the disk."""
@@ -70,6 +78,10 @@ class Durable(Trainer):
 
     #: Files of the run to cut back with it; set it before training.
     journal: Journal | None = None
+    #: Write checkpoints while training goes on; they cost a copy of the state in CPU memory.
+    save_async: bool = False
+    #: URL of a folder that gets a copy of each checkpoint, ``s3://...`` or whatever fsspec reaches.
+    save_to: str | None = None
     #: True after a signal has ended `train_durably`, with everything saved.
     stopped_early: bool = False
 
@@ -82,6 +94,13 @@ class Durable(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._store = CheckpointStore(Path(str(self.args.output_dir)), self.args.save_total_limit)
+        accelerator = self.accelerator
+        self._ranks = Ranks(accelerator.process_index, accelerator.num_processes)
+        self._saver = Saver(self._store, self._ranks)
+        self._identity: dict[str, Any] = {}  # of this training, before its model was wrapped
+        self._mirror: Mirror | None = None
+        self.save_async = getattr(self.args, "save_async", self.save_async)
+        self.save_to = getattr(self.args, "save_to", self.save_to)
         self._held: int | None = None  # step whose checkpoint is known to be good
         self._rest: dict[str, Any] = {}  # of a checkpoint, to restore when training has begun
         self._listening = self._terminated = False
@@ -103,9 +122,10 @@ class Durable(Trainer):
                     f"{self._store.folder} holds checkpoints; continue from them with "
                     "train_durably(), or choose another output_dir."
                 )
-            self._together(lambda: self._store.origin(self._cursor))
+            self._ranks.together(lambda: self._store.origin(self._cursor))
+            self._prepare_saving()
         self._rest = {}
-        with roll_call(self.args.ddp_timeout):
+        with roll_call(self.args.ddp_timeout), self._settling():
             return super().train(None, *args, **kwargs)
 
     def train_durably(self) -> bool:
@@ -130,18 +150,19 @@ class Durable(Trainer):
         self._rest = {}
         self._listening = True
         try:
-            with _on_request(self._ask_to_stop), roll_call(self.args.ddp_timeout):
-                newest = self._together(self._newest)
+            with _on_request(self._ask_to_stop), roll_call(self.args.ddp_timeout), self._settling():
+                self._prepare_saving()
+                newest = self._ranks.together(self._newest)
                 if newest is not None:
-                    check_identity(self, newest)
-                self._together(lambda: self._rewind(newest))
+                    self._check_same_run(newest)
+                self._ranks.together(lambda: self._rewind(newest))
                 if newest is None:
                     states.set_random_state(self._seeded)
                 elif self._complete(newest):
                     return True
                 with self._nonfinite_explained():
                     super().train(resume_from_checkpoint=None if newest is None else str(newest))
-                    self._check_finite()
+                    self._ranks.everyone(self._check_finite)
                 if not self.stopped_early and self.asked_to_stop():
                     self._save_checkpoint(self.model, None)
                     self.stopped_early = True
@@ -151,11 +172,50 @@ class Durable(Trainer):
 
     # -- starting ----------------------------------------------------------------------------------
 
+    def _prepare_saving(self) -> None:
+        self._identity = identity(self)
+        if url := self.save_to:
+            rows = getattr(self.journal, "path", None)
+            if self.journal is not None and rows is None:
+                raise ValueError("save_to needs a journal with a `path`, to send its files along.")
+            self._mirror = self._ranks.together(lambda: Mirror(url, rows))
+        self._saver = Saver(
+            self._store,
+            self._ranks,
+            background=self.save_async,
+            mirror=self._mirror,
+            timeout=self.args.ddp_timeout,
+        )
+
+    @contextlib.contextmanager
+    def _settling(self) -> Iterator[None]:
+        """Wait at the end for a checkpoint that is being written."""
+        try:
+            yield
+        except BaseException:
+            self._saver.settle(patient=False)
+            raise
+        self._saver.settle()
+
     def _newest(self) -> Path | None:
         self._store.clean()
         newest = self._store.newest()
+        if newest is None and self._mirror is not None:
+            newest = self._mirror.fetch(self._store)
         self._store.origin(self._cursor)
         return newest
+
+    def _check_same_run(self, newest: Path) -> None:
+        """Refuse a checkpoint of another training; say what another number of ranks changes."""
+        wrote = self._ranks.together(lambda: check_identity(self._identity, newest))
+        if wrote != self._ranks.world and self._ranks.first:
+            warnings.warn(
+                f"{newest} was written by {wrote} ranks and continues on {self._ranks.world}: the "
+                "order of the data and the generation in training stay the same; sums over ranks "
+                "are rounded in another order, so the last digits differ, and later completions "
+                "are sampled from other random numbers.",
+                stacklevel=3,
+            )
 
     def _cursor(self) -> dict[str, Any]:
         return {} if self.journal is None else self.journal.cursor()
@@ -176,7 +236,7 @@ class Durable(Trainer):
             *_, last = self.set_initial_training_values(self.args, self.get_train_dataloader())
         if state.global_step < last:
             return False
-        self._load_from_checkpoint(str(newest))
+        layout_of(self).load_weights(newest)
         self.state = state
         return True
 
@@ -187,29 +247,45 @@ class Durable(Trainer):
         if step == self._held:
             return
         self.store_flos()
-        part = self._together(lambda: self._store.begin(step))
-        try:
-            self._together(lambda: self._write(part, step), on_all=True)
-            self._together(lambda: self._store.commit(step))
-        except BaseException:
-            self._store.abort(step)
-            raise
+        self._ranks.everyone(self._check_finite)
+        self._saver.save(step, self._collected)
         self._held = step
 
-    def _write(self, folder: Path, step: int) -> None:
-        with self._store.explained(step):
-            if self.accelerator.is_main_process:
-                self._write_shared(folder)
-            rank = {
-                "random": states.random_state(),
-                "loop": {
-                    "loss": self._tr_loss,
-                    "logged": self._globalstep_last_logged,
-                    "order": getattr(self._sampler(), "initial_seed", None),
-                },
-                "progress": self._progress(),
-            }
-            states.save(folder, f"rank-{self.accelerator.process_index}", rank)
+    def _collected(self, folder: Path) -> Content:
+        """What this rank stores of the state after an update."""
+        content, first = Content(), self.accelerator.is_main_process
+        of_optimizer = layout_of(self).put(content)
+        content.state(f"rank-{self.accelerator.process_index}", self._own_state())
+        if not first:
+            return content
+        weights.save_config(self._unwrapped(), folder)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        content.state("shared", {"identity": self._identity, "cursor": self._cursor()})
+        scaler = self.accelerator.scaler
+        common = {
+            "parameters": self._optimized(),
+            "scheduler": self.lr_scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+        content.state("optimizer", common | of_optimizer)
+        exported: dict[str, list[Any]] = {}
+        for callback in self._exportable():
+            exported.setdefault(type(callback).__name__, []).append(callback.state())
+        state = dataclasses.asdict(self.state) | {"stateful_callbacks": exported}
+        content.texts[_STATE] = json.dumps(state)
+        return content
+
+    def _own_state(self) -> dict[str, Any]:
+        return {
+            "random": states.random_state(),
+            "loop": {
+                "loss": self._tr_loss,
+                "logged": self._globalstep_last_logged,
+                "order": getattr(self._sampler(), "initial_seed", None),
+            },
+            "progress": self._progress(),
+        }
 
     def _check_finite(self) -> None:
         """Raise a `NonFiniteError` if weights or optimizer states are not finite."""
@@ -239,26 +315,6 @@ class Durable(Trainer):
                 raise error from None
             raise
 
-    def _write_shared(self, folder: Path) -> None:
-        self._check_finite()
-        weights.save(self._unwrapped(), folder)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
-        states.save(folder, "shared", {"identity": identity(self), "cursor": self._cursor()})
-        scaler = self.accelerator.scaler
-        optimizer = {
-            "parameters": self._optimized(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.lr_scheduler.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-        }
-        states.save(folder, "optimizer", optimizer)
-        exported: dict[str, list[Any]] = {}
-        for callback in self._exportable():
-            exported.setdefault(type(callback).__name__, []).append(callback.state())
-        state = dataclasses.asdict(self.state) | {"stateful_callbacks": exported}
-        (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
-
     def _progress(self) -> dict[str, Any]:
         """The state that this rank carries from one update to the next."""
         return {
@@ -269,21 +325,37 @@ class Durable(Trainer):
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
+    ) -> Any:
+        if not self.is_deepspeed_enabled:
+            return super()._prepare_for_training(
+                max_steps, train_dataloader, resume_from_checkpoint
+            )
+        # Transformers would look for the pickles of DeepSpeed's own checkpoints.
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+        if resume_from_checkpoint is not None:
+            self._load_from_checkpoint(resume_from_checkpoint)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        return prepared
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        weights.load(self._unwrapped(), Path(resume_from_checkpoint))
+        layout_of(self).load_weights(Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        folder, device = Path(checkpoint), self.accelerator.device
+        folder = Path(checkpoint)
         stored = states.load(folder, "optimizer")
         if stored["parameters"] != self._optimized():
             raise ValueError(f"{folder} cannot be continued: other parameters were being trained.")
-        _load_optimizer(self.optimizer, stored["optimizer"])
+        layout_of(self).load_optimizer(folder, stored)
         self.lr_scheduler.load_state_dict(stored["scheduler"])
+        if TrainerState.load_from_json(str(folder / _STATE)).max_steps != self.args.max_steps:
+            self._reschedule()
         if stored["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(stored["scaler"])
-        self._rest = states.load(folder, f"rank-{self.accelerator.process_index}", device)
+        self._rest = self._of_this_rank(folder)
         self._restore(self._rest.pop("progress"))
         exported = {name: [*values] for name, values in self.state.stateful_callbacks.items()}  # type: ignore[union-attr]
         for callback in self._exportable():
@@ -292,6 +364,35 @@ class Durable(Trainer):
         self._held = self.state.global_step
         if getattr(self.args, "use_vllm", False):
             warnings.warn("vLLM's random numbers are not restored: samples differ.", stacklevel=2)
+
+    def _reschedule(self) -> None:
+        """Set the next update's learning rate by a schedule of another length than the stored."""
+        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        if not hasattr(scheduler, "lr_lambdas"):
+            return
+        shapes = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        rates = [base * shape(scheduler.last_epoch) for base, shape in shapes]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        scheduler._last_lr = rates  # what is logged
+
+    def _of_this_rank(self, folder: Path) -> dict[str, Any]:
+        """What `_own_state` returned on this rank, or on the ranks whose work it continues."""
+        device, ranks = self.accelerator.device, self._ranks
+        wrote = len(list(folder.glob("rank-*.json")))
+        if wrote == ranks.world:
+            return states.load(folder, f"rank-{ranks.rank}", device)
+        stored = [states.load(folder, f"rank-{rank}", device) for rank in range(wrote)]
+        own = stored[ranks.rank % wrote]
+        if ranks.rank >= wrote:  # ranks that were not there have random numbers of their own
+            own["random"] = states.reseeded(own["random"], ranks.rank)
+        own["loop"]["loss"] = torch.stack([each["loop"]["loss"] for each in stored]).mean(0)
+        own["progress"] = self._redistributed([each["progress"] for each in stored])
+        return own
+
+    def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:
+        """The `_progress` of this rank, from that of another number of ranks."""
+        return stored[self._ranks.rank % len(stored)]
 
     def _restore(self, progress: dict[str, Any]) -> None:
         """Restore the state returned by `_progress`."""
@@ -339,7 +440,10 @@ class Durable(Trainer):
 
     def _optimized(self) -> list[list[str]]:
         """Parameter names in the order of the optimizer's groups, which store numbers only."""
-        names = {id(p): name for name, p in self._unwrapped().named_parameters()}
+        named = self._unwrapped().named_parameters()
+        if self.is_deepspeed_enabled:  # its groups hold flat buffers
+            return [[name for name, parameter in named if parameter.requires_grad]]
+        names = {id(p): name for name, p in named}
         return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
 
     def _exportable(self) -> list[Any]:
@@ -348,30 +452,6 @@ class Durable(Trainer):
     def _stateful_rewards(self) -> list[Any]:
         functions = getattr(self, "reward_funcs", [])
         return [f for f in functions if hasattr(f, "state_dict") and not isinstance(f, nn.Module)]
-
-    def _together(self, action: Callable[[], Any], on_all: bool = False) -> Any:
-        """Call a function on the first rank or on all; a failure on one rank fails on all.
-
-        Returns:
-          What it returned on the first rank.
-        """
-        result = error = None
-        if on_all or self.accelerator.is_main_process:
-            try:
-                result = action()
-            except Exception as caught:
-                error = caught
-        if self.accelerator.num_processes > 1:
-            outcomes = gather_object(
-                [(result, error and f"rank {self.args.process_index}: {error}")]
-            )
-            result = outcomes[0][0]
-            failures = [failure for _, failure in outcomes if failure]
-            if failures and error is None:
-                raise CheckpointError(failures[0])
-        if error is not None:
-            raise error
-        return result
 
     # -- signals -----------------------------------------------------------------------------------
 
@@ -400,17 +480,6 @@ class _Watch(TrainerCallback):
         if self._trainer.asked_to_stop():
             control.should_save = control.should_training_stop = True
             self._trainer.stopped_early = True
-
-
-def _load_optimizer(optimizer: Any, stored: dict[str, Any]) -> None:
-    """`load_state_dict` without its cast of every state to the type of the parameter."""
-    optimizer.load_state_dict(stored)
-    for group, own in zip(stored["param_groups"], optimizer.param_groups, strict=True):
-        for number, parameter in zip(group["params"], own["params"], strict=True):
-            for name, value in stored["state"].get(number, {}).items():
-                now = optimizer.state[parameter][name]
-                if isinstance(value, torch.Tensor) and now.dtype != value.dtype:
-                    optimizer.state[parameter][name] = value.to(now.device)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,14 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from trustclip.durable.shards import local
 
 
 def _adapter(model: nn.Module) -> str | None:
@@ -44,10 +47,26 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     return dict(once.values())
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write weights and config: a folder that `from_pretrained` loads."""
-    from safetensors.torch import save_file
+def stored(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers that a sharded checkpoint holds, themselves, by name.
 
+    Of a model with an adapter, those that train; tied ones are listed once.
+    """
+    parameters = dict(model.named_parameters())
+    if _adapter(model) is not None:
+        return {name: p for name, p in parameters.items() if p.requires_grad}
+    kept = model.state_dict().keys()
+    return parameters | {name: b for name, b in model.named_buffers() if name in kept}
+
+
+def files(model: Any) -> dict[str, dict[str, Tensor]]:
+    """Name and content of the model's (or adapter's) safetensors file."""
+    tensors = {name: tensor.detach() for name, tensor in trained(model).items()}
+    return {_file(_adapter(model)): tensors}
+
+
+def save_config(model: Any, folder: Path) -> None:
+    """Write what `from_pretrained` needs beside the weights."""
     adapter = _adapter(model)
     if adapter is None:
         model.config.save_pretrained(folder)
@@ -58,8 +77,6 @@ def save(model: Any, folder: Path) -> None:
         # Without a task, PEFT finds the class of the base model by this.
         known = {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
         config.save_pretrained(folder, auto_mapping_dict=None if config.task_type else known)
-    tensors = {name: tensor.detach().contiguous() for name, tensor in trained(model).items()}
-    save_file(tensors, folder / _file(adapter), metadata={"format": "pt"})
 
 
 @torch.no_grad()
@@ -94,6 +111,8 @@ def _file(adapter: str | None) -> str:
 def nonfinite(model: nn.Module, optimizer: Any = None) -> str | None:
     """Name of the first trained weight, or optimizer state, with a NaN or infinite element.
 
+    Of sharded ones, only this rank's parts are looked at.
+
     Example:
       >>> layer = nn.Linear(2, 2)
       >>> nonfinite(layer)
@@ -101,30 +120,37 @@ def nonfinite(model: nn.Module, optimizer: Any = None) -> str | None:
       >>> nonfinite(layer)
       'bias'
     """
-    named = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    named = {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
     if optimizer is not None:
         names = {id(p): name for name, p in model.named_parameters()}
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point():
-                    named[f"{key} of {names.get(id(parameter))}"] = value
+                    named[f"{key} of {names.get(id(parameter), 'a part')}"] = local(value)
     tensors = [tensor for tensor in named.values() if tensor.numel()]
+    if not tensors:
+        return None
     # One number is read back from the device, unless something is wrong.
     if torch.nn.utils.get_total_norm(tensors, norm_type=math.inf).isfinite():
         return None
     return next(name for name, tensor in named.items() if not tensor.isfinite().all())
 
 
-def frozen(model: nn.Module) -> str:
+def frozen(model: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> str:
     """Fingerprint of the frozen weights: names, types, shapes and a sample of the values.
 
     A checkpoint of an adapter is worth nothing on another base model, and would load without error.
+
+    Args:
+      model: with them.
+      whole: assembles a parameter from its parts.
     """
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            values = parameter.detach().flatten()
-            sample = values[:: max(1, values.numel() // 64)].contiguous().cpu()
-            digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+            values = whole(parameter)
+            flat = values.flatten()
+            sample = flat[:: max(1, flat.numel() // 64)].contiguous().cpu()
+            digest.update(f"{name} {parameter.dtype} {tuple(values.shape)}".encode())
             digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

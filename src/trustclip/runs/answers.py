@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from trustclip import stats
@@ -26,6 +27,8 @@ def score_rows(result: Mapping[str, Any], step: int) -> list[Row]:
             if name.partition("@")[1]:
                 row |= {name: value["value"], f"{name}/low": value["low"]}
                 row[f"{name}/high"] = value["high"]
+            elif name == "rewards":
+                row |= {f"rewards/{label}": mean["value"] for label, mean in value.items()}
             elif name != "curve":
                 row[name] = value
         rows.append(row)
@@ -50,7 +53,8 @@ def scores(rows: Sequence[Row]) -> dict[str, Any]:
       ``{"tasks": {task: {...}}, "average": {...}}``; each holds ``mean@K`` and ``pass@K`` as
       ``{"value", "low", "high"}`` (shares of 1), ``problems``, ``truncated``, ``no_answer``,
       ``timeout`` (of the verifier; shares of completions), ``length`` (mean, tokens) and ``curve``:
-      ``k`` from 1 to K, ``mean`` of the first k samples and unbiased ``pass`` at k.
+      ``k`` from 1 to K, ``mean`` of the first k samples and unbiased ``pass`` at k. A task whose
+      rows have ``rewards`` also holds the mean of each, with its 95 % interval over problems.
 
     Example:
       >>> rows = [{"task": "t", "id": str(i), "correct": int(i > 0), "tokens": 4, "extracted": "1",
@@ -63,6 +67,9 @@ def scores(rows: Sequence[Row]) -> dict[str, Any]:
         task: _scores(list(problems.values()), None, [r for r in rows if r["task"] == task])
         for task, problems in by_task.items()
     }
+    for task, part in parts.items():
+        if means := _rewards([row for row in rows if row["task"] == task]):
+            part["rewards"] = means
     every = [answers for problems in by_task.values() for answers in problems.values()]
     strata = [task for task, problems in by_task.items() for _ in problems]
     return {"tasks": parts, "average": _scores(every, strata, rows)}
@@ -86,3 +93,38 @@ def _scores(
             "pass": stats.pass_curve(correct, strata).tolist(),
         },
     }
+
+
+def _rewards(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
+    """Mean of each reward over problems, of each problem over its completions, by label."""
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        for label, value in (row.get("rewards") or {}).items():
+            if value is not None:
+                values[label][row["id"]].append(value)
+    found: dict[str, dict[str, float | None]] = {}
+    for label, problems in values.items():
+        means = [fmean(each) for each in problems.values()]
+        found[label] = {"value": fmean(means), "low": None, "high": None}
+        if len(means) > 1:
+            interval = stats.RunSummary.of(means).interval()
+            found[label] |= {"low": interval.low, "high": interval.high}
+    return found
+
+
+def overlapping(overlap: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Ids of the test problems that the training data of a run held, by task.
+
+    Args:
+      overlap: of its ``summary.json``: by stage, ``tests`` by task.
+
+    Example:
+      >>> overlapping({"rl": {"excluded": True, "problems": 2, "tests": {"amc23": ["amc-7"]}}})
+      {'amc23': {'amc-7'}}
+    """
+    found: dict[str, set[str]] = {}
+    for stage in overlap.values():
+        tests = stage.get("tests", {}) if isinstance(stage, Mapping) else {}
+        for task, ids in tests.items():
+            found.setdefault(task, set()).update(ids)
+    return found

@@ -287,13 +287,15 @@ def _overlap(summary: Mapped) -> str:
             "Whether test problems stand in the training data of this or the base model is not "
             "known; `trustclip decontaminate` compares two sets."
         )
-    left_out = sum(counts["problems"] for counts in overlap["left_out"].values())
+    stages = overlap.values()
+    trained_on = sum(found["problems"] for found in stages if not found["excluded"])
+    left_out = sum(found["problems"] for found in stages if found["excluded"])
     checked = (
-        f"Training problems that are test problems, word for word or reworded, were left out "
+        f"{trained_on} of its training problems are test problems, word for word or reworded, so "
+        "its scores on them are no measure of what it learned."
+        if trained_on
+        else "Training problems that are test problems, word for word or reworded, were left out "
         f"({left_out}) as far as `trustclip decontaminate` finds them."
-        if overlap["reworded"]
-        else "No training problem of this run equals a test problem up to layout and notation; "
-        "reworded ones were not looked for."
     )
     return f"{checked} What the base model was trained on is not known."
 

@@ -22,12 +22,16 @@ from typing import Any, Self
 import yaml
 
 import trustclip
+from trustclip.constraints.consent import consent, named
 from trustclip.durable.extents import Cursor, Extents
+from trustclip.durable.flush import flush, flush_tree
 from trustclip.durable.lock import rank
 from trustclip.durable.store import CheckpointStore
+from trustclip.runs.extension import LENGTH, Extension, extension, unchangeable
 from trustclip.runs.identity import essential, flat, with_method
 from trustclip.runs.jsonl import (
     append_jsonl,
+    extend_jsonl,
     plain,
     read_jsonl,
     read_mapping,
@@ -41,6 +45,8 @@ from trustclip.tasks.problem import Problem
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
 
+#: A line for each time that the run was given more updates.
+EXTENSIONS = "extensions.jsonl"
 #: A shard of samples is followed by another when it has grown past this.
 SHARD_BYTES = 64 * 2**20
 
@@ -76,30 +82,50 @@ class RunDirectory:
         Args:
           path: the folder.
           command: name of the command that runs.
-          settings: its settings, all of them as they were.
+          settings: its settings, all of them as they were, or with more updates.
 
         Raises:
           ValueError: the folder holds a run of another command or with other settings, or its
-            ``config.yaml`` is damaged.
+            ``config.yaml`` is damaged; or it is to get more updates and kept no checkpoint.
         """
         if not (path / "config.yaml").exists() or rank() != 0:
             return cls(path, command, settings)
-        stored = flat(essential(_all_of_method(with_method(_whole(path / "config.yaml")))))
         asked = flat(essential(yaml.safe_load(_config(command, settings))))
+        with consent(*named(asked)):
+            stored = _all_of_method(with_method(_whole(path / "config.yaml")))
+        stored = flat(essential(stored))
+        longer = extension(command, stored, asked)
+        allowed = LENGTH.get(command) if longer else None
         for key in {**asked, **stored}:
-            if key not in stored or key not in asked or stored[key] != asked[key]:
-                raise ValueError(
-                    f"{path} holds a run with {key}={stored.get(key)!r}, not {asked.get(key)!r}; "
-                    "continue it with the same settings or choose another --output-dir."
-                )
+            same = key in stored and key in asked and stored[key] == asked[key]
+            if not same and key != allowed:
+                values = stored.get(key), asked.get(key)
+                raise ValueError(unchangeable(path, command, key, values))
         run = cls.__new__(cls)
         run._open(path)
+        if longer is not None:
+            run._extend(longer, command, settings)
         return run
+
+    def _extend(self, longer: Extension, command: str, settings: Any) -> None:
+        """Record that the run gets more updates; it is not finished any more."""
+        summary = self.summary
+        if summary.get("finished") and not CheckpointStore(self.checkpoints).steps():
+            raise ValueError(
+                f"{self.path} is finished and kept no checkpoint to go on from (save_steps was 0): "
+                f"start another run from its model, --model {self.final}."
+            )
+        append_jsonl(self.path / EXTENSIONS, [vars(longer)])
+        write_text(self.path / "config.yaml", _config(command, settings))
+        if summary:
+            write_json(self.path / "summary.json", {**summary, "finished": False})
+        self.extended = longer.text
 
     def _open(self, path: Path) -> None:
         self.path = path
         self._started, self._cpu = time.time(), time.process_time()
         self._extents = Extents()
+        self.extended = ""
 
     @property
     def leads(self) -> bool:
@@ -166,21 +192,22 @@ class RunDirectory:
         """Record the problems used, each once."""
         path = self.path / "problems.jsonl"
         known = {(row["task"], row["id"]) for row in read_jsonl(path)} if path.exists() else set()
-        if self.leads:
-            append_jsonl(
-                path,
-                [
-                    {"id": p.id, "task": task, "problem": p.problem, "answer": p.answer}
-                    for p in problems
-                    if (task, p.id) not in known
-                ],
-            )
+        new = [
+            {"id": p.id, "task": task, "problem": p.problem, "answer": p.answer}
+            for p in problems
+            if (task, p.id) not in known
+        ]
+        if self.leads and new:
+            extend_jsonl(path, new)
 
     def cursor(self) -> dict[str, Any]:
         """Extents of the files that grow, once they are safely on disk."""
         problems = self.path / "problems.jsonl"
         measured = [*self._appended(), *([problems] if problems.exists() else [])]
-        return {self._name(path): self._extents.of(path) for path in measured}
+        extents = {self._name(path): self._extents.of(path) for path in measured}
+        for folder in {path.parent for path in measured} | {self.path}:
+            flush(folder)
+        return extents
 
     def rewind(self, cursor: Cursor) -> None:
         """Cut the files that grow back to a `cursor`; what came after will be computed again.
@@ -213,6 +240,9 @@ class RunDirectory:
             aside = folder / self._name(path)
             aside.parent.mkdir(exist_ok=True)
             path.rename(aside)
+        flush_tree(folder)
+        for source in {path.parent for path in rows}:
+            flush(source)
         warnings.warn(
             f"{self.checkpoints} holds nothing to continue from, so training starts from the "
             f"beginning; the rows of the earlier attempt are now in {folder}.",
@@ -230,13 +260,20 @@ class RunDirectory:
         return path.relative_to(self.path).as_posix()
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``, whole or not at all."""
+        """Write ``summary.json``, whole or not at all, once the rows it is of are on the disk."""
         spent = {
             "seconds": round(time.time() - self._started, 1),
             "cpu_seconds": round(time.process_time() - self._cpu, 1),
         }
         if self.leads:
-            write_json(self.path / "summary.json", {**summary, **spent, "versions": versions()})
+            for path in (rows := self._appended()):
+                flush(path)
+            for folder in {path.parent for path in rows}:
+                flush(folder)
+            longer = self.path / EXTENSIONS
+            told = {"extensions": read_jsonl(longer)} if longer.exists() else {}
+            versioned = {**spent, **told, "versions": versions()}
+            write_json(self.path / "summary.json", {**summary, **versioned})
 
 
 def samples(folder: Path) -> Iterator[dict[str, Any]]:

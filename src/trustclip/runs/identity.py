@@ -11,6 +11,8 @@ NEUTRAL: Mapping[str, str] = {
     "output_dir": "where the files of the run are written",
     "save_steps": "a run continues exactly from any checkpoint, so how often it saves is free",
     "save_total_limit": "how many checkpoints are kept",
+    "save_async": "whether training waits for a checkpoint",
+    "save_to": "where checkpoints are copied to",
     "tokens_every": "how often tokens are recorded; nothing is trained on them",
     "tokens_completions": "how many completions that records",
     "tokens_megabytes": "how much space that takes",
@@ -18,6 +20,8 @@ NEUTRAL: Mapping[str, str] = {
     "shadows": "methods that only watch; the training is the same to the last bit",
     "logging_steps": "how often metrics are written; nothing is trained on them",
 }
+#: Settings that older runs do not have, with the value that changes nothing.
+UNUSED: Mapping[str, Any] = {"split": None, "columns": {}}
 #: Parts of a recipe that have settings of their own.
 STAGES = ("sft", "rl", "eval")
 
@@ -33,10 +37,15 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
       >>> essential({"rl": {"sampler": {"dtype": "float32", "lag": 0}, "max_steps": 3}})
       {'rl': {'max_steps': 3}}
     """
-    return {
+    found = {
         key: _without_neutral(value) if key in STAGES and isinstance(value, Mapping) else value
         for key, value in _without_neutral(config).items()
     }
+    # Evaluations of older releases have no `reward`: theirs was the verifier.
+    for evaluation in (found.get("eval"), found if found.get("command") == "eval" else None):
+        if isinstance(evaluation, dict) and evaluation.get("reward") == "correct":
+            del evaluation["reward"]
+    return found
 
 
 def _without_neutral(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,6 +54,8 @@ def _without_neutral(settings: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in settings.items()
         # Runs of older releases have no `sampler`: theirs was the policy in training.
         if key not in NEUTRAL and not (key == "sampler" and as_sampler(value).exact)
+        if not (key in UNUSED and value == UNUSED[key])
+        if not (key == "prompt" and isinstance(value, Mapping) and set(value.values()) == {None})
     }
 
 
@@ -74,6 +85,8 @@ def with_method(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(new.get("rl"), Mapping):
         new["rl"] = with_method(new["rl"])
     arguments = new.pop("method_args", None)
+    if not isinstance(arguments, Mapping | None):
+        raise ValueError(f"`method_args` holds hyper-parameters by name, got {arguments!r}.")
     if isinstance(new.get("method"), str):
         new["method"] = {"name": new["method"], **(arguments or {})}
     return new

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from trustclip.durable.flush import flush
+
 Row = dict[str, Any]
 
 
@@ -41,7 +43,12 @@ def scan(path: Path, start: int = 0) -> Iterator[Line]:
     Args:
       path: the file.
       start: byte to begin at, the first of a line.
+
+    Raises:
+      ValueError: it is a pipe or a device, at which a reader could wait for ever.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is no regular file.")
     # By bytes: a completion may hold characters that text mode takes for the end of a line, and a
     # kill may cut one in half.
     with path.open("rb") as file:
@@ -92,11 +99,25 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     A last line that a kill or a full disk has torn is removed first: rows appended to it would be
     lost with it. A number that is not finite becomes null: JSON has no other word for it.
     """
-    text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
     with _named(path), path.open("a+b") as file:
         _mend(file, path)
-        file.write(text.encode("utf-8"))
+        file.write(_lines(rows))
         file.flush()
+
+
+def extend_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows as JSON lines, all or none of them, whatever ends the process or the machine.
+
+    The file is written anew: for short ones that no checkpoint cuts back.
+    """
+    there = scan(path) if path.exists() else ()
+    whole = (line.content.rstrip(b"\n") + b"\n" for line in there if line.row is not None)
+    write_bytes(path, b"".join(whole) + _lines(rows))
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
+    return text.encode("utf-8")
 
 
 @contextlib.contextmanager
@@ -133,7 +154,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
         return {}
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        value = json.loads(text) if path.suffix == ".json" else bounded_yaml(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged: line {error.lineno}: {error.msg}.") from error
     except yaml.YAMLError as error:
@@ -145,6 +166,38 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     if not isinstance(value, Mapping | None):
         raise ValueError(f"{path} is damaged: it holds a {type(value).__name__}, not a mapping.")
     return value or {}
+
+
+#: Values that a record may have with its aliases written out.
+MOST_VALUES = 1_000_000
+
+
+def bounded_yaml(text: str) -> Any:
+    r"""The value of a YAML text, if writing out its aliases does not multiply it beyond bounds.
+
+    Raises:
+      ValueError: more than `MOST_VALUES` values, or a value within itself.
+      yaml.YAMLError: no YAML.
+
+    Example:
+      >>> bounded_yaml("a: &x [1, 2]\nb: *x")
+      {'a': [1, 2], 'b': [1, 2]}
+    """
+    value = yaml.safe_load(text)
+    sizes: dict[int, float] = {}
+
+    def size(item: Any) -> float:
+        if not isinstance(item, dict | list):
+            return 1
+        if id(item) not in sizes:
+            sizes[id(item)] = math.inf  # until it is known: within itself it has no end
+            inside = item.values() if isinstance(item, dict) else item
+            sizes[id(item)] = 1 + sum(map(size, inside))
+        return sizes[id(item)]
+
+    if size(value) > MOST_VALUES:
+        raise ValueError(f"more than {MOST_VALUES:,} values, with its aliases written out")
+    return value
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -166,6 +219,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+        flush(path.parent)
 
 
 def plain(value: Any) -> Any:

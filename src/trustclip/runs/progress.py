@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from trustclip.runs.text import duration
 
@@ -18,6 +19,9 @@ SHOWN = (
     ("gated", "trustclip/gated", "{:.1%}"),
     ("length", "completions/mean_length", "{:.1f}"),
 )
+
+#: Characters of a terminal from which on the bar leaves room for every metric.
+WIDE = 100
 
 
 class Stage:
@@ -44,11 +48,17 @@ class Stage:
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
-                TextColumn("[bold]{task.description:>6}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[shown]}"),
+                TextColumn("{task.description:>6}", style="bold", markup=False),
+                BarColumn(bar_width=24 if console.width >= WIDE else 6),
+                MofNCompleteColumn(
+                    table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1)
+                ),
+                TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+                TextColumn(
+                    "{task.fields[shown]}",
+                    markup=False,
+                    table_column=Column(no_wrap=True, overflow="ellipsis"),
+                ),
                 console=console,
             )
             self._task = self._bar.add_task(name, total=total, shown="")

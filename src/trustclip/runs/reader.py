@@ -114,8 +114,9 @@ class Run:
     def method(self) -> Mapping[str, Any] | None:
         """Method and hyper-parameters, ``{"name": ..., ...}``; None where nothing was trained."""
         stage = self.config.get("rl") if self.command == "run" else self.config
-        given = self.entry.get("method") or self.summary.get("method")
-        return given or (stage.get("method") if isinstance(stage, Mapping) else None)
+        told = stage.get("method") if isinstance(stage, Mapping) else None
+        given = (self.entry.get("method"), self.summary.get("method"), told)
+        return next((m for m in given if m and isinstance(m, Mapping)), None)
 
     @property
     def finished(self) -> bool:
@@ -176,6 +177,10 @@ def in_words(swept: Mapping[str, Any]) -> list[str]:
         else f"{path.rpartition('.')[2]} {value}"
         for path, value in swept.items()
     ]  # fmt: skip
+
+
+#: Stages whose rows hold numbers, and the columns of these that hold texts.
+_MEASURED, _TEXTS = ("rl", "sft", "eval"), ("stage", "task")
 
 
 def read_run(path: Path) -> Run:
@@ -279,7 +284,7 @@ def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:
     unreadable = 0
     for line in scan(path) if path.exists() else ():
         row = line.row
-        if row is None or not isinstance(row.get("step"), int):
+        if row is None or not isinstance(row.get("step"), int) or not _numeric(row):
             unreadable += 1
             continue
         key = (str(row.get("stage")), row["step"], str(row.get("task")), str(row.get("notice")))
@@ -289,6 +294,13 @@ def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:
     for row in sorted(found.values(), key=lambda row: row["step"]):
         by_stage.setdefault(str(row.get("stage")), []).append(row)
     return by_stage, unreadable
+
+
+def _numeric(row: Row) -> bool:
+    """Whether a row of metrics holds nothing but numbers beside its few texts."""
+    return row.get("stage") not in _MEASURED or all(
+        isinstance(value, int | float | None) for key, value in row.items() if key not in _TEXTS
+    )
 
 
 def _evaluations(

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 _CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
+#: The same without line ends and tabs.
+_INSIDE = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x08\x0b-\x1f"))
 #: Markdown's markup. For some it depends on the context: ``clip_higher`` and ``[0, 1]`` are text.
 _MARKUP = re.compile(r"[\\`*|~$#]|(?<!\w)_|_(?!\w)|(?<=\])[(\[:]|(?<!\w)@|:(?=//)|(?<=\bwww)\.")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
@@ -91,6 +93,16 @@ def control_named(text: str) -> str:
       '<U+001B>[2J'
     """
     return _CONTROL.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+
+
+def harmless(text: str) -> str:
+    r"""`control_named` of each line: line ends and tabs stay.
+
+    Example:
+      >>> harmless("a\tb\r\n\x1b[2J")
+      'a\tb<U+000D>\n<U+001B>[2J'
+    """
+    return _INSIDE.sub(lambda found: control_named(found[0]), text)
 
 
 def markdown_text(value: object) -> str:

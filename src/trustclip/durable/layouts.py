@@ -1,0 +1,120 @@
+"""Where a training holds weights and optimizer: whole on each rank, or in parts over the ranks."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from trustclip.durable import shards, weights
+from trustclip.durable.content import Content
+from trustclip.durable.zero import Zero
+
+
+class Layout(Protocol):
+    """How weights and optimizer get into a checkpoint, and back."""
+
+    def put(self, content: Content) -> dict[str, Any]:
+        """Add them to what this rank stores.
+
+        Returns:
+          What the state ``optimizer`` holds of the optimizer.
+        """
+        ...
+
+    def load_weights(self, folder: Path) -> None:
+        """Restore the weights, in place."""
+        ...
+
+    def load_optimizer(self, folder: Path, stored: dict[str, Any]) -> None:
+        """Restore the optimizer from what `put` returned and the files."""
+        ...
+
+
+def layout_of(trainer: Any) -> Layout:
+    """The layout of a trainer, as it is now: trainers wrap their model when training begins."""
+    if trainer.is_deepspeed_enabled and hasattr(trainer.model_wrapped, "zero_optimization_stage"):
+        return Partitioned(trainer)
+    return Sharded(trainer) if shards.sharded(trainer._unwrapped()) else Whole(trainer)
+
+
+class Whole:
+    """Every rank holds everything, and the first one writes it: one process, DDP."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def put(self, content: Content) -> dict[str, Any]:
+        trainer = self._trainer
+        if not trainer.accelerator.is_main_process:
+            return {}
+        content.tensors |= weights.files(trainer._unwrapped())
+        return {"optimizer": trainer.optimizer.state_dict()}
+
+    def load_weights(self, folder: Path) -> None:
+        model = self._trainer._unwrapped()
+        if (folder / shards.SHARDS).is_dir():
+            tensors = weights.stored(model).items()
+            with torch.no_grad():
+                shards.load(folder, {shards.of_weight(n): t.detach() for n, t in tensors})
+        else:
+            weights.load(model, folder)
+
+    def load_optimizer(self, folder: Path, stored: dict[str, Any]) -> None:
+        optimizer = self._trainer.optimizer
+        if "described" in stored:
+            names = self._trainer._optimized()
+            shards.load(folder, shards.emptied(stored["described"], names, optimizer))
+        else:
+            _load_optimizer(optimizer, stored["optimizer"])
+
+
+class Sharded(Whole):
+    """Every rank holds a part of each tensor: FSDP2."""
+
+    def put(self, content: Content) -> dict[str, Any]:
+        trainer = self._trainer
+        named = weights.stored(trainer._unwrapped())
+        given = (named, trainer._optimized(), trainer.optimizer)
+        content.shards, described = shards.named(*given)
+        return {"described": described}
+
+    def load_weights(self, folder: Path) -> None:
+        _refuse_whole(folder)
+        super().load_weights(folder)
+
+
+class Partitioned:
+    """Every rank holds a part of flat buffers: DeepSpeed ZeRO."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._zero = Zero(trainer.model_wrapped)
+        self._ranks = trainer._ranks
+
+    def put(self, content: Content) -> dict[str, Any]:
+        content.shards, described = self._zero.held(self._ranks.rank, self._ranks.world)
+        return {"described": described}
+
+    def load_weights(self, folder: Path) -> None:
+        _refuse_whole(folder)  # they come with the optimizer, which steps from its own copy
+
+    def load_optimizer(self, folder: Path, stored: dict[str, Any]) -> None:
+        self._zero.load(folder, stored["described"])
+
+
+def _refuse_whole(folder: Path) -> None:
+    if not (folder / shards.SHARDS).is_dir():
+        raise ValueError(
+            f"{folder} cannot be continued with sharded weights: one process or DDP wrote it. "
+            "Continue it there, or give that folder as the model of a new run."
+        )
+
+
+def _load_optimizer(optimizer: Any, stored: dict[str, Any]) -> None:
+    """`load_state_dict` without its cast of every state to the type of the parameter."""
+    optimizer.load_state_dict(stored)
+    for group, own in zip(stored["param_groups"], optimizer.param_groups, strict=True):
+        for number, parameter in zip(group["params"], own["params"], strict=True):
+            for name, value in stored["state"].get(number, {}).items():
+                now = optimizer.state[parameter][name]
+                if isinstance(value, torch.Tensor) and now.dtype != value.dtype:
+                    optimizer.state[parameter][name] = value.to(now.device)

@@ -1,0 +1,189 @@
+"""Copies of checkpoints in a folder elsewhere: ``s3://...``, or whatever fsspec reaches.
+
+A copy is complete when its manifest is there, which is sent last; nothing without one is ever read.
+With each checkpoint go the run's append-only files up to it, so that a machine that has nothing
+else continues from there.
+"""
+
+import contextlib
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from trustclip.durable import states
+from trustclip.durable.extents import Cursor
+from trustclip.durable.flush import flush, flush_tree
+from trustclip.durable.store import MANIFEST, ORIGIN, CheckpointError, CheckpointStore, verify
+
+_JOURNAL = "journal"
+_BLOCK = 2**22
+
+#: Protocols with real folders. Elsewhere, to make a folder could make a bucket.
+_FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "ftp", "hdfs"}
+
+
+def check_url(url: str) -> None:
+    """Refuse a place that checkpoints cannot be sent to, before anything is computed.
+
+    Raises:
+      ValueError: no such protocol, its package is not installed, or a password in the URL.
+
+    Example:
+      >>> check_url("memory://checkpoints")
+      >>> check_url("checkpoints")
+      Traceback (most recent call last):
+      ...
+      ValueError: save_to must be a URL such as 's3://bucket/folder', got 'checkpoints'.
+    """
+    import fsspec
+
+    protocol, mark, rest = url.partition("://")
+    if not (protocol and mark and rest.strip("/")):
+        raise ValueError(f"save_to must be a URL such as 's3://bucket/folder', got {url!r}.")
+    if ":" in rest.partition("/")[0].rpartition("@")[0]:
+        raise ValueError(
+            "save_to names a user and a password: a recipe is no place for them. Pass them through "
+            "the environment, as the package for this protocol takes them."
+        )
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"cannot send checkpoints to {url}: {error}") from error
+
+
+class Mirror:
+    """The copies of one run's checkpoints.
+
+    Args:
+      url: of their folder.
+      rows: folder of the append-only files that a checkpoint's cursor names; None for none.
+
+    Raises:
+      CheckpointError: by every method: the place cannot be used; the message says why.
+    """
+
+    def __init__(self, url: str, rows: Path | None = None) -> None:
+        import fsspec
+
+        check_url(url)
+        self.url, self._rows = url.rstrip("/"), rows
+        with self._explained("open"):
+            self._files, self._root = fsspec.core.url_to_fs(self.url)
+
+    def send(self, checkpoint: Path, keep: int | None = None) -> None:
+        """Copy a checkpoint, its manifest last; then remove the oldest over ``keep``."""
+        with self._explained("write to"):
+            target = f"{self._root}/{checkpoint.name}"
+            self._remove(target)
+            for file in sorted(checkpoint.rglob("*")):
+                if file.is_file() and file.name != MANIFEST:
+                    self._put(file, f"{target}/{file.relative_to(checkpoint).as_posix()}")
+            for name, extent in self._cursor(checkpoint).items():
+                size = extent if isinstance(extent, int) else extent["bytes"]
+                self._put(self._row(name), f"{target}/{_JOURNAL}/{name}", size)
+            self._put(checkpoint / MANIFEST, f"{target}/{MANIFEST}")
+        with contextlib.suppress(CheckpointError), self._explained("clean"):
+            steps = self._steps()
+            later = [name for name in steps if name > checkpoint.name]
+            for name in [*(steps[:-keep] if keep and not later else []), *later]:
+                self._remove(f"{self._root}/{name}")
+
+    def fetch(self, store: CheckpointStore) -> Path | None:
+        """Bring the newest complete checkpoint, and the run's files up to it, to a folder.
+
+        Returns:
+          The checkpoint in the store; None if there is none to bring.
+        """
+        with self._explained("read"):
+            names = self._steps()
+        for name in reversed(names):
+            step = int(name.removeprefix("step-"))
+            part = store.begin(step)
+            try:
+                with self._explained("read"):
+                    self._get(name, part)
+                journal = part.with_name(f"{part.name}-{_JOURNAL}")
+                if (part / _JOURNAL).exists():
+                    shutil.rmtree(journal, ignore_errors=True)
+                    (part / _JOURNAL).rename(journal)
+                final = store.path(step)
+                part.rename(final)
+                verify(final)
+            except CheckpointError as error:
+                shutil.rmtree(store.path(step), ignore_errors=True)
+                warnings.warn(f"checkpoint of {self.url} skipped: {error}", stacklevel=2)
+                continue
+            finally:
+                store.abort(step)
+            self._restore(final, journal)
+            origin = json.loads((final / MANIFEST).read_text(encoding="utf-8"))["origin"]
+            (store.folder / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
+            flush_tree(store.folder)
+            return final
+        return None
+
+    def _restore(self, checkpoint: Path, journal: Path) -> None:
+        for name in self._cursor(checkpoint):
+            target = self._row(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(journal / name, target)
+            flush(target)
+        shutil.rmtree(journal, ignore_errors=True)
+
+    def _row(self, name: str) -> Path:
+        assert self._rows is not None
+        return self._rows / name
+
+    def _cursor(self, checkpoint: Path) -> Cursor:
+        return {} if self._rows is None else states.load(checkpoint, "shared")["cursor"]
+
+    def _steps(self) -> list[str]:
+        """Names of the complete checkpoints, oldest first."""
+        if not self._files.exists(self._root):
+            return []
+        self._files.invalidate_cache()
+        found = [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, False)]
+        steps = [name for name in found if name.removeprefix("step-").isdecimal()]
+        return sorted(
+            name for name in steps if self._files.exists(f"{self._root}/{name}/{MANIFEST}")
+        )
+
+    def _put(self, file: Path, target: str, size: int | None = None) -> None:
+        left = file.stat().st_size if size is None else size
+        if self.url.partition("://")[0] in _FOLDERS:
+            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        with file.open("rb") as source, self._files.open(target, "wb") as sent:
+            while left and (block := source.read(min(_BLOCK, left))):
+                sent.write(block)
+                left -= len(block)
+
+    def _get(self, name: str, folder: Path) -> None:
+        source = f"{self._root}/{name}"
+        for path in self._files.find(source):
+            inside = Path(path.rpartition(f"/{name}/")[2])
+            if inside.is_absolute() or ".." in inside.parts:
+                raise ValueError(f"{path} leads outside of its folder.")
+            target = folder / inside
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self._files.open(path, "rb") as stored, target.open("wb") as file:
+                shutil.copyfileobj(stored, file, _BLOCK)
+
+    def _remove(self, target: str) -> None:
+        """Remove a copy, its manifest first: what is half removed must not look complete."""
+        if self._files.exists(f"{target}/{MANIFEST}"):
+            self._files.rm_file(f"{target}/{MANIFEST}")
+        if self._files.exists(target):
+            self._files.rm(target, recursive=True)
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Raise the errors of any file system as one sentence."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:
+            reason = (str(error) or type(error).__name__).rstrip(".")
+            raise CheckpointError(f"cannot {what} {self.url}: {reason}.") from error

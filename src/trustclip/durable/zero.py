@@ -1,0 +1,243 @@
+"""Weights and optimizer of DeepSpeed ZeRO, in the files of `trustclip.durable.shards`.
+
+ZeRO cuts flat buffers, not tensors. Its public functions assemble one parameter at a time, which
+one rank keeps; so any number of ranks, and FSDP2, can read what is stored, and nothing is a pickle.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trustclip.durable import shards, weights
+
+#: Elements that are read at once on resume, on every rank.
+_AT_ONCE = 1 << 26
+
+
+class Zero:
+    """One rank's view of a model that DeepSpeed trains.
+
+    Args:
+      engine: a `DeepSpeedEngine`.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        import deepspeed.utils as tools  # type: ignore[import-not-found]
+
+        self._tools, self._engine = tools, engine
+        self._model: nn.Module = engine.module
+        self._base = engine.optimizer.optimizer  # the optimizer inside of ZeRO's
+        self._stage = engine.zero_optimization_stage()
+
+    def _flat(self) -> list[tuple[list[Any], Tensor]]:
+        """The parameters in each of ZeRO's buffers, and this rank's part of it."""
+        optimizer = self._engine.optimizer
+        names = _BUFFERS[self._stage == 3]
+        return [*zip(*(getattr(optimizer, name) for name in names), strict=True)]
+
+    def _linked(self) -> None:
+        """Let DeepSpeed find the states of all groups: it looks after the first one's step only."""
+        for parameters, flat in self._flat() if self._stage < 3 else ():
+            if self._base.state.get(flat):
+                given = (parameters, flat, self._base.state)
+                self._tools.lazy_init_hp_params_optimizer_state(*given)
+
+    def _state(self, parameter: Any) -> dict[str, Any]:
+        """The optimizer's state of the buffer that holds a parameter."""
+        for parameters, flat in self._flat():
+            if any(parameter is one for one in parameters):
+                return self._base.state[flat]
+        return {}
+
+    def _common(self, parameter: Any) -> dict[str, Any]:
+        """State that is the same for every element, such as the number of steps.
+
+        ZeRO-3 counts one more for some buffers, from a step without gradients at the start.
+        """
+        state = self._state(parameter)
+        return {key: v for key, v in state.items() if not isinstance(v, Tensor) or v.dim() == 0}
+
+    @property
+    def _keys(self) -> list[str]:
+        state = next(iter(self._base.state.values()), {})
+        return [key for key, v in state.items() if isinstance(v, Tensor) and v.dim() == 1]
+
+    def held(self, rank: int, world: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What this rank stores: every ``world``-th parameter, whole, with its state.
+
+        Returns:
+          The tensors by name, and the description that `shards.emptied` takes.
+        """
+        self._linked()
+        tensors: dict[str, Tensor] = {}
+        states: dict[str, Any] = {}
+        for number, (name, parameter) in enumerate(self._stored()):
+            mine = number % world == rank
+            for key, value in self._assembled(name, parameter):
+                if mine:
+                    tensors[key] = value.detach().to("cpu", copy=True)
+            if parameter.requires_grad and self._base.state:
+                shape = {"dtype": "float32", "device": parameter.device.type, "shape": None}
+                states[name] = dict.fromkeys(self._keys, shape)
+                for key, value in self._common(parameter).items():
+                    full = torch.as_tensor(value)
+                    kind = str(full.dtype).removeprefix("torch.")
+                    states[name][key] = {"dtype": kind, "device": "cpu", "shape": []}
+                    if mine:
+                        tensors[shards.of_state(name, key)] = full.detach().to("cpu", copy=True)
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self._base.param_groups
+        ]
+        return tensors, {"groups": groups, "states": states}
+
+    def load(self, folder: Path, described: Mapping[str, Any]) -> None:
+        """Restore weights and optimizer from the files, whichever ranks wrote them."""
+        for group, own in zip(described["groups"], self._base.param_groups, strict=True):
+            own.update(group)
+        rows = next(iter(described["states"].values()), {})
+        for _, flat in self._flat():
+            state = self._base.state[flat]
+            for key, row in rows.items():
+                if key not in state:
+                    kind = getattr(torch, row["dtype"])
+                    like = torch.zeros_like(flat) if row["shape"] is None else torch.zeros(())
+                    state[key] = like.to(kind)
+        self._linked()
+        room: dict[str, Tensor] = {}
+        actions: list[Callable[[], None]] = []
+        for name, parameter in self._stored():
+            rows = described["states"].get(name, {})
+            room |= (found := self._room(name, parameter, rows))
+            actions.append(lambda p=parameter, n=name, f=found: self._set(n, p, f))
+            if sum(tensor.numel() for tensor in room.values()) > _AT_ONCE:
+                self._fill(folder, room, actions)
+        self._fill(folder, room, actions)
+
+    def _fill(self, folder: Path, room: dict[str, Tensor], actions: list[Any]) -> None:
+        shards.load(folder, room)
+        for action in actions:
+            action()
+        room.clear()
+        actions.clear()
+
+    def _stored(self) -> Iterator[tuple[str, Tensor]]:
+        yield from weights.stored(self._model).items()
+
+    def _shape(self, parameter: Any) -> torch.Size:
+        return getattr(parameter, "ds_shape", parameter.shape)
+
+    def _assembled(self, name: str, parameter: Any) -> Iterator[tuple[str, Tensor]]:
+        full = None
+        if parameter.requires_grad:
+            full = self._tools.safe_get_full_fp32_param(parameter)
+        if full is None:  # frozen, or a buffer
+            full = whole(parameter)
+        yield shards.of_weight(name), full.to(parameter.dtype)
+        if parameter.requires_grad:
+            if parameter.dtype != torch.float32:  # what the optimizer steps from
+                yield shards.of_state(name, _MASTER), full
+            for key in self._keys:
+                state = self._tools.safe_get_full_optimizer_state(parameter, key)
+                yield shards.of_state(name, key), state
+
+    def _room(self, name: str, parameter: Any, rows: Mapping[str, Any]) -> dict[str, Tensor]:
+        shape = self._shape(parameter)
+        room = {shards.of_weight(name): torch.zeros(shape, dtype=parameter.dtype)}
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            room[shards.of_state(name, _MASTER)] = torch.zeros(shape)
+        for key, row in rows.items():
+            of_row = shape if row["shape"] is None else row["shape"]
+            room[shards.of_state(name, key)] = torch.zeros(
+                of_row, dtype=getattr(torch, row["dtype"])
+            )
+        return room
+
+    def _set(self, name: str, parameter: Any, found: dict[str, Tensor]) -> None:
+        weight = found[shards.of_weight(name)]
+        with _opened(parameter) as first:
+            if first:
+                parameter.data.copy_(weight)
+        if not parameter.requires_grad:
+            return
+        master = found.get(shards.of_state(name, _MASTER), weight)
+        self._set_flat(parameter, master.to(parameter.device))
+        for key in self._keys:
+            if (state := found.get(shards.of_state(name, key))) is not None:
+                self._set_flat(parameter, state.to(parameter.device), key)
+        state = self._state(parameter)
+        for key in self._common(parameter):
+            value = found.get(shards.of_state(name, key))
+            if value is not None:
+                now = state[key]
+                state[key] = value.to(now) if isinstance(now, Tensor) else value.item()
+
+    def _set_flat(self, parameter: Any, value: Tensor, key: str | None = None) -> None:
+        tools = self._tools
+        if self._stage < 3:
+            if key is None:
+                tools.safe_set_full_fp32_param(parameter, value)
+            else:
+                tools.safe_set_full_optimizer_state(parameter, value, key)
+            return
+        # Its function for whole tensors does not know of the padding at the end.
+        size, rank = parameter.ds_tensor.ds_numel, torch.distributed.get_rank()
+        flat = value.flatten()
+        own = flat[size * rank : size * (rank + 1)]
+        own = torch.nn.functional.pad(own, (0, size - own.numel()))
+        if key is None:
+            tools.safe_set_local_fp32_param(parameter, own)
+        else:
+            tools.safe_set_local_optimizer_state(parameter, own, key)
+
+
+#: Where ZeRO-1 and 2, and ZeRO-3, keep the parameters of their buffers, and the rank's parts.
+_BUFFERS = (
+    ("bit16_groups", "single_partition_of_fp32_groups"),
+    ("fp16_groups", "fp32_partitioned_groups_flat"),
+)
+
+#: Name of the float32 weights of a model in lower precision.
+_MASTER = "master"
+
+
+@contextlib.contextmanager
+def _opened(parameter: Any) -> Iterator[bool]:
+    """Whether this rank writes a parameter: the first one under ZeRO-3, which hands it on."""
+    if not hasattr(parameter, "ds_id"):
+        yield True
+        return
+    import deepspeed  # type: ignore[import-not-found]
+
+    with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        yield torch.distributed.get_rank() == 0
+
+
+def gathered(model: nn.Module) -> dict[str, Tensor] | None:
+    """All weights, in the first rank's CPU memory; None where every rank holds them whole.
+
+    Every rank must ask for them; the others get an empty dictionary.
+    """
+    cut = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    if not (cut or shards.sharded(model)):
+        return None
+    found: dict[str, Tensor] = {}
+    for name, tensor in weights.stored(model).items():
+        assembled = whole(tensor)
+        if torch.distributed.get_rank() == 0:
+            found[name] = assembled.detach().cpu()
+    return found
+
+
+def whole(parameter: Any) -> Tensor:
+    """All of a parameter that ZeRO-3 may have cut. Every rank must ask for it."""
+    if not hasattr(parameter, "ds_id"):
+        return shards.whole(parameter.detach())
+    import deepspeed  # type: ignore[import-not-found]
+
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()

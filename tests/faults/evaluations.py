@@ -1,0 +1,63 @@
+"""Evaluations that meet faults: samples in several shards, drawn again where they are not whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from trustclip.durable.lock import only_process
+from trustclip.evaluation.backends.local import Completion
+from trustclip.evaluation.evaluate import Plan, evaluate, recover
+from trustclip.runs import directory
+from trustclip.runs.answers import scores
+from trustclip.runs.directory import RunDirectory
+from trustclip.tasks.problem import Problem
+
+from .runs import Runs
+
+TASKS = {
+    task: [Problem(f"{task}{i}", f"{task} {i}", str(i)) for i in range(5)] for task in ("a", "b")
+}
+PLAN = Plan(k=3, style="boxed", seed=0, batch_size=6)
+
+
+@dataclass
+class Settings:
+    """Of the stand-in evaluation."""
+
+    output_dir: Path
+    k: int = PLAN.k
+
+
+class Answers:
+    """A model whose answers depend on nothing but the seed and the prompts."""
+
+    def generate(self, prompts: Sequence[Any], n: int, seed: int) -> list[list[Completion]]:
+        texts = [prompt[-1]["content"] for prompt in prompts]
+        return [
+            [_answer(f"{text}, {seed % (7 + i)}: \\boxed{{{(seed + i) % 5}}}") for i in range(n)]
+            for text in texts
+        ]
+
+
+def _answer(text: str) -> Completion:
+    return Completion(text, len(text), truncated=False)
+
+
+def work(folder: Path) -> bool:
+    """What ``trustclip eval`` does in a folder; True when it is finished."""
+    slow = mock.patch.multiple(directory, environment=dict, versions=dict, SHARD_BYTES=1500)
+    with only_process(folder), slow:
+        run = RunDirectory.resumed(folder, "eval", Settings(folder))
+        for task, problems in TASKS.items():
+            run.problems(problems, task)
+        done = recover(run.path / "samples.jsonl", TASKS, PLAN)
+        rows = evaluate(run, None, Answers(), TASKS, PLAN, done=done)
+        run.summarize({"command": "eval", **scores(rows)})
+        return True
+
+
+def runs(base: Path) -> Runs:
+    """Evaluations of ten problems, in shards of 1500 bytes."""
+    return Runs(work, base)

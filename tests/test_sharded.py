@@ -1,0 +1,182 @@
+"""Weights sharded over ranks: exact continuation, other numbers of ranks, ranks that fail."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import test_ranks
+from durable_runs import differences
+from test_ranks import Ended
+
+pytestmark = pytest.mark.slow
+
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None,
+    reason="deepspeed is not installed (a separate package; on a CPU it compiles an operator)",
+)
+
+
+def launched(command: str, folder: Path, *rest: str, ranks: int) -> Ended:
+    """What became of ``sharded_processes.py`` under torch's launcher."""
+    folder.mkdir(exist_ok=True)
+    return test_ranks.launched(
+        *(command, str(folder), *rest),
+        ranks=ranks,
+        program="sharded_processes.py",
+        DS_ACCELERATOR="cpu",
+    )
+
+
+def told_by(command: str, folder: Path, *rest: str, ranks: int) -> dict:
+    ended = launched(command, folder, *rest, ranks=ranks)
+    assert ended.code == 0, ended.output[-3000:]
+    return json.loads((folder / "told.json").read_text())
+
+
+def moved(source: Path, target: Path, step: int) -> Path:
+    """A copy of a run as it was when its checkpoint of a step was the newest."""
+    (target / "checkpoints").mkdir(parents=True)
+    shutil.copytree(source / "rows", target / "rows")
+    for name in ("start.json", f"step-{step:06d}"):
+        path = source / "checkpoints" / name
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, target / "checkpoints" / name)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        ("fsdp2", 2),
+        ("fsdp2+async", 4),
+        ("fsdp2+lora", 2),
+        pytest.param("zero2", 2, marks=needs_deepspeed),
+        pytest.param("zero3", 2, marks=needs_deepspeed),
+    ],
+)
+def test_every_cut_leaves_the_same_bits(tmp_path, kind, ranks):
+    told = told_by("cuts", tmp_path, kind, ranks=ranks)
+    assert told["world"] == ranks
+    if kind.startswith("fsdp2"):
+        assert told["wrapper"].startswith("FSDPPeft" if "lora" in kind else "FSDP")
+        assert told["part"] < 0.6 if ranks == 2 else told["part"] < 0.3
+    else:
+        assert told["wrapper"] == "DeepSpeedEngine"
+    assert told["different"] == []
+    names = {p.name for p in (tmp_path / "whole" / "checkpoints" / "step-000006").rglob("*")}
+    assert not [name for name in names if name.endswith((".pt", ".bin", ".pkl", ".distcp"))]
+
+
+@pytest.fixture(scope="module")
+def two_of(tmp_path_factory) -> Callable[[str], tuple[Path, dict]]:
+    """A run on two ranks of each kind that is asked for, with what its first rank told."""
+
+    @cache
+    def run(kind: str) -> tuple[Path, dict]:
+        folder = tmp_path_factory.mktemp("two")
+        return folder, told_by("train", folder, kind, ranks=2)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def two(two_of) -> tuple[Path, dict]:
+    return two_of("fsdp2")
+
+
+@pytest.mark.parametrize(
+    ("before", "ranks", "kind"),
+    [
+        ("fsdp2", 4, "fsdp2"),
+        ("fsdp2", 1, "ddp"),
+        ("fsdp2+lora", 4, "fsdp2+lora"),
+        pytest.param("zero2", 4, "zero2", marks=needs_deepspeed),
+        pytest.param("zero3", 4, "zero3", marks=needs_deepspeed),
+        pytest.param("zero3", 2, "zero2", marks=needs_deepspeed),
+    ],
+)
+def test_another_number_of_ranks_takes_the_same_updates(tmp_path, two_of, before, ranks, kind):
+    """Of the generation in training; the next one is sampled from other random numbers."""
+    folder, whole = two_of(before)
+    other = moved(folder, tmp_path / "moved", 3)
+    told = told_by("train", other, kind, ranks=ranks)
+    assert told["world"] == ranks
+    words = f"was written by 2 ranks and continues on {ranks}: the order of the data"
+    assert any(words in text for text in told["warned"]) == (ranks != 2)
+    assert told["norms"][:3] == whole["norms"][:3]
+    assert told["norms"][3] == pytest.approx(whole["norms"][3], rel=1e-5)
+    rows = [
+        [json.loads(line) for line in (run / "rows" / "samples.jsonl").read_text().splitlines()]
+        for run in (folder, other)
+    ]
+    # The file has those of the first rank: the first prompts of each generation.
+    prompts = [
+        [row["prompt"] for row in rows_ if row["step"] == 4 and row["index"] < 2] for rows_ in rows
+    ]
+    assert prompts[0] == prompts[1] != []
+
+
+def test_only_the_adapters_are_stored_of_a_model_that_keeps_its_weights(two_of):
+    from safetensors.torch import load_file
+
+    folder, _ = two_of("fsdp2+lora")
+    parts = sorted((folder / "checkpoints" / "step-000006" / "shards").iterdir())
+    assert len(parts) == 2
+    for part in parts:
+        weights = [name for name in load_file(part) if name.startswith("model.")]
+        assert weights and all(".lora_A." in name or ".lora_B." in name for name in weights)
+
+
+def test_a_whole_run_ends_with_a_model_that_transformers_loads(two):
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, _ = two
+    model = AutoModelForCausalLM.from_pretrained(folder / "final")
+    AutoTokenizer.from_pretrained(folder / "final")
+    saved = model.state_dict()
+    parts = sorted((folder / "checkpoints" / "step-000006" / "shards").iterdir())
+    assert len(parts) == 2
+    name = "model.layers.0.self_attn.q_proj.weight"
+    import torch
+
+    joined = torch.cat([load_file(part)[f"model.{name}"] for part in parts])
+    assert torch.equal(saved[name], joined)
+
+
+def test_more_completions_a_pass_are_another_training(tmp_path, two):
+    other = moved(two[0], tmp_path / "moved", 3)
+    ended = launched("train", other, "fsdp2", '{"per_device_train_batch_size": 8}', ranks=2)
+    assert ended.code == 1
+    assert "per_device_train_batch_size was 4 and is 8" in ended.output
+
+
+def test_a_rank_without_room_leaves_the_last_checkpoint_on_all(tmp_path, two):
+    told = told_by("full", tmp_path, "fsdp2", ranks=2)
+    for message in told["messages"]:
+        assert "while writing" in message and "rank 1: File too large" in message
+        assert message.endswith("checkpoints/step-000003.")
+    steps = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert steps == ["start.json", "step-000001", "step-000002", "step-000003"]
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp2+async"])
+def test_a_rank_killed_as_it_saves_leaves_the_last_checkpoint(tmp_path, kind):
+    ended = launched("kill", tmp_path / "run", kind, ranks=2)
+    assert ended.code == 1 and "exitcode  : -9" in ended.output
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    steps = sorted(p.name for p in (run / "checkpoints").glob("step-*"))
+    assert steps == ["step-000001", "step-000002", "step-000003"]
+    sparse = '{"logging_steps": 2}'
+    told_by("train", whole, kind, sparse, ranks=2)
+    told_by("train", run, kind, sparse, ranks=2)
+    assert differences(whole, run, after=3) == []
+
+
+def test_a_rank_that_lags_is_waited_for(tmp_path):
+    told = told_by("lag", tmp_path, "fsdp2+async", ranks=2)
+    assert told["complete"] and told["messages"] == ["", ""]
+    assert (tmp_path / "checkpoints" / "step-000006").is_dir()

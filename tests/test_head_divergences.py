@@ -176,3 +176,31 @@ def test_top_k_of_a_policy_that_did_not_move_is_zero_in_float32():
     ids, logp = topk(new, w, 5)
     kl = topk_kl(new, score(new, w, ids[:, 0]).log_partition, w, (ids, logp))
     assert kl.abs().max() < 1e-6
+
+
+def test_half_precision_weights_add_up_to_one():
+    """What a GPU makes of the mean: rounded weights over their own sum, not over the exact one."""
+    from trustclip.head.softmax import Running, fold
+
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(5000, 32, generator=g, dtype=torch.float64) * 0.5
+    weight[:, 0] = 1  # a direction that shifts all logits together
+    hidden = torch.randn(64, 32, generator=g, dtype=torch.float64)
+    moved = hidden + 0.01 * torch.randn(64, 32, generator=g, dtype=torch.float64)
+    moved[:, 0] += 5
+    running = Running.start(torch.empty(64, dtype=torch.float64), entropy=False)
+    running = running.of_tokens(rounded=True)
+    rounded = torch.empty(64, 5000, dtype=torch.bfloat16)
+    fold(hidden @ weight.T, running, rounded, torch.empty(64, dtype=torch.float64))
+    after = (moved @ weight.T).logsumexp(1)
+    want = exact_kl(moved, hidden, weight)
+
+    def error(mass):
+        mean = rounded.double() @ weight / mass[:, None]
+        kl = after - running.log_partition - (mean * (moved - hidden)).sum(1)
+        return (kl - want).abs().max()
+
+    assert error(running.mass) < 5e-5 < 1e-3 < error(running.sum), (
+        error(running.mass),
+        error(running.sum),
+    )

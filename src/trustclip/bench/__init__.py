@@ -14,4 +14,9 @@ TOPICS = {
     ),
     "step": ("steps", "a training step on a CPU, next to stock TRL's", "StepOptions"),
     "methods": ("methods", "gradient weights of every method", "MethodOptions"),
+    "gpu": (
+        "gpu.session",
+        "everything that a GPU settles, in stages that resume (make gpu)",
+        "GpuOptions",
+    ),
 }

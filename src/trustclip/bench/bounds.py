@@ -10,7 +10,7 @@ from trustclip.bench.table import Table
 
 @dataclass(frozen=True)
 class IntervalOptions:
-    """Options of ``trustclip bench intervals``."""
+    """Options of `trustclip bench intervals`."""
 
     tokens: int = 16_384
     """Tokens of a batch."""

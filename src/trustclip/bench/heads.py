@@ -21,7 +21,7 @@ Trained = Literal["frozen", "trained", "both"]
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Options of ``trustclip bench head``."""
+    """Options of `trustclip bench head`."""
 
     tokens: int | None = None
     """Tokens N; 1024 on a CPU and 16384 on a GPU when unset."""
@@ -104,7 +104,9 @@ def entries(trained: bool, others: bool = True) -> list[Entry]:
         Entry("trustclip + exact KL", "with_exact_kl", trained),
         Entry("trustclip + top-20 KL", "with_topk_kl", trained),
     ]
-    if not trained:  # the policies share the head
+    if trained:
+        rows.insert(2, Entry("trustclip, loss known", "with_method", trained))
+    else:  # the policies share the head
         rows.insert(5, Entry("trustclip + exact KL (Bregman)", "with_bregman_kl", trained))
     if not others:
         return rows
@@ -140,9 +142,10 @@ def build(entry: Entry, shape: Any) -> Callable[[], Any]:
 
 
 def _call(entry: Entry, problem: Any) -> Callable[[], Any]:
-    from trustclip.bench import variants
+    from trustclip.bench import peers, variants
 
-    return getattr(variants, entry.function)(problem.asked(entry.entropy, entry.zeros))
+    module = variants if hasattr(variants, entry.function) else peers
+    return getattr(module, entry.function)(problem.asked(entry.entropy, entry.zeros))
 
 
 def _compare(shape: Any, rows: Sequence[Entry], repeats: int) -> Table:

@@ -37,11 +37,16 @@ def in_turn(
     """
     clock = _device_seconds if device == "cuda" else _cpu_seconds
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(-1 if device == "cuda" else 0, repeats):
-        for name, call in variants.items():
-            taken = clock(call)
-            if turn >= 0:
-                seconds[name].append(taken)
+    gc.collect()
+    gc.freeze()  # what is there now need not be gone through before every call
+    try:
+        for turn in range(-1 if device == "cuda" else 0, repeats):
+            for name, call in variants.items():
+                taken = clock(call)
+                if turn >= 0:
+                    seconds[name].append(taken)
+    finally:
+        gc.unfreeze()
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -76,13 +81,14 @@ def peak_memory(build: Callable[..., Callable[[], Any]], *args: Any, device: str
       device: ``"cpu"`` or ``"cuda"``.
     """
     if device == "cuda":
-        return _device_peak(build(*args))
+        return device_peak(build(*args))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_resident_peak, build, args).result()
 
 
-def _device_peak(call: Callable[[], Any]) -> float:
+def device_peak(call: Callable[[], Any]) -> float:
+    """MiB that a call needs on the GPU beyond what is there before it."""
     import torch
 
     call()  # what is made once, cuBLAS's workspace say, is no one's

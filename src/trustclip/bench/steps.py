@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Options of ``trustclip bench step``."""
+    """Options of `trustclip bench step`."""
 
     updates: int = 32
     """Updates of a run."""

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from trustclip import head
+from trustclip.constraints.batch import TokenBatch
 from trustclip.head.product import Head, Tile, add_product
 
 #: Rows of logits that the naive entropy takes at once, as TRL's does.
@@ -46,25 +48,26 @@ class Problem:
     ids: Tensor
     coefficients: Tensor
     entropy: bool
+    skip: float = 0.0
 
     @classmethod
     def of(cls, shape: Shape, trained: bool) -> "Problem":
         """Random, with the distributions of a language model: most tokens nearly sure."""
-        g = torch.Generator().manual_seed(0)
+        g = torch.Generator(shape.device).manual_seed(0)
+        random = partial(torch.randn, generator=g, device=shape.device)
         dtype = torch.bfloat16 if shape.device == "cuda" else torch.float32
-        weight = torch.randn(shape.vocabulary, shape.hidden, generator=g)
+        weight = random(shape.vocabulary, shape.hidden)
         weight.mul_(2.8 / math.sqrt(shape.hidden))
-        ids = torch.randint(0, shape.vocabulary, (shape.tokens,), generator=g)
-        hidden = torch.randn(shape.tokens, shape.hidden, generator=g) + 1.6 * weight[ids]
-        old = hidden + 0.05 * torch.randn(shape.tokens, shape.hidden, generator=g)
-        coefficients = torch.randn(shape.tokens, generator=g) / shape.tokens
-        place = {"device": shape.device, "dtype": dtype}
+        ids = torch.randint(0, shape.vocabulary, (shape.tokens,), generator=g, device=shape.device)
+        hidden = random(shape.tokens, shape.hidden) + 1.6 * weight[ids]
+        old = hidden + 0.05 * random(shape.tokens, shape.hidden)
+        coefficients = random(shape.tokens) / shape.tokens
         return cls(
-            hidden.to(**place).requires_grad_(),
-            old.to(**place),
-            weight.to(**place).requires_grad_(trained),
-            ids.to(shape.device),
-            coefficients.to(shape.device),
+            hidden.to(dtype).requires_grad_(),
+            old.to(dtype),
+            weight.to(dtype).requires_grad_(trained),
+            ids,
+            coefficients,
             entropy=True,
         )
 
@@ -76,11 +79,20 @@ class Problem:
 
     def backward(self, logp: Tensor) -> Tensor:
         """Gradient of the hidden states; that of the weight, where it is trained, is made too."""
+        return self.gradient(logp.to(self.coefficients.dtype) @ self.coefficients)
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """The same of a loss."""
         self.hidden.grad = self.weight.grad = None
-        (logp.to(self.coefficients.dtype) @ self.coefficients).backward()
+        loss.backward()
         grad, self.hidden.grad, self.weight.grad = self.hidden.grad, None, None
         assert grad is not None
         return grad
+
+    @property
+    def head(self) -> Head:
+        """The weight, and what gradients may leave out."""
+        return Head(self.weight, skip=self.skip)
 
     @property
     def active(self) -> Tensor:
@@ -100,9 +112,10 @@ def products(problem: Problem) -> Callable[[], Tensor]:
     @torch.no_grad()
     def call() -> Tensor:
         operand, grad = parts.operand(hidden), hidden.new_zeros(hidden.shape, dtype=parts.dtype)
-        tiles = Tile(parts, len(hidden), parts.dtype)
+        blocks = list(parts.blocks(len(hidden)))
+        tiles = Tile(parts, blocks, parts.dtype)
         of_weight = grad.new_zeros(parts.weight.shape) if trained else None
-        for block in parts.blocks(len(hidden)):
+        for block in blocks:
             rows = operand[block]
             for columns in parts.columns(len(rows)):
                 factor = parts.factor(columns)
@@ -116,13 +129,54 @@ def products(problem: Problem) -> Callable[[], Tensor]:
     return call
 
 
+@torch.no_grad()
+def whole_products(problem: Problem) -> Callable[[], Tensor]:
+    """The same products as whole matrices in the dtype of the weight: nothing can take less."""
+    weight, hidden, trained = (
+        problem.weight.detach(), problem.hidden.detach(), problem.weight.requires_grad
+    )  # fmt: skip
+
+    @torch.no_grad()
+    def call() -> Tensor:
+        z = hidden @ weight.T
+        grad = z @ weight
+        if trained:
+            _ = z.T @ hidden
+        return grad
+
+    return call
+
+
 def ours(problem: Problem) -> Callable[[], Tensor]:
     """`trustclip.head.selected_logprobs`."""
 
     def call() -> Tensor:
         ids, entropy = problem.active, problem.entropy
-        logp, _ = head.selected_logprobs(problem.hidden, problem.weight, ids, entropy=entropy)
+        logp, _ = head.selected_logprobs(problem.hidden, problem.head, ids, entropy=entropy)
         return problem.backward(logp)
+
+    return call
+
+
+def leaving_out(problem: Problem) -> Callable[[], Tensor]:
+    """`ours`, of a head whose gradients may leave out a thousandth of each row's mass."""
+    return ours(replace(problem, skip=1e-3))
+
+
+def with_method(problem: Problem) -> Callable[[], Tensor]:
+    """`trustclip.head.policy_loss`: the method is known while the logits are made."""
+    weight = problem.weight.detach()
+    old = head.score(problem.hidden.detach(), weight, problem.ids, entropy=False).logp
+    # At a ratio of 1 a token's coefficient is its advantage over the number of tokens.
+    count = len(problem.ids)
+    advantages = -count * problem.coefficients.to(old.dtype)
+    every = torch.ones(1, count, dtype=torch.bool, device=old.device)
+    batch = TokenBatch(old[None], old[None], advantages[None], every)
+
+    def call() -> Tensor:
+        hidden, ids, of = problem.hidden[None], problem.ids[None], problem.head
+        loss = head.policy_loss("clip", hidden, of, ids, batch, entropy=problem.entropy)
+        return problem.gradient(loss.value)
 
     return call
 
@@ -206,21 +260,5 @@ def trl(problem: Problem) -> Callable[[], Tensor]:
     def call() -> Tensor:
         logp, _ = logprobs(problem.hidden, problem.weight, problem.ids, entropy=problem.entropy)
         return problem.backward(logp)
-
-    return call
-
-
-def liger(problem: Problem) -> Callable[[], Tensor]:
-    """Liger's chunked log-probabilities with entropy, which verl takes too."""
-    from liger_kernel.ops.fused_linear_scaled_cross_entropy import (  # type: ignore[import-not-found]
-        LigerFusedLinearScaledCrossEntropyFunction as Function,
-    )
-
-    def call() -> Tensor:
-        found = Function.apply(
-            problem.hidden, problem.weight, problem.ids, 1.0, -100, 1, problem.entropy
-        )
-        nll = found[0] if isinstance(found, tuple) else found
-        return problem.backward(-nll)
 
     return call

@@ -19,6 +19,7 @@ from trustclip.constraints.checked import Positive as Positive
 from trustclip.constraints.checked import UpToOne as UpToOne
 from trustclip.constraints.checked import checked
 from trustclip.constraints.gates import Side
+from trustclip.constraints.imports import imported
 from trustclip.constraints.levels import Level
 from trustclip.constraints.names import unknown
 from trustclip.constraints.twins import Twins, clip_twins, sequence_clip_twins
@@ -74,6 +75,8 @@ class Trait(enum.Flag):
     CLIPS_TOKENS = enum.auto()
     #: The same of the sequence's length-normalised ratio.
     CLIPS_SEQUENCES = enum.auto()
+    #: The coefficient of a token depends on other tokens of its prefix or sequence.
+    SEES_OTHERS = enum.auto()
     #: Traits that a composite method does not inherit from its parts.
     ALONE = ESTIMATES_KL | CLIPS_TOKENS | CLIPS_SEQUENCES
 
@@ -88,6 +91,16 @@ def clips(side: Side, level: Level = "token") -> Trait:
     if side == "strict" or level == "prefix":
         return Trait(0)
     return Trait.CLIPS_TOKENS if level == "token" else Trait.CLIPS_SEQUENCES
+
+
+def spans(level: str) -> Trait:
+    """The trait of what is measured at a level: beyond ``"token"`` others take part.
+
+    Example:
+      >>> Trait.SEES_OTHERS in spans("sequence"), spans("token") == Trait(0)
+      (True, True)
+    """
+    return Trait(0) if level == "token" else Trait.SEES_OTHERS
 
 
 def anchor_fields(anchor: str) -> tuple[str, ...]:
@@ -183,7 +196,10 @@ class Method(ABC):
         Raises:
           ValueError: the method's constraint is no ratio interval, or ``p_old`` is missing.
         """
-        raise ValueError(f"the constraint of {self.name!r} is no ratio interval.")
+        raise ValueError(
+            f"no ratio interval is stated for {self.name!r}: its gate asks for more than the ratio "
+            "of a token, or its class does not define `log_interval`."
+        )
 
     @property
     def statistics_over(self) -> Literal["generation", "micro_batch"] | None:
@@ -264,7 +280,7 @@ def _defined_in(module_name: str) -> type[Method]:
 
 
 def method_class(name: str) -> type[Method]:
-    """Class of the method called ``name``, by `ALIASES` too, or of ``"package.module:Class"``.
+    """Class of the method called ``name``, by `ALIASES` too, or of ``"file.py:Class"``.
 
     Raises:
       ValueError: nothing of that name; the message has the nearest right one.
@@ -284,14 +300,25 @@ def method_class(name: str) -> type[Method]:
 
 
 def _imported(path: str) -> type[Method]:
-    module_name, _, class_name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot load method {path!r}: {error}.") from error
+    found = imported(path, "method")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ValueError(f"{path!r} is no subclass of trustclip.Method.")
     return found
+
+
+def of_own_token(method: Method) -> bool:
+    """Whether a token's coefficient can be computed from the batch's entries of that token alone.
+
+    Example:
+      >>> import trustclip as tc
+      >>> [of_own_token(tc.method(name)) for name in ("atr", "gspo", "trpo")]
+      [True, False, False]
+    """
+    if Trait.SEES_OTHERS in method.traits or method.statistics_over == "micro_batch":
+        return False
+    values = [getattr(method, f.name) for f in fields(method)]  # type: ignore[arg-type]
+    parts = [value for value in values if isinstance(value, Method)]
+    return all(map(of_own_token, parts)) and not any(isinstance(v, Tensor) for v in values)
 
 
 def need_p_old(p_old: Tensor | None, name: str) -> Tensor:

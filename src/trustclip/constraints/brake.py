@@ -28,10 +28,10 @@ class Brake:
     at the update, the same at the first one of a generation.
 
     Args:
-      rule: ``"off"``; ``"sqrt"``, the formula, for optimizers whose step does not grow with the
-        gradient (AdamW); ``"linear"``, without the root.
-      reference: $\rho_0$, the share at which nothing is scaled; 1 in the released code, and in the
-        paper that of on-policy samples.
+      rule: "off"; "sqrt", the formula, for optimizers whose step does not grow with the gradient
+        (AdamW); "linear", without the root.
+      reference: ρ₀, the share at which nothing is scaled; 1 in the released code, and in the paper
+        that of on-policy samples.
 
     Example:
       >>> import math, torch

@@ -12,6 +12,7 @@ from torch import Tensor
 from trustclip.constraints import divergences, sampler
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import Metrics, Surrogate, TokenBatch
+from trustclip.constraints.compiled import constant
 from trustclip.constraints.gates import moves_outward
 from trustclip.constraints.masked import masked_sum, safe_exp, zero_masked
 from trustclip.constraints.quantiles import counted, quantile
@@ -256,6 +257,7 @@ def agreement(batch: TokenBatch, gated: Tensor, delta: float) -> Metrics:
     }
 
 
+@constant
 def kl_threshold(method: Method) -> float | None:
     """A method's bound, in nats, on an estimate of each token's KL divergence; None without one.
 
@@ -277,7 +279,7 @@ def log_ratio_histogram(batch: TokenBatch) -> Tensor:
     Returns:
       float. Shape [edges + 1]: the first and last bins hold what lies outside.
     """
-    return counted(batch.log_ratio[batch.finite], HISTOGRAM_EDGES)
+    return counted(batch.log_ratio, HISTOGRAM_EDGES, batch.finite)
 
 
 def ratio_quantile(histogram: Tensor, q: float) -> float:

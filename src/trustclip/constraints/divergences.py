@@ -69,7 +69,7 @@ def precise_k3(log_ratio: Tensor) -> Tensor:
 
 
 def k3_series(log_ratio: Any) -> Any:
-    """$e^x - 1 - x$ of a number or a tensor of them, by its Taylor series, for |x| up to 1."""
+    """$e^x - 1 - x$ of a number or a tensor of them, by its Taylor series, for $|x|$ up to 1."""
     total = 1.0
     for n in range(20, 2, -1):
         total = 1 + total * log_ratio / n
@@ -150,6 +150,11 @@ def log1mexp(logp: Tensor) -> Tensor:
 
 def binary_kl_old_new(logp_old: Tensor, logp: Tensor) -> Tensor:
     r"""KL(old || new) of "this token or any other": $p\log\frac pq + (1-p)\log\frac{1-p}{1-q}$.
+
+    A probability beyond $1 - \epsilon$ counts as that, $\epsilon$ = 1.2e-7 in float32: with $q$
+    there the result is at most $(1-p)\log\frac{1-p}\epsilon$, where the same numbers in float64
+    are up to 21 nats times $1-p$ above it. So a threshold may be kept in the one and not in the
+    other, for tokens of such a $q$ alone.
 
     Args:
       logp_old: $\log p$ of the sampled token under the old policy, nats.
@@ -317,5 +322,8 @@ def categorical_kl(logp_a: Tensor, logp_b: Tensor) -> Tensor:
 
 
 def _below_one(logp: Tensor) -> Tensor:
-    """Keep 1 - p above the smallest step of the dtype: p = 1 exactly has no odds."""
+    """Keep 1 - p above the smallest step of the dtype: p = 1 exactly has no odds.
+
+    A float32 log-probability of 0 says that 1 - p is below 1.2e-7, and no more.
+    """
     return logp.clamp(max=-torch.finfo(logp.dtype).eps)

@@ -10,7 +10,6 @@ divergence, only the token's estimate of it; everything here uses the member of 
 $f'(1) = 0$, which is non-negative for every token (k3 is that member for $-\log t$).
 """
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import divergences, intervals
+from trustclip.constraints.imports import imported
 from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.names import unknown
 
@@ -366,11 +366,7 @@ def f_divergence(name: str, alpha: float | None = None) -> Divergence:
 
 
 def _imported(path: str) -> Callable[..., Any]:
-    module_name, _, function_name = path.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot load `divergence` {path!r}: {error}.") from error
+    found = imported(path, "`divergence`")
     if callable(found):
         return found
     raise ValueError(f"`divergence` {path!r} is not a function.")

@@ -10,6 +10,7 @@ from trustclip.constraints import diagnostics
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import Loss, Surrogate, TokenBatch
+from trustclip.constraints.compiled import constant
 from trustclip.constraints.registry import as_method
 
 
@@ -21,6 +22,10 @@ def policy_loss(
     total_tokens: int | Tensor | None = None,
 ) -> Loss:
     r"""Loss of a method on a batch: minus its aggregated objective.
+
+    ``torch.compile(policy_loss, fullgraph=True)`` is one graph for every method that measures no
+    statistics of a batch (``method.statistics_over is None``), and for the others where the batch
+    has them. A method is a constant there: build it once, and leave one that adapts uncompiled.
 
     Args:
       method: the constraint, its name, or a mapping; see `trustclip.as_method`.
@@ -45,23 +50,35 @@ def policy_loss(
       >>> round(loss.value.item(), 4)
       -0.342
     """
+    if torch.compiler.is_compiling() and not isinstance(method, Method):
+        raise ValueError(
+            f"torch.compile needs a method that was built before: tc.method({method!r})"
+        )
     method = as_method(method)
-    batch.require(*method.requires)
-    _require_pull(method, batch)
+    requires, pulled = _asks(method)
+    batch.require(*requires)
+    _require_pull(method, pulled, batch)
     surrogate = method.surrogate(batch)
     per_token = -surrogate.objective  # [batch, time]
     value = aggregate(aggregation, per_token, batch.mask, max_length, total_tokens)
     return Loss(value, per_token, diagnostics.token_metrics(batch, surrogate, method))
 
 
-def _require_pull(method: Method, batch: TokenBatch) -> None:
+@constant
+def _asks(method: Method) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Fields that a method requires, and those of them whose gradient it follows."""
+    requires = method.requires
+    pulls = Trait.NEEDS_KL_GRADIENT in method.traits
+    return requires, tuple(n for n in requires if pulls and n.startswith("kl_"))
+
+
+def _require_pull(method: Method, pulled: tuple[str, ...], batch: TokenBatch) -> None:
     # Without gradients at all the values are wanted, and they are right.
-    if Trait.NEEDS_KL_GRADIENT not in method.traits or not batch.logp.requires_grad:
+    if not pulled or not batch.logp.requires_grad or not torch.is_grad_enabled():
         return
-    pulling = [name for name in method.requires if name.startswith("kl_")]
-    if torch.is_grad_enabled() and not any(batch.given(name).requires_grad for name in pulling):
+    if not any(batch.given(name).requires_grad for name in pulled):
         raise ValueError(
-            f"method {method.name!r} pulls along the gradient of `{'`, `'.join(pulling)}`, which "
+            f"method {method.name!r} pulls along the gradient of `{'`, `'.join(pulled)}`, which "
             "is detached: compute it from the current policy's logits and keep its graph."
         )
 

@@ -5,6 +5,8 @@ from difflib import get_close_matches
 
 #: Of more right names than this only the closest are listed.
 MANY, SHOWN = 48, 6
+#: Similarity from which on a name is a likely misspelling of another; below it a hint is noise.
+LIKE = 0.6
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> str:
@@ -21,21 +23,21 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> str:
     """
     names = sorted(allowed)
     near = nearest(given, names)
-    hint = f" did you mean {near!r}?" if near else ""
+    hint = f"; did you mean {near!r}?" if near else "."
     listed = ", ".join(names)
     if len(names) > MANY:
         closest = get_close_matches(str(given), names, n=SHOWN, cutoff=0.0)
         listed = f"{', '.join(closest)} and {len(names) - SHOWN} others"
-    return f"unknown {kind} {given!r};{hint} Allowed: {listed}."
+    return f"unknown {kind} {given!r}{hint} Allowed: {listed}."
 
 
 def nearest(given: object, allowed: Iterable[str]) -> str | None:
     """The right name most like ``given``, whatever its case, or None when none is like it.
 
     Example:
-      >>> nearest("ART", ["atr", "clip"]), nearest("x", ["atr", "clip"])
+      >>> nearest("ART", ["atr", "clip"]), nearest("nosuch", ["bench", "atr"])
       ('atr', None)
     """
     by_lower = {name.lower(): name for name in sorted(allowed)}
-    found = get_close_matches(str(given).lower(), by_lower, n=1, cutoff=0.4)
+    found = get_close_matches(str(given).lower(), by_lower, n=1, cutoff=LIKE)
     return by_lower[found[0]] if found else None

@@ -7,18 +7,23 @@ import torch
 from torch import Tensor
 
 
-def counted(x: Tensor, edges: Sequence[float]) -> Tensor:
+def counted(x: Tensor, edges: Sequence[float], where: Tensor) -> Tensor:
     """Number of values between each two edges: add over ranks and steps, then `quantile`.
+
+    No device is waited for: a mask is counted, and not applied.
 
     Args:
       x: the values.
       edges: in ascending order.
+      where: True for values that count. The shape of ``x``.
 
     Returns:
       float. Shape [edges + 1]: the first and last bins hold what lies outside.
     """
     bounds = torch.tensor(edges, dtype=x.dtype, device=x.device)
-    return torch.bincount(torch.bucketize(x, bounds), minlength=len(edges) + 1).float()
+    place = torch.bucketize(x, bounds).flatten()  # [values]
+    counts = torch.zeros(len(edges) + 1, dtype=torch.int64, device=x.device)
+    return counts.index_add_(0, place, where.flatten().long()).float()
 
 
 def quantile(histogram: Tensor, edges: Sequence[float], q: float) -> float:
@@ -39,5 +44,6 @@ def quantile(histogram: Tensor, edges: Sequence[float], q: float) -> float:
     total = histogram.sum()
     if total == 0:
         return math.nan
-    place = int(torch.searchsorted(histogram.cumsum(0), q * total))
+    # Of integers: under deterministic algorithms a GPU sums no running total of floats.
+    place = int(torch.searchsorted(histogram.long().cumsum(0).double(), q * total.double()))
     return (edges[max(place - 1, 0)] + edges[min(place, len(edges) - 1)]) / 2

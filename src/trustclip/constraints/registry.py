@@ -64,6 +64,8 @@ def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
         raise ValueError(f"a method is its name or a mapping with a `name`, got {spec!r}.")
     if "name" not in spec:
         raise ValueError(f"a method needs a `name`, got {dict(spec)!r}.")
+    if odd := [key for key in spec if not isinstance(key, str)]:
+        raise ValueError(f"hyper-parameters have names, got {odd[0]!r} in {dict(spec)!r}.")
     return method(**spec)
 
 

@@ -9,9 +9,8 @@ truncates or masks a token.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch import Tensor
 from trustclip.constraints import divergences
 from trustclip.constraints.base import Method
 from trustclip.constraints.batch import Metrics, TokenBatch
+from trustclip.constraints.compiled import constant
 from trustclip.constraints.compose import Weighted
 from trustclip.constraints.masked import masked_sum, safe_exp, sequence_sum, zero_masked
 from trustclip.constraints.quantiles import counted, quantile
@@ -179,25 +179,29 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
       >>> [s.item() for s, _ in gated_against(batch, tc.method("clip")).values()]
       [0.0, 1.0]
     """
-    gate = _gate(method)
-    if gate.statistics_over is not None or any(name in _OF_OLD for name in gate.requires):
+    gate = _without_corrections(method)
+    if _has_one_anchor(gate):
         return {}
     given = has_rollout(batch)
     found = {}
     for name, anchored in (("old", batch), ("rollout", batch.against("rollout"))):
-        found[f"sampler/gated_{name}"] = _pair(~gate.surrogate(anchored).kept, given)
+        # As if the anchor had sampled, just now: so a method anchored to the sampler has it, too.
+        lag = None if batch.lag is None else torch.zeros_like(batch.lag)
+        same = replace(anchored, logp_rollout=anchored.logp_old, lag=lag)
+        found[f"sampler/gated_{name}"] = _pair(~gate.surrogate(same).kept, given)
     return found
 
 
-def _gate(method: Method) -> Method:
-    """The method without corrections of the sampler, anchored to the proximal policy."""
-    if isinstance(method, Weighted) and "logp_rollout" in method.also_requires:
-        return _gate(method.inner)
-    values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
-    changed: dict[str, Any] = {n: _gate(v) for n, v in values.items() if isinstance(v, Method)}
-    if values.get("anchor", "old") != "old":
-        changed["anchor"] = "old"
-    return replace(method, **changed) if changed else method  # type: ignore[type-var]
+def _without_corrections(method: Method) -> Method:
+    """The method that corrections of the sampler are around."""
+    while isinstance(method, Weighted) and "logp_rollout" in method.also_requires:
+        method = method.inner
+    return method
+
+
+@constant
+def _has_one_anchor(gate: Method) -> bool:
+    return gate.statistics_over is not None or any(name in _OF_OLD for name in gate.requires)
 
 
 @torch.no_grad()
@@ -209,7 +213,7 @@ def log_ratio_histogram(batch: TokenBatch) -> Tensor | None:
     """
     if batch.logp_rollout is None:
         return None
-    return counted(batch.rollout_log_ratio[has_rollout(batch)], EDGES)
+    return counted(batch.rollout_log_ratio, EDGES, has_rollout(batch))
 
 
 def summary(means: dict[str, float], histogram: Tensor | None) -> dict[str, float]:

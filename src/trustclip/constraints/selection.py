@@ -72,13 +72,13 @@ def nth_largest(
     n, equal = n.double(), n.double()
     for shift in (24, 16, 8, 0):
         digit = (order >> shift) & 255
-        matching = ((order >> (shift + 8)) == found).double()
-        counts = reduce(torch.bincount(digit, weights=matching, minlength=256))  # [256]
+        matching = ((order >> (shift + 8)) == found).long()
+        counts = reduce(_histogram(digit, matching))  # [256]
         # Numbers whose digit is at least this one.
         above = counts.flip(0).cumsum(0).flip(0)
         chosen = (above >= n).sum().clamp(min=1) - 1
-        equal = counts[chosen]
-        n = n - (above[chosen] - equal)
+        equal = _at(counts, chosen)
+        n = n - (_at(above, chosen) - equal)
         found = found * 256 + chosen
     value = _flipped((found - (1 << 31)).to(torch.int32)).view(torch.float32)
     return value, n / equal.clamp(min=1)
@@ -115,14 +115,24 @@ def within_mean(
         digit = (order >> shift) & 255
         matching = ((order >> (shift + 8)) == found).double()
         weights = (matching * values, matching)
-        sums = [torch.bincount(digit, weights=w, minlength=256) for w in weights]
+        sums = [_histogram(digit, w) for w in weights]
         up_to = below + reduce(torch.stack(sums)).cumsum(dim=1)  # [2, 256]
         stays = up_to[0] <= limit * up_to[1]  # the mean only grows with the digit
         chosen = stays.sum().clamp(max=255)
         every = stays.all() if shift == 24 else every
-        below = torch.cat([below, up_to], dim=1)[:, chosen, None]
+        below = _at(torch.cat([below, up_to], dim=1), chosen)[:, None]
         found = found * 256 + chosen
     return torch.where(every, torch.inf, found.to(torch.int32).view(torch.float32))
+
+
+def _at(x: Tensor, place: Tensor) -> Tensor:
+    """``x[..., place]`` of a scalar place, which is not read: no wait for a GPU, no graph break."""
+    return x.index_select(-1, place[None]).squeeze(-1)
+
+
+def _histogram(digit: Tensor, weights: Tensor) -> Tensor:
+    """Sum of the weights of each of 256 digits; unlike `bincount`, no device is waited for."""
+    return weights.new_zeros(256).index_add_(0, digit, weights)
 
 
 def _flipped(bits: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The thresholds of a method, widened or narrowed together."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import get_type_hints
 
 from torch import Tensor
@@ -28,7 +28,7 @@ def thresholds(method: Method) -> dict[str, float]:
         return {}
     values = {name: getattr(method, name, None) for name in NAMES}
     if "delta" in type(method).__dict__ and values["delta"] is None:
-        values["delta"] = getattr(method, "threshold", None)  # its paper's value
+        values["delta"] = getattr(method, "threshold", None) or None  # its paper's value, if used
     return {k: v for k, v in values.items() if v is not None and not isinstance(v, Tensor)}
 
 
@@ -63,3 +63,24 @@ def widened(method: Method, factor: float) -> Method:
         if hints.get(name) == UpToOne:
             moved[name] = min(value, 1.0)  # it may round to more
     return replace(method, **moved)  # type: ignore[type-var]
+
+
+def least_kl(method: Method) -> float | None:
+    """The smallest threshold, nats, that a method or a part of it sets an exact KL divergence.
+
+    None where it sets none. Of a threshold for each token, it is the smallest.
+
+    Example:
+      >>> import trustclip as tc
+      >>> least_kl(tc.method("full_kl", delta=0.05)), least_kl(tc.method("atr", delta=1e-6))
+      (0.05, None)
+      >>> least_kl(tc.method("full_kl") & tc.method("truly_ppo"))
+      0.035
+    """
+    values = [getattr(method, f.name) for f in fields(method)]  # type: ignore[arg-type]
+    found = [least_kl(part) for part in values if isinstance(part, Method)]
+    if any(name.startswith("kl_") for name in method.requires):
+        delta = getattr(method, "delta", None)
+        delta = getattr(method, "threshold", None) if delta is None else delta
+        found.append(float(delta.min()) if isinstance(delta, Tensor) else delta)
+    return min((x for x in found if isinstance(x, int | float)), default=None)

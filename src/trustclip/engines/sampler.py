@@ -18,8 +18,8 @@ class Sampler:
       (True, False)
     """
 
-    dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
-    """Precision of the copy's weights; int8 quantises each row of a matrix symmetrically."""
+    dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
+    """Precision of the copy's weights; int8 and int4 quantise each row of a matrix."""
     lag: Whole = 0
     """Age of the copy in generations; 0 is the policy in training."""
     top_p: UpToOne = 1.0

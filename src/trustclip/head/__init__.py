@@ -7,17 +7,31 @@ from trustclip.head.exact import exact_kl as exact_kl
 from trustclip.head.logprobs import Scores as Scores
 from trustclip.head.logprobs import score as score
 from trustclip.head.logprobs import selected_logprobs as selected_logprobs
+from trustclip.head.policy import HeadLoss as HeadLoss
+from trustclip.head.policy import policy_loss as policy_loss
+from trustclip.head.product import Head as Head
+from trustclip.head.shards import gathered as gathered
+from trustclip.head.shards import whole_sequences as whole_sequences
+from trustclip.head.skipped import ErrorBounds as ErrorBounds
+from trustclip.head.skipped import error_bounds as error_bounds
 from trustclip.head.topk import topk as topk
 from trustclip.head.topk import topk_kl as topk_kl
 
 __all__ = [
     "ORDERS",
+    "ErrorBounds",
+    "Head",
+    "HeadLoss",
     "Order",
     "Scores",
     "bregman_kl",
+    "error_bounds",
     "exact_kl",
+    "gathered",
+    "policy_loss",
     "score",
     "selected_logprobs",
     "topk",
     "topk_kl",
+    "whole_sequences",
 ]

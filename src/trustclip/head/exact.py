@@ -1,5 +1,6 @@
 """Exact KL divergence of two policies from their hidden states, in chunks of tokens."""
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor
 from trustclip.constraints.divergences import k3
 from trustclip.constraints.masked import widen
 from trustclip.constraints.names import unknown
-from trustclip.head.product import Head
+from trustclip.head.product import Head, as_head
+from trustclip.head.shards import Shard
+from trustclip.head.softmax import exp
 
 Order = Literal["old_new", "new_old"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -26,7 +29,7 @@ _FAR = 40.0
 def exact_kl(
     hidden_new: Tensor,
     hidden_old: Tensor,
-    weight: Tensor,
+    weight: Tensor | Head,
     weight_old: Tensor | None = None,
     order: Order = "old_new",
     *,
@@ -49,7 +52,7 @@ def exact_kl(
     Args:
       hidden_new: last hidden states $h$ of the current policy. Shape [N, H].
       hidden_old: those of the old policy. Shape [N, H].
-      weight: $W$ of the current policy. Shape [V, H].
+      weight: $W$ of the current policy, or its `Head`. Shape [V, H].
       weight_old: $W$ of the old policy; None when the head is frozen (LoRA) and both share it.
       order: ``"old_new"`` for KL(old || new), ``"new_old"`` for KL(new || old).
       bias: bias of the head, shared; -inf for tokens that neither policy can sample. Shape [V].
@@ -73,20 +76,21 @@ def exact_kl(
             "`hidden_new` and `hidden_old` must be of one shape, got "
             f"{tuple(hidden_new.shape)} and {tuple(hidden_old.shape)}."
         )
-    if bias is not None:
+    new = as_head(weight, bias, temperature)
+    if new.bias is not None:
         # A difference of two infinities is a NaN; of probability 0 is e^-1e30, too.
-        bias = widen(bias).clamp(min=-1e30)
-    new = Head(weight, bias, temperature)
-    old = new if weight_old is None else Head(weight_old, bias, temperature)
+        new = replace(new, bias=widen(new.bias).clamp(min=-1e30))
+    old = new if weight_old is None else replace(new, weight=weight_old)
     kl = hidden_new.new_zeros(len(hidden_new), dtype=new.dtype)  # [N]
-    rows = max(1, CHUNK_LOGITS[kl.device.type] // new.vocabulary)
+    rows = max(1, CHUNK_LOGITS[kl.device.type] // new.tokens)  # alike on ranks that share them
     memory = [kl.new_empty(min(rows, len(kl)), new.vocabulary) for _ in range(2)]  # [rows, V]
     for start in range(0, len(kl), rows):
         chunk = slice(start, start + rows)
         z_new = _logits(new, hidden_new[chunk], memory[0])
         z_old = _logits(old, hidden_old[chunk], memory[1])
-        kl[chunk] = _kl(z_old, z_new) if order == "old_new" else _kl(z_new, z_old)
-    return kl
+        a, b = (z_old, z_new) if order == "old_new" else (z_new, z_old)
+        kl[chunk] = _kl(a, b, new.shard)
+    return kl if new.shard is None else new.shard.add(kl)
 
 
 def check_order(order: str) -> None:
@@ -103,16 +107,22 @@ def _logits(head: Head, hidden: Tensor, memory: Tensor) -> Tensor:
     return logits
 
 
-def _kl(a: Tensor, b: Tensor) -> Tensor:
-    r"""KL(a || b) of two softmaxes, given their logits: $\sum_v a_v\,$`k3`$(\log b_v/a_v)$."""
+def _kl(a: Tensor, b: Tensor, shard: Shard | None) -> Tensor:
+    r"""KL(a || b) of two softmaxes, given their logits: $\sum_v a_v\,$`k3`$(\log b_v/a_v)$.
+
+    Where ranks share the vocabulary, the sum is over this rank's part of it.
+    """
     width = max(1, _BLOCK[a.device.type] // len(a))
     total_a, total_b = _log_partition(a, width), _log_partition(b, width)  # [rows, 1]
+    if shard is not None:
+        total_a, total_b = shard.log_partition(total_a), shard.log_partition(total_b)
     kl = a.new_zeros(len(a))  # [rows]
     for z_a, z_b in zip(a.split(width, dim=1), b.split(width, dim=1), strict=True):
         logp_b = z_b - total_b  # [rows, width]
         gap = (z_a - total_a).sub_(logp_b).clamp_(min=-_FAR)
         # exp(logp_b + gap) is a_v; where the clamp acts, the term comes out as b_v, its limit.
-        kl += logp_b.add_(gap).exp_().mul_(k3(gap.neg_())).sum(dim=1)
+        a_v = exp(logp_b.add_(gap), out=logp_b)
+        kl += a_v.mul_(k3(gap.neg_())).sum(dim=1)
     return kl
 
 
@@ -121,5 +131,6 @@ def _log_partition(logits: Tensor, width: int) -> Tensor:
     top = logits.amax(dim=1, keepdim=True)  # [rows, 1]
     total = torch.zeros_like(top)
     for part in logits.split(width, dim=1):
-        total += (part - top).exp_().sum(dim=1, keepdim=True)
+        below = part - top
+        total += exp(below, out=below).sum(dim=1, keepdim=True)
     return total.log_().add_(top)

@@ -1,13 +1,14 @@
 """Gradients of weighted sums of log-probabilities and entropies; logits are recomputed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from trustclip.head.dispatch import kernel_for
-from trustclip.head.product import Head, Tile, add_product, columns_of
+from trustclip.head.product import Head, Tile, add_product, add_to_rows
+from trustclip.head.skipped import rows_kept
 from trustclip.head.softmax import fold_gradient
 
 
@@ -17,11 +18,12 @@ class Rows:
 
     Args:
       hidden: Shape [N, H].
-      ids: Shape [N].
+      ids: as columns of the head's own rows. Shape [N].
       log_partition: Shape [N].
       entropy: None if it was not requested. Shape [N].
       grad_logp: Shape [N].
       grad_entropy: None for zeros. Shape [N].
+      kept: blocks of the vocabulary that a row does not leave out; None for all. Shape [N, blocks].
     """
 
     hidden: Tensor
@@ -30,6 +32,7 @@ class Rows:
     entropy: Tensor | None
     grad_logp: Tensor
     grad_entropy: Tensor | None
+    kept: Tensor | None = None
 
     def at(self, rows: Tensor | slice) -> "Rows":
         """A selection of the rows."""
@@ -48,6 +51,23 @@ class Rows:
             moved = moved | (self.grad_entropy != 0)
         return moved.nonzero().squeeze(1)
 
+    def rounded(self, dtype: torch.dtype) -> "Rows":
+        """The rows with log-partitions of the precision of logits.
+
+        Rounding a log-partition of 20 to float32 shifts every log-probability of the row by up to
+        1e-6; the entropy takes the shift in, and the coefficients what it does to probabilities. At
+        the row's own token the coefficient stands by itself and is not to be changed.
+        """
+        log_partition = self.log_partition.to(dtype)
+        slip = (log_partition - self.log_partition).to(dtype)
+        return replace(
+            self,
+            log_partition=log_partition,
+            entropy=None if self.entropy is None else self.entropy + slip,
+            grad_logp=self.grad_logp * slip.exp(),
+            grad_entropy=None if self.grad_entropy is None else self.grad_entropy * slip.exp(),
+        )
+
 
 def gradients(head: Head, rows: Rows, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Gradients of hidden states, weight and bias; None for those not requested in ``needs``.
@@ -58,6 +78,8 @@ def gradients(head: Head, rows: Rows, needs: Sequence[bool]) -> tuple[Tensor | N
     moving = rows.at(active).over(head.temperature)
     hidden, weight, bias = _sums(head, moving, needs)
     if hidden is not None:
+        if head.shard is not None:
+            head.shard.add(hidden)
         hidden = torch.zeros_like(rows.hidden).index_copy_(0, active, hidden.to(rows.hidden.dtype))
     return (
         hidden,
@@ -73,38 +95,42 @@ def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
         rows.hidden.new_zeros(shape, dtype=head.dtype) if need else None
         for shape, need in zip(shapes, needs, strict=True)
     ]
-    memory = Tile(head, tokens, head.dtype)
-    for block in head.blocks(tokens):
-        part = rows.at(block)
+    blocks, derive = list(head.blocks(tokens)), kernel_for(fold_gradient, rows.hidden)
+    memory = Tile(head, blocks, head.dtype)
+    for block in blocks:
+        exact = rows.at(block)
+        part = exact.rounded(head.dtype)
         operand = head.operand(part.hidden)  # [rows, H]
-        for columns in head.columns(len(operand)):
+        for columns, chosen in _tiles(head, part):
             factor = head.factor(columns)  # [columns, H]
-            tile = memory.of(len(operand), columns)  # [rows, columns]
-            _tile_gradient(head.logits(operand, factor, columns, tile), part, columns)
+            some, left = part, operand
+            if not isinstance(chosen, slice):
+                some, left = part.at(chosen), operand[chosen]
+            # [rows, columns], the logits and then their gradient
+            tile = head.logits(left, factor, columns, memory.of(len(left), columns))
+            slope = head.slope(tile)
+            derive(
+                tile, some.log_partition, some.entropy, some.grad_logp, some.grad_entropy,
+                some.ids - columns.start, exact.grad_logp[chosen],
+            )  # fmt: skip
+            if slope is not None:
+                tile.mul_(slope)
             tile = tile.to(head.compute_dtype)
             if hidden is not None:
-                add_product(hidden[block], tile, factor)
+                add_to_rows(hidden[block], chosen, tile, factor)
             if weight is not None:
-                add_product(weight[columns], tile.T, operand)
+                add_product(weight[columns], tile.T, left)
             if bias is not None:
                 bias[columns] += tile.sum(dim=0, dtype=head.dtype)
     return sums
 
 
-def _tile_gradient(logits: Tensor, rows: Rows, columns: slice) -> None:
-    """Replace a tile's logits, in place, by their gradient for the coefficients of ``rows``."""
-    log_partition = rows.log_partition.to(logits.dtype)
-    # Rounding a log-partition of 20 to float32 shifts every log-probability of the row by up to
-    # 1e-6; the coefficients are scaled by what that does to the probabilities.
-    slip = (log_partition - rows.log_partition).to(logits.dtype)
-    factor = slip.exp()
-    kernel_for(fold_gradient, logits)(
-        logits,
-        log_partition,
-        None if rows.entropy is None else rows.entropy + slip,
-        rows.grad_logp * factor,
-        None if rows.grad_entropy is None else rows.grad_entropy * factor,
-    )
-    inside, column = columns_of(rows.ids, columns)
-    chosen = logits.gather(1, column) + torch.where(inside, rows.grad_logp, 0)[:, None]  # [rows, 1]
-    logits.scatter_(1, column, chosen)
+def _tiles(head: Head, rows: Rows) -> Iterator[tuple[slice, Tensor | slice]]:
+    """The tiles of a block of rows, each with the rows that keep it, where any does."""
+    tiles = head.columns(len(rows.hidden))
+    if rows.kept is None:
+        yield from ((columns, slice(None)) for columns in tiles)
+        return
+    for columns, chosen in zip(tiles, rows_kept(rows.kept.T), strict=True):
+        if isinstance(chosen, slice) or len(chosen):
+            yield columns, chosen

@@ -1,10 +1,10 @@
 """Triton kernels of `trustclip.head.softmax`: one launch reads and writes a tile of logits.
 
-The products around them are cuBLAS's. One program works on one row, which lies in a GPU's L2 cache
-when it is read for the second time.
+The products around them are cuBLAS's. One program works on one row. A row of a tile that fits its
+registers is read once, whole; of a wider one the second reading finds it in the GPU's L2 cache.
 """
 
-# pyright: reportMissingImports=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
 # Triton's operations keep the precision of what they load, so one kernel serves float32 and
 # float64; what is stored takes the dtype of its destination.
 
@@ -20,42 +20,82 @@ _WIDTH = 4096
 
 @triton.jit
 def _fold(
-    logits, max_, sum_, moment, weights, shrink, width, HAS_MOMENT: tl.constexpr, W: tl.constexpr
+    logits, max_, sum_, moment, chosen, rounded, tile, local, weights, shrink, width,
+    HAS_MOMENT: tl.constexpr, HAS_OWN: tl.constexpr, ROUNDS: tl.constexpr,
+    HAS_TILE: tl.constexpr, ONCE: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    # int64: a tile of 2^31 logits and more is allowed.
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)  # a tile may have 2^31 logits and more
     logits += row * width
     weights += row * width
+    if HAS_OWN:  # read before the weights, which may take the place of the logits
+        own = tl.load(local + row)
+        if (own >= 0) & (own < width):
+            tl.store(chosen + row, tl.load(logits + own))
     before = tl.load(max_ + row)
     top = before
-    for start in range(0, width, W):
-        columns = start + tl.arange(0, W)
-        z = tl.load(logits + columns, mask=columns < width, other=-float("inf"))
-        top = tl.maximum(top, tl.max(z, axis=0))
-    mass = top * 0
-    first = top * 0
-    for start in range(0, width, W):
-        columns = start + tl.arange(0, W)
+    mass, first, stored = top * 0, top * 0, top * 0
+    if ONCE:
+        columns = tl.arange(0, W)
         inside = columns < width
-        gap = tl.load(logits + columns, mask=inside, other=0.0) - top
+        z = tl.load(logits + columns, mask=inside, other=-float("inf"))
+        top = tl.maximum(top, tl.max(z, axis=0))
+        gap = tl.where(inside, z - top, 0.0)
         e = tl.where(inside, tl.exp(gap), 0.0)
-        tl.store(weights + columns, e.to(weights.dtype.element_ty), mask=inside)
-        mass += tl.sum(e, axis=0)
+        kept = e.to(weights.dtype.element_ty)
+        tl.store(weights + columns, kept, mask=inside)
+        mass = tl.sum(e, axis=0)
         if HAS_MOMENT:
-            first += tl.sum(e * gap, axis=0)
+            first = tl.sum(e * gap, axis=0)
+        if ROUNDS:
+            stored = tl.sum(kept.to(e.dtype), axis=0)
+    else:
+        for start in range(0, width, W):
+            columns = start + tl.arange(0, W)
+            z = tl.load(logits + columns, mask=columns < width, other=-float("inf"))
+            top = tl.maximum(top, tl.max(z, axis=0))
+        for start in range(0, width, W):
+            columns = start + tl.arange(0, W)
+            inside = columns < width
+            gap = tl.load(logits + columns, mask=inside, other=0.0) - top
+            e = tl.where(inside, tl.exp(gap), 0.0)
+            kept = e.to(weights.dtype.element_ty)
+            tl.store(weights + columns, kept, mask=inside)
+            mass += tl.sum(e, axis=0)
+            if HAS_MOMENT:
+                first += tl.sum(e * gap, axis=0)
+            if ROUNDS:
+                stored += tl.sum(kept.to(e.dtype), axis=0)
     gap = before - top
     factor = tl.exp(gap)
     sum_before = tl.load(sum_ + row)
     if HAS_MOMENT:
         tl.store(moment + row, factor * (tl.load(moment + row) + gap * sum_before) + first)
+    if ROUNDS:
+        tl.store(rounded + row, factor * tl.load(rounded + row) + stored)
+    if HAS_TILE:
+        tl.store(tile + row, mass)
     tl.store(sum_ + row, factor * sum_before + mass)
     tl.store(max_ + row, top)
     tl.store(shrink + row, factor)
 
 
 @triton.jit
+def _scale_rows(x, factor, before, out, width, W: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    by = tl.load(factor + row)
+    if by != tl.load(before + row):  # few rows: the others are neither read nor written
+        x += row * width
+        out += row * width
+        for start in range(0, width, W):
+            columns = start + tl.arange(0, W)
+            inside = columns < width
+            scaled = tl.load(x + columns, mask=inside, other=0.0) * by
+            tl.store(out + columns, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _fold_gradient(
-    logits, log_partition, entropy, grad_logp, grad_entropy, width,
+    logits, log_partition, entropy, grad_logp, grad_entropy, local, grad_own, width,
     HAS_ENTROPY: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -66,16 +106,31 @@ def _fold_gradient(
     coefficient = tl.load(grad_logp + row)
     if HAS_ENTROPY:
         coefficient += tl.load(grad_entropy + row) * (logp + tl.load(entropy + row))
-    tl.store(place, -tl.exp(logp) * coefficient, mask=inside)
+    own = tl.where(columns == tl.load(local + row), tl.load(grad_own + row), 0.0)
+    tl.store(place, own - tl.exp(logp) * coefficient, mask=inside)
 
 
-def fold(logits: Tensor, running: Running, weights: Tensor, shrink: Tensor) -> None:
+def fold(
+    logits: Tensor, running: Running, weights: Tensor, shrink: Tensor, local: Tensor | None = None
+) -> None:
     """`trustclip.head.softmax.fold`."""
     rows, width = logits.shape
+    size = _width(width)
     _fold[(rows,)](
-        logits, running.max, running.sum, running.first_moment, weights, shrink, width,
-        HAS_MOMENT=running.first_moment is not None, W=_width(width),
+        logits, running.max, running.sum, running.first_moment, running.chosen,
+        running.rounded_sum, running.tile, local, weights, shrink, width,
+        HAS_MOMENT=running.first_moment is not None,
+        HAS_OWN=running.chosen is not None and local is not None,
+        ROUNDS=running.rounded_sum is not None,
+        HAS_TILE=running.tile is not None,
+        ONCE=width <= size, W=size,
     )  # fmt: skip
+
+
+def scale_rows(x: Tensor, factor: Tensor, before: Tensor, out: Tensor) -> None:
+    """`trustclip.head.softmax.scale_rows`."""
+    rows, width = x.shape
+    _scale_rows[(rows,)](x, factor, before, out, width, W=_width(width))
 
 
 def fold_gradient(
@@ -84,15 +139,17 @@ def fold_gradient(
     entropy: Tensor | None,
     grad_logp: Tensor,
     grad_entropy: Tensor | None,
+    local: Tensor,
+    grad_own: Tensor,
 ) -> None:
     """`trustclip.head.softmax.fold_gradient`."""
     rows, width = logits.shape
     size = _width(width)
     _fold_gradient[(rows, triton.cdiv(width, size))](
-        logits, log_partition, entropy, grad_logp, grad_entropy, width,
+        logits, log_partition, entropy, grad_logp, grad_entropy, local, grad_own, width,
         HAS_ENTROPY=grad_entropy is not None, W=size,
     )  # fmt: skip
 
 
 def _width(columns: int) -> int:
-    return min(_WIDTH, triton.next_power_of_2(columns))
+    return min(_WIDTH, int(triton.next_power_of_2(columns)))

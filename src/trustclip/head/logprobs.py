@@ -1,5 +1,6 @@
 """Differentiable log-probabilities and entropy from hidden states, without full logits."""
 
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -7,9 +8,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trustclip.head.dispatch import kernel_for
+from trustclip.head.foreseen import Foresee, Foreseen
 from trustclip.head.gradient import Rows, gradients
-from trustclip.head.product import Head, Tile, add_product, columns_of
-from trustclip.head.softmax import Running, fold
+from trustclip.head.product import Chunk, Head, Tile, add_product, as_head
+from trustclip.head.skipped import Blocks
+from trustclip.head.softmax import Running, fold, scale_rows
 
 
 class Scores(NamedTuple):
@@ -21,17 +24,20 @@ class Scores(NamedTuple):
       log_partition: $A(h) = \log\sum_v e^{z_v}$, float64, detached. Shape [N].
       mean: $\sum_v \pi_v W_v$, the expected row of the weight, detached; None where no pass made
         it. Shape [N, H].
+      dropped: probability mass that the gradient of the log-probability leaves out; None for a
+        head without ``skip``. Shape [N].
     """
 
     logp: Tensor
     entropy: Tensor | None
     log_partition: Tensor
     mean: Tensor | None
+    dropped: Tensor | None = None
 
 
 def selected_logprobs(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | Head,
     ids: Tensor,
     *,
     bias: Tensor | None = None,
@@ -46,17 +52,18 @@ def selected_logprobs(
 
     - frozen head (LoRA): 2 products, both forward. Next to the logits of a tile stands their share
       of $\sum_v\pi_v W_v$, so the gradient $(W_y - \sum_v\pi_v W_v)/T$ of every log-probability is
-      there before its coefficient is known; backward multiplies by the coefficient.
+      there before its coefficient is known; backward multiplies by the coefficient. With capped
+      logits, 1 forward and 2 backward.
     - trained head: 1 forward; 3 backward, which makes the tiles again, for the rows only whose
       coefficient is not zero. The gradient of $W$ needs the coefficients first, and a trainer knows
-      them when all log-probabilities of a batch stand; a form that was given them would need 3 in
-      all, and take three quarters of the time.
+      them when all log-probabilities of a batch stand; `trustclip.head.policy_loss` is told the
+      loss before, and needs 3 in all.
 
     A gradient that arrives at the entropy makes the tiles again too.
 
     Args:
       hidden: $h$. Shape [N, H].
-      weight: $W$. Shape [V, H].
+      weight: $W$, or a `Head`, which has a bias, a temperature and a cap of its own. Shape [V, H].
       ids: $y$, int64; a negative one (-100, say) skips its row: 0 everywhere, no work.
         Shape [N].
       bias: $b$. Shape [V].
@@ -83,7 +90,7 @@ def selected_logprobs(
 
 def score(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | Head,
     ids: Tensor,
     *,
     bias: Tensor | None = None,
@@ -105,16 +112,44 @@ def score(
     Returns:
       `Scores`; rows skipped by a negative id are 0.
     """
-    head = Head(weight, bias, temperature)
-    _check_ids(ids, hidden, head)
-    trained = any(x is not None and x.requires_grad for x in (weight, bias))
-    direct = torch.is_grad_enabled() and hidden.requires_grad and not trained
-    kept = (ids >= 0).nonzero().squeeze(1)
+    return scored(as_head(weight, bias, temperature), hidden, ids, Plan(entropy, mean))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pass over the head's tiles computes in addition to log-probabilities.
+
+    Args:
+      entropy: entropies.
+      mean: `Scores.mean` also where no gradient needs it, at one product.
+      foresee: the coefficients, for a weight that is trained: its gradient is then made in the
+        forward pass, and backward needs no tile if they arrive as foreseen, up to a common factor.
+    """
+
+    entropy: bool = True
+    mean: bool = False
+    foresee: Foresee | None = None
+
+
+def scored(head: Head, hidden: Tensor, ids: Tensor, plan: Plan) -> Scores:
+    """`score` by a head, with all that a plan can ask for.
+
+    Raises:
+      ValueError: ids that do not fit, or a mean of capped logits or of a head with ``skip``.
+    """
+    if plan.mean and head.cap is not None:
+        raise ValueError("capped logits are not linear in `hidden`: `mean` has no use for them.")
+    if plan.mean and head.skip:
+        raise ValueError(
+            "`mean` is of the whole vocabulary, and a head with `skip` leaves a part of it out: "
+            "score with one of the two, or compute the exact KL divergence by `exact_kl`."
+        )
+    kept = _kept_rows(ids, hidden, head)
     some = len(kept) < len(ids)
     rows, chosen = (hidden[kept], ids[kept]) if some else (hidden, ids)
-    found: tuple[Any, ...] = _Score.apply(
-        rows, weight, bias, chosen, head, _Plan(entropy, mean, direct)
-    )
+    if some and (foresee := plan.foresee) is not None:
+        plan = replace(plan, foresee=lambda index, *given: foresee(kept[index], *given))
+    found: tuple[Any, ...] = _Score.apply(rows, head.weight, head.bias, chosen, head, plan)
     if some:
         found = tuple(
             None if x is None else x.new_zeros(len(ids), *x.shape[1:]).index_copy(0, kept, x)
@@ -123,28 +158,31 @@ def score(
     return Scores(*found)
 
 
-def _check_ids(ids: Tensor, hidden: Tensor, head: Head) -> None:
+def _kept_rows(ids: Tensor, hidden: Tensor, head: Head) -> Tensor:
+    """Indices of the rows with a token; ids that do not fit are refused. Waits for the GPU once."""
     if ids.dtype != torch.int64 or ids.shape != hidden.shape[:1]:
         raise ValueError(
             f"`ids` must be int64 of shape [{hidden.shape[0]}], got {ids.dtype} of shape "
             f"{tuple(ids.shape)}."
         )
-    if len(ids) and int(ids.max()) >= head.vocabulary:
+    if not len(ids):
+        return ids
+    skipped = ids < 0
+    largest, without = torch.stack([ids.max(), skipped.sum()]).tolist()
+    if largest >= head.tokens:
         raise ValueError(
-            f"`ids` must be below the vocabulary's size, {head.vocabulary}; got {int(ids.max())}."
+            f"`ids` must be below the vocabulary's size, {head.tokens}; got {largest}."
         )
-
-
-class _Plan(NamedTuple):
-    """What a forward pass computes: entropies, means, the gradients of log-probabilities."""
-
-    entropy: bool
-    mean: bool
-    direct: bool
+    # Their number is known: `nonzero` would wait for it a second time.
+    return skipped.to(torch.uint8).argsort(stable=True)[: len(ids) - without]
 
 
 class _Score(torch.autograd.Function):
-    """Scores of each row; with ``plan.direct`` also the gradients of its log-probability."""
+    """Scores of each row, and the gradients that can be made in the same pass.
+
+    The direction of a log-probability, $(W_y - \\bar W)/T$, is made where the head is frozen or its
+    gradient is made, too: then nothing is left for backward but a multiplication.
+    """
 
     @staticmethod
     def forward(
@@ -154,19 +192,32 @@ class _Score(torch.autograd.Function):
         bias: Tensor | None,
         ids: Tensor,
         head: Head,
-        plan: _Plan,
+        plan: Plan,
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        ctx.head = head
+        of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
+        ids = head.own(ids)
+        # What is foreseen has no loss scaling yet, without which float16 has no room for it.
+        narrow = head.compute_dtype == torch.float16
+        foreseen = of_weight and plan.foresee is not None and head.plain and not narrow
+        directed = of_hidden and (foreseen or not (of_weight or of_bias)) and head.cap is None
+        plan = replace(plan, foresee=plan.foresee if foreseen else None)
         with torch.autocast(hidden.device.type, enabled=False):
-            logp, running, mean = _statistics(head, hidden, ids, plan)
+            found = _Pass(head, hidden, ids, replace(plan, mean=plan.mean or directed), of_bias)
+            running, mean, blocks = found.running, found.mean, found.blocks
             direction = None
-            if plan.direct and mean is not None:
+            if directed and mean is not None:
                 # d logp / d hidden, [rows, H]: the backward pass then needs no product.
-                direction = (weight[ids] - mean).div_(head.temperature)
-        scores = Scores(logp, running.entropy, running.log_partition, mean if plan.mean else None)
+                direction = (head.rows_of(ids) - mean).div_(head.temperature)
+        ctx.head, ctx.made = head, found.made
+        kept, dropped = (None, None) if blocks is None else (blocks.kept, blocks.dropped)
+        scores = Scores(
+            *(running.logp, running.entropy, running.log_partition),
+            mean=mean if plan.mean else None,
+            dropped=dropped,
+        )
         ctx.save_for_backward(
-            hidden, weight, bias, ids, scores.log_partition, scores.entropy, direction
+            *(hidden, weight, bias, ids, scores.log_partition, scores.entropy, direction, kept)
         )
         ctx.mark_non_differentiable(*(x for x in scores[2:] if x is not None))
         return tuple(scores)
@@ -177,41 +228,114 @@ class _Score(torch.autograd.Function):
         ctx: Any, *grads: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         grad_logp, grad_entropy = grads[:2]
-        hidden, _, _, ids, log_partition, entropy, direction = ctx.saved_tensors
+        hidden, weight, bias, ids, log_partition, entropy, direction, kept = ctx.saved_tensors
+        # Handed over, not kept: autograd then takes the memory as it is. A second backward pass
+        # through this graph makes the tiles again.
+        made, ctx.made = ctx.made, None
         if grad_logp is None:
             grad_logp = log_partition.new_zeros(len(ids), dtype=ctx.head.dtype)
-        if direction is not None and grad_entropy is None:
-            return (direction * grad_logp[:, None]).to(hidden.dtype), *(None,) * 5
-        rows = Rows(hidden, ids, log_partition, entropy, grad_logp, grad_entropy)
-        with torch.autocast(hidden.device.type, enabled=False):
-            return *gradients(ctx.head, rows, ctx.needs_input_grad[:3]), *(None,) * 3
+        needs = list(ctx.needs_input_grad[:3])
+        found: list[Tensor | None] = [None, None, None]
+        if grad_entropy is None:
+            if direction is not None:
+                found[0], needs[0] = (direction * grad_logp[:, None]).to(hidden.dtype), False
+            if made is not None and (scale := made.scale(grad_logp)) is not None:
+                of_weight, of_bias = made.times(scale)
+                found[1], needs[1] = of_weight.to(weight.dtype), False
+                if of_bias is not None:
+                    found[2], needs[2] = of_bias.to(bias.dtype), False
+        del made
+        if any(needs):
+            kept = kept if grad_entropy is None else None
+            rows = Rows(hidden, ids, log_partition, entropy, grad_logp, grad_entropy, kept)
+            with torch.autocast(hidden.device.type, enabled=False):
+                rest = gradients(ctx.head, rows, needs)
+            found = [a if b is None else b for a, b in zip(found, rest, strict=True)]
+        return *found, *(None,) * 3
 
 
-def _statistics(
-    head: Head, hidden: Tensor, ids: Tensor, plan: _Plan
-) -> tuple[Tensor, Running, Tensor | None]:
-    """Log-probabilities, softmax statistics and, if planned, expected rows of the weight."""
-    tokens = len(hidden)
-    running = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
-    target, shrink = torch.zeros_like(running.max), torch.empty_like(running.max)
-    wanted = plan.mean or plan.direct
-    mean = hidden.new_zeros(hidden.shape, dtype=head.dtype) if wanted else None
-    logits = Tile(head, tokens, head.dtype)
-    weights = logits if head.compute_dtype == head.dtype else Tile(head, tokens, head.compute_dtype)
-    take = kernel_for(fold, hidden)
-    for block in head.blocks(tokens):
-        operand = head.operand(hidden[block])  # [rows, H]
+class _Pass:
+    """One pass over the head's tiles.
+
+    Args:
+      head: the head.
+      hidden: Shape [N, H].
+      ids: as columns of the head's own rows. Shape [N].
+      plan: with ``foresee`` if the gradient of the weight is to be made.
+      biased: that of the bias, too.
+    """
+
+    def __init__(self, head: Head, hidden: Tensor, ids: Tensor, plan: Plan, biased: bool) -> None:
+        tokens, self._rounds = len(hidden), head.compute_dtype != head.dtype
+        self._head, self._ids = head, ids
+        running = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
+        #: Softmax statistics.
+        self.running: Running = running.of_tokens(self._rounds and plan.mean, head.skip > 0)
+        #: Expected rows of the weight, if planned. Shape [N, H].
+        self.mean: Tensor | None = None
+        if plan.mean:
+            self.mean = hidden.new_zeros(hidden.shape, dtype=head.dtype)
+        #: Which blocks of the vocabulary each row keeps, of a head that leaves some out.
+        self.blocks: Blocks | None = Blocks(head, tokens) if head.skip else None
+        #: Gradients of weight and bias, if foreseen.
+        self.made: Foreseen | None = None
+        # Weights of a whole row of tiles, where something is made of them after the last.
+        whole = plan.foresee is not None or (plan.mean and head.skip > 0)
+        self._rows = list(head.chunks(tokens) if whole else head.blocks(tokens))
+        self._weights = (Chunk if whole else Tile)(head, self._rows, head.compute_dtype)
+        if plan.foresee is not None:
+            assert isinstance(self._weights, Chunk)
+            self.made = Foreseen(head, ids, plan.foresee, biased, self._weights)
+        self._run(hidden)
+
+    def _run(self, hidden: Tensor) -> None:
+        head = self._head
+        logits = Tile(head, self._rows, head.dtype) if self._rounds else self._weights
+        shrink = torch.empty_like(self.running.max)
+        for block in self._rows:
+            operand = head.operand(hidden[block])  # [rows, H]
+            tops, masses = self._fold(block, operand, logits, shrink)
+            if tops:
+                self._close(block, operand, torch.stack(tops), masses)
+        if head.shard is not None:
+            head.shard.combine(self.running, self.mean)
+        if self.mean is not None:
+            self.mean.div_(self.running.mass[:, None])
+
+    def _fold(
+        self, block: slice, operand: Tensor, logits: Tile | Chunk, shrink: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Add the tiles of some rows to the statistics; their largest logits and masses as of each
+        tile, where something is made after the last."""
+        head, part = self._head, self.running.at(block)
+        take, scale = kernel_for(fold, operand), kernel_for(scale_rows, operand)
+        ones, shrink = torch.ones_like(part.max), shrink[block]
+        mean = None if self.mean is None or self.blocks is not None else self.mean[block]
+        tops, masses = [], []
         for columns in head.columns(len(operand)):
             factor = head.factor(columns)  # [columns, H]
             # [rows, columns]
             z = head.logits(operand, factor, columns, logits.of(len(operand), columns))
-            inside, column = columns_of(ids[block], columns)
-            target[block] = torch.where(inside, z.gather(1, column).squeeze(1), target[block])
-            e = weights.of(len(operand), columns)  # [rows, columns], exp(z - max) after `take`
-            take(z, running.at(block), e, shrink[block])
+            e = self._weights.of(len(operand), columns)  # exp(z - max) after `take`
+            take(z, part, e, shrink, self._ids[block] - columns.start)
             if mean is not None:
-                add_product(mean[block].mul_(shrink[block, None]), e, factor)
-    if mean is not None:
-        mean.div_(running.sum[:, None])
-    # The max is subtracted first: rounding the sum of max and log would cost digits.
-    return (target - running.max) - running.sum.log(), running, mean
+                scale(mean, shrink, ones, mean)
+                add_product(mean, e, factor)
+            if self.made is not None or self.blocks is not None:
+                tops.append(part.max.clone())
+            if part.tile is not None:
+                masses.append(part.tile.clone())
+        return tops, masses
+
+    def _close(self, block: slice, operand: Tensor, tops: Tensor, masses: list[Tensor]) -> None:
+        """Make of some rows what is made when their last tile has come."""
+        part, chosen = self.running.at(block), None
+        gap = part.max - tops  # [tiles, rows]
+        if self.blocks is not None:
+            of = self._ids[block], part, tops, torch.stack(masses)
+            chosen = self.blocks.close(block, *of)
+            if self.mean is not None:
+                assert isinstance(self._weights, Chunk)
+                self.blocks.add_means(self.mean[block], self._weights, gap, chosen)
+        if self.made is not None:
+            self.made.add(block, operand, part, gap, chosen)

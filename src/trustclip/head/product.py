@@ -1,22 +1,38 @@
 """The output head as a tiled product: rows are tokens, columns are the vocabulary."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trustclip.constraints.masked import widen
+from trustclip.head.shards import Shard, is_dtensor, shard_of
 
 #: Largest number of rows of a tile, by device. More rows read the weight less often.
-_ROWS = {"cpu": 1024, "cuda": 2048}
-#: Logits of a tile: 8 MiB of float32 on a CPU (near its caches), 64 MiB on a GPU.
-TILE_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 24}
+_ROWS = {"cpu": 1024, "cuda": 4096}
+#: Logits of a tile: 8 MiB of float32 on a CPU (near its caches), 128 MiB on a GPU.
+TILE_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 25}
+#: Rows and columns of tiles are multiples of these where there are as many: products of other sizes
+#: take 2 % longer on a CPU, and on a GPU rows that start at any byte keep its matrix units idle.
+_EVEN = {"cpu": (16, 64), "cuda": (128, 128)}
+#: Largest mass that may be left out of a gradient.
+MOST_SKIPPED = 0.01
+#: Columns of a tile where blocks of the vocabulary may be left out: narrow ones hold less mass.
+NARROW = {"cpu": 512, "cuda": 2048}
+#: Largest number of entries kept of a block of rows over the whole vocabulary: 128 MiB of float32
+#: on a CPU, 1 GiB of bfloat16 on a GPU, whose products want thousands of rows.
+KEPT = {"cpu": 1 << 25, "cuda": 1 << 29}
 
 
 @dataclass(frozen=True)
 class Head:
-    r"""Logits $z = (W h + b)/T$ of hidden states, in float32 at least.
+    r"""Logits $z = (W h + b)/T$ of hidden states, in float32 at least; soft-capped with a cap.
+
+    With a cap $c$ it is $z = c\tanh(u/c)$ of that $u$. `Head.of` takes a model's own constants. A
+    weight with rows that no token has counts them, as a model's own loss does; ``weight[:tokens]``
+    (and ``bias[:tokens]``) leaves them out, and their gradient is 0.
 
     Half-precision factors stay half precision on a GPU, whose products add in float32; a CPU gets
     float32 factors. The weight is converted tile by tile, never whole.
@@ -25,15 +41,32 @@ class Head:
       weight: $W$. Shape [V, H].
       bias: $b$, or None. Shape [V].
       temperature: $T$.
+      cap: $c$, or None.
+      shard: which rows of a vocabulary that ranks share the weight has; None for all.
+      skip: probability mass that the gradient of each token's log-probability may leave out, block
+        by block of the vocabulary; see `trustclip.head.skipped`. 0 leaves out nothing.
+
+    Raises:
+      ValueError: shapes that do not fit, $T$ or $c$ not positive, ``skip`` not from 0 to 0.01, a
+        weight that is a DTensor.
     """
 
     weight: Tensor
-    bias: Tensor | None
-    temperature: float
+    bias: Tensor | None = None
+    temperature: float = 1.0
+    cap: float | None = None
+    shard: Shard | None = None
+    skip: float = 0.0
     #: Dtype of the factors of products; chosen here, since autocast is off in a backward pass.
     compute_dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
+        if is_dtensor(self.weight):
+            raise ValueError(
+                "`weight` is a DTensor: take Head.of(weight.to_local()).sharded(group) where every "
+                "rank has the same tokens (a tensor-parallel vocabulary), or gathered(weight) "
+                "where each has its own (FSDP2)."
+            )
         if self.weight.dim() != 2:
             raise ValueError(
                 f"`weight` must be [vocabulary, hidden], got shape {tuple(self.weight.shape)}."
@@ -44,10 +77,84 @@ class Head:
             )
         if not self.temperature > 0:
             raise ValueError(f"`temperature` must be positive, got {self.temperature}.")
+        if self.cap is not None and not self.cap > 0:
+            raise ValueError(f"the cap of logits must be positive, got {self.cap}.")
+        check_skip(self.skip, self.shard is not None)
         dtype = self.weight.dtype if self.weight.is_cuda else self.dtype
         if self.weight.is_cuda and torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
         object.__setattr__(self, "compute_dtype", dtype)
+
+    @classmethod
+    def of(
+        cls,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        temperature: float = 1.0,
+        scale: float = 1.0,
+        softcap: float | None = None,
+        skip: float = 0.0,
+    ) -> "Head":
+        r"""The head of a model that changes its logits: $z = c\tanh(s(W h + b)/c)/T$.
+
+        Args:
+          weight: $W$. Shape [V, H].
+          bias: $b$, within the cap. Shape [V].
+          temperature: $T$, that of sampling.
+          scale: $s$: Cohere's ``logit_scale``, one over Granite's ``logits_scaling``.
+          softcap: $c$: Gemma's ``final_logit_softcapping``; None for $z = s(W h + b)/T$.
+          skip: probability mass that a gradient may leave out, from 0 to 0.01.
+
+        Raises:
+          ValueError: shapes that do not fit, a number that is out of range.
+
+        Example:
+          >>> from trustclip.head import Head, selected_logprobs
+          >>> head = Head.of(torch.tensor([[40.0], [20.0]]), softcap=30.0)
+          >>> logp, _ = selected_logprobs(torch.ones(1, 1), head, torch.tensor([1]))
+          >>> z = 30 * torch.tanh(torch.tensor([40.0, 20.0]) / 30)
+          >>> round(logp.item(), 5), round(z.log_softmax(0)[1].item(), 5)
+          (-8.61854, -8.61854)
+        """
+        if not scale > 0:
+            raise ValueError(f"`scale` must be positive, got {scale}.")
+        cap = None if softcap is None else softcap / temperature
+        return cls(weight, bias, temperature / scale, cap, skip=skip)
+
+    def sharded(self, group: Any) -> "Head":
+        """The same head, where the weight is this rank's rows of a vocabulary that ranks share.
+
+        For a tensor-parallel vocabulary: every rank of the group has the same hidden states and
+        ids. Statistics are combined over the group; the gradient of hidden states is whole on each
+        rank, that of the weight is of its rows. Call it on every rank.
+
+        Args:
+          group: process group in which ranks are in the order of their rows.
+        """
+        return replace(self, shard=shard_of(self.weight, group))
+
+    @property
+    def plain(self) -> bool:
+        """Whether logits are linear in hidden states, and all of them here."""
+        return self.cap is None and self.shard is None
+
+    @property
+    def tokens(self) -> int:
+        """Size of the vocabulary, over all ranks that share it."""
+        return self.vocabulary if self.shard is None else self.shard.tokens
+
+    def own(self, ids: Tensor) -> Tensor:
+        """Tokens as rows of this rank's weight, out of its range where another rank has them."""
+        return ids if self.shard is None else ids - self.shard.first
+
+    def rows_of(self, own: Tensor) -> Tensor:
+        """Rows of the weight of tokens by `own`, whichever rank has them. Shape [rows, H]."""
+        if self.shard is None:
+            return self.weight[own]
+        inside = (own >= 0) & (own < self.vocabulary)
+        found = self.weight[own.clamp(0, self.vocabulary - 1)].to(self.dtype)
+        return self.shard.add(torch.where(inside[:, None], found, 0))
 
     @property
     def vocabulary(self) -> int:
@@ -59,7 +166,7 @@ class Head:
         return widen(self.weight.new_empty(0)).dtype
 
     def operand(self, hidden: Tensor) -> Tensor:
-        """Hidden states in the dtype of the products.
+        """Hidden states in the dtype of the products, row by row, as kernels read them.
 
         Raises:
           ValueError: their width is not that of the weight.
@@ -69,18 +176,36 @@ class Head:
                 f"hidden states must be [tokens, {self.weight.shape[1]}], as the weight is "
                 f"{tuple(self.weight.shape)}; got shape {tuple(hidden.shape)}."
             )
-        return hidden.to(self.compute_dtype)
+        return hidden.to(self.compute_dtype).contiguous()
+
+    @property
+    def rows(self) -> int:
+        """Largest number of rows of a tile."""
+        return _ROWS[self._device]
 
     def columns(self, rows: int) -> Iterator[slice]:
         """The vocabulary in tiles, for blocks of ``rows`` tokens."""
-        width = max(256, TILE_LOGITS[self._device] // max(rows, 1))
+        even = _EVEN[self._device][1]
+        width = max(256, TILE_LOGITS[self._device] // max(rows, 1) // even * even)
+        # Of one size whatever the rows: what is left out is known by the tile.
+        width = NARROW[self._device] if self.skip else width
         for start in range(0, self.vocabulary, width):
             yield slice(start, min(start + width, self.vocabulary))
 
     def blocks(self, tokens: int) -> Iterator[slice]:
         """The tokens in blocks of rows."""
-        for start in range(0, tokens, _ROWS[self._device]):
-            yield slice(start, min(start + _ROWS[self._device], tokens))
+        for start in range(0, tokens, self.rows):
+            yield slice(start, min(start + self.rows, tokens))
+
+    def chunks(self, tokens: int) -> Iterator[slice]:
+        """The tokens in blocks of rows of about one size, of which a `Chunk` has room."""
+        even = _EVEN[self._device][0]
+        most = max(1, min(KEPT[self._device] // self.vocabulary, self.rows))
+        most = most // even * even or most
+        count = max(1, -(-tokens // most))
+        rows = min(most, -(-tokens // count // even) * even)
+        for start in range(0, tokens, max(1, rows)):
+            yield slice(start, min(start + rows, tokens))
 
     def factor(self, columns: slice) -> Tensor:
         """One tile of the weight in the dtype of the products. Shape [columns, H]."""
@@ -89,19 +214,55 @@ class Head:
     def logits(self, operand: Tensor, factor: Tensor, columns: slice, out: Tensor) -> Tensor:
         """Logits of one tile, in ``out``. Shape [rows, columns]."""
         if self.bias is not None:
-            out.copy_(self.bias[columns])
+            # Of probability 0 is e^-1e30, too; an infinity times that probability is not 0.
+            out.copy_(self.bias[columns]).clamp_(min=-1e30)
         scale = 1 / self.temperature
-        return add_product(out, operand, factor.T, 0 if self.bias is None else scale, scale)
+        add_product(out, operand, factor.T, 0 if self.bias is None else scale, scale)
+        return out if self.cap is None else out.div_(self.cap).tanh_().mul_(self.cap)
+
+    def slope(self, logits: Tensor) -> Tensor | None:
+        r"""Derivative of capped logits in the uncapped ones, $1 - (z/c)^2$; None without a cap."""
+        return None if self.cap is None else 1 - (logits / self.cap).square_()
 
     def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Logits of a few tokens of each row, by gathering their weights. Shape [rows, K]."""
         gathered = self.weight[ids].to(self.dtype)  # [rows, K, H]
         z = torch.einsum("nh,nkh->nk", hidden.to(self.dtype), gathered)  # [rows, K]
-        return (z if self.bias is None else z + self.bias[ids]) / self.temperature
+        z = (z if self.bias is None else z + self.bias[ids]) / self.temperature
+        return z if self.cap is None else (z / self.cap).tanh().mul(self.cap)
 
     @property
     def _device(self) -> str:
         return "cuda" if self.weight.is_cuda else "cpu"
+
+
+def check_skip(skip: float, shared: bool = False) -> None:
+    """Raise a ValueError unless this mass may be left out of gradients.
+
+    Args:
+      skip: the mass.
+      shared: whether ranks share the vocabulary.
+    """
+    if not 0 <= skip <= MOST_SKIPPED:
+        raise ValueError(f"`skip` must be from 0 to {MOST_SKIPPED}, got {skip}.")
+    if skip and shared:
+        raise ValueError(
+            "`skip` cannot act on a vocabulary that ranks share, none of which knows the mass of "
+            "the others' blocks while it makes its own: leave `skip` out."
+        )
+
+
+def as_head(weight: Tensor | Head, bias: Tensor | None = None, temperature: float = 1.0) -> Head:
+    """The head of a weight, or the one that was given in its place.
+
+    Raises:
+      ValueError: a head, and a bias or a temperature beside it; what `Head` raises.
+    """
+    if not isinstance(weight, Head):
+        return Head(weight, bias, temperature)
+    if bias is not None or temperature != 1:
+        raise ValueError("a Head has its own bias and temperature: give them to Head.of.")
+    return weight
 
 
 class Tile:
@@ -109,14 +270,15 @@ class Tile:
 
     Args:
       head: the head that makes the tiles.
-      tokens: number of rows of hidden states, in blocks or not.
+      blocks: of the rows of hidden states.
       dtype: of the entries.
     """
 
-    def __init__(self, head: Head, tokens: int, dtype: torch.dtype) -> None:
-        rows = max((block.stop - block.start for block in head.blocks(tokens)), default=0)
-        width = max((tile.stop - tile.start for tile in head.columns(rows)), default=0)
-        self._memory = head.weight.new_empty(rows * width, dtype=dtype)
+    def __init__(self, head: Head, blocks: Iterable[slice], dtype: torch.dtype) -> None:
+        sizes = {block.stop - block.start for block in blocks}
+        # Fewer rows have wider tiles: the largest block need not have the largest tile.
+        most = max((rows * next(head.columns(rows)).stop for rows in sizes), default=0)
+        self._memory = head.weight.new_empty(most, dtype=dtype)
 
     def of(self, rows: int, columns: slice) -> Tensor:
         """An uninitialised, contiguous tile. Shape [rows, columns]."""
@@ -124,15 +286,46 @@ class Tile:
         return self._memory[: rows * width].view(rows, width)
 
 
-def columns_of(ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Which tokens lie in a tile, and their columns there; other tokens get the nearest column.
+class Chunk:
+    """Memory that holds the tiles of a block of rows next to one another, all of the vocabulary.
 
-    Returns:
-      (inside, column): bool [rows], int64 [rows, 1].
+    Args:
+      head: the head that makes the tiles.
+      blocks: of the rows of hidden states.
+      dtype: of the entries.
     """
-    local = ids - columns.start
-    last = columns.stop - columns.start - 1
-    return (local >= 0) & (local <= last), local.clamp(0, last)[:, None]
+
+    def __init__(self, head: Head, blocks: Iterable[slice], dtype: torch.dtype) -> None:
+        rows = max((block.stop - block.start for block in blocks), default=0)
+        self._memory = head.weight.new_empty(rows * head.vocabulary, dtype=dtype)
+
+    def of(self, rows: int, columns: slice) -> Tensor:
+        """The place of a tile, contiguous. Shape [rows, columns]."""
+        return self._memory[rows * columns.start : rows * columns.stop].view(rows, -1)
+
+    def put(self, place: Tensor, values: Tensor) -> None:
+        """Write single entries, at their places in the memory."""
+        self._memory[place] = values.to(self._memory.dtype)
+
+
+def add_to_rows(
+    out: Tensor, rows: Tensor | slice, a: Tensor, b: Tensor, factor: Tensor | None = None
+) -> None:
+    """Add ``factor * (a b)``, of some rows, to these rows of ``out``.
+
+    Args:
+      out: Shape [N, width].
+      rows: indices, each once; a slice means all rows.
+      a: Shape [rows, K].
+      b: Shape [K, width].
+      factor: of each row, or None for 1. Shape [rows].
+    """
+    if isinstance(rows, slice) and factor is None:
+        add_product(out, a, b)
+        return
+    found = add_product(out.new_empty(len(a), out.shape[1]), a, b, 0)
+    found = found if factor is None else found.mul_(factor[:, None])
+    out.add_(found) if isinstance(rows, slice) else out.index_add_(0, rows, found)
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:

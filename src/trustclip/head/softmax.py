@@ -5,13 +5,15 @@ Each function has a Triton kernel in `trustclip.head.kernels` that reads and wri
 CPU, where a block of rows small enough for its cache goes through all steps.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 #: Logits of a block of rows that stay in a core's cache from one step to the next: 512 KiB.
 _BLOCK = 1 << 17
+_LOG2_E = 1 / math.log(2)
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,17 @@ class Running:
       max: largest logit so far, $m$. Shape [rows], as the others.
       sum: $\sum_v e^{z_v - m}$.
       first_moment: $\sum_v e^{z_v - m}(z_v - m)$, or None where no entropy is wanted.
+      chosen: logit of the row's own token, or None where it has none; 0 until its tile has come.
+      rounded_sum: the sum of the weights as they were stored, or None where they are not rounded.
+      tile: $\sum e^{z_v - m}$ over the tile that came last, or None where nobody asks.
     """
 
     max: Tensor
     sum: Tensor
     first_moment: Tensor | None
+    chosen: Tensor | None = None
+    rounded_sum: Tensor | None = None
+    tile: Tensor | None = None
 
     @classmethod
     def start(cls, memory: Tensor, entropy: bool) -> "Running":
@@ -34,6 +42,17 @@ class Running:
         # Finite, so that the first tile does not meet infinity minus infinity.
         memory.fill_(torch.finfo(memory.dtype).min / 4)
         return cls(memory, torch.zeros_like(memory), torch.zeros_like(memory) if entropy else None)
+
+    def of_tokens(self, rounded: bool, tiles: bool = False) -> "Running":
+        """The same, with the logit of each row's token, and if wanted the sum of rounded weights
+        and that of each tile."""
+        zeros = torch.zeros_like(self.max)
+        return replace(
+            self,
+            chosen=zeros,
+            rounded_sum=zeros.clone() if rounded else None,
+            tile=zeros.clone() if tiles else None,
+        )
 
     @property
     def log_partition(self) -> Tensor:
@@ -45,13 +64,26 @@ class Running:
         r"""Entropy of the softmax, nats: $\log s - \sum_v e^{z_v-m}(z_v-m)/s$, no term negative."""
         return None if self.first_moment is None else self.sum.log() - self.first_moment / self.sum
 
+    @property
+    def logp(self) -> Tensor:
+        """Log-probability of each row's token."""
+        assert self.chosen is not None
+        # The max is subtracted first: rounding the sum of max and log would cost digits.
+        return (self.chosen - self.max) - self.sum.log()
+
+    @property
+    def mass(self) -> Tensor:
+        r"""What the stored weights add up to, so that their quotients by it add up to 1."""
+        return self.sum if self.rounded_sum is None else self.rounded_sum
+
     def at(self, rows: slice) -> "Running":
         """A view of selected rows."""
-        first_moment = None if self.first_moment is None else self.first_moment[rows]
-        return Running(self.max[rows], self.sum[rows], first_moment)
+        return Running(*(None if x is None else x[rows] for x in vars(self).values()))  # type: ignore[arg-type]
 
 
-def fold(logits: Tensor, running: Running, weights: Tensor, shrink: Tensor) -> None:
+def fold(
+    logits: Tensor, running: Running, weights: Tensor, shrink: Tensor, local: Tensor | None = None
+) -> None:
     r"""Add a tile of logits to the running statistics.
 
     Args:
@@ -59,25 +91,57 @@ def fold(logits: Tensor, running: Running, weights: Tensor, shrink: Tensor) -> N
       running: statistics, updated in place.
       weights: receives $e^{z - m}$ with the new $m$; may be ``logits``. Shape [rows, columns].
       shrink: receives $e^{m_{before} - m}$, by which earlier sums of weights shrink. Shape [rows].
+      local: each row's token as a column of this tile, int64, out of its range where it lies in
+        another; None where no row has one. Shape [rows].
     """
+    if running.chosen is not None and local is not None:
+        inside, column = _within(local, logits)
+        z_own = logits.gather(1, column).squeeze(1)  # [rows]
+        running.chosen.copy_(torch.where(inside, z_own, running.chosen))
     before = running.max.clone()  # [rows]
-    tile_sum, tile_moment = torch.empty_like(before), torch.empty_like(before)
+    tile_moment = torch.empty_like(before)
+    tile_sum = torch.empty_like(before) if running.tile is None else running.tile
     size = _rows(logits)
     memory = torch.empty_like(logits[:size])
     parts = (logits, weights, before, running.max, tile_sum, tile_moment)
     for z, e, last, top, mass, first in zip(*(x.split(size) for x in parts), strict=True):
         torch.maximum(last, z.amax(dim=1), out=top)  # [size]
         below = torch.sub(z, top[:, None], out=memory[: len(z)])  # [size, columns]
-        torch.exp(below, out=e)
-        torch.sum(e, dim=1, dtype=z.dtype, out=mass)  # [size], in the precision of the logits
+        exact = exp(below, out=e if e.dtype == z.dtype else torch.empty_like(below))
+        if exact is not e:
+            e.copy_(exact)  # rounded for a product; sums are of what it was before
+        torch.sum(exact, dim=1, out=mass)  # [size]
         if running.first_moment is not None:
-            torch.sum(below.mul_(e), dim=1, out=first)
+            torch.sum(below.mul_(exact), dim=1, out=first)
     gap = before.sub_(running.max)  # [rows], old max minus new: never positive
     torch.exp(gap, out=shrink)
     if running.first_moment is not None:
         # sum of e^{z-m'}(z-m') from that about the former max: e^{m-m'} (moment + (m-m') sum).
         running.first_moment.addcmul_(running.sum, gap).mul_(shrink).add_(tile_moment)
     running.sum.mul_(shrink).add_(tile_sum)
+    if running.rounded_sum is not None:
+        running.rounded_sum.mul_(shrink).add_(weights.sum(dim=1, dtype=tile_sum.dtype))
+
+
+def exp(x: Tensor, out: Tensor) -> Tensor:
+    """``x.exp()`` in ``out`` as a power of 2, right to |x| times the dtype's smallest step.
+
+    On a CPU PyTorch's exponential takes three times as long, and a hundred times where the result
+    underflows, as it does for most tokens of a policy that is sure.
+    """
+    return torch.mul(x, _LOG2_E, out=out).exp2_()
+
+
+def scale_rows(x: Tensor, factor: Tensor, before: Tensor, out: Tensor) -> None:
+    """Multiply each row by a number; where it is the one from before, ``out`` is right already.
+
+    Args:
+      x: may be ``out``, where ``before`` is 1. Shape [rows, width].
+      factor: Shape [rows].
+      before: Shape [rows].
+      out: the product. Shape [rows, width].
+    """
+    torch.mul(x, factor[:, None], out=out)
 
 
 def fold_gradient(
@@ -86,11 +150,13 @@ def fold_gradient(
     entropy: Tensor | None,
     grad_logp: Tensor,
     grad_entropy: Tensor | None,
+    local: Tensor,
+    grad_own: Tensor,
 ) -> None:
     r"""Turn a tile of logits, in place, into a gradient with respect to them.
 
-    Of $\sum_i g_i \log\pi_i(y_i) + h_i H_i$ it is $-g\pi_v - h\pi_v(\log\pi_v + H)$, plus $g$ at
-    $v = y$, which is left to the caller.
+    Of $\sum_i g_i \log\pi_i(y_i) + h_i H_i$ it is $-g\pi_v - h\pi_v(\log\pi_v + H)$, plus
+    $g$ at $v = y$.
 
     Args:
       logits: $z$, then the gradient. Shape [rows, columns].
@@ -98,6 +164,10 @@ def fold_gradient(
       entropy: $H$; None where no ``grad_entropy`` asks for it. Shape [rows].
       grad_logp: $g$. Shape [rows].
       grad_entropy: $h$, or None for 0. Shape [rows].
+      local: each row's token as a column of this tile, out of its range where it lies in another.
+        Shape [rows].
+      grad_own: $g$ at $v = y$, where what rounding the log-partition does is not made good.
+        Shape [rows].
     """
     size = _rows(logits)
     for start in range(0, len(logits), size):
@@ -105,10 +175,23 @@ def fold_gradient(
         logp = logits[rows].sub_(log_partition[rows, None])  # [size, columns]
         g = grad_logp[rows, None]  # [size, 1]
         if grad_entropy is None or entropy is None:
-            logp.exp_().mul_(-g)
+            exp(logp, out=logp).mul_(-g)
         else:
-            p = logp.exp()  # [size, columns]
+            p = exp(logp, out=torch.empty_like(logp))  # [size, columns]
             logp.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(g).mul_(p).neg_()
+    inside, column = _within(local, logits)
+    chosen = logits.gather(1, column) + torch.where(inside, grad_own, 0)[:, None]  # [rows, 1]
+    logits.scatter_(1, column, chosen)
+
+
+def _within(local: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens lie in a tile, and their columns there; other tokens get the nearest column.
+
+    Returns:
+      (inside, column): bool [rows], int64 [rows, 1].
+    """
+    last = logits.shape[1] - 1
+    return (local >= 0) & (local <= last), local.clamp(0, last)[:, None]
 
 
 def _rows(logits: Tensor) -> int:

@@ -7,7 +7,7 @@ from trustclip.constraints.divergences import categorical_kl, with_rest
 from trustclip.constraints.masked import widen
 from trustclip.head.dispatch import kernel_for
 from trustclip.head.exact import Order, check_order
-from trustclip.head.product import Head, Tile
+from trustclip.head.product import Head, Tile, as_head
 from trustclip.head.softmax import Running, fold
 
 #: Gathered rows of the weight that a block of tokens holds, in numbers: 64 MiB of float32.
@@ -17,7 +17,7 @@ _GATHERED = 1 << 24
 @torch.no_grad()
 def topk(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | Head,
     k: int,
     *,
     bias: Tensor | None = None,
@@ -27,7 +27,7 @@ def topk(
 
     Args:
       hidden: last hidden states $h$. Shape [N, H].
-      weight: $W$. Shape [V, H].
+      weight: $W$, or a `Head`. Shape [V, H].
       k: how many, from 1 to V - 1.
       bias: $b$. Shape [V].
       temperature: $T$ in $z = (W h + b)/T$.
@@ -45,7 +45,7 @@ def topk(
       >>> ids.tolist(), logp.exp()
       ([[1, 2]], tensor([[0.5000, 0.3000]], dtype=torch.float64))
     """
-    head = Head(weight, bias, temperature)
+    head = _whole(as_head(weight, bias, temperature))
     if not 1 <= k < head.vocabulary:
         raise ValueError(
             f"`k` must be from 1 to {head.vocabulary - 1}, one less than the vocabulary; got {k}."
@@ -53,8 +53,9 @@ def topk(
     tokens = len(hidden)
     ids = hidden.new_empty(tokens, k, dtype=torch.int64)
     logp = hidden.new_empty(tokens, k, dtype=head.dtype)
-    memory = Tile(head, tokens, head.dtype), Tile(head, tokens, head.dtype)
-    for block in head.blocks(tokens):
+    blocks = list(head.blocks(tokens))
+    memory = Tile(head, blocks, head.dtype), Tile(head, blocks, head.dtype)
+    for block in blocks:
         ids[block], logp[block] = _topk(head, head.operand(hidden[block]), k, memory)
     return ids, logp
 
@@ -80,7 +81,7 @@ def _topk(head: Head, operand: Tensor, k: int, memory: tuple[Tile, Tile]) -> tup
 def topk_kl(
     hidden: Tensor,
     log_partition: Tensor,
-    weight: Tensor,
+    weight: Tensor | Head,
     old: tuple[Tensor, Tensor],
     order: Order = "old_new",
     *,
@@ -98,7 +99,7 @@ def topk_kl(
     Args:
       hidden: last hidden states of the current policy. Shape [N, H].
       log_partition: `Scores.log_partition` of them, from `score` with the same head. Shape [N].
-      weight: $W$ of the current policy. Shape [V, H].
+      weight: $W$ of the current policy, or its `Head`. Shape [V, H].
       old: `topk` of the old policy: ids, and log-probabilities in nats. Both [N, K].
       order: ``"old_new"`` for KL(old || new), ``"new_old"`` for KL(new || old).
       bias: $b$. Shape [V].
@@ -132,7 +133,7 @@ def topk_kl(
 def logp_of(
     hidden: Tensor,
     log_partition: Tensor,
-    weight: Tensor,
+    weight: Tensor | Head,
     ids: Tensor,
     *,
     bias: Tensor | None = None,
@@ -143,7 +144,7 @@ def logp_of(
     Args:
       hidden: last hidden states. Shape [N, H].
       log_partition: `Scores.log_partition` of them, from `score` with the same head. Shape [N].
-      weight: $W$. Shape [V, H].
+      weight: $W$, or a `Head`. Shape [V, H].
       ids: int64. Shape [N, K].
       bias: $b$. Shape [V].
       temperature: $T$, that of the score.
@@ -151,14 +152,23 @@ def logp_of(
     Returns:
       Nats, float32 at least, without gradient. Shape [N, K].
     """
-    head = Head(weight, bias, temperature)
+    head = _whole(as_head(weight, bias, temperature))
     logp = hidden.new_empty(ids.shape, dtype=head.dtype)
-    rows = max(1, _GATHERED // max(1, ids.shape[1] * weight.shape[1]))
+    rows = max(1, _GATHERED // max(1, ids.shape[1] * head.weight.shape[1]))
     for start in range(0, len(ids), rows):
         block = slice(start, start + rows)
         z = head.logits_of(hidden[block], ids[block])  # [rows, K]
         logp[block] = z.double().sub_(log_partition[block, None])
     return logp
+
+
+def _whole(head: Head) -> Head:
+    if head.shard is not None:
+        raise ValueError(
+            "the likeliest tokens of a vocabulary that ranks share are not searched: gather the "
+            "weight, or take the exact KL divergence, which is computed in parts."
+        )
+    return head
 
 
 def with_other(logp: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ class ATR(Method):
         if self.level == "token":
             return Trait.CUTS | Trait.ESTIMATES_KL | clips(self.side)
         of_ratio = (self.reduction, self.weight) == ("ratio", "level")
-        return Trait.CUTS | clips(self.side, self.level) if of_ratio else Trait.CUTS
+        own = clips(self.side, self.level) if of_ratio else Trait(0)
+        return Trait.CUTS | Trait.SEES_OTHERS | own
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         if self.level != "token" and self.reduction != "ratio":

@@ -33,6 +33,10 @@ class BandPO(Method):
     is in force for p below 0.0071, where the band alone would allow 54 at 0.001. That code can join
     the band with a clip's interval (off in its main scripts): ``either`` of the two does that.
 
+    For a token that is nearly sure the upper bound lies closer to the ratio of probability 1 than
+    float32 can tell ($1 - p w$ of 1e-11 at p = 0.998): one whose new log-probability reads 0 is
+    kept there, and cut if the same number is taken as exact, in float64.
+
     Args:
       divergence: ``"kl"``, ``"tv"`` or ``"chi2"``.
       delta: $\delta$, in nats for ``kl``.

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import LogBounds, Method, Trait, UpToOne, clips, definition
+from trustclip.constraints.base import LogBounds, Method, Trait, UpToOne, clips, definition, spans
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.levels import Level
 
@@ -43,7 +43,7 @@ class Clip(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | clips(self.side, self.level)
+        return Trait.CUTS | clips(self.side, self.level) | spans(self.level)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.epsilon, self.epsilon)

@@ -11,6 +11,7 @@ from trustclip.constraints.base import (
     UpToOne,
     clips,
     definition,
+    spans,
 )
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.levels import Level
@@ -53,7 +54,7 @@ class ClipHigher(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | clips(self.side, self.level)
+        return Trait.CUTS | clips(self.side, self.level) | spans(self.level)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)

@@ -93,7 +93,8 @@ class CPPO(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | Trait.READS_PROBABILITY | anchor_traits(self.anchor)
+        own = Trait.CUTS | Trait.READS_PROBABILITY | Trait.SEES_OTHERS
+        return own | anchor_traits(self.anchor)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)

@@ -33,18 +33,14 @@ class FDivergence(Method):
     $\mathbb{E}_{old} f(w)$ without bias; the second form is the least divergence that any
     two distributions with these probabilities of the token have. Directions:
 
-    ==============  ==========================================  =============================
-    divergence      f(w)                                        estimates
-    ==============  ==========================================  =============================
-    ``kl_old_new``  $w - 1 - \log w$ (from -log w)        KL(old || new)
-    ``kl_new_old``  $1 - w + w\log w$ (from w log w)      KL(new || old)
-    ``chi2``        $(w-1)^2$                             Pearson's chi2(new || old)
-    ``hellinger``   $(\sqrt w - 1)^2$                     squared Hellinger, at most 2
-    ``js``          $\frac12(w\log\frac wm - \log m)$,    Jensen-Shannon, at most log 2
-                    $m = (1+w)/2$
-    ``alpha``       $(w^\alpha - 1 - \alpha(w-1)) /       0: KL(old || new), 1: KL(new ||
-                    (\alpha(\alpha-1))$                         old), 2: chi2 / 2
-    ==============  ==========================================  =============================
+    - ``kl_old_new``: $w - 1 - \log w$ (from $-\log w$), estimates KL(old || new);
+    - ``kl_new_old``: $1 - w + w\log w$ (from $w\log w$), estimates KL(new || old);
+    - ``chi2``: $(w-1)^2$, Pearson's chi2(new || old);
+    - ``hellinger``: $(\sqrt w - 1)^2$, the squared Hellinger distance, at most 2;
+    - ``js``: $\frac12(w\log\frac wm - \log m)$ with $m = (1+w)/2$, Jensen and Shannon's, at most
+      $\log 2$;
+    - ``alpha``: $(w^\alpha - 1 - \alpha(w-1)) / (\alpha(\alpha-1))$, at 0 KL(old || new), at 1
+      KL(new || old), at 2 half of chi2.
 
     ``kl_old_new`` of the ratio is ``atr``; of the probability it is ``trgppo`` without its union
     with PPO's interval (BandPO's band), and ``chi2`` there is BandPO's other band.

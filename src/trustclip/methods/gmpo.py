@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import Method, Positive, definition
+from trustclip.constraints.base import Method, Positive, Trait, definition
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp, zero_masked
 from trustclip.constraints.twins import Twins, verl_bounds, verl_settings
@@ -45,6 +45,10 @@ class GMPO(Method):
     """
 
     level: ClassVar[levels.Level] = "sequence"
+
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | Trait.SEES_OTHERS
 
     log_low: Positive = 0.4
     log_high: Positive = 0.4

@@ -54,7 +54,7 @@ class GSPO(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | Trait.CLIPS_SEQUENCES
+        return Trait.CUTS | Trait.CLIPS_SEQUENCES | Trait.SEES_OTHERS
 
     @property
     def twins(self) -> Twins:

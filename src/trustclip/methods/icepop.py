@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import levels
-from trustclip.constraints.base import AboveOne, Trait, UpToOne, definition
+from trustclip.constraints.base import AboveOne, Trait, UpToOne, definition, spans
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.compose import Weighted
 from trustclip.constraints.masked import safe_exp
@@ -74,7 +74,7 @@ class IcePop(Weighted):
     @property
     def traits(self) -> Trait:
         own = Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
-        return super().traits | own
+        return super().traits | own | spans(self.level)
 
     @property
     def twins(self) -> Twins:

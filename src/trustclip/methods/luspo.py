@@ -50,7 +50,7 @@ class LUSPO(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | Trait.CLIPS_SEQUENCES
+        return Trait.CUTS | Trait.CLIPS_SEQUENCES | Trait.SEES_OTHERS
 
     @property
     def twins(self) -> Twins:

@@ -56,7 +56,7 @@ class OPSM(Weighted):
     @property
     def traits(self) -> Trait:
         acts = Trait.ACTS_ON_POLICY if self.anchor == "rollout" else Trait(0)
-        return super().traits | Trait.CUTS | acts
+        return super().traits | Trait.CUTS | Trait.SEES_OTHERS | acts
 
     @property
     def twins(self) -> Twins:

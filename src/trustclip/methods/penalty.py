@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import divergences, levels
-from trustclip.constraints.base import Method, Positive, Trait, anchor_fields, definition
+from trustclip.constraints.base import Method, Positive, Trait, anchor_fields, definition, spans
 from trustclip.constraints.batch import Anchor, LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.masked import zero_masked
@@ -90,7 +90,7 @@ class Penalty(Composite):
         own = Trait.MOVES_WITHOUT_ADVANTAGE | Trait.REVERSES
         # The sampler's policy is another one from the first update on.
         early = Trait.ACTS_ON_POLICY if self.anchor == "rollout" else Trait(0)
-        return super().traits | own | early
+        return super().traits | own | early | spans(self.level)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return self.inner.log_interval(p_old)

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import levels
-from trustclip.constraints.base import AboveOne, Trait, definition
+from trustclip.constraints.base import AboveOne, Trait, definition, spans
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.compose import Weighted
 from trustclip.constraints.masked import safe_exp
@@ -59,7 +59,8 @@ class TIS(Weighted):
 
     @property
     def traits(self) -> Trait:
-        return super().traits | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        own = Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return super().traits | own | spans(self.level)
 
     @property
     def twins(self) -> Twins:

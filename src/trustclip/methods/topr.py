@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import Method, Trait, definition
+from trustclip.constraints.base import Method, Trait, definition, spans
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
 
@@ -43,7 +43,7 @@ class TOPR(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait(0)
+        return spans(self.level)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = levels.reduced(self.level, "sum", batch.log_ratio, batch.mask)

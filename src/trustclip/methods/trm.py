@@ -72,7 +72,7 @@ class TRM(Weighted):
     @property
     def traits(self) -> Trait:
         acts = Trait.ACTS_ON_POLICY if self.anchor == "rollout" else Trait(0)
-        return super().traits | Trait.CUTS | acts
+        return super().traits | Trait.CUTS | Trait.SEES_OTHERS | acts
 
     def weight(self, batch: TokenBatch) -> Tensor:
         if self.divergence == "kl_old_new":

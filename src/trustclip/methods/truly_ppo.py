@@ -58,6 +58,11 @@ class TrulyPPO(Method):
     slope_likelihood: NonNegative = 1.0
 
     @property
+    def threshold(self) -> float:
+        """The threshold used: ``delta``, or the released code's for the variant."""
+        return DELTA[self.variant] if self.delta is None else self.delta
+
+    @property
     def requires(self) -> tuple[str, ...]:
         return () if self.variant == "ppo_rb" else ("kl_old_new",)
 
@@ -76,8 +81,7 @@ class TrulyPPO(Method):
             kept = gates.keeps_gradient((low <= x) & (x <= high), x, batch.advantages, "outward")
             return gates.rollback(batch, kept, slope)
         kl = batch.given("kl_old_new")
-        delta = DELTA[self.variant] if self.delta is None else self.delta
-        kept = gates.keeps_gradient(kl.detach() <= delta, x, batch.advantages, "outward")
+        kept = gates.keeps_gradient(kl.detach() <= self.threshold, x, batch.advantages, "outward")
         if self.variant == "tr_ppo":
             return gates.hard(batch, kept)
         if self.variant == "trppo_rb":

@@ -66,7 +66,7 @@ class VESPO(Method):
 
     @property
     def traits(self) -> Trait:
-        return anchor_traits(self.anchor)
+        return Trait.SEES_OTHERS | anchor_traits(self.anchor)
 
     @property
     def requires(self) -> tuple[str, ...]:

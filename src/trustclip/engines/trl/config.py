@@ -9,11 +9,13 @@ from trustclip.constraints.brake import Brake, as_brake
 from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.constraints.shadow import shadow_methods
+from trustclip.durable.mirror import check_url
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.engines.trl.upstream import GRPOConfig
+from trustclip.head.product import MOST_SKIPPED
 
 _HEADS = Literal["auto", "trustclip", "trl"]
 _DECODERS = Literal["auto", "transformers"]
@@ -50,7 +52,12 @@ class ConstrainedGRPOConfig(GRPOConfig):
       allow_inert: train although the schedule keeps the ratio at 1, where no constraint acts.
       inert_patience: warn once when the gate has closed on no token for this many updates.
       head: output head that computes log-probabilities: ``"trustclip"`` (see `trustclip.head`),
-        ``"trl"``, or ``"auto"``: trustclip's on a CPU, TRL's Triton kernels on a GPU.
+        ``"trl"``, or ``"auto"``: trustclip's on a CPU and on GPUs that it was measured to be
+        faster on, TRL's Triton kernels elsewhere.
+      head_skip: probability mass, at most 0.01, that the gradient of each log-probability may leave
+        out in whole blocks of the vocabulary; 0 for none. The log has the largest one left out,
+        ``trustclip/head_dropped``; what that can change: `trustclip.head.skipped`. Needs
+        trustclip's head.
       decoder: implementation of sampling: ``"transformers"``, or ``"auto"``:
         `trustclip.engines.trl.decoding` for the models it supports, with plain sampling, on a CPU;
         see ``docs/fast-paths.md``.
@@ -62,6 +69,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
         out of the forward and backward pass wherever the gradient is the same without them.
       shadows: methods to watch with: ``trustclip/shadow/*`` logs what they would have kept of the
         same tokens; see `trustclip.constraints.shadow`. The training is bit for bit the same.
+      save_async: write checkpoints while training goes on, from a copy in CPU memory.
+      save_to: URL that gets a copy of each checkpoint, ``s3://bucket/folder`` or whatever fsspec
+        reaches; a machine without checkpoints continues from there.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
         on it, in every n-th generation; 0 for never. The training is bit for bit the same.
 
@@ -101,6 +111,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
     head: _HEADS = field(
         default="auto", metadata={"help": "Output head to use: auto, trustclip or trl."}
     )
+    head_skip: float = field(
+        default=0.0, metadata={"help": "Probability mass that gradients may leave out, to 0.01."}
+    )
     decoder: _DECODERS = field(
         default="auto", metadata={"help": "Sampling code on a CPU: auto or transformers."}
     )
@@ -120,8 +133,17 @@ class ConstrainedGRPOConfig(GRPOConfig):
         default=0, metadata={"help": "Log exact KL every n-th generation; 0: never."}
     )
 
+    save_async: bool = field(
+        default=False, metadata={"help": "Write checkpoints while training goes on."}
+    )
+    save_to: str | None = field(
+        default=None, metadata={"help": "URL that gets a copy of each checkpoint."}
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.save_to is not None:
+            check_url(self.save_to)
         for name, allowed in (("head", get_args(_HEADS)), ("decoder", get_args(_DECODERS))):
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))
@@ -216,10 +238,12 @@ def shadows(
 
 
 def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Settings of this engine below their minimum, each with its error text."""
+    """Settings of this engine out of their range, each with its error text."""
     for name, least in _AT_LEAST.items():
         if name in values and values[name] < least:
             yield name, f"must be at least {least}, got {values[name]}."
+    if not 0 <= (skip := values.get("head_skip", 0.0)) <= MOST_SKIPPED:
+        yield "head_skip", f"must be from 0 to {MOST_SKIPPED}, got {skip}."
 
 
 def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
@@ -232,6 +256,8 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         default = GRPOConfig.__dataclass_fields__[name].default
         if getattr(args, name) != default:
             yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
+    if args.head_skip and args.head == "trl":
+        yield "head_skip is trustclip's head's, and head='trl' asks for TRL's: leave one out."
     if problem := limits.refusal(chosen, supply(args)):
         yield problem
     if args.braking().on and "logp_rollout" not in (given := supply(args)).fields:

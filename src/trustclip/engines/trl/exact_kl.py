@@ -5,6 +5,7 @@ row, so that it is split, shuffled and checkpointed like any other input.
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.divergences import categorical_kl, categorical_tv
+from trustclip.constraints.thresholds import least_kl
 from trustclip.engines.trl import hidden
 from trustclip.engines.trl.scoring import Request
 from trustclip.engines.trl.skipping import spread
-from trustclip.head import ORDERS, Order, Scores, bregman_kl, exact_kl, score, topk
+from trustclip.head import ORDERS, Head, Order, Scores, bregman_kl, exact_kl, score, topk
+from trustclip.head.bregman import RESOLVES
 from trustclip.head.topk import logp_of, with_other
 
 #: Names among TRL's inputs of an old policy's `Evidence`.
@@ -56,7 +59,7 @@ class Watched(NamedTuple):
     def of_completions(self, length: int) -> Evidence:
         """The evidence of the last ``length`` tokens of each row, over all passes."""
         found = (hidden.of_completions(self.states, length),)
-        for parts in zip(*(each[2:] for each in self.scores), strict=True):
+        for parts in zip(*((s.log_partition, s.mean) for s in self.scores), strict=True):
             if parts[0] is not None:
                 found += (torch.cat([part[:, -length:] for part in parts]),)
         return Evidence(*found)
@@ -77,10 +80,11 @@ class KLWatch:
       request: what trustclip's head in the model has to compute; None if TRL's head is used.
       every: log exact KL in every n-th generation; 0 for never.
       updates: optimizer updates per generation.
+      autocast: mixed precision of the passes, ``"no"``, ``"bf16"`` or ``"fp16"``.
 
     Raises:
-      ValueError: the logits of this model are not its head times its hidden states, or it has too
-        few tokens for the top K.
+      ValueError: the logits of this model are not its head times its hidden states, it has too
+        few tokens for the top K, or exact KL needs what its head leaves out.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class KLWatch:
         *,
         every: int = 0,
         updates: float = 1.0,
+        autocast: str = "no",
     ) -> None:
         orders: list[Order] = [o for o in ORDERS if f"kl_{o}" in method.requires]
         self._over_top_k = [name for name in _OF_TOP_K if name in method.requires]
@@ -109,8 +114,33 @@ class KLWatch:
             head = hidden.head(model)
             if self._k + 2 > head.out_features:
                 raise ValueError(f"k={self._k} needs a vocabulary of more than {self._k + 1}.")
-            if not any(p.requires_grad for p in head.parameters()):
-                self._request = request  # with a frozen head the passes yield all that is needed
+            if hidden.logit_changes(model)[1] is None and not any(
+                p.requires_grad for p in head.parameters()
+            ):
+                # With a frozen head the passes yield all that is needed.
+                self._request = None if self._too_fine(method, head.weight, autocast) else request
+                if orders and self._request is not None and self._request.skip:
+                    raise ValueError(
+                        "the exact KL divergence of a frozen head comes from means over the whole "
+                        "vocabulary, and head_skip leaves a part of it out: set head_skip to 0."
+                    )
+
+    @staticmethod
+    def _too_fine(method: Method, weight: Tensor, autocast: str) -> bool:
+        """Whether a threshold is below what `bregman_kl` resolves; said once, to whoever trains."""
+        dtype = weight.dtype if weight.is_cuda or weight.dtype == torch.float64 else torch.float32
+        if weight.is_cuda and autocast != "no":
+            dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(autocast, dtype)
+        resolved, least = RESOLVES.get(dtype, 0.0), least_kl(method)
+        if least is None or least >= resolved:
+            return False
+        warnings.warn(
+            f"the threshold of {method.name!r}, {least:g} nats, is below what a KL divergence from "
+            f"the head's statistics resolves in {str(dtype).partition('.')[2]} ({resolved:g}): it "
+            "is computed from the logits of both policies instead, at two products more.",
+            stacklevel=3,
+        )
+        return True
 
     def wants_generation(self, step: int) -> bool:
         """Whether the old policy's pass over a generation after ``step`` updates is needed."""
@@ -162,10 +192,7 @@ class KLWatch:
         self, model: nn.Module, states: Tensor, sampled: Tensor, logp_old: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Ids and log-probabilities of `divergences.top_k_tokens`. Both [tokens, k + 1]."""
-        weight, bias = _head(model)
-        ids, logp = topk(
-            states.flatten(0, 1), weight, self._k + 1, bias=bias, temperature=self._temperature
-        )
+        ids, logp = topk(states.flatten(0, 1), self._head(model), self._k + 1)
         # The last column is the sampled token, or the next likeliest if it is among the top k.
         among = (ids[:, :-1] == sampled[:, None]).any(dim=1)  # [tokens]
         ids[:, -1] = torch.where(among, ids[:, -1], sampled)
@@ -223,28 +250,18 @@ class KLWatch:
     def _exact(self, model: nn.Module, new: Evidence, old: Evidence, order: Order) -> Tensor:
         """Exact KL divergence of each token. Shape [tokens]."""
         if self._request is not None:
-            return bregman_kl(
-                new.hidden, new, old.hidden, old, order, temperature=self._temperature
-            )
-        weight, bias = _head(model)
-        return exact_kl(
-            new.hidden, old.hidden, weight, self.old_head, order,
-            bias=bias, temperature=self._temperature,
-        )  # fmt: skip
+            # A model's factor is one over a temperature.
+            temperature = self._temperature / hidden.logit_changes(model)[0]
+            return bregman_kl(new.hidden, new, old.hidden, old, order, temperature=temperature)
+        return exact_kl(new.hidden, old.hidden, self._head(model), self.old_head, order)
 
     @torch.no_grad()
     def _logp_now(self, model: nn.Module, new: Evidence, sampled: Any, ids: Any) -> Tensor:
         """Log-probabilities of the old policy's likeliest tokens under the new one."""
-        weight, bias = _head(model)
-        options: dict[str, Any] = {"bias": bias, "temperature": self._temperature}
-        log_partition = new.log_partition
+        head, log_partition = self._head(model), new.log_partition
         if log_partition is None:
-            scores = score(new.hidden, weight, sampled, entropy=False, **options)
-            log_partition = scores.log_partition
-        return logp_of(new.hidden, log_partition, weight, ids, **options)
+            log_partition = score(new.hidden, head, sampled, entropy=False).log_partition
+        return logp_of(new.hidden, log_partition, head, ids)
 
-
-def _head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the model's output head, gathered where they are sharded."""
-    head = hidden.head(model)
-    return hidden.whole(head.weight), hidden.whole(head.bias)
+    def _head(self, model: nn.Module) -> Head:
+        return hidden.head_of(model, self._temperature)

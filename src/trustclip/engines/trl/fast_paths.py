@@ -9,24 +9,29 @@ from typing import Any, Literal
 
 from torch import nn
 
-from trustclip.constraints.base import Trait
+from trustclip.constraints.base import Trait, of_own_token
 from trustclip.engines.trl import hidden, sampled
 from trustclip.engines.trl.config import undecodable
+from trustclip.engines.trl.foresight import KNOWN_BEFORE, LOSS_TYPES
 from trustclip.engines.trl.plain_sampling import not_plain, own_generate, unlike_generate
+from trustclip.head import measured
 
-#: trustclip's output head, its decoding loop, and skipping completions that cannot move the policy.
-FastPath = Literal["head", "decoder", "skipping"]
+#: trustclip's output head, its decoding loop, skipping completions that cannot move the policy, and
+#: making the gradient of a trained head while its logits are made.
+FastPath = Literal["head", "decoder", "skipping", "foresight"]
 
 
 def obstacle(path: FastPath, trainer: Any) -> str | None:
     """The reason why a trainer cannot take a fast path; None if it can.
 
     Args:
-      path: ``"head"``, ``"decoder"`` or ``"skipping"``.
+      path: ``"head"``, ``"decoder"``, ``"skipping"`` or ``"foresight"``.
       trainer: a `ConstrainedGRPOTrainer` whose construction by TRL is complete.
     """
-    found = {"head": _head, "decoder": _decoder, "skipping": _skipping}[path](trainer)
-    return next(found, None)
+    reasons = {
+        "head": _head, "decoder": _decoder, "skipping": _skipping, "foresight": _foresight,
+    }  # fmt: skip
+    return next(reasons[path](trainer), None)
 
 
 def unrecorded(trainer: Any) -> str | None:
@@ -36,12 +41,24 @@ def unrecorded(trainer: Any) -> str | None:
     return next(_unrecorded(trainer), None)
 
 
+def _check_sequences(trainer: Any) -> None:
+    # TRL refuses it in its own config, and does not see it in a file of accelerate's.
+    by = trainer.accelerator.parallelism_config
+    if by is not None and (by.cp_enabled or by.sp_enabled):
+        raise ValueError(
+            f"`parallelism_config` has cp_size = {by.cp_size} and sp_size = {by.sp_size}, which "
+            "share out the tokens of each completion, and GRPOTrainer of TRL does not split what "
+            "it has sampled itself: set both to 1 (verl splits sequences)."
+        )
+
+
 def check_sampler(trainer: Any) -> None:
     """Refuse what depends on a model and is known only now.
 
     Raises:
       ValueError: a method, a shadow or the brake needs log-probabilities of sampling that nothing
-        gives, a sampler is set and the decoder cannot sample, or the brake cannot reach the step.
+        gives, a sampler is set and the decoder cannot sample, the brake cannot reach the step, or
+        the exact KL divergence cannot reach the output head.
     """
     brake = trainer.args.braking()
     methods = (trainer.method, *trainer.args.watched())
@@ -57,6 +74,14 @@ def check_sampler(trainer: Any) -> None:
         raise ValueError(
             "`brake` cannot act under DeepSpeed, which makes its step inside of the backward pass: "
             "leave `brake` out."
+        )
+    _check_sequences(trainer)
+    exact = any(name.startswith(("kl_", "top_k_")) for name in trainer.method.requires)
+    flat = trainer.accelerator.distributed_type == "FSDP" and not trainer.accelerator.is_fsdp2
+    if flat and (exact or trainer.args.exact_kl_every):
+        raise ValueError(
+            "the exact KL divergence needs the output head outside of the model's pass, and FSDP 1 "
+            "has it flattened among other weights there: set `fsdp_version: 2`."
         )
     if not trainer.args.sampling().exact and (reason := obstacle("decoder", trainer)):
         raise ValueError(
@@ -81,8 +106,6 @@ def _head(trainer: Any) -> Iterator[str]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.args.head == "trl":
         yield "head='trl'"
-    if reason := hidden.unusual(model):
-        yield reason
     head = hidden.language_model(model).get_output_embeddings()
     if type(head) is not nn.Linear or not head.weight.is_floating_point():
         # Adapted or quantised: its weight alone is not what multiplies the hidden states.
@@ -93,10 +116,13 @@ def _head(trainer: Any) -> Iterator[str]:
         yield "its adapter adds tokens to the prompt"
     if hasattr(trainer.model.config, "vision_config"):
         yield "it reads images"
-    if trainer.is_deepspeed_enabled or trainer.args.cast_lm_head_to_fp32:
-        yield "DeepSpeed or cast_lm_head_to_fp32 is on"
-    if trainer.args.head == "auto" and trainer.accelerator.device.type != "cpu":
-        yield "TRL's Triton kernels serve this device"
+    if trainer.args.cast_lm_head_to_fp32:
+        yield "cast_lm_head_to_fp32 is on"
+    if reason := hidden.unusual(model):
+        yield reason
+    trained = head.weight.requires_grad
+    if trainer.args.head == "auto" and not measured.serves(trainer.accelerator.device, trained):
+        yield "TRL's Triton kernels serve this device, and nothing faster was measured on it"
 
 
 def _decoder(trainer: Any) -> Iterator[str]:
@@ -134,3 +160,26 @@ def _skipping(trainer: Any) -> Iterator[str]:
         yield "the brake weighs all completions"
     if Trait.ADAPTS in method.traits:
         yield f"the threshold of {method.name!r} adapts to metrics over all tokens"
+
+
+def _foresight(trainer: Any) -> Iterator[str]:
+    method, args = trainer.method, trainer.args
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if trainer._request is None:
+        yield "TRL's output head is used"
+    if hidden.logit_changes(model)[1] is not None:
+        yield "its logits are soft-capped"
+    if not hidden.head(model).weight.requires_grad:
+        yield "the output head is frozen, and its backward pass needs no product anyway"
+    if not of_own_token(method):
+        yield f"the coefficient of a token depends on other tokens in {method.name!r}"
+    if measured := [name for name in method.requires if name not in KNOWN_BEFORE]:
+        yield f"{method.name!r} needs `{measured[0]}`, which is measured after the pass"
+    if trainer.loss_type not in LOSS_TYPES:
+        yield f"loss_type={trainer.loss_type!r} weighs tokens by their log-probabilities"
+    if trainer.beta:
+        yield "the KL penalty has a gradient of its own"
+    if trainer._entropy_bonus_enabled:
+        yield "the entropy bonus has a gradient of its own"
+    if trainer.top_entropy_quantile < 1 or args.off_policy_mask_threshold is not None:
+        yield "the loss leaves out tokens by what the pass finds"

@@ -8,14 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-#: Settings by which some architectures change logits after the head; exact KL would need each.
-_LOGIT_CHANGES = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "output_multiplier",
-    "lm_head_multiplier",
-    "logits_scaling",
-)
+from trustclip.head import Head
+
+#: Settings by which architectures multiply logits after the head, and those that divide by one.
+_MULTIPLIES = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+_DIVIDES = ("logits_scaling",)
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
+#: Architectures that multiply by a setting that others divide by.
+_MULTIPLYING = ("hyperclovax",)
+
+#: Largest difference, relative to the largest, of two ways to the same logits; bfloat16 has 2^-8.
+_ROUNDING = 0.02
+
+#: Tokens of the vocabulary whose logits are compared, at least.
+_TOKENS = 256
 
 
 def language_model(model: nn.Module) -> Any:
@@ -66,13 +73,62 @@ def whole(parameter: Any) -> Any:
         return parameter.detach().clone()
 
 
-def unusual(model: nn.Module) -> str | None:
-    """The reason why this model's logits are not its head times its hidden states, or None."""
+def head_of(model: nn.Module, temperature: float) -> Head:
+    """The model's output head, gathered where it is sharded, with its scale and soft-cap."""
+    linear, (scale, cap) = head(model), logit_changes(model)
+    return Head.of(
+        whole(linear.weight), whole(linear.bias), temperature=temperature, scale=scale, softcap=cap
+    )
+
+
+def logit_changes(model: nn.Module) -> tuple[float, float | None]:
+    """Factor and soft-cap of a model's logits, as its configuration has them."""
     config = language_model(model).config.get_text_config()
-    for name in _LOGIT_CHANGES:
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            return f"it changes its logits by {name}={getattr(config, name)!r}"
-    return None
+    turned = _DIVIDES if config.model_type in _MULTIPLYING else ()
+    scale = 1.0
+    for name in (*_MULTIPLIES, *turned):
+        scale *= getattr(config, name, None) or 1.0
+    for name in set(_DIVIDES) - set(turned):
+        scale /= getattr(config, name, None) or 1.0
+    return scale, next((cap for name in _CAPS if (cap := getattr(config, name, None))), None)
+
+
+@torch.no_grad()
+def unusual(model: nn.Module) -> str | None:
+    """The reason why this model's logits are not those of `head_of`, or None.
+
+    Two tokens pass the model, since no list of settings is complete. Where its weights are sharded
+    already, the settings are believed.
+    """
+    inner = language_model(model)
+    linear = inner.get_output_embeddings()
+    if (getattr(inner, "tp_size", None) or 1) > 1:
+        return f"its output head is shared out over {inner.tp_size} ranks (tensor parallelism)"
+    if type(linear) is not nn.Linear or _sharded(linear.weight) or linear.weight.is_meta:
+        return None
+    states: list[Tensor] = []
+    was_training, ids = inner.training, torch.arange(2, device=linear.weight.device)[None]
+    inner.eval()
+    try:
+        with captured(model, states):
+            seen = inner(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    finally:
+        inner.train(was_training)
+    made = head_of(model, 1.0)
+    tokens = seen.shape[-1]
+    some = torch.arange(0, tokens, max(1, tokens // _TOKENS), device=seen.device)  # of all parts
+    given, rebuilt = seen[0, :, some].float(), made.logits_of(states[0][0], some.expand(2, -1))
+    apart = (given - rebuilt).abs().max()
+    if tokens == made.vocabulary and apart <= _ROUNDING * given.abs().max():
+        return None
+    return (
+        f"the logits of {type(inner).__name__} are not its head times its last hidden states, "
+        "scaled and soft-capped as its configuration says"
+    )
+
+
+def _sharded(parameter: Any) -> bool:
+    return isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")
 
 
 def check_head(model: nn.Module) -> None:

@@ -58,8 +58,9 @@ class Mismatch:
             *(position.expand(shape), inputs["completion_ids"]),
             *(batch.logp.detach(), batch.logp_old, batch.logp_rollout, entropy.detach()),
         )
-        given = has_rollout(batch)
-        rows = torch.stack([c[given].double() for c in columns], dim=1)  # [tokens, columns]
+        # [tokens, columns]; NaN where nothing was given, since an index by a mask waits for a GPU.
+        rows = torch.stack([c.flatten().double() for c in columns], dim=1)
+        rows = rows.masked_fill(~has_rollout(batch).flatten()[:, None], torch.nan)
         # All are kept only for a listener: of an update of millions of tokens, ten are recorded.
         self._rows.append(_farthest(rows) if self.listener is None else rows)
 
@@ -80,7 +81,9 @@ class Mismatch:
         if not self._rows:
             return {}
         own, self._rows = torch.cat(self._rows), []
-        if (listener := self.listener) is not None and len(own):
+        if (listener := self.listener) is not None:
+            own = own[~own[:, 0].isnan()]
+        if listener is not None and len(own):
             told, self.listener = dict(zip(_COLUMNS, own.T, strict=True)), None
             listener(
                 Pairs(
@@ -104,5 +107,5 @@ class Mismatch:
 
 def _farthest(rows: Tensor) -> Tensor:
     old, rollout = (rows[:, _COLUMNS.index(name)] for name in ("logp_old", "logp_rollout"))
-    distance = (old - rollout).abs()
+    distance = (old - rollout).abs().nan_to_num(nan=-1.0)  # a row of none comes last
     return rows[distance.topk(min(WORST, len(rows))).indices]

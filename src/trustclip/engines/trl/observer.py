@@ -17,6 +17,8 @@ from trustclip.constraints.registry import method
 from trustclip.constraints.shadow import WatchedWindow, shadow_methods
 from trustclip.constraints.twins import NEVER
 from trustclip.engines.trl.inputs import token_batch
+from trustclip.engines.trl.phases import Rewarded
+from trustclip.engines.trl.recording import Recorded, attach_recorders
 from trustclip.engines.trl.upstream import GRPOTrainer
 
 _SAMPLER = "vllm_importance_sampling"
@@ -55,8 +57,9 @@ def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
     observed: Any = trainer
     observed.__class__ = type(f"Observed{cls.__name__}", (_Observed, cls), {})
     observed._acting, observed._shadows = acting, watched
-    observed._scored = None
+    observed._scored = observed._rewarded = None
     observed._windows = {mode: WatchedWindow(watched) for mode in ("train", "eval")}
+    attach_recorders(observed)
     return trainer
 
 
@@ -146,7 +149,7 @@ def _of_loss(args: Any, anchor: str) -> Method:
     return method("clip_higher", level=args.importance_sampling_level, **bounds)
 
 
-class _Observed(GRPOTrainer):
+class _Observed(Recorded, GRPOTrainer):
     """Methods in front of those of a trainer; `observe` makes a class of both."""
 
     accelerator: Any
@@ -156,6 +159,33 @@ class _Observed(GRPOTrainer):
     _windows: dict[str, WatchedWindow]
     #: Log-probabilities and entropies of the loss being computed; None outside of it.
     _scored: list[tuple[Tensor, Tensor]] | None
+    #: What the generation under way was rewarded with.
+    _rewarded: Rewarded | None
+
+    @property
+    def method(self) -> Method:
+        """The method with the gradient of this trainer's loss."""
+        return self._acting
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self._rewarded = None
+        output = super()._generate_and_score_completions(inputs)
+        self._number_completions(output)
+        self._record_generation(self._rewarded, output, training=self.model.training)
+        return output
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)
+        first = self.accelerator.process_index * len(prompts)
+        own = rewards[first : first + len(prompts)]  # TRL has gathered those of all ranks
+        self._rewarded = Rewarded(inputs, completions, ids, own)
+        return rewards
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self._record_update()
+        return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         scores = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -175,11 +205,12 @@ class _Observed(GRPOTrainer):
     @torch.no_grad()
     def _watch(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor) -> None:
         old = inputs.get("old_per_token_logps")
-        numbered = {**inputs, "sample_index": torch.arange(len(logp), device=logp.device)}
-        batch = token_batch(numbered, logp, logp if old is None else old, 0, entropy=entropy)
+        batch = token_batch(inputs, logp, logp if old is None else old, 0, entropy=entropy)
         c, surrogate = gradient(self._acting, batch)
         mode = "train" if self.model.training else "eval"
         self._windows[mode].add(batch, surrogate, self._acting, c)
+        if mode == "train":
+            self._record_loss(inputs, batch, surrogate, c, batch)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "train" if self.model.training else "eval"

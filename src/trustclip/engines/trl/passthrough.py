@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -9,7 +10,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from trustclip.constraints.checked import NUMBER, Count, Positive, Share, UpToOne, Whole, explain
-from trustclip.constraints.names import unknown
+from trustclip.constraints.consent import allowed
+from trustclip.constraints.names import nearest, unknown
 from trustclip.engines.trl.config import ConstrainedGRPOConfig, too_small
 
 #: Fields that a run sets for all its parts to agree.
@@ -40,6 +42,7 @@ _SKEWS = "changes the distribution of the samples, which the ratio would not tak
 
 #: Fields that would be ignored, or would make the training wrong, and why.
 _REFUSED = {
+    "chat_template_kwargs": "would reach training and not the evaluations: set `prompt.thinking`",
     "auto_find_batch_size": "changes the batch, and with it groups and schedule, during training",
     "do_eval": _EVALUATES,
     "do_predict": _EVALUATES,
@@ -65,6 +68,9 @@ _REFUSED = {
     "vespo_lambda_pos": _OTHER_LOSS,
 }
 
+#: Values within ``model_init_kwargs`` with which Transformers runs a repository's kernels.
+_KERNELS = re.compile(r"(allow_all|use)_kernels|kernel_config|_implementation\W+([\w|.-]+/[\w.-]+)")
+
 #: Keys of ``generation_kwargs`` that leave the distribution of completions as it is.
 _HARMLESS = {"cache_implementation", "disable_compile", "stop_strings", "use_cache"}
 
@@ -87,10 +93,9 @@ def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple
         elif name in RESERVED:
             yield name, f"`trl.{name}` is set by the run itself."
         elif name not in fields:
-            allowed = fields.keys() - RESERVED - set(own) - _REFUSED.keys()
-            yield name, unknown("field of GRPOConfig", name, allowed)
+            yield name, _unknown(name, fields.keys() - RESERVED - _REFUSED.keys(), own)
         elif wrong := [*_wrong(hints[name], value), *_wrong(_RANGES.get(name, Any), value)]:
-            yield name, f"`trl.{name}` {wrong[0]}."
+            yield name, f"`trl.{name}` {wrong[0]}" + "." * (not wrong[0].endswith("?"))
         elif name in _REFUSED and value != fields[name].default:
             yield name, f"`trl.{name}` {_REFUSED[name]}."
         elif name == "generation_kwargs":
@@ -98,8 +103,29 @@ def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple
         elif name == "model_init_kwargs" and "trust_remote_code" in str(value):
             # A text is JSON to TRL, which loads the reference model with these.
             yield name, f"`trl.{name}`: 'trust_remote_code' {_REFUSED['trust_remote_code']}."
+        elif name == "model_init_kwargs" and (kernels := _foreign_kernels(value)):
+            yield name, kernels
         else:
             yield from ((name, f"`trl.{name}` {text}") for _, text in too_small({name: value}))
+
+
+def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:
+    """The error for a field that there is not; one that the recipe sets itself may be meant."""
+    near = nearest(name, {*fields, *own})
+    if near in own:
+        return f"unknown field of GRPOConfig {name!r}; did you mean the recipe's own `rl.{near}`?"
+    return unknown("field of GRPOConfig", name, set(fields) - set(own))
+
+
+def _foreign_kernels(given: Any) -> str:
+    """The error for compiled code that Transformers would download; empty where it is allowed."""
+    found = _KERNELS.search(str(given))
+    if found is None or allowed(found[0]):
+        return ""
+    return (
+        f"`trl.model_init_kwargs`: {found[2] or found[0]!r} downloads kernels from a repository, "
+        "whose code then runs here: if you trust it, allow it with --allow-code."
+    )
 
 
 def _wrong(hint: Any, value: Any) -> Iterator[str]:

@@ -1,14 +1,21 @@
 """What a trainer reports to its recorder about each generation and update."""
 
 import numbers
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.engines.trl.inputs import token_mask
+from trustclip.engines.trl.mismatch import Mismatch
 from trustclip.engines.trl.phases import Rewarded
+from trustclip.engines.trl.shares import GateShares
+from trustclip.engines.trl.tokens import TokenSampler
 
 #: What TRL shows of the last generation: columns, and tables of them.
 _COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
@@ -25,6 +32,7 @@ class Generation:
       completions: as reward functions get them: texts, or lists of messages.
       tokens: ids of each completion.
       rewards: reward of each completion, by name of the reward function; NaN where it gave none.
+      total: their weighted sum.
       advantages: of each completion. Shape [batch].
       truncated: whether the completion has no end mark.
       mask: tokens that count. Shape [batch, time].
@@ -40,6 +48,7 @@ class Generation:
     completions: Sequence[Any]
     tokens: Sequence[Sequence[int]]
     rewards: Mapping[str, Sequence[float]]
+    total: Sequence[float]
     advantages: Tensor
     truncated: Sequence[bool]
     mask: Tensor
@@ -63,6 +72,7 @@ def generation_of(trainer: Any, done: Rewarded, output: Mapping[str, Any]) -> Ge
         completions=done.completions,
         tokens=done.tokens,
         rewards=dict(zip(trainer.reward_func_names, done.rewards.T.tolist(), strict=True)),
+        total=output["reward"].tolist(),
         advantages=output["advantages"],
         truncated=[not ids or ids[-1] not in ends for ids in done.tokens],
         mask=token_mask(output),
@@ -89,6 +99,97 @@ class Recorder(Protocol):
             `trustclip.engines.trl.mismatch.Mismatch`.
         """
         ...
+
+    def notice(self, step: int, name: str, text: str) -> None:
+        """Record a warning of the trainer's, and show it; called on every rank.
+
+        Args:
+          step: updates done.
+          name: of what it warns of.
+          text: the warning.
+        """
+        ...
+
+
+class Recorded:
+    """What every trainer here tells its recorder; a mixin that goes before TRL's trainer."""
+
+    accelerator: Any
+    processing_class: Any
+    state: Any
+
+    #: Gets every generation and the gated share of its completions; see `Recorder`.
+    recorder: Recorder | None = None
+    #: Records a sample of completions token by token; set it on every rank or on none.
+    token_sampler: TokenSampler | None = None
+    _recorded_tokens = 0
+
+    @cached_property
+    def _shares(self) -> GateShares:
+        return GateShares()
+
+    @cached_property
+    def mismatch(self) -> Mismatch:
+        """What the updates say about the sampler."""
+        return Mismatch()
+
+    def _number_completions(self, output: dict[str, Any]) -> None:
+        """Give each completion its number in the generation, and the update that it is of."""
+        ids = output["completion_ids"]
+        first = self.accelerator.process_index * len(ids)
+        output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
+        output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
+
+    def _record_generation(
+        self, done: Rewarded | None, output: dict[str, Any], *, training: bool
+    ) -> None:
+        if done is None:
+            return
+        weights = self.reward_weights.to(done.rewards.device)  # type: ignore[attr-defined]
+        output["reward"] = (done.rewards * weights).nansum(dim=1)  # [batch]
+        if self.recorder is not None and training:
+            self.recorder.generation(generation_of(self, done, output))
+
+    def _record_loss(
+        self,
+        inputs: Mapping[str, Any],
+        batch: TokenBatch,
+        surrogate: Surrogate,
+        coefficient: Tensor | None,
+        seen: TokenBatch,
+    ) -> None:
+        """Record a micro-batch of an update; ``seen`` has only the tokens that were scored."""
+        if self.recorder is not None:
+            self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
+            self.mismatch.add(inputs, seen)
+        if self.token_sampler is not None and coefficient is not None:
+            self.token_sampler.add(self.state.global_step, inputs, batch, surrogate, coefficient)
+
+    def _notice(self, name: str, text: str) -> None:
+        """Say a warning where the run is recorded, or as Python says warnings."""
+        if self.recorder is not None:
+            self.recorder.notice(self.state.global_step, name, text)
+        else:
+            warnings.warn(text, stacklevel=2)
+
+    def _record_update(self) -> None:
+        """Record what the gate did in the update that ends."""
+        gather = self.accelerator.gather
+        if self.recorder is not None:
+            row = self._shares.read(gather)
+            row |= self.mismatch.read(gather, self.processing_class.decode)
+            if self.accelerator.is_main_process:
+                self.recorder.gates({"step": self.state.global_step + 1, **row})
+        if self.token_sampler is not None:
+            given = (self.state.global_step, self._recorded_tokens, gather)
+            self._recorded_tokens = self.token_sampler.finish(*given)
+
+
+def attach_recorders(trainer: Any) -> None:
+    """Tell the callbacks that record (they have ``attach``) which trainer they are of."""
+    for callback in trainer.callback_handler.callbacks:
+        if hasattr(callback, "attach"):
+            callback.attach(trainer)
 
 
 def stored_logs(logs: Mapping[str, Any]) -> dict[str, Any]:

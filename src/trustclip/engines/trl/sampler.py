@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trustclip.engines.rounding import converted
 from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl.decoding import Decoder
 
@@ -63,26 +64,3 @@ class Copies:
 def _named(model: Any) -> Any:
     """Parameters under every name they have: tied ones under two."""
     return model.named_parameters(remove_duplicate=False)
-
-
-def converted(weight: Tensor, dtype: str) -> Tensor:
-    r"""A weight rounded to another type and back.
-
-    ``"int8"`` is symmetric quantisation of each row, $q = \mathrm{round}(127\, w / \max|w|)$, of
-    matrices; vectors (the scales of normalisation) stay as they are, as in common quantisers.
-
-    Args:
-      weight: of any shape, float32.
-      dtype: see `trustclip.engines.sampler.Sampler`.
-
-    Example:
-      >>> converted(torch.tensor([[0.5, -1.0, 0.3001]]), "int8") * 127
-      tensor([[  64., -127.,   38.]])
-    """
-    if dtype == "int8":
-        if weight.dim() < 2:
-            return weight
-        scale = weight.abs().amax(dim=1, keepdim=True) / 127  # [rows, 1]
-        scale = torch.where(scale == 0, 1.0, scale)
-        return (weight / scale).round() * scale
-    return weight.to(getattr(torch, dtype)).to(weight.dtype)

@@ -2,14 +2,18 @@
 
 import functools
 import types
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from trustclip.engines.trl.hidden import language_model, whole
-from trustclip.head import Scores, score
+from trustclip.engines.trl.hidden import language_model, logit_changes
+from trustclip.head import Head, Scores
+from trustclip.head.foreseen import Foresee
+from trustclip.head.logprobs import Plan, scored
 
 
 @dataclass
@@ -35,29 +39,59 @@ class Request:
       entropy: compute entropies.
       mean: compute `trustclip.head.Scores.mean` where no gradient needs it.
       scores: list that collects the scores of each pass, or None. Leading shape [batch, time - 1].
+      foresee: gives the coefficients of a pass over so many completions of so many positions, where
+        they are known before.
+      skip: probability mass that gradients may leave out.
+      dropped: collects the largest mass that those of each pass do leave out.
     """
 
     entropy: bool = False
     mean: bool = False
     scores: list[Scores] | None = None
+    foresee: Callable[[tuple[int, int]], Foresee | None] | None = None
+    skip: float = 0.0
+    dropped: list[Tensor] = field(default_factory=list)
+
+    def plan(self, shape: tuple[int, int]) -> Plan:
+        """What the head computes in a pass over labels of a shape."""
+        foresee = None if self.foresee is None else self.foresee(shape)
+        return Plan(self.entropy, self.mean, foresee)
 
 
-def use_head(model: nn.Module, temperature: float) -> Request:
+def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request:
     """Make ``model(..., labels=labels, fused_lm_head=True)`` return `Scored` by trustclip's head.
 
     Only positions with a label enter the head: neither prompts nor padding. Every other call goes
-    to the forward pass that was there before.
+    to the forward pass that was there before. The head's module itself is called, with labels, so
+    that whatever shards its weight (FSDP2, DeepSpeed ZeRO-3) gathers it as for any module's pass
+    and hands the gradient on.
 
     Args:
       model: causal language model, or an adapter around one; see `fast_paths.obstacle`.
       temperature: that of sampling.
+      skip: probability mass that gradients may leave out.
 
     Returns:
       The request that it answers, which the caller may change between passes.
     """
-    request = Request()
+    request = Request(skip=skip)
     inner = language_model(model)
-    before = inner.forward
+    before, linear = inner.forward, inner.get_output_embeddings()
+    scale, cap = logit_changes(model)
+
+    def of_labels(
+        self: Any, states: Tensor, labels: Tensor | None = None, plan: Plan | None = None
+    ) -> Any:
+        if labels is None or plan is None:
+            return type(self).forward(self, states)
+        head = Head.of(
+            *(self.weight, self.bias),
+            temperature=temperature,
+            scale=scale,
+            softcap=cap,
+            skip=request.skip if torch.is_grad_enabled() else 0.0,
+        )
+        return tuple(scored(head, states, labels, plan))  # plain: hooks of modules look into it
 
     @functools.wraps(type(inner).forward)  # `generate` checks its arguments against the signature
     def forward(
@@ -67,21 +101,19 @@ def use_head(model: nn.Module, temperature: float) -> Request:
             return before(*args, **(kwargs if labels is None else {**kwargs, "labels": labels}))
         outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
         states, head = outputs.last_hidden_state[:, :-1], self.get_output_embeddings()
-        weight, bias = whole(head.weight), whole(head.bias)
-        labels = labels[:, 1:].to(weight.device)
-        flat = score(
-            states.to(weight.device).flatten(0, 1),
-            weight,
-            labels.flatten(),
-            bias=bias,
-            temperature=temperature,
-            entropy=request.entropy,
-            mean=request.mean,
+        labels = labels[:, 1:].to(head.weight.device)
+        flat = head(
+            states.to(labels.device).flatten(0, 1),
+            labels=labels.flatten(),
+            plan=request.plan(labels.shape),
         )
         scores = Scores(*(None if x is None else x.unflatten(0, labels.shape) for x in flat))  # type: ignore[arg-type]
+        if scores.dropped is not None:
+            request.dropped.append(scores.dropped.max())
         if request.scores is not None:
             request.scores.append(scores)
         return Scored(scores.logp, scores.entropy)
 
+    linear.forward = types.MethodType(of_labels, linear)
     inner.forward = types.MethodType(forward, inner)
     return request

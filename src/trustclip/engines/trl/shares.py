@@ -31,17 +31,15 @@ def clip_ratios(
     x = batch.log_ratio
     low, high = (gated & (x < 0)).float(), (gated & (x > 0)).float()
     tokens = batch.mask.sum(dim=1)
-    sums = reduce(torch.stack([low.sum(), high.sum(), gated.sum(), tokens.sum()])).tolist()
-    means = [total / max(sums[3], 1) for total in sums[:3]]
-    shares: dict[str, float] = dict(
-        zip(("low_mean", "high_mean", "region_mean"), means, strict=True)
-    )
+    sums = reduce(torch.stack([low.sum(), high.sum(), gated.sum(), tokens.sum()]))
     # A completion without a token has no share; nan marks it, as in TRL.
     rows = gather(torch.stack([low.sum(1), high.sum(1)]).T / tokens[:, None])
-    rows = rows[~rows.isnan().any(dim=1)]
-    if len(rows):
-        shares |= {"low_min": rows[:, 0].min().item(), "high_max": rows[:, 1].max().item()}
-    return shares
+    least = rows[:, 0].nan_to_num(nan=torch.inf).min()
+    most = rows[:, 1].nan_to_num(nan=-torch.inf).max()
+    *gated_sums, count, least, most = torch.cat([sums, torch.stack([least, most])]).tolist()
+    names = ("low_mean", "high_mean", "region_mean")
+    shares = {name: total / max(count, 1) for name, total in zip(names, gated_sums, strict=True)}
+    return shares if least > most else shares | {"low_min": least, "high_max": most}
 
 
 class GateShares:

@@ -29,9 +29,10 @@ def rows_that_matter(inputs: dict[str, Any]) -> Tensor | None:
     matters = _matters(
         advantages if advantages.dim() == 2 else advantages[:, None], mask
     )  # [batch]
-    if matters.all():
+    rows = matters.nonzero().squeeze(1)  # the one place where a GPU is waited for
+    if len(rows) == len(matters):
         return None
-    return matters.nonzero().squeeze(1) if matters.any() else torch.zeros_like(matters[:1]).long()
+    return rows if len(rows) else rows.new_zeros(1)
 
 
 def widened(

@@ -16,6 +16,7 @@ import logging
 import math
 import sys
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -29,19 +30,22 @@ from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import WatchedWindow
 from trustclip.durable.trainer import Durable
-from trustclip.engines.trl import fast_paths, sampled
+from trustclip.engines.trl import fast_paths, foresight, redistribute, sampled
 from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
-from trustclip.engines.trl.mismatch import Mismatch
 from trustclip.engines.trl.phases import Generating, Rewarded, Training
-from trustclip.engines.trl.recording import Recorder, generation_of, restore_logs, stored_logs
+from trustclip.engines.trl.recording import (
+    Recorded,
+    attach_recorders,
+    restore_logs,
+    stored_logs,
+)
 from trustclip.engines.trl.sampler import Copies
 from trustclip.engines.trl.scoring import Request, use_head
-from trustclip.engines.trl.shares import GateShares, clip_ratios
+from trustclip.engines.trl.shares import clip_ratios
 from trustclip.engines.trl.skipping import only_what_matters, rows_that_matter, widened
-from trustclip.engines.trl.tokens import TokenSampler
 from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level
 
 logger = logging.getLogger(__name__)
@@ -51,7 +55,7 @@ class DurableSFTTrainer(Durable, SFTTrainer):
     """`trl.SFTTrainer` that continues exactly after a kill: see `Durable.train_durably`."""
 
 
-class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
+class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     """`trl.GRPOTrainer` that trains with the method set in its config.
 
     Takes the arguments of `trl.GRPOTrainer`; ``args`` must be a `ConstrainedGRPOConfig`. Without
@@ -84,12 +88,6 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     )
     _shape = (*Durable._shape, "num_generations", "steps_per_generation", "num_iterations")
 
-    #: Gets every generation and the gated share of its completions; see `Recorder`.
-    recorder: Recorder | None = None
-    #: Records a sample of completions token by token; set it on every rank or on none.
-    token_sampler: TokenSampler | None = None
-    _recorded_tokens = 0
-
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
@@ -100,7 +98,6 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         self._phase: Generating | Training | None = None
         self._windows = {mode: WatchedWindow(args.watched()) for mode in ("train", "eval")}
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
-        self._shares, self.mismatch = GateShares(), Mismatch()
         self._last_closed = 0  # update in which the gate last closed on a token
         self._declined: set[str] = set()
         with announced_level(args, self.method):
@@ -123,6 +120,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             self._request,
             every=args.exact_kl_every,
             updates=args.schedule().updates_per_generation,
+            autocast=self.accelerator.mixed_precision,
         )
         if any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.model.modules()):
             warnings.warn(
@@ -130,6 +128,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
                 "from 1 before any update. Set disable_dropout=True, and lora_dropout=0.",
                 stacklevel=2,
             )
+        attach_recorders(self)
 
     def _takes(self, path: fast_paths.FastPath) -> bool:
         """Whether a fast path is taken; the reason for declining it is logged once."""
@@ -142,10 +141,12 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
     def _put_head(self) -> Request | None:
         """Install trustclip's output head in the model if that is requested or faster."""
         if self._takes("head"):
-            return use_head(self._unwrapped(), self.temperature)
+            return use_head(self._unwrapped(), self.temperature, self.args.head_skip)
+        reason = fast_paths.obstacle("head", self)
         if self.args.head == "trustclip":
-            reason = fast_paths.obstacle("head", self)
             raise ValueError(f"head='trustclip' cannot serve this model: {reason}. Use 'auto'.")
+        if self.args.head_skip:
+            raise ValueError(f"head_skip needs trustclip's head: {reason}. Leave it out.")
         return None
 
     def get_train_dataloader(self) -> Any:
@@ -163,9 +164,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         finally:
             self._phase = None
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
-        first = self.accelerator.process_index * len(ids)
-        output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
-        output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
+        self._number_completions(output)
         output["sampled"] = output["generated"] - phase.lag
         evidence, entropies = phase.seen(old)
         if entropies is not None:
@@ -175,11 +174,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         if old is not None and self.method.statistics_over == "generation":
             statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
             output |= {STATISTICS + name: value for name, value in statistics.items()}
-        if phase.rewarded is not None:
-            weights = self.reward_weights.to(ids.device)
-            output["reward"] = (phase.rewarded.rewards * weights).nansum(dim=1)  # [batch]
-            if self.recorder is not None and self._mode == "train":
-                self.recorder.generation(generation_of(self, phase.rewarded, output))
+        self._record_generation(phase.rewarded, output, training=self._mode == "train")
         return output
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +258,10 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         if rows is not None:
             input_ids, mask = input_ids[rows], mask[rows]
         policy = "new" if self._watch.wants(inputs) and not on_policy else None
-        logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
+        foresees = self._mode == "train" and self._request is not None and self._takes("foresight")
+        told = foresight.told(self, inputs, rows, on_policy) if foresees else nullcontext()
+        with told:
+            logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
         unwrapped = self.accelerator.unwrap_model(self.model)
         new = seen[0] if seen else None
         kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
@@ -327,20 +325,18 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         seen = batch if rows is None else only_what_matters(batch)
         self._windows[self._mode].add(seen, surrogate, self.method, phase.coefficient)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
-        self._metrics[self._mode]["trustclip/skipped"].append(
-            self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
-        )
+        if self.accelerator.num_processes > 1:  # alone it is known without waiting for a GPU
+            skipped = self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
+        self._metrics[self._mode]["trustclip/skipped"].append(skipped)
+        if self._request is not None and (left := self._request.dropped):
+            dropped = self.accelerator.gather(torch.stack(left).max()).max().item()
+            self._metrics[self._mode]["trustclip/head_dropped"].append(dropped)
+            left.clear()
         if self._mode == "train":
             if Trait.ADAPTS in self.method.traits:
                 self._update.add(batch, surrogate)  # of all tokens: then none is skipped
             self._braking.add(batch)
-            if self.recorder is not None:
-                inputs = phase.inputs
-                self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
-                self.mismatch.add(inputs, seen)
-            if self.token_sampler is not None and phase.coefficient is not None:
-                given = (phase.inputs, batch, surrogate, phase.coefficient)
-                self.token_sampler.add(self.state.global_step, *given)
+            self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, seen)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -357,14 +353,7 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
         if self._braking.brake.on:
             factor = self._braking.measure(self.accelerator.gather)
             self._metrics["train"]["trustclip/brake"].append(factor)
-        if self.recorder is not None:
-            row = self._shares.read(self.accelerator.gather)
-            row |= self.mismatch.read(self.accelerator.gather, self.processing_class.decode)
-            if self.accelerator.is_main_process:
-                self.recorder.gates({"step": self.state.global_step + 1, **row})
-        if self.token_sampler is not None:
-            given = (self.state.global_step, self._recorded_tokens, self.accelerator.gather)
-            self._recorded_tokens = self.token_sampler.finish(*given)
+        self._record_update()
 
     # -- the batch ---------------------------------------------------------------------------------
 
@@ -410,12 +399,12 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             self._last_closed = step
         elif step - self._last_closed >= self.args.inert_patience:
             self._last_closed = sys.maxsize  # warned once
-            warnings.warn(
+            self._notice(
+                "inert_constraint",
                 f"the constraint {self.method.name!r} has been inert for "
                 f"{self.args.inert_patience} updates: its gate closed on no token (mean k3 "
                 f"{summary['k3']:.2e} nats). Its threshold is too wide for this learning rate and "
                 "number of updates per generation.",
-                stacklevel=2,
             )
 
     def _progress(self) -> dict[str, Any]:
@@ -426,6 +415,14 @@ class ConstrainedGRPOTrainer(Durable, GRPOTrainer):
             "copies": self._copies.state(),
             "logs": stored_logs(self._logs) if self.log_completions else {},
         }
+
+    def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:
+        own, ranks = super()._redistributed(stored), self._ranks
+        buffered = [each["carried"]["_buffered_inputs"] for each in stored]
+        given = (ranks.rank, ranks.world, self.processing_class.pad_token_id or 0)
+        spread = {"_buffered_inputs": redistribute.respread(buffered, *given)}
+        windows = redistribute.summed([each["windows"] for each in stored], ranks.rank)
+        return {**own, "carried": {**own["carried"], **spread}, "windows": windows}
 
     def _restore(self, progress: dict[str, Any]) -> None:
         super()._restore(progress)

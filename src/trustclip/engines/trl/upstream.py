@@ -61,6 +61,7 @@ MEMBERS = (
     "importance_sampling_level",
     "log",
     "log_completions",
+    "loss_type",
     "max_completion_length",
     "num_generations",
     "num_iterations",
@@ -72,6 +73,7 @@ MEMBERS = (
     "training_step",
     "use_transformers_continuous_batching",
     "use_vllm",
+    "vllm_importance_sampling_correction",
 )
 
 #: Keys of the dictionary that `GRPOTrainer._generate_and_score_completions` returns and
@@ -81,11 +83,14 @@ INPUT_KEYS = (
     "completion_ids",
     "completion_mask",
     "image_sizes",
+    "importance_sampling_ratio",
     "logprobs",
     "mm_token_type_ids",
     "num_images",
     "old_per_token_logps",
     "pixel_values",
+    "prompt_ids",
+    "prompt_mask",
     "sampling_per_token_logps",
     "token_type_ids",
     "tool_mask",
@@ -99,6 +104,7 @@ TRANSFORMERS_MEMBERS = (
     "_load_optimizer_and_scheduler",
     "_load_rng_state",
     "_load_scaler",
+    "_prepare_for_training",
     "_save_checkpoint",
     "_tr_loss",
 )

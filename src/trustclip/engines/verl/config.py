@@ -2,7 +2,7 @@
 
 # pyright: reportMissingImports=false
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,22 @@ import yaml
 HOME, NAME = "pkg://verl.trainer.config", "ppo_trainer"
 
 
-def load(arguments: Sequence[str]) -> dict[str, Any]:
+#: Largest file that is read; verl's own, resolved, is 40 KB.
+MOST_BYTES = 4 * 2**20
+
+
+def load(arguments: Sequence[str], parse: Callable[[str], Any] = yaml.safe_load) -> dict[str, Any]:
     """The resolved configuration.
 
     Args:
       arguments: a YAML file (a resolved configuration, or one with ``defaults`` that Hydra
         composes), Hydra overrides as given to ``verl.trainer.main_ppo``, or the file and then
         overrides; a leading ``--config-name=NAME`` chooses another of verl's configurations.
+      parse: reader of the file's YAML, which may refuse what its aliases multiply.
 
     Raises:
-      ValueError: nothing given; no mapping in the file; overrides that Hydra refuses; Hydra needed
-        and verl not installed.
+      ValueError: nothing given; a file too large, or with no mapping; overrides that Hydra refuses;
+        Hydra needed and verl not installed.
       FileNotFoundError: no such file.
     """
     if not arguments:
@@ -35,7 +40,9 @@ def load(arguments: Sequence[str]) -> dict[str, Any]:
     if "=" in first or not first.endswith((".yaml", ".yml")):
         return _composed(HOME, NAME, arguments)
     path = Path(first)
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path} is larger than {MOST_BYTES // 2**20} MiB: no configuration.")
+    content = parse(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no configuration: expected a mapping.")
     if "defaults" in content:
@@ -49,8 +56,8 @@ def _composed(folder: str, name: str, overrides: Sequence[str]) -> dict[str, Any
         from hydra.errors import HydraException
     except ImportError:
         raise ValueError(
-            "composing verl's configuration needs verl: pip install trustclip[verl], or give the "
-            "resolved YAML file that Hydra writes to .hydra/config.yaml."
+            "composing verl's configuration needs verl: pip install 'trustclip[verl]', or give "
+            "the resolved YAML file that Hydra writes to .hydra/config.yaml."
         ) from None
     if folder == HOME:
         initialized = initialize_config_module(HOME.removeprefix("pkg://"), version_base=None)
@@ -71,7 +78,7 @@ def _resolved(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
     except ImportError:
         if overrides:
             raise ValueError(
-                "overrides of a file need verl: pip install trustclip[verl]."
+                "overrides of a file need verl: pip install 'trustclip[verl]'."
             ) from None
         return content
     changes = OmegaConf.from_dotlist([change.lstrip("+") for change in overrides])

@@ -1,0 +1,10 @@
+"""What a GPU settles: correctness, speed, memory and a whole training, in stages that resume."""
+
+#: Stage -> its module, the most telling first. Each module has a `STAGE`.
+STAGES = {
+    "correctness": "correctness",
+    "head": "race",
+    "step": "training_step",
+    "rehearsal": "rehearsal",
+    "curves": "curves",
+}

@@ -1,0 +1,90 @@
+"""Consent to import what a text names: ``"package.module:Class"`` and ``"file.py:name"`` run code.
+
+In a Python program the text is the program's own word. In a file it is the word of whoever wrote
+the file, so readers of files work within `consent`, which says whose names count.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+#: Stands for every name.
+ALL = "*"
+
+#: Names that may be imported; None where no file has been read: the program's own words.
+_granted: ContextVar[frozenset[str] | None] = ContextVar("granted", default=None)
+
+#: ``package.module:name`` as a word of its own, not in a hub id, a URL or a path; or a path to a
+#: Python file with a name in it.
+_NAME = re.compile(r"(?<![\w./:@~-])(?:[\w./~-]+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*(?![\w./:@-])")
+
+
+@contextmanager
+def consent(*names: str) -> Iterator[None]:
+    """Within, only these names may be imported, and those of a surrounding `consent`.
+
+    Args:
+      *names: as ``"package.module:Class"``; `ALL` for any.
+
+    Example:
+      >>> import trustclip as tc
+      >>> with consent():
+      ...     tc.method("package.module:Class")
+      Traceback (most recent call last):
+      ...
+      ValueError: 'package.module:Class' would import the Python module 'package.module', whose \
+code then runs here: if you trust it, allow it with --allow-code.
+    """
+    token = _granted.set((_granted.get() or frozenset()) | frozenset(names))
+    try:
+        yield
+    finally:
+        _granted.reset(token)
+
+
+def require(name: str) -> None:
+    """Refuse to import what ``name`` stands for without `consent`.
+
+    Raises:
+      ValueError: a file names it, and nobody has allowed it.
+    """
+    if allowed(name):
+        return
+    module, _, _ = name.rpartition(":")
+    kind = "file" if module.endswith(".py") else "module"
+    raise ValueError(
+        f"{name!r} would import the Python {kind} {module!r}, whose code then runs here: if you "
+        "trust it, allow it with --allow-code."
+    )
+
+
+def allowed(name: str) -> bool:
+    """Whether what ``name`` stands for may be imported.
+
+    Example:
+      >>> with consent("a.b:C"):
+      ...     print(allowed("a.b:C"), allowed("d.e:F"))
+      True False
+    """
+    granted = _granted.get()
+    return granted is None or bool(granted & {name, ALL})
+
+
+def named(value: Any) -> frozenset[str]:
+    """Names to import that a value holds, at any depth.
+
+    Example:
+      >>> sorted(named({"method": "a.b:C", "shadows": ["{name: d:E, delta: 1}"], "data": "o/d:e"}))
+      ['a.b:C', 'd:E']
+      >>> sorted(named("{name: ../my/rewards.py:polite}"))
+      ['../my/rewards.py:polite']
+    """
+    if isinstance(value, str):
+        return frozenset(_NAME.findall(value))
+    if isinstance(value, Mapping):
+        return named([*value.values()])
+    if isinstance(value, list | tuple):
+        return frozenset().union(*map(named, value))
+    return named(value.to_dict()) if hasattr(value, "to_dict") else frozenset()

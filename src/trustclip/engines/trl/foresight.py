@@ -1,0 +1,82 @@
+"""What TRL's loss will make of each log-probability, known while the head makes it.
+
+The head of a model in full fine-tuning then makes its gradient in the forward pass; see
+`trustclip.head.foreseen`, which checks what arrives. Nothing here can make a gradient wrong.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.masked import zero_masked
+from trustclip.engines.trl.inputs import token_mask
+from trustclip.head.foreseen import Foresee
+from trustclip.head.policy import foreseeing
+
+#: TRL's losses whose gradient in a token is the method's times a number that is known before.
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+
+#: Optional fields of `TokenBatch` that do not come from the policy in training.
+KNOWN_BEFORE = ("logp_rollout", "groups", "keys", "lag")
+
+
+@contextlib.contextmanager
+def told(
+    trainer: Any, inputs: dict[str, Any], rows: Tensor | None, on_policy: bool
+) -> Iterator[None]:
+    """Tell the head of a trainer's model what the loss will do, for the passes in the block.
+
+    Args:
+      trainer: a `ConstrainedGRPOTrainer` in training that takes the fast path ``"foresight"``.
+      inputs: of its loss.
+      rows: indices of the completions that are scored; None for all.
+      on_policy: whether the policy in training is the one that sampled, so that ratios are 1.
+    """
+    old = inputs.get("old_per_token_logps")
+    mask = token_mask(inputs)
+    placeholder = torch.zeros(mask.shape, device=mask.device) if old is None else old
+    batch = trainer._tokens(inputs, placeholder, placeholder)
+    corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    shares = weights(inputs, mask, trainer.loss_type, corrected)
+    scored = torch.arange(len(mask), device=mask.device) if rows is None else rows
+
+    def of_pass(shape: tuple[int, int]) -> Foresee | None:
+        if shape[0] != len(scored):
+            return None  # a part of them
+        places = places_of(scored, mask.shape[1], shape[1])
+        return foreseeing(trainer.method, batch, places, shares, on_policy or old is None)
+
+    if trainer.method.statistics_over is None or batch.statistics is not None:
+        trainer._request.foresee = of_pass
+    try:
+        yield
+    finally:
+        trainer._request.foresee = None
+
+
+def weights(inputs: Mapping[str, Any], mask: Tensor, loss_type: str, corrected: bool) -> Tensor:
+    """Minus the weight of each token in TRL's loss, up to a factor that all tokens share.
+
+    Args:
+      inputs: of TRL's loss.
+      mask: True for tokens in the loss. Shape [batch, time].
+      loss_type: one of `LOSS_TYPES`.
+      corrected: TRL multiplies by its correction for vLLM.
+    """
+    found = -mask.float()
+    if loss_type == "grpo":
+        found = found / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return zero_masked(found * inputs["importance_sampling_ratio"], mask) if corrected else found
+
+
+def places_of(rows: Tensor, length: int, width: int) -> Tensor:
+    """Where in ``[batch, length]``, flattened, the rows of a head of a pass belong.
+
+    The pass is over ``width`` positions of each of the completions in ``rows``, of which the last
+    ``length`` are those of the completion; the others are never asked for.
+    """
+    time = torch.arange(length - width, length, device=rows.device).clamp(min=0)  # [width]
+    return (rows[:, None] * length + time).flatten()

@@ -1,0 +1,134 @@
+"""Gradient of a trained head's weight from the pass that makes the logits, for coefficients known
+by then."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from trustclip.head.dispatch import kernel_for
+from trustclip.head.product import Chunk, Head, add_product
+from trustclip.head.skipped import FAR
+from trustclip.head.softmax import Running, scale_rows
+
+#: What a caller foresees: from the indices of some rows, their log-probabilities, and their
+#: entropies if those are computed, the gradient of its loss in each of these log-probabilities.
+Foresee = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+#: How far, relative to itself, a coefficient that arrives may be from the one that was foreseen.
+_WITHIN = 1e-5
+
+
+class Foreseen:
+    r"""Gradients $\sum_i g_i \nabla\log\pi_i(y_i)$ of weight and bias, made block by block.
+
+    With $z = (W h + b)/T$ that of row $v$ of the weight is $\sum_i \frac{g_i}T(1_{v = y_i} -
+    \pi_{iv}) h_i$. The weights $e^{z - m}$ of a block of tokens are kept over the whole vocabulary;
+    when its last tile is made, its log-probabilities stand, the coefficients $g$ follow, and one
+    product with the rows $g_i h_i$ makes the gradient.
+
+    Args:
+      head: the head.
+      ids: $y$. Shape [N].
+      foresee: gives the coefficients, from indices below N.
+      biased: whether the gradient of the bias is wanted.
+      kept: where the weights of a block are.
+    """
+
+    def __init__(
+        self, head: Head, ids: Tensor, foresee: Foresee, biased: bool, kept: Chunk
+    ) -> None:
+        self._head, self._ids, self._foresee, self._kept = head, ids, foresee, kept
+        weight = head.weight
+        self.coefficients = weight.new_zeros(len(ids), dtype=head.dtype)
+        self.weight = weight.new_zeros(weight.shape, dtype=head.dtype)
+        self.bias = weight.new_zeros(len(weight), dtype=head.dtype) if biased else None
+        rows = max((block.stop - block.start for block in head.chunks(len(ids))), default=0)
+        self._scaled = weight.new_empty(rows, weight.shape[1], dtype=head.compute_dtype)
+
+    def add(
+        self,
+        block: slice,
+        operand: Tensor,
+        running: Running,
+        gap: Tensor,
+        chosen: Sequence[Tensor | slice] | None = None,
+    ) -> None:
+        """Add a block, whose weights are kept.
+
+        Args:
+          block: its rows.
+          operand: their hidden states, as they enter products. Shape [rows, H].
+          running: their statistics, complete.
+          gap: how far their largest logit as of each tile was below the last. Shape [tiles, rows].
+          chosen: rows that keep each tile, as `trustclip.head.skipped.rows_kept` has them; None
+            where all keep all.
+        """
+        rows = torch.arange(block.start, block.stop, device=operand.device)
+        given = self._foresee(rows, running.logp, running.entropy)
+        self.coefficients[block] = given
+        gap = gap.clamp(max=FAR)
+        self._at_own(self._ids[block], running, gap)
+        # Minus what a kept weight is to be multiplied by. [tiles, rows]
+        factors = gap.neg_().exp_() * (-self.coefficients[block] / running.sum)
+        self._product(operand, factors.div_(self._head.temperature), chosen)
+
+    def _at_own(self, ids: Tensor, running: Running, gap: Tensor) -> None:
+        """Subtract 1 from each row's probability of its own token, in the scale of its weight.
+
+        The difference is taken before it is rounded: most tokens are nearly sure.
+        """
+        rows = len(ids)
+        width = next(self._head.columns(rows)).stop
+        tile = ids // width  # [rows]
+        start = tile * width
+        stop = (start + width).clamp(max=self._head.vocabulary)
+        row = torch.arange(rows, device=ids.device)
+        assert running.chosen is not None
+        rest = running.sum - (running.chosen - running.max).exp()  # [rows]
+        place = rows * start + row * (stop - start) + (ids - start)
+        self._kept.put(place, -rest * gap[tile, row].exp())
+
+    def _product(
+        self, operand: Tensor, factors: Tensor, chosen: Sequence[Tensor | slice] | None
+    ) -> None:
+        scaled, scale = self._scaled[: len(operand)], kernel_for(scale_rows, operand)
+        before = torch.full_like(factors[0], torch.nan)  # equal to no factor
+        for tile, columns in enumerate(self._head.columns(len(operand))):
+            rows, factor = slice(None) if chosen is None else chosen[tile], factors[tile]
+            weights = self._kept.of(len(operand), columns)  # [rows, columns]
+            if isinstance(rows, slice):
+                scale(operand, factor, before, scaled)  # [rows, H]
+                before, right = factor, scaled
+            elif not len(rows):
+                continue
+            else:
+                weights, factor = weights[rows], factor[rows]  # [rows kept, columns]
+                right = operand[rows].mul_(factor[:, None])
+            add_product(self.weight[columns], weights.T, right)
+            if self.bias is not None:
+                add_product(self.bias[columns, None], weights.T, factor[:, None].to(weights.dtype))
+
+    def scale(self, arrived: Tensor) -> float | None:
+        """The number that all foreseen coefficients have to be multiplied by; None if none fits.
+
+        Waits for the device once.
+
+        Args:
+          arrived: gradient of the loss in each log-probability. Shape [N].
+        """
+        foreseen, arrived = self.coefficients.double(), arrived.double()
+        scale = (foreseen @ arrived) / (foreseen @ foreseen).clamp(min=torch.finfo().tiny)
+        wanted = scale * foreseen
+        fits = ((arrived - wanted).abs() <= _WITHIN * wanted.abs()).all()
+        rounded = scale.to(self.coefficients.dtype).double()
+        found, right = torch.stack([rounded, fits.double()]).tolist()
+        return found if right else None
+
+    def times(self, scale: float) -> tuple[Tensor, Tensor | None]:
+        """The gradients of weight and bias times a number, in their own memory."""
+        if scale != 1:  # most often it is, and the weight's gradient is as large as the weight
+            self.weight.mul_(scale)
+            if self.bias is not None:
+                self.bias.mul_(scale)
+        return self.weight, self.bias

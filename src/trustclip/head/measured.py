@@ -1,0 +1,90 @@
+"""On which GPUs this head was measured to be faster than TRL's."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: By compute capability: for a ``"frozen"`` and a ``"trained"`` head the seconds of this head over
+#: those of TRL's, forward and backward with entropies, in one run; ``"device"`` and ``"date"``.
+FILE = Path(__file__).with_name("measured.json")
+
+
+@cache
+def _measured() -> dict[str, dict[str, Any]]:
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def reread() -> None:
+    """Forget what was read, for a program that has changed `FILE`."""
+    _measured.cache_clear()
+
+
+def faster(capability: tuple[int, int], trained: bool) -> bool:
+    """Whether a measurement on this architecture says so; False where there is none.
+
+    Args:
+      capability: compute capability, as `torch.cuda.get_device_capability` has it.
+      trained: whether the head's weight is trained.
+
+    Example:
+      >>> faster((1, 0), trained=False)
+      False
+    """
+    entry = _measured().get(".".join(map(str, capability)), {})
+    return takes(entry, "trained" if trained else "frozen")
+
+
+def takes(entry: Mapping[str, Any], kind: str) -> bool:
+    """Whether an entry of the table says to take this head, ``"frozen"`` or ``"trained"``.
+
+    Example:
+      >>> takes({"frozen": 0.5}, "frozen"), takes({"frozen": 0.5, "refused": "wrong"}, "frozen")
+      (True, False)
+    """
+    return "refused" not in entry and entry.get(kind, float("inf")) < 1
+
+
+def serves(device: torch.device, trained: bool) -> bool:
+    """Whether ``head="auto"`` takes this head on a device: a CPU, or a GPU it is faster on."""
+    if device.type == "cpu":
+        return True
+    # AMD's GPUs are "cuda" too, with capabilities of their own that mean other architectures.
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return faster(torch.cuda.get_device_capability(device), trained)
+
+
+def with_measurement(
+    table: Mapping[str, Mapping[str, Any]], capability: tuple[int, int], **entry: Any
+) -> str:
+    """The text of `FILE` with one architecture's measurement put in, for programs that measure.
+
+    Args:
+      table: what the file holds.
+      capability: of the GPU.
+      **entry: ``frozen`` and ``trained``, seconds of this head over TRL's; ``device``, ``date``.
+
+    Raises:
+      ValueError: a ratio is missing or not positive.
+
+    Example:
+      >>> print(with_measurement({}, (9, 0), frozen=0.5, trained=0.75, device="H", date="2026"))
+      {
+        "9.0": {
+          "date": "2026",
+          "device": "H",
+          "frozen": 0.5,
+          "trained": 0.75
+        }
+      }
+    """
+    for name in ("frozen", "trained"):
+        ratio = entry.get(name)
+        if not isinstance(ratio, int | float) or not ratio > 0:
+            raise ValueError(f"`{name}` must be a ratio above 0, got {ratio!r}.")
+    whole = {**table, ".".join(map(str, capability)): entry}
+    return json.dumps(whole, indent=2, sort_keys=True)

@@ -1,0 +1,224 @@
+"""A method's loss from hidden states: the method is known while the logits are made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints import loss as losses
+from trustclip.constraints.aggregation import aggregate
+from trustclip.constraints.base import Method, Trait, of_own_token
+from trustclip.constraints.batch import Loss, TokenBatch
+from trustclip.constraints.names import unknown
+from trustclip.constraints.registry import as_method
+from trustclip.head.exact import ORDERS, exact_kl
+from trustclip.head.foreseen import Foresee
+from trustclip.head.logprobs import Plan, scored
+from trustclip.head.product import Head, as_head
+
+
+@dataclass(frozen=True)
+class HeadLoss(Loss):
+    """A loss, and what the head found at each token.
+
+    Args:
+      logp: log-probabilities of the tokens, nats, with their graph; 0 where masked.
+        Shape [batch, time].
+      entropy: of the distributions they were drawn from, nats; None if nobody wanted it.
+        Shape [batch, time].
+      dropped: probability mass that the gradient of each log-probability leaves out, also the
+        metric ``dropped``; None for a head without ``skip``. Shape [batch, time].
+    """
+
+    logp: Tensor
+    entropy: Tensor | None
+    dropped: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """Keywords of `policy_loss`; see there."""
+
+    aggregation: str = "token_mean"
+    max_length: int | None = None
+    total_tokens: int | Tensor | None = None
+    entropy: bool = False
+    hidden_old: Tensor | None = None
+    weight_old: Tensor | None = None
+
+
+def policy_loss(
+    method: Method | str | Mapping[str, Any],
+    hidden: Tensor,
+    weight: Tensor | Head,
+    ids: Tensor,
+    batch: TokenBatch,
+    **options: Any,
+) -> HeadLoss:
+    r"""`trustclip.policy_loss` from last hidden states, with the head's gradients made on the way.
+
+    A trained head costs 3 products of $2NHV$ operations where a coefficient depends on its own
+    token alone (`trustclip.constraints.base.of_own_token`): logits, the gradient of the hidden
+    states and that of the weight. While the logits of a block of tokens are at hand, so are its
+    log-probabilities and with them its coefficients. Backward compares the gradient that arrives
+    with the one foreseen; a common factor (a sum of losses, accumulation, loss scaling) is
+    multiplied in, and anything else makes the tiles again, at 2 products more. So the result is
+    right whatever is done to the loss. Other methods cost 4 products, as do capped logits and a
+    vocabulary that ranks share; a frozen head costs 2.
+
+    Args:
+      method: the constraint, its name, or a mapping.
+      hidden: $h$, that predict the tokens. Shape [batch, time, H]; [tokens, H] if ``batch`` was
+        packed.
+      weight: $W$, [V, H], or a `Head` with a bias, a temperature, a cap, or a ``skip``: a mass of
+        each row that gradients may leave out, at an error that `error_bounds` has.
+      ids: the tokens, int64. Shape [batch, time]; [tokens] if packed.
+      batch: what is known of them. Its ``logp`` is not read: give ``logp_old`` in its place.
+      **options: ``aggregation``, ``max_length``, ``total_tokens`` as in `trustclip.policy_loss`;
+        ``entropy=True`` for entropies; ``hidden_old``, of the shape of ``hidden``, and
+        ``weight_old``, if it has changed, where the method needs an exact KL divergence, which is
+        then computed by `exact_kl` at 2 products.
+
+    Returns:
+      The loss, with log-probabilities and entropies; metrics include ``entropy`` if there are any.
+
+    Raises:
+      ValueError: what `trustclip.policy_loss` refuses, shapes that do not fit, an unknown option,
+        or a method that pulls along the gradient of an exact KL divergence: `exact_kl` has none.
+
+    Example:
+      >>> import trustclip as tc
+      >>> hidden = torch.tensor([[[0.4, 0.6], [0.9, 0.1]]]).log().requires_grad_()
+      >>> weight = torch.eye(2).requires_grad_()
+      >>> old = torch.tensor([[0.5, 0.3]]).log()
+      >>> batch = tc.TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
+      >>> loss = policy_loss("atr", hidden, weight, torch.zeros(1, 2, dtype=torch.int64), batch)
+      >>> loss.value.backward()
+      >>> weight.grad  # the second token's ratio of 3 is gated
+      tensor([[ 0.2199,  0.1226],
+              [-0.2199, -0.1226]])
+    """
+    method, wanted = as_method(method), _options(options)
+    head = as_head(weight)
+    rows = _Rows.of(batch, hidden, ids)
+    batch = rows.with_kl(batch, method, head, wanted)
+    pulls = Trait.NEEDS_KL_GRADIENT in method.traits
+    ready = method.statistics_over is None or batch.statistics is not None
+    foresee = None
+    if of_own_token(method) and ready and not pulls:
+        foresee = foreseeing(method, batch, rows.places, _shares(batch, wanted))
+    entropy = wanted.entropy or "entropy" in method.requires
+    scores = scored(head, rows.hidden, rows.ids, Plan(entropy=entropy, foresee=foresee))
+    entropies = None if scores.entropy is None else rows.grid(scores.entropy)
+    batch = replace(
+        batch,
+        logp=rows.grid(scores.logp),
+        entropy=None if entropies is None else entropies.detach(),
+    )
+    of = wanted.aggregation, wanted.max_length, wanted.total_tokens
+    found = losses.policy_loss(method, batch, *of)
+    dropped, metrics = None, found.metrics
+    if scores.dropped is not None:
+        dropped = rows.grid(scores.dropped)
+        metrics = {**metrics, "dropped": (dropped.sum(), batch.mask.sum())}
+    return HeadLoss(found.value, found.per_token, metrics, batch.logp, entropies, dropped)
+
+
+def _options(given: dict[str, Any]) -> Options:
+    names = [f.name for f in fields(Options)]
+    for name in given:
+        if name not in names:
+            raise ValueError(unknown("option", name, names))
+    return Options(**given)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The tokens as rows of the head.
+
+    Args:
+      hidden: Shape [N, H].
+      ids: -100 where masked. Shape [N].
+      places: of each row in ``[batch, time]``, flattened. Shape [N].
+      shape: (batch, time).
+    """
+
+    hidden: Tensor
+    ids: Tensor
+    places: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, batch: TokenBatch, hidden: Tensor, ids: Tensor) -> "_Rows":
+        shape = batch.mask.shape
+        packing = batch.packing
+        leading = tuple(shape) if packing is None else (packing.tokens,)
+        for name, x, want in (("hidden", hidden, (*leading, "H")), ("ids", ids, leading)):
+            if tuple(x.shape[: len(leading)]) != leading or x.dim() != len(want):
+                expected = ", ".join(map(str, want))
+                raise ValueError(f"`{name}` must be [{expected}], got shape {tuple(x.shape)}.")
+        if packing is None:
+            places = torch.arange(shape.numel(), device=ids.device)
+        else:
+            places = packing.mask.flatten().nonzero().squeeze(1).to(ids.device)
+        ids = torch.where(batch.mask.flatten()[places], ids.flatten(), -100)
+        return cls(hidden.reshape(len(ids), -1), ids, places, (shape[0], shape[1]))
+
+    def grid(self, x: Tensor) -> Tensor:
+        """Values of the rows as [batch, time], 0 where there is none."""
+        zeros = x.new_zeros(self.shape[0] * self.shape[1])
+        return zeros.index_copy(0, self.places, x).view(self.shape)
+
+    def with_kl(
+        self, batch: TokenBatch, method: Method, head: Head, options: Options
+    ) -> TokenBatch:
+        """The batch with the exact KL divergences that a method requires and the batch lacks."""
+        for order in ORDERS:
+            name = f"kl_{order}"
+            if name not in method.requires or getattr(batch, name) is not None:
+                continue
+            if options.hidden_old is None:
+                raise ValueError(f"method {method.name!r} needs `{name}`: give `hidden_old`.")
+            kept = self.ids >= 0
+            old = options.hidden_old.reshape(len(self.ids), -1)[kept]
+            kl = exact_kl(self.hidden[kept], old, head, options.weight_old, order)
+            whole = kl.new_zeros(len(kept)).masked_scatter(kept, kl)
+            batch = replace(batch, **{name: self.grid(whole)})
+        return batch
+
+
+def _shares(batch: TokenBatch, options: Options) -> Tensor:
+    """Minus the weight of each token's objective in the loss. Shape [batch, time]."""
+    with torch.enable_grad():
+        zeros = torch.zeros_like(batch.logp_old).requires_grad_()
+        of = options.max_length, options.total_tokens
+        value = aggregate(options.aggregation, -zeros, batch.mask, *of)
+        return torch.autograd.grad(value, zeros)[0]
+
+
+def foreseeing(
+    method: Method, batch: TokenBatch, places: Tensor, shares: Tensor, on_policy: bool = False
+) -> Foresee:
+    """The gradient that a loss will have in the log-probabilities of rows of the head.
+
+    Args:
+      method: of `trustclip.constraints.base.of_own_token`.
+      batch: what is known before the pass; its ``logp`` is not read.
+      places: of each row of the head in ``[batch, time]``, flattened.
+      shares: derivative of the loss in each token's objective. Shape [batch, time].
+      on_policy: the policy in training is the one that sampled, so ratios are 1.
+    """
+    known = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "packing"}
+    flat = {k: x.flatten() if isinstance(x, Tensor) else x for k, x in known.items()}
+    shares = shares.flatten()
+
+    def of_rows(rows: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
+        at = places[rows]
+        own: Any = {k: x[at][None] if isinstance(x, Tensor) else x for k, x in flat.items()}
+        own |= {"logp": logp[None], "entropy": None if entropy is None else entropy[None]}
+        own |= {"logp_old": logp[None]} if on_policy else {}
+        return losses.coefficient(method, TokenBatch(**own))[0] * shares[at]
+
+    return of_rows

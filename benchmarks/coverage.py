@@ -26,6 +26,7 @@ from trustclip.stats import (
     mean_interval,
     paired_difference,
     pass_interval,
+    rate_interval,
     required,
     welch,
 )
@@ -326,6 +327,45 @@ def collapses(rng: Rng, repetitions: int) -> Iterator[Row]:
                 yield Row("type I of paired_difference, collapse", setting, rejected, (0, 0.06))
 
 
+def collapse_rates(rng: Rng, repetitions: int) -> Iterator[Row]:
+    """The rate of collapse itself: its exact interval covers at least as often as it says."""
+    for truth in (0.05, 0.25, 0.5):
+        for runs in (3, 5, 10, 20):
+
+            def trial(truth=truth, runs=runs) -> tuple[bool, ...]:
+                interval = rate_interval(int(rng.binomial(runs, truth)), runs)
+                return (inside(interval.low, truth, interval.high),)
+
+            (covered,) = rates(repetitions, trial)
+            setting = f"{runs} runs, {truth:.0%} collapse"
+            yield Row("coverage of rate_interval", setting, covered, (0.94, 1.0))
+
+
+def paired_by_seed(rng: Rng, repetitions: int) -> Iterator[Row]:
+    """Seeds that both models share: coverage of the difference, and its length against unpaired."""
+    for seeds in (3, 5, 10):
+
+        def trial(seeds=seeds) -> tuple[float, ...]:
+            common = difficulty(rng, 0.5, 128, 1.9) + rng.normal(0, 0.08, (seeds, 1))
+            first, second = (
+                answers(rng, np.clip(common + rng.normal(0, 0.02, (seeds, 1)), 0, 1))
+                for _ in range(2)
+            )
+            apart, together = (
+                paired_difference(first, second, same_seeds=paired, resamples=RESAMPLES)
+                for paired in (False, True)
+            )
+            shorter = (together.high - together.low) / (apart.high - apart.low)
+            return inside(apart.low, 0, apart.high), inside(together.low, 0, together.high), shorter
+
+        apart, together, shorter = np.mean([trial() for _ in range(repetitions)], axis=0).tolist()
+        setting = f"n = 128, {seeds} seeds, shared seed std 8, own 2 points"
+        yield Row(
+            "coverage of paired_difference, same_seeds", setting, together, (0.94, 1.0), apart
+        )
+        yield Row("its length, share of the unpaired one", setting, shorter, None)
+
+
 def unequal_seeds(rng: Rng, repetitions: int) -> Iterator[Row]:
     """One model noisy and one steady; and two that share what the seed decides."""
     noise = {
@@ -405,7 +445,9 @@ PARTS = (
     run_tests,
     edges,
     collapses,
+    collapse_rates,
     unequal_seeds,
+    paired_by_seed,
     power_of_detectable,
     power_of_required,
 )

@@ -177,7 +177,7 @@ def cost(model: Shape, gpus: int, work: Work) -> Cost:
 
     Example:
       >>> found = cost(MODELS["8b"], 64, Work())
-      >>> found.exact_kl < found.head < found.update < found.step
+      >>> found.head < found.exact_kl < found.update < found.step
       True
     """
     completion = work.completions * work.tokens

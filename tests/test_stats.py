@@ -4,10 +4,11 @@ import subprocess
 import sys
 from itertools import combinations, pairwise
 from math import isnan, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 from simulated_answers import crossed_seeds, random_answers, rows, variance_parts
@@ -22,9 +23,11 @@ from trustclip.stats import (
     pass_at_k,
     pass_curve,
     pass_interval,
+    rate_interval,
     tally,
 )
 from trustclip.stats.confidence import mean_variance
+from trustclip.stats.scores import samples
 
 # Scores
 
@@ -39,6 +42,7 @@ def test_mean_and_macro_average_of_the_papers_base_model():
     assert mean_at_k(rows(*right)) == pytest.approx(216 / 1144)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(case):
     n, right = case
@@ -290,3 +294,94 @@ def test_intervals_cover_and_the_test_keeps_its_size():
     assert 0.925 <= covered / 1000 <= 0.975
     assert 0.925 <= covered_pair / 1000 <= 0.975
     assert rejected / 1000 <= 0.065
+
+
+def test_a_rate_has_clopper_and_pearsons_interval():
+    for runs in (1, 3, 20):
+        for hits in range(runs + 1):
+            found = rate_interval(hits, runs)
+            exact = scipy_stats.binomtest(hits, runs).proportion_ci(method="exact")
+            assert (found.value, found.low, found.high) == pytest.approx(
+                (hits / runs, exact.low, exact.high)
+            )
+    for hits, runs in ((0, 0), (4, 3), (-1, 3)):
+        with pytest.raises(ValueError, match=f"got {hits} of {runs}"):
+            rate_interval(hits, runs)
+
+
+STRATA = ["a"] * 2 + ["b"] * 6
+UNEVEN = rows(4, 3, 0, 1, 0, 2, 0, 0, k=4)
+
+
+def test_every_score_is_the_plain_mean_over_benchmarks():
+    parts = [UNEVEN[:2], UNEVEN[2:]]
+    scores: tuple[Any, ...] = (
+        mean_at_k,
+        mean_curve,
+        pass_curve,
+        lambda a, s=None: pass_at_k(a, 2, s),
+    )
+    for score in scores:
+        want = np.mean([score(part) for part in parts], axis=0)
+        assert score(UNEVEN, STRATA) == pytest.approx(want)
+        assert score(UNEVEN, STRATA) != pytest.approx(score(UNEVEN))
+    assert pass_interval(UNEVEN, 2, STRATA).value == pytest.approx(pass_at_k(UNEVEN, 2, STRATA))
+
+
+@pytest.mark.parametrize("right", [(0,) * 30, (1, *(0,) * 29), (8, 8, 1, *(0,) * 27), (4, 5) * 15])
+def test_an_interval_of_wrong_answers_mirrors_that_of_right_ones(right):
+    found = mean_interval(rows(*right, k=8))
+    mirrored = mean_interval(rows(*(8 - r for r in right), k=8))
+    assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((found.low, found.high))
+    assert 0 <= found.low <= found.value <= found.high <= 1
+
+
+def test_few_right_answers_of_several_seeds_have_korn_and_graubards_bounds():
+    scores = np.zeros((3, 40, 8))
+    for seed, problems in enumerate(((0, 1, 2), (0, 2, 3, 4, 5), (0, 6))):
+        scores[seed, list(problems), :4] = 1
+    found, per_problem = mean_interval(scores), scores.mean(axis=(0, 2))
+    variance = mean_variance(per_problem, [scores.mean(axis=2)], [np.arange(40)])
+    of_problems = mean_variance(per_problem, [], [np.arange(40)])
+    worst = found.value * (1 - found.value)
+    shrunk = (worst / 40 - of_problems.total) / ((per_problem > 0).sum() + 1)
+    t, of_one_seed = (scipy_stats.t.ppf(0.975, df) for df in (variance.freedom, 39))
+    size = worst / (variance.total + shrunk) * (of_one_seed / t) ** 2
+    right, wrong = size * found.value, size * (1 - found.value)
+    assert (
+        0.1 < right < 5 and of_one_seed / t < 0.99
+    )  # so few are right that Wilson's interval would be too narrow
+    assert found.low == pytest.approx(scipy_stats.beta.ppf(0.025, right, wrong + 1))
+    assert found.high == pytest.approx(scipy_stats.beta.ppf(0.975, right + 1, wrong))
+
+
+def test_the_variance_is_never_less_than_one_of_its_parts():
+    like_runs = np.array([[1.0, 0.0, 0.5], [1.0, 0.5, 0.0], [0.5, 0.5, 0.5]])
+    for scores in (like_runs, like_runs.T):  # means of the seeds are equal, then of the problems
+        of_problems, of_seeds, of_cross = variance_parts(scores)
+        total = mean_variance(scores.mean(axis=0), [scores], [np.arange(3)]).total
+        assert min(of_problems, of_seeds) == 0 < of_cross
+        assert total == pytest.approx(max(of_problems, of_seeds))
+
+
+def test_without_any_spread_the_freedom_is_that_of_the_problems():
+    found = mean_variance(np.zeros(5), [], [np.arange(2), np.arange(2, 5)])
+    assert (found.total, found.freedom) == (0.0, 3)
+
+
+def test_samples_and_counts_are_numbers_of_their_kind():
+    assert samples([[1, 0], [True, False]]).dtype == np.float64
+    assert samples([[1], [0, 1]]).dtype == np.float64
+    assert tally([[1, 0], [1, 1]]).right.dtype.kind == "i"
+
+
+def test_errors_begin_with_what_is_wrong():
+    with pytest.raises(ValueError, match=r"^correct must be a non-empty"):
+        samples([])
+    with pytest.raises(ValueError, match=r"^correct must hold only 0 and 1 \(or bool\); got 2"):
+        samples([[0, 2]])
+    one = np.array([[1]])
+    with pytest.raises(ValueError, match=r"^right and total must share one non-empty shape"):
+        Tally(one, one[0])
+    with pytest.raises(ValueError, match=r"^counts must satisfy 0 <= right"):
+        Tally(one, 0 * one)

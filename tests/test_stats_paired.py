@@ -25,7 +25,7 @@ from trustclip.stats import (
     verdict,
     welch,
 )
-from trustclip.stats.differences import _bootstrap_bounds
+from trustclip.stats.differences import _bootstrap_bounds, _sign_flip_p
 
 # Paired difference
 
@@ -107,6 +107,14 @@ def test_sampled_sign_flips_agree_with_the_exact_test():
     b = [[0]] * 30 + [[1]] * 14
     exact = scipy_stats.binomtest(30, 44).pvalue
     assert paired_difference(a, b).p == pytest.approx(exact, abs=0.004)
+
+
+def test_rare_sign_flips_are_sampled_the_same_each_time():
+    a = [[1]] * 38 + [[0]] * 6
+    b = [[0]] * 38 + [[1]] * 6
+    exact = scipy_stats.binomtest(38, 44).pvalue
+    first, second = (paired_difference(a, b).p for _ in range(2))
+    assert first == second == pytest.approx(exact, rel=0.1) and exact < 1e-5
 
 
 def test_swapping_the_models_mirrors_the_difference():
@@ -462,6 +470,12 @@ def test_verdicts(difference, detectable, limit, sentence):
     assert verdict(difference, budget) == sentence
 
 
+def test_one_run_each_is_never_called_better():
+    budget = Required(Budget(8, 143, 1), Budget(70, 900, nan), 0.1, "problems")
+    sentence = "B scored 10.0 points higher than A (p = 1e-09), with one run each"
+    assert verdict(Difference(-0.1, -0.2, 0, 1e-9), budget) == sentence
+
+
 def test_compare_corrects_for_the_family_and_says_so():
     runs = {name: random_answers(40, 60, mean=0.4) for name in ("clip", "same")}
     runs["better"] = np.maximum(runs["clip"], random_answers(41, 60, mean=0.4))
@@ -472,7 +486,7 @@ def test_compare_corrects_for_the_family_and_says_so():
     raw = [row.difference.p for row in table[1:] if row.difference]
     assert [row.p_adjusted for row in table[1:]] == pytest.approx(holm(raw).tolist())
     assert table[1].verdict == "no difference observed with 8 samples on 60 problems"
-    assert table[2].verdict.startswith("better is better than clip by ")
+    assert table[2].verdict.startswith("better scored ")
     assert table[3].verdict.startswith("not resolvable with ")
     assert table[2].score == mean_interval(runs["better"])
     budget = required(runs["noise"], runs["clip"], level=1 - 0.05 / 3)
@@ -503,3 +517,71 @@ def test_align_turns_seeds_outwards():
     assert tally(runs["a"]).right.tolist() == [[1, 0], [1, 1]]
     with pytest.raises(ValueError, match="same number of seeds"):
         align({"a": {"p": [[1], [1]], "q": [[0]]}})
+
+
+# The edges
+
+
+def one_answer(right: int, total: int) -> np.ndarray:
+    """One answer to each problem, the first of them right."""
+    return (np.arange(total) < right).astype(float)[:, None]
+
+
+def test_few_large_gains_make_an_interval_that_reaches_further_up():
+    a, b = rows(8, 8, 8, *(1,) * 37, k=8), rows(0, 0, 0, *(1, 0, 2) * 12, 1, k=8)
+    found = paired_difference(a, b)
+    assert found.high - found.value > 1.1 * (found.value - found.low)
+
+
+def test_signs_of_benchmarks_are_flipped_with_their_weights():
+    rng = np.random.default_rng(5)
+    d, strata = rng.normal(0.2, 0.5, 10).round(3), ["a"] * 3 + ["b"] * 7
+    groups = [np.arange(3), np.arange(3, 10)]
+    terms = d * np.repeat([1 / 6, 1 / 14], [3, 7])
+    signs = 1 - 2 * ((np.arange(1024)[:, None] >> np.arange(10)) & 1)
+    want = (abs(signs @ terms) >= abs(terms.sum()) - 1e-12).mean()
+    found = _sign_flip_p(d, groups, 10_000, np.random.default_rng(0))
+    assert found == want and len(strata) == 10
+
+
+def test_as_many_patterns_as_resamples_are_all_used():
+    a, b = one_answer(9, 10), 1 - one_answer(9, 10)
+    exact = scipy_stats.binomtest(9, 10).pvalue
+    assert paired_difference(a, b, resamples=1024).p == pytest.approx(exact, rel=1e-12)
+
+
+def test_sampled_patterns_count_the_data_among_them():
+    a, b = one_answer(12, 24), 1 - one_answer(12, 24)
+    assert paired_difference(a, b, resamples=500).p == 1.0
+    hits = paired_difference(one_answer(15, 24), 1 - one_answer(15, 24), resamples=500).p * 501
+    assert hits == pytest.approx(round(hits), abs=1e-9) and 31 <= hits < 501
+
+
+def test_a_rare_p_value_is_the_same_each_time():
+    a = rows(*(8, 7, 6) * 10, k=8)
+    b = rows(*(1, 2, 1) * 10, k=8)
+    assert paired_difference(a, b).p == paired_difference(a, b).p < 1e-6
+
+
+def test_a_difference_stays_between_minus_one_and_one():
+    a, b = rows(8, 8, 8, 7, k=8), rows(0, 0, 0, 1, k=8)
+    assert paired_difference(a, b).high == 1.0 and paired_difference(b, a).low == -1.0
+
+
+def test_adjusted_p_values_of_the_ends():
+    assert holm([0.0, 1.0, 0.6]).tolist() == [0.0, 1.0, 1.0]
+
+
+def test_runs_say_their_mean():
+    summary = RunSummary.from_population_std(0.4, 0.1, 3)
+    assert (summary.mean, summary.runs) == (0.4, 3)
+    assert summary.std == pytest.approx(0.1 * sqrt(1.5))
+    found = summary.interval()
+    assert found.value == 0.4 == pytest.approx((found.low + found.high) / 2)
+
+
+def test_welch_says_the_difference_also_without_spread():
+    found = welch(RunSummary(0.5, 0.0, 3), RunSummary(0.2, 0.0, 3))
+    assert found.value == pytest.approx(0.3)
+    assert all(isnan(x) for x in (found.low, found.high, found.p))
+    assert welch(RunSummary(0.5, 0.1, 3), RunSummary(0.2, 0.1, 3)).value == pytest.approx(0.3)

@@ -1,14 +1,15 @@
 """One method under any launcher: `trl.GRPOTrainer` with a constraint; saves only the final model.
 
-`trustclip run` continues exactly after a kill, which FSDP and DeepSpeed do not allow; this script
-is for them. Settings are fields of `ConstrainedGRPOConfig` and of `Task`, in a file (``--config``)
-or on the command line.
+`trustclip run` keeps checkpoints and continues exactly after a kill, under the same launchers; this
+script is a start for your own. Settings are fields of `ConstrainedGRPOConfig` and of `Task`, in a
+file (``--config``) or on the command line.
 """
 
 from dataclasses import dataclass
 
 from trl import TrlParser
 
+from trustclip.durable.rollcall import leave
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 from trustclip.recipes.models import load_model
 from trustclip.rewards import AnswerReward
@@ -51,3 +52,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 from pydantic import Field
 from rich.console import Console
@@ -17,9 +18,14 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.checked import Count, Positive, checked
 from trustclip.constraints.registry import as_method
 from trustclip.runs.jsonl import write_json
+from trustclip.runs.terminal import print_table
 from trustclip.runs.text import markdown_table
 from trustclip.stats import Difference, Interval, RunSummary, holm, welch
+from trustclip.stats.aggregates import interquartile_interval
+from trustclip.stats.equivalence import concluded, welch_equivalence_p
 
+#: Difference that would matter, a share of the reference's return.
+MARGIN = 0.1
 #: Name for a gate that never closes.
 UNCONSTRAINED = "none"
 _OPEN = {"name": "clip_higher", "low": 1.0, "high": 1e9}
@@ -51,6 +57,8 @@ class ControlSettings:
     """States per update."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device of the policy; for networks this small a CPU is the faster one."""
     output_dir: Path = Path("runs/control")
     """Folder with one file per run; runs that have a file are skipped."""
 
@@ -123,6 +131,8 @@ def cells(settings: ControlSettings) -> Iterator[Cell]:
     """All runs in order of seed, so that complete comparisons remain after an interruption."""
     given = dataclasses.asdict(settings)  # type: ignore[call-overload]
     shared = {k: given[k] for k in _PPO}
+    if settings.device != "cpu":  # so that the files of earlier releases keep their names
+        shared["device"] = settings.device
     for seed in range(settings.seeds):
         for env in settings.envs:
             for text in settings.methods:
@@ -168,7 +178,7 @@ def train(cell: Cell) -> dict[str, Any]:
     settings = {name: given[name] for name in _PPO if name not in ("steps", "n_envs")}
     method = parsed(cell.method)
     model = ConstrainedPPO(
-        "MlpPolicy", envs, seed=seed, device="cpu", method=method, **settings
+        "MlpPolicy", envs, seed=seed, device=given.get("device", "cpu"), method=method, **settings
     ).learn(given["steps"])
     history = model.history
     episodes = [r for rewards in envs.env_method("get_episode_rewards") for r in rewards]
@@ -197,8 +207,33 @@ def run_control(settings: ControlSettings, console: Console) -> list[dict[str, A
         outcome = json.loads(cell.path.read_text(encoding="utf-8"))["outcome"]
         outcomes.setdefault((cell.env, cell.method), []).append(outcome)
     found = rows(outcomes, settings.base)
-    console.print(table(found, settings))
+    print_table(console, table(found, settings))
+    for method, one in middles(outcomes, settings.base).items():
+        shares = f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
+        console.print(f"{method}: {shares} of {settings.base}'s final return, middle half of runs")
     return found
+
+
+def middles(
+    outcomes: dict[tuple[str, str], list[dict[str, float]]], reference: str
+) -> dict[str, Interval]:
+    """Method -> interquartile mean of final returns as shares of the reference's mean return.
+
+    Over the runs of all environments; none where a reference's mean return is not above 0.
+
+    Example:
+      >>> runs = {("E", "clip"): [{"final": 1.0}, {"final": 3.0}]}
+      >>> middles(runs | {("E", "atr"): [{"final": 4.0}] * 2}, "clip")["atr"].value
+      2.0
+    """
+    shares: dict[str, list[Any]] = {}
+    for (env, method), seeds in outcomes.items():
+        base = RunSummary.of([o["final"] for o in outcomes[env, reference]]).mean
+        if base <= 0:
+            return {}
+        own = np.array([[o["final"] / base] for o in seeds])
+        shares.setdefault(method, []).append(own)
+    return {method: interquartile_interval(own) for method, own in shares.items()}
 
 
 def rows(
@@ -207,7 +242,8 @@ def rows(
     """Means with 95 % intervals over seeds, and differences from the reference by Welch's test.
 
     ``p_holm_final`` and ``p_holm_training`` are corrected for all comparisons of both returns in
-    all environments, one family.
+    all environments, one family; ``so_final`` and ``so_training`` are what they and, of another
+    family, the tests of equivalence within `MARGIN` of the reference's return say together.
 
     Example:
       >>> some = {"final": 1.0, "training": 1.0, "gated": 0.0, "k3": 0.0, "ess": 1.0}
@@ -223,13 +259,18 @@ def rows(
             mine = RunSummary.of([o[name] for o in seeds])
             row[name] = mine.interval()
             if method != reference:
-                row[f"less_{name}"] = welch(mine, RunSummary.of([o[name] for o in base]))
+                theirs = RunSummary.of([o[name] for o in base])
+                row[f"less_{name}"] = welch(mine, theirs)
+                margin = MARGIN * abs(theirs.mean) or MARGIN
+                row[f"same_{name}"] = welch_equivalence_p(mine, theirs, margin)
         means = {k: sum(o[k] for o in seeds) / len(seeds) for k in ("gated", "k3", "ess")}
         found.append({**row, **means})
     tested = [(row, n) for row in found for n in ("final", "training") if f"less_{n}" in row]
     corrected = holm([row[f"less_{name}"].p for row, name in tested]).tolist()
-    for (row, name), p in zip(tested, corrected, strict=True):
+    same = holm([row[f"same_{name}"] for row, name in tested]).tolist()
+    for (row, name), p, q in zip(tested, corrected, same, strict=True):
         row[f"p_holm_{name}"] = p
+        row[f"so_{name}"] = concluded(row[f"less_{name}"].value, p, q)
     return sorted(found, key=lambda row: list(outcomes).index((row["env"], row["method"])))
 
 
@@ -244,8 +285,8 @@ def table(found: Sequence[dict[str, Any]], settings: ControlSettings) -> Table:
 
 
 _COLUMNS = (
-    "environment", "method", "final return", "minus {reference}", "p (Holm)",
-    "return while training", "minus {reference}", "p (Holm)", "gated", "k3",
+    "environment", "method", "final return", "minus {reference}", "p (Holm)", "so",
+    "return while training", "minus {reference}", "p (Holm)", "so", "gated", "k3",
 )  # fmt: skip
 
 
@@ -261,8 +302,9 @@ def lines(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         yield (
             row["env"], row["method"],
             _interval(row["final"]), _less(row.get("less_final")), _p(row.get("p_holm_final")),
+            row.get("so_final", "-"),
             _interval(row["training"]), _less(row.get("less_training")),
-            _p(row.get("p_holm_training")),
+            _p(row.get("p_holm_training")), row.get("so_training", "-"),
             f"{row['gated']:.1%}", f"{row['k3']:.4f}",
         )  # fmt: skip
 

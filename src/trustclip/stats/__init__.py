@@ -5,7 +5,13 @@ runs. Answers to one problem are alike, so every interval here is clustered by p
 comparison of two models pairs them problem by problem.
 """
 
-from trustclip.stats.confidence import Interval, RunSummary, mean_interval, pass_interval
+from trustclip.stats.confidence import (
+    Interval,
+    RunSummary,
+    mean_interval,
+    pass_interval,
+    rate_interval,
+)
 from trustclip.stats.differences import Difference, holm, paired_difference, welch
 from trustclip.stats.power import (
     FEW_SEEDS,
@@ -38,6 +44,7 @@ __all__ = [
     "pass_at_k",
     "pass_curve",
     "pass_interval",
+    "rate_interval",
     "required",
     "tally",
     "verdict",

@@ -130,6 +130,37 @@ def pass_interval(
     return _score_interval(problem_scores(tally(correct), k), strata, level)
 
 
+def rate_interval(hits: int, runs: int, level: float = 0.95) -> Interval:
+    """Clopper and Pearson's exact interval of a rate: `hits` of `runs` independent runs.
+
+    Args:
+      hits: runs of which something holds, in [0, runs].
+      runs: number of runs, at least 1.
+      level: confidence, in (0, 1); the interval covers at least as often.
+
+    Returns:
+      `Interval` within [0, 1].
+
+    Raises:
+      ValueError: if there is no run, or `hits` is not in [0, runs].
+
+    Example:
+      >>> result = rate_interval(1, 3)
+      >>> print(f"{result.value:.2f} [{result.low:.3f}, {result.high:.3f}]")
+      0.33 [0.008, 0.906]
+    """
+    if runs < 1 or not 0 <= hits <= runs:
+        raise ValueError(f"a rate needs 0 <= hits <= runs and runs >= 1; got {hits} of {runs}")
+    return Interval(hits / runs, *_exact_bounds(hits, runs - hits, level))
+
+
+def _exact_bounds(right: float, wrong: float, level: float) -> tuple[float, float]:
+    """Clopper and Pearson's bounds of the share of right ones."""
+    tail = (1 - level) / 2
+    low = float(betaincinv(right, wrong + 1, tail)) if right else 0.0
+    return low, float(betaincinv(right + 1, wrong, 1 - tail)) if wrong else 1.0
+
+
 def _score_interval(scores: Floats, strata: Sequence[str] | None, level: float) -> Interval:
     groups = strata_groups(strata, scores.shape[1])
     per_problem = scores.mean(axis=0)
@@ -162,12 +193,25 @@ def _proportion_bounds(
         return nan, nan
     if size * min(share, 1 - share) < RARE:
         size *= (of_one_seed / t) ** 2
-        right, wrong, tail = size * share, size * (1 - share), (1 - level) / 2
-        low = float(betaincinv(right, wrong + 1, tail)) if right else 0.0
-        return low, float(betaincinv(right + 1, wrong, 1 - tail)) if wrong else 1.0
-    squared = t**2 / size
+        return _exact_bounds(size * share, size * (1 - share), level)
+    return wilson(share, size, t)
+
+
+def wilson(share: float, size: float, quantile: float) -> tuple[float, float]:
+    r"""Wilson's bounds of a share (Wilson, 1927): the $q$ of $|p - q| = z\sqrt{q(1-q)/n}$.
+
+    Args:
+      share: $p$, in [0, 1].
+      size: $n$, answers or runs it is a share of, > 0.
+      quantile: $z$, two-sided, of the normal distribution or of Student's.
+
+    Example:
+      >>> tuple(round(bound, 4) for bound in wilson(0.3, 10, 1.959964))
+      (0.1078, 0.6032)
+    """
+    squared = quantile**2 / size
     middle = (share + squared / 2) / (1 + squared)
-    half = t * sqrt(share * (1 - share) / size + squared / (4 * size)) / (1 + squared)
+    half = quantile * sqrt(share * (1 - share) / size + squared / (4 * size)) / (1 + squared)
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 

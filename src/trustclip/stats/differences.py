@@ -123,7 +123,7 @@ def paired_difference(
         p = max(p, _student_p(value, variance))
     else:
         low, high = _bootstrap_bounds(d, groups, quantile, resamples, rng)
-    low, high = _opened(low, high, _unseen(d, groups, level), atypical_problems(d, groups))
+    low, high = _opened(low, high, _unseen(groups, level), atypical_problems(d, groups))
     return Difference(value, max(value + low, -1.0), min(value + high, 1.0), p)
 
 
@@ -216,7 +216,7 @@ def _student_p(value: float, variance: Variance) -> float:
     return float(2 * stdtr(variance.freedom, -abs(value) / sqrt(variance.total)))
 
 
-def _unseen(d: Floats, groups: Sequence[Ints], level: float) -> float:
+def _unseen(groups: Sequence[Ints], level: float) -> float:
     """Upper bound on the share of problems that differ, although none of them was seen to."""
     weights = macro_weights(groups)
     return 1 - ((1 - level) / 2) ** float(weights @ weights)
@@ -247,14 +247,21 @@ def welch(a: RunSummary, b: RunSummary, level: float = 0.95) -> Difference:
       >>> print(f"{result.value:.2f} p={result.p:.3f}")
       3.67 p=0.037
     """
-    part_a, part_b = a.std**2 / a.runs, b.std**2 / b.runs
-    value, variance = a.mean - b.mean, part_a + part_b
+    value, (freedom, variance) = a.mean - b.mean, welch_freedom(a, b)
     if variance == 0:
         return Difference(value, nan, nan, nan)
-    freedom = variance**2 / (part_a**2 / (a.runs - 1) + part_b**2 / (b.runs - 1))
     half = t_quantile(level, freedom) * sqrt(variance)
     p = float(2 * stdtr(freedom, -abs(value) / sqrt(variance)))
     return Difference(value, value - half, value + half, p)
+
+
+def welch_freedom(a: RunSummary, b: RunSummary) -> tuple[float, float]:
+    """Degrees of freedom and variance of a difference of means; (nan, 0) if neither spreads."""
+    part_a, part_b = a.std**2 / a.runs, b.std**2 / b.runs
+    variance = part_a + part_b
+    if variance == 0:
+        return nan, 0.0
+    return variance**2 / (part_a**2 / (a.runs - 1) + part_b**2 / (b.runs - 1)), variance
 
 
 def holm(p_values: ArrayLike) -> Floats:

@@ -197,6 +197,7 @@ def verdict(
     An unresolved one names the part of the budget that limits it and the smallest gap that the
     budget finds with probability `POWER`. It gives no number of samples, problems or seeds: such
     a number would be computed from the observed gap, which is mostly noise where it is unresolved.
+    One of a single seed each is about two runs, so none of them is called better.
 
     Args:
       difference: from `paired_difference`; its p may have been corrected for a family.
@@ -212,13 +213,16 @@ def verdict(
       >>> verdict(Difference(0.012, -0.01, 0.03, 0.29), budget)
       'not resolvable with 8 samples per problem, which detect gaps of about 3 points or more'
       >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), budget)
-      'A is better than B by 5.2 points (p = 0.001)'
+      'A scored 5.2 points higher than B (p = 0.001), with one run each'
     """
     have = budget.have
     drawn, asked = _many(have.samples, "sample"), _many(have.problems, "problem")
     if difference.p <= 1 - level + 1e-12:
         better, worse = names if difference.value > 0 else names[::-1]
         points = f"{abs(difference.value) * 100:.1f} points"
+        if have.seeds == 1:
+            chance = f"(p = {difference.p:.2g}), with one run each"
+            return f"{better} scored {points} higher than {worse} {chance}"
         return f"{better} is better than {worse} by {points} (p = {difference.p:.2g})"
     if abs(difference.value) < 1e-12:
         return f"no difference observed with {drawn} on {asked}"
@@ -282,7 +286,7 @@ def compare(
     Example:
       >>> table = compare({"clip": [[1, 0, 0, 0]] * 20, "atr": [[1, 1, 1, 0]] * 20})
       >>> print(table[1].verdict)
-      atr is better than clip by 50.0 points (p = 1.9e-06)
+      atr scored 50.0 points higher than clip (p = 1.9e-06), with one run each
     """
     if len(runs) < 2:
         raise ValueError(f"a comparison needs at least 2 runs; got {list(runs)}")

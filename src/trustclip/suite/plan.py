@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trustclip.constraints.base import Method
+from trustclip.constraints.consent import consent
 from trustclip.constraints.names import unknown
-from trustclip.recipes.files import as_mapping, load_recipe, load_yaml
-from trustclip.recipes.settings import Recipe
-from trustclip.runs.identity import essential
+from trustclip.recipes.files import as_mapping, load_yaml, read_recipe
+from trustclip.recipes.settings import NOTHING, Recipe
+from trustclip.recipes.shipped import located
+from trustclip.runs.identity import essential, flat
 from trustclip.runs.jsonl import read_mapping
 from trustclip.runs.reader import in_words, setting_of
 from trustclip.runs.secrets import redacted
@@ -27,6 +29,7 @@ from trustclip.suite.settings import (
     parse_settings,
     suffix,
 )
+from trustclip.tasks.sources import task_file
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Job:
       seed: of the run.
       method: of the run; None for an SFT.
       needs: run directory of the SFT that must be finished first.
-      swept: values of the settings that the suite sweeps, by their paths.
+      swept: values of the settings that the suite sweeps, or their labels, by their paths.
     """
 
     path: Path
@@ -131,6 +134,8 @@ class Plan:
 def plan(file: Path) -> Plan:
     """Read a suite's file and expand it into runs.
 
+    It and its recipes may name modules to import within `consent` alone.
+
     Args:
       file: YAML of `SuiteSettings`.
 
@@ -140,18 +145,25 @@ def plan(file: Path) -> Plan:
     document, lines = load_yaml(file)
     if not isinstance(document, dict):
         raise ValueError(f"{file} is not a suite: it holds no keys.")
+    if "rl" in document and "recipe" not in document:
+        raise ValueError(f"{file} is a recipe, not a suite: trustclip run {file}")
     errors: list[Complaint] = []
     settings = parse_settings(document, errors)
     methods: dict[str, Method] = {}
     jobs: list[Job] = []
-    if settings is not None:
-        methods = labelled_methods(settings.methods, errors)
-        if methods and settings.reference not in (None, *methods):
-            text = unknown("label", settings.reference, methods)
-            errors.append((("reference",), text))
-        found = list(_settings(file.parent, settings, methods, errors))
-        if not errors:
-            jobs = _jobs(settings, methods, found, errors)
+    with consent():
+        if settings is not None:
+            methods = labelled_methods(settings.methods, errors)
+            if methods and settings.reference not in (None, *methods):
+                text = unknown("label", settings.reference, methods)
+                errors.append((("reference",), text))
+            for label in settings.method_changes if methods else ():
+                if label not in methods:
+                    text = unknown("label", label, methods)
+                    errors.append((("method_changes", label), text))
+            found = list(_settings(file.parent, settings, methods, errors))
+            if not errors:
+                jobs = _jobs(settings, methods, found, errors)
     if settings is None or errors:
         reasons = dict.fromkeys(f"\n  {_place(lines, where)}{text}" for where, text in errors)
         raise ValueError(f"{file} is not a suite that can run:" + "".join(reasons))
@@ -165,10 +177,16 @@ def _place(lines: Mapping[tuple[Any, ...], int], where: tuple[Any, ...]) -> str:
 
 
 class _Setting(NamedTuple):
-    """Swept values, and with them the recipe of each label."""
+    """Swept values or their labels, and with them the recipe of each method's label."""
 
     swept: Mapping[str, Scalar]
     recipes: Mapping[str, Recipe]
+
+
+def _recipe(folder: Path, relative: Path) -> Path:
+    """A recipe of a suite: beside it, or else one that comes with the package."""
+    beside, packaged = folder / relative, located(relative)
+    return packaged if packaged.is_file() and not beside.is_file() else beside
 
 
 def _settings(
@@ -178,18 +196,20 @@ def _settings(
     errors: list[Complaint],
 ) -> Iterator[_Setting]:
     """The settings that methods are compared in: every model with all swept values."""
-    files = [folder / relative for relative in settings.recipe]
+    files = [_recipe(folder, relative) for relative in settings.recipe]
+    own = settings.method_changes
     models = [{"model": model} for model in settings.models] or [{}]
     for file, model, swept in itertools.product(files, models, combinations(settings.sweep)):
-        changes = {**settings.changes, **model, **swept}
+        changes = {**settings.changes, **model, **swept.changes}
         try:
             if not methods:  # report the recipe's own errors all the same
-                load_recipe(file, {k: v for k, v in changes.items() if "method" not in k})
+                read_recipe(file, {k: v for k, v in changes.items() if "method" not in k})
             recipes = {
-                label: load_recipe(file, {**changes, "rl.method": method})
+                label: read_recipe(file, {**changes, **own.get(label, {}), "rl.method": method})
                 for label, method in methods.items()
             }
-            yield _Setting(swept, recipes)
+            errors += [wrong for made in recipes.values() for wrong in _secrets(file, made)][:1]
+            yield _Setting(swept.shown, recipes)
         except ValueError as error:
             errors.append((("recipe",), str(error).replace("\n", "\n  ")))
 
@@ -222,8 +242,30 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
     chosen = recipe.seed if settings.sft_seed is None else settings.sft_seed
     chosen = seed if chosen == "run" else int(chosen)
     content = {"model": recipe.model, "seed": chosen, **as_mapping(recipe)["sft"]}
+    content["exclude"] = _tests_of(recipe, recipe.sft.exclude)
     path = settings.output_dir / f"sft-{digest(content)}"
     return Job(path, content | {"output_dir": str(path)}, "sft", recipe.model, chosen)
+
+
+def _tests_of(recipe: Recipe, exclude: str) -> str:
+    """`exclude` with the recipe's own test sets by name: an SFT of its own has none."""
+    if exclude == NOTHING or recipe.eval is None:
+        return exclude
+    names = [name for part in recipe.eval.tasks.split(",") if (name := part.strip())]
+    folder = recipe.eval.data_dir
+    found = [None if folder is None else task_file(name, Path(folder)) for name in names]
+    own = [str(path or name) for path, name in zip(found, names, strict=True)]
+    return ",".join([exclude, *own])
+
+
+def _secrets(path: Path, recipe: Recipe) -> Iterator[Complaint]:
+    """The complaint about a secret, which every run's recipe would have to hold."""
+    given = flat(as_mapping(recipe))
+    shown = flat(redacted(as_mapping(recipe)))
+    for key in given:
+        if given[key] != shown[key]:
+            text = f"`{key}` holds a secret, and a suite writes down the settings of its runs: "
+            yield ("recipe",), f"{path}: {text}leave it to the environment, such as HF_TOKEN."
 
 
 def _run(

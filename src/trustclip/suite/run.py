@@ -12,9 +12,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from trustclip.constraints.consent import named
 from trustclip.durable.lock import only_process
 from trustclip.report.groups import describe
+from trustclip.runs.identity import flat
 from trustclip.runs.jsonl import append_jsonl, write_text
+from trustclip.runs.terminal import print_table
 from trustclip.runs.text import one_line
 from trustclip.suite.launchers.base import (
     Launcher,
@@ -77,6 +80,7 @@ def run_suite(
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
         line = f"trustclip suite {shlex.quote(str(path))}{_options(on, resources or {})}"
         line += f" --max-parallel {slots}" if asked is None or max_parallel else ""
+        line += _consent(dict(suite.methods))
         return _Suite(suite, console, slots, _Start(launcher, command), line).run()
 
 
@@ -225,7 +229,7 @@ class _Suite:
 
     def _conclude(self, status: int) -> int:
         file = self._results.write()
-        self._console.print(overview(self._results.table()))
+        print_table(self._console, overview(self._results.table()))
         self._console.print(f"table in {file}", highlight=False, soft_wrap=True)
         if self._failures:
             missing = len(self._failures)
@@ -245,11 +249,16 @@ def _arguments(job: Job) -> list[str]:
     """Arguments of ``trustclip`` for the job; the recipe of a run is written to its folder."""
     job.path.mkdir(parents=True, exist_ok=True)
     if job.method is None:
-        given = {key: value for key, value in job.settings.items() if value is not None}
-        return ["sft", *(f"--{key.replace('_', '-')}={value}" for key, value in given.items())]
+        given = {k: v for k, v in flat(job.settings).items() if v is not None and v != {}}
+        return ["sft", *(f"--{key}={value}" for key, value in given.items())]
     file = job.path / "recipe.yaml"
     write_text(file, _yaml(job.settings))
-    return ["run", str(file)]
+    return ["run", str(file), *_consent(job.settings).split()]
+
+
+def _consent(settings: Any) -> str:
+    """The flag for a worker whose settings name modules: the plan has been allowed to."""
+    return " --allow-code" if named(settings) else ""
 
 
 def _yaml(value: Mapping[str, Any]) -> str:

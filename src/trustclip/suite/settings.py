@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.checked import checked, rule
@@ -21,6 +21,31 @@ Scalar = bool | int | float | str
 
 def _sequence(value: object) -> object:
     return [value] if isinstance(value, str | Path) else value
+
+
+def _values(value: object) -> object:
+    scalars = isinstance(value, list | tuple) and all(isinstance(v, Scalar) for v in value)
+    labelled = isinstance(value, Mapping) and all(isinstance(label, str) for label in value)
+    if not value or not (scalars or labelled):
+        raise ValueError("must be a list of values, or labels with a value each")
+    return dict(value) if isinstance(value, Mapping) else tuple(value)  # type: ignore[call-overload]
+
+
+#: Settings to sweep, by path: a list of numbers and words, or a mapping from labels to values of
+#: any kind, which the labels stand for in names and tables.
+Sweep = dict[str, Annotated[Any, AfterValidator(_values)]]
+
+
+class Swept(NamedTuple):
+    """One combination of swept settings.
+
+    Args:
+      shown: by path, the value, or the label that stands for it.
+      changes: by path, the value itself.
+    """
+
+    shown: Mapping[str, Scalar]
+    changes: Mapping[str, Any]
 
 
 @checked
@@ -54,10 +79,12 @@ class SuiteSettings:
     """Seed of the SFT shared by all runs: the recipe's when unset; "run": one SFT per run seed."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Changes to every run: dotted path in the recipe to value."""
-    sweep: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = field(
-        default_factory=dict
-    )
-    """Settings to sweep for every method: dotted path in the recipe to a list of values."""
+    method_changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Changes to the runs of one method, by its label: a learning rate of its own, say."""
+    sweep: Sweep = field(default_factory=dict)
+    """Settings to sweep for every method: dotted path in the recipe to a list of values, or to a
+    mapping from labels to values, for those that are no number or word: `rl.sampler: {exact: {},
+    lag4: {lag: 4}}`."""
 
 
 #: A label is part of a folder's name.
@@ -90,14 +117,23 @@ def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> Suit
     if settings.models and len(settings.recipe) > 1:
         text = "`models` cannot be combined with several recipes: each recipe has its own model."
         errors.append((("models",), text))
-    for name in ("changes", "sweep"):
-        for path in getattr(settings, name):
-            own = any(path == own or path.startswith(own + ".") for own in OWN_PATHS)
-            if own and not (name == "sweep" and "method." in path):
-                text = f"`{name}` may not set {path!r}: the suite has a key of its own for it."
-                errors.append(((name, path), text))
+    errors += _own_paths(settings)
     errors += _wrong_sweep(settings)
     return settings
+
+
+def _own_paths(settings: SuiteSettings) -> Iterator[Complaint]:
+    given: list[tuple[Any, ...]] = [("changes", path) for path in settings.changes]
+    given += [("sweep", path) for path in settings.sweep]
+    given += [("method_changes", k, p) for k, own in settings.method_changes.items() for p in own]
+    for where in given:
+        name, path = where[0], where[-1]
+        own = any(path == own or path.startswith(own + ".") for own in OWN_PATHS)
+        if own and not (name == "sweep" and "method." in path):
+            text = f"`{name}` may not set {path!r}: the suite has a key of its own for it."
+            yield where, text
+        if name == "method_changes" and path in settings.sweep:
+            yield where, f"{path!r} is set in both `method_changes` and `sweep`."
 
 
 def _wrong_sweep(settings: SuiteSettings) -> Iterator[Complaint]:
@@ -107,21 +143,34 @@ def _wrong_sweep(settings: SuiteSettings) -> Iterator[Complaint]:
         if len(set(values)) < len(values):
             text = f"`sweep.{path}` has a duplicate: {', '.join(map(str, values))}."
             yield ("sweep", path), text
-        for value in values:
+        for value in values:  # of a mapping, its labels
             if not LABEL.fullmatch(suffix({path: value})[1:]):
                 yield ("sweep", path), f"`sweep.{path}`: {value!r} cannot be part of a folder name."
 
 
-def combinations(sweep: Mapping[str, Sequence[Scalar]]) -> list[dict[str, Scalar]]:
+def combinations(sweep: Mapping[str, Sequence[Scalar] | Mapping[str, Any]]) -> list[Swept]:
     """All combinations of swept settings; without a sweep, one that changes nothing.
 
     Example:
-      >>> combinations({"rl.reward_noise": [0.0, 0.1], "rl.beta": [0.01]})
-      [{'rl.reward_noise': 0.0, 'rl.beta': 0.01}, {'rl.reward_noise': 0.1, 'rl.beta': 0.01}]
+      >>> swept = combinations({"rl.beta": [0.01], "rl.sampler": {"exact": {}, "old": {"lag": 4}}})
+      >>> [dict(one.shown) for one in swept]
+      [{'rl.beta': 0.01, 'rl.sampler': 'exact'}, {'rl.beta': 0.01, 'rl.sampler': 'old'}]
+      >>> swept[1].changes
+      {'rl.beta': 0.01, 'rl.sampler': {'lag': 4}}
       >>> combinations({})
-      [{}]
+      [Swept(shown={}, changes={})]
     """
-    return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
+    pairs = [
+        values.items() if isinstance(values, Mapping) else zip(values, values, strict=True)
+        for values in sweep.values()
+    ]
+    return [
+        Swept(
+            dict(zip(sweep, [shown for shown, _ in chosen], strict=True)),
+            dict(zip(sweep, [value for _, value in chosen], strict=True)),
+        )
+        for chosen in itertools.product(*map(list, pairs))
+    ]
 
 
 def suffix(swept: Mapping[str, Scalar]) -> str:

@@ -9,8 +9,8 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table as Grid
+from rich.text import Text
 
 from trustclip.report.comparison import Compared, compare
 from trustclip.report.groups import Estimate, Group, pooled
@@ -110,9 +110,9 @@ class Results:
             "label": group.label,
             "method": self._plan.methods[group.label].to_dict(),
             "seeds": sorted(group.seeds),
-            "final": _scores(group, final),
+            "final": _final(group),
             "best": _scores(group, _moment(group, "best")),
-            "tasks": {task: _scores(group, final, task) for task in tasks},
+            "tasks": {task: _final(group, task) for task in tasks},
             "gated": sum(gated) / len(gated) if gated else None,
             "difference": {one.metric: _difference(one) for one in compared},
         }
@@ -140,10 +140,13 @@ def _gated(run: Run) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def _scores(
-    group: Group, evaluations: Sequence[Evaluation], task: str | None = None
-) -> dict[str, Any]:
-    found = {metric: pooled(evaluations, task, metric) for metric in group.metrics}
+def _scores(group: Group, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    found = {metric: pooled(evaluations, None, metric) for metric in group.metrics}
+    return {metric: _interval(e) for metric, e in found.items() if e is not None}
+
+
+def _final(group: Group, task: str | None = None) -> dict[str, Any]:
+    found = {metric: group.estimate(task, metric) for metric in group.metrics}
     return {metric: _interval(e) for metric, e in found.items() if e is not None}
 
 
@@ -182,13 +185,13 @@ def overview(table: Mapping[str, Any]) -> Grid:
         grid.add_column(header, overflow="fold")
     for setting, section in _sections(table):
         for one in section:
-            grid.add_row(f"[bold]{one.label}[/]")
+            grid.add_row(Text(one.label, "bold"))
         for row in _rows(table, setting):
             found = next(iter(row["difference"].values()), None)
             gap = _difference_cells(found) if found else [NOTHING, NOTHING, Cell("")]
             cells = [_pair(row["final"])[0], *gap]
             runs = f"{len(row['seeds'])}/{len(table['seeds'])}"
-            grid.add_row(row["label"], runs, *(escape(f"{c.text} {c.note}") for c in cells))
+            grid.add_row(row["label"], runs, *(Text(f"{c.text} {c.note}") for c in cells))
     return grid
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from trustclip.runs.jsonl import Row, scan
 from trustclip.runs.text import duration
@@ -169,6 +170,5 @@ class Display:
         room = len(self._states) <= self._console.height - 4
         for name, state in self._states.items():
             if room or state in ("running", "ending", "failed"):
-                style = STYLES[state]
-                table.add_row(name, f"[{style}]{state}[/]", *self._progress[name].cells())
+                table.add_row(name, Text(state, STYLES[state]), *self._progress[name].cells())
         return table

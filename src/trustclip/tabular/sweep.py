@@ -1,25 +1,34 @@
-"""Methods x seeds x learning rates on enumerable problems, as one table: ``trustclip tabular``."""
+"""Methods x seeds x learning rates on enumerable problems, as one table: `trustclip tabular`."""
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from trustclip.constraints.base import Method, method_class, methods
+from trustclip.constraints.base import Method, methods
 from trustclip.constraints.checked import Count, Positive, checked
-from trustclip.constraints.registry import method
+from trustclip.constraints.registry import as_method, method
+from trustclip.runs.terminal import print_table
+from trustclip.runs.text import bracket, markdown_table, percent
 from trustclip.stats import Interval, RunSummary
+from trustclip.stats.aggregates import interquartile_interval
+from trustclip.stats.equivalence import Contrast, contrasts
 from trustclip.tabular.training import GROUP, Outcome, Schedule, train
 from trustclip.tabular.trees import ENVIRONMENTS
 
 #: Names in `TabularSettings.methods` for a gate that never closes, and for every method.
 UNCONSTRAINED, ALL = "none", "all"
+#: Smallest difference in return that would matter: a point of the best return.
+MARGIN = 0.01
+#: Share of the problems that choose each method's learning rate, where there are several.
+TUNING = 0.25
 #: Column -> (field of `Outcome`, factor).
 COLUMNS = {
     "return": ("returns", 100),
@@ -34,12 +43,13 @@ COLUMNS = {
 
 @checked
 class TabularSettings:
-    """Methods, problems and schedule of ``trustclip tabular``."""
+    """Methods, problems and schedule of `trustclip tabular`."""
 
     methods: tuple[str, ...] = (
         UNCONSTRAINED, "clip", "clip_higher", "atr", "full_kl", "trpo", "soft_gate",
     )  # fmt: skip
-    """Methods at their defaults; "none" is a gate that never closes, "all" is every method."""
+    """Methods: a name, or "{name: atr, delta: 0.05}"; "none" is a gate that never closes, "all"
+    stands for every method at its defaults."""
     reference: str = "clip"
     """Method that the others are compared with."""
     environments: tuple[Literal["bandit", "tree"], ...] = ("bandit", "tree")
@@ -61,8 +71,7 @@ class TabularSettings:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if name != UNCONSTRAINED:
-                method_class(name)
+            made(name)
         if self.reference not in self.names:
             raise ValueError(f"`reference` must be one of the methods, got {self.reference!r}.")
         if self.episodes % GROUP:
@@ -74,10 +83,36 @@ class TabularSettings:
         return (UNCONSTRAINED, *methods()) if self.methods == (ALL,) else self.methods
 
 
-#: Larger tables by name.
+def made(text: str) -> Method:
+    """The method given by a text.
+
+    Example:
+      >>> made("{name: atr, delta: 0.05}").to_dict()["delta"]
+      0.05
+    """
+    import yaml
+
+    if text == UNCONSTRAINED:
+        return method("clip_higher", low=1.0, high=1e9)
+    return as_method(yaml.safe_load(text))
+
+
+#: Larger tables by name: every method; and the questions of the arena, at sixteen updates a
+#: generation and before the best return is near. The last three have the bounds of atr, the same
+#: width with up and down exchanged, and the same width the same up and down.
 PRESETS = {
-    "full": TabularSettings(methods=(ALL,), learning_rates=(2.0, 8.0, 32.0, 128.0), seeds=24)
-}
+    "full": TabularSettings(methods=(ALL,), learning_rates=(2.0, 8.0, 32.0, 128.0), seeds=24),
+    "arena": TabularSettings(
+        methods=(
+            "atr", UNCONSTRAINED, "clip", "full_kl", "soft_gate", "dppo",
+            "{name: clip_higher, low: 0.329028261750, high: 0.422216736280}",
+            "{name: clip_higher, low: 0.296872287823, high: 0.490375738639}",
+            "{name: clip_higher, low: 0.313138424971, high: 0.455897427306}",
+        ),
+        reference="atr", environments=("tree",), learning_rates=(8.0, 32.0, 128.0), seeds=128,
+        generations=6, updates=16,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,10 +139,15 @@ class Row:
         """Mean over seeds with Student's 95 % interval."""
         return RunSummary.of(self.values(field)).interval()
 
-    def minus(self, other: "Row", level: float) -> Interval:
+    def minus(self, other: "Row") -> RunSummary:
         """Return minus that of another row, paired by problem."""
         pairs = zip(self.values("returns"), other.values("returns"), strict=True)
-        return RunSummary.of([a - b for a, b in pairs]).interval(level)
+        return RunSummary.of([a - b for a, b in pairs])
+
+    @property
+    def middle(self) -> Interval:
+        """Interquartile mean of the return."""
+        return interquartile_interval([np.array(self.values("returns"))[:, None]])
 
 
 def run_tabular(settings: TabularSettings, console: Console, out: Path | None = None) -> list[Row]:
@@ -130,8 +170,11 @@ def run_tabular(settings: TabularSettings, console: Console, out: Path | None = 
     for environment, rate in product(settings.environments, settings.learning_rates):
         with console.status(f"{environment}, learning rate {rate:g}"):
             block = list(_block(settings, environment, rate))
-        console.print(_table(settings, block))
+        print_table(console, _table(settings, block, f"{environment}, lr {rate:g}"))
         rows += block
+    for environment in settings.environments:
+        if best := tuned(rows, environment):
+            print_table(console, _table(settings, best, f"{environment}, best lr"))
     console.print(_legend(settings), highlight=False)
     if out is not None:
         out.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
@@ -145,37 +188,76 @@ def _block(settings: TabularSettings, environment: str, rate: float) -> Iterator
     )  # fmt: skip
     for name in settings.names:
         outcomes = [
-            train(ENVIRONMENTS[environment](seed), _made(name), schedule, seed)
+            train(ENVIRONMENTS[environment](seed), made(name), schedule, seed)
             for seed in range(settings.seeds)
         ]
         yield Row(environment, rate, name, tuple(outcomes))
 
 
-def _made(name: str) -> Method:
-    if name == UNCONSTRAINED:
-        return method("clip_higher", low=1.0, high=1e9)
-    return method(name)
+def tuned(rows: Sequence[Row], environment: str) -> list[Row]:
+    """Each method at the rate that was best on the first quarter of the problems, on the others.
 
-
-def _table(settings: TabularSettings, rows: Sequence[Row]) -> Table:
-    first = rows[0]
-    table = Table(
-        f"{first.environment}, lr {first.learning_rate:g}", f"minus {settings.reference}", *COLUMNS,
-        box=None, pad_edge=False,
-    )  # fmt: skip
-    reference = next(row for row in rows if row.method == settings.reference)
-    level = 1 - 0.05 / max(len(rows) - 1, 1)
+    Returns:
+      A row for each method; none where there is one rate, or there are fewer than 8 problems.
+    """
+    by: dict[str, list[Row]] = {}
     for row in rows:
-        difference = "" if row is reference else _shown(row.minus(reference, level), 100, "+")
-        cells: list[Any] = [_shown(row.interval(field), f) for field, f in COLUMNS.values()]
-        table.add_row(row.method, difference, *cells)
-    return table
+        if row.environment == environment:
+            by.setdefault(row.method, []).append(row)
+    found = []
+    for own in by.values():
+        first = int(TUNING * len(own[0].outcomes))
+        if len(own) > 1 and first > 1:
+            best = max(own, key=lambda row: sum(row.values("returns")[:first]))
+            found.append(replace(best, outcomes=best.outcomes[first:]))
+    return found
 
 
-def _shown(interval: Interval, factor: float, sign: str = "") -> str:
+def against(rows: Sequence[Row], reference: str) -> dict[str, Contrast]:
+    """Method -> its return minus the reference's, tested both ways, Holm's correction over all."""
+    base = next(row for row in rows if row.method == reference)
+    others = [row for row in rows if row is not base]
+    found = contrasts([row.minus(base) for row in others], MARGIN)
+    return {row.method: one for row, one in zip(others, found, strict=True)}
+
+
+def lines(rows: Sequence[Row], reference: str) -> Iterator[list[str]]:
+    """The rows of one table as text."""
+    found = against(rows, reference)
+    for row in rows:
+        cells = [f"{row.method} ({row.learning_rate:g})", "", "", _middle(row.middle)]
+        if row.method in found:
+            gap = found[row.method].difference
+            cells[1] = f"{percent(gap.value)} {bracket(gap.low, gap.high)}"
+            cells[2] = found[row.method].conclusion
+        yield [*cells, *(_shown(row.interval(field), f) for field, f in COLUMNS.values())]
+
+
+def head(title: str, reference: str) -> list[str]:
+    """Headings of a table."""
+    return [title, f"minus {reference}", "so", "middle half", *COLUMNS]
+
+
+def markdown(rows: Sequence[Row], reference: str, title: str) -> str:
+    """The rows as a Markdown table."""
+    return markdown_table(head(title, reference), lines(rows, reference))
+
+
+def _table(settings: TabularSettings, rows: Sequence[Row], title: str) -> Table:
+    made = Table(*head(title, settings.reference), box=None, pad_edge=False)
+    for line in lines(rows, settings.reference):
+        made.add_row(*line)
+    return made
+
+
+def _middle(interval: Interval) -> str:
+    return f"{percent(interval.value)} {bracket(interval.low, interval.high)}"
+
+
+def _shown(interval: Interval, factor: float) -> str:
     digits = 1 if factor == 100 else 3
     half = interval.high - interval.value
-    return f"{factor * interval.value:{sign}.{digits}f} ± {factor * half:.{digits}f}"
+    return f"{factor * interval.value:.{digits}f} ± {factor * half:.{digits}f}"
 
 
 def _legend(settings: TabularSettings) -> str:
@@ -183,8 +265,11 @@ def _legend(settings: TabularSettings) -> str:
         f"{settings.seeds} problems, {settings.generations} generations of {settings.episodes} "
         f"episodes, {settings.updates} updates each, {settings.reward_noise:.0%} of rewards "
         "flipped; means ± 95 % over problems. return: exact expected reward, percent of the best; "
-        f"minus {settings.reference}: difference in return, paired by problem, with simultaneous "
-        "intervals for all rows of a table. entropy and KL(old || new): exact, nats per token. "
+        f"minus {settings.reference}: difference in return, points, paired by problem, each with "
+        "its own 95 % interval; so: larger or smaller if different from 0, equivalent if surely "
+        f"within {100 * MARGIN:g} point, each at 5 % after Holm's correction over a table's rows. "
+        "middle half: interquartile mean. best lr: the rate that was best on the first quarter of "
+        "the problems, shown on the others. entropy and KL(old || new): exact, nats per token. "
         "fell: share of generations after which the exact return was lower. gated: tokens without "
         f"gradient after the first update. missed: tokens with k3 <= {settings.delta:g} in states "
         "with larger exact KL; needless: the reverse."

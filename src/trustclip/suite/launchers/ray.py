@@ -1,14 +1,30 @@
 """Runs as Ray tasks."""
 
 import os
+import secrets
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ray as package  # pyright: ignore[reportMissingImports]  # an extra
-
 from trustclip.suite.launchers.base import Resources
 from trustclip.suite.launchers.remote import RemoteRun, attend, clear
+
+#: Where Ray notes the cluster that this machine belongs to.
+_CLUSTER = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+#: Whether this machine belongs to a cluster, or is told of one.
+JOINS = bool(os.environ.get("RAY_ADDRESS")) or _CLUSTER.exists()
+
+# A Ray of our own listens on 127.0.0.1 alone, and who joins needs a token. Ray reads both when it
+# is imported. It takes no such address from `ray.init`; on macOS and Windows that is what it does
+# unless this variable says otherwise, and on Linux where it says so.
+if not JOINS and "ray" not in sys.modules:
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+import ray as package  # noqa: E402  # pyright: ignore[reportMissingImports]  # an extra
 
 #: A type checker finds this file under the name of the package.
 ray: Any = package
@@ -35,7 +51,8 @@ class Ray:
         self._own = not ray.is_initialized()
         if self._own:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(log_to_driver=False, logging_level="error")
+            own = {} if JOINS else {"include_dashboard": False}
+            ray.init(log_to_driver=False, logging_level="error", **own)
         asked = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.extra}
         try:
             _check(asked)

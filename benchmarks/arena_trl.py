@@ -1,0 +1,189 @@
+"""The runs of recipes/suites/arena-trl.yaml as a table, and what that table says.
+
+    python benchmarks/arena_trl.py runs/arena-trl-tuning runs/arena-trl
+
+It writes benchmarks/arena-trl/runs.parquet, in the arena's columns, and answers.parquet;
+benchmarks/arena_report.py writes the page from it.
+"""
+
+import argparse
+from collections.abc import Iterator
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trustclip.arena.analysis import Answer, Question, Runs, answers, averaged, differences, rate
+from trustclip.arena.table import COLUMNS, read_runs, write_runs
+from trustclip.arena.tables import contrast_table
+from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.runs.reader import Run, find, read_run
+from trustclip.runs.text import bracket, percent
+from trustclip.stats.aggregates import crossed_interval
+from trustclip.stats.equivalence import paired_runs
+from trustclip.stats.scores import Floats
+
+FOLDER = Path(__file__).parents[1] / "benchmarks/arena-trl"
+#: Margin of equivalence, and the fall from the best generation that counts as a collapse.
+MARGIN, FALL = 0.03, 0.10
+#: The contrasts that were fixed before the runs.
+QUESTIONS = [
+    Question("a constraint against none", "atr", "none"),
+    Question("hard against soft", "atr", "soft-gate"),
+    Question("wide against narrow", "atr", "clip"),
+]
+METRIC = "4"
+#: Designs of the runs: tuned, and at the rate of atr; what labels of the latter end with.
+MAIN, RATE, AT_RATE = "trl", "trl-rate", "-at-atr-rate"
+
+
+def row_of(run: Run, stage: str) -> dict[str, Any]:
+    """A finished run as a row of the arena's table, with how often each problem was solved."""
+    rl, steps = run.config["rl"], run.metrics["rl"]
+    first, last = run.evaluations[0], run.evaluations[-1]
+    (task,) = last.tasks
+    shares = [row["rewards/correct/mean"] for row in steps if "rewards/correct/mean" in row]
+    end = last.scores["average"][f"mean@{METRIC}"]["value"]
+    best = max(shares)
+    threshold = [v for k, v in rl["method"].items() if k in ("delta", "epsilon")]
+    means = {
+        # An update in which no completion can move the policy logs none of them.
+        name: float(np.mean([row[key] for row in steps if (key := f"trustclip/{name}") in row]))
+        for name in ("entropy", "k3", "gated")
+    }
+    label = run.entry["label"]
+    constraint = label.removesuffix(AT_RATE)
+    return {
+        "stage": stage, "design": MAIN if label == constraint else RATE,
+        "task": task, "depth": rl["steps_per_generation"],
+        "constraint": constraint, "width": threshold[0] if threshold else nan,
+        "label": label, "learning_rate": rl["learning_rate"],
+        "seed": run.entry["seed"], "generations": len(shares),
+        "start": first.scores["average"][f"mean@{METRIC}"]["value"], "end": end,
+        "best": best, "area": float(np.mean([*shares, end])), "collapsed": int(end <= best - FALL),
+        "fell": nan, "time": nan, "passk": last.scores["average"][f"pass@{METRIC}"]["value"],
+        **means, "seconds": nan,
+        "right": [sum(found) for found in last.answers[task].values()],
+    }  # fmt: skip
+
+
+def collect(folder: Path, stage: str) -> list[dict[str, Any]]:
+    """Rows of the seeds that every constraint has finished, seed by seed."""
+    runs = [run for path in find([folder]) if (run := read_run(path)).entry.get("method")]
+    rows = [row_of(run, stage) for run in runs if run.finished]
+    kept = [row for design in (MAIN, RATE) for row in _whole(rows, design)]
+    order = ("design", "seed", "constraint", "learning_rate")
+    return sorted(kept, key=lambda row: [row[name] for name in order])
+
+
+def _whole(rows: list[dict[str, Any]], design: str) -> list[dict[str, Any]]:
+    own = [row for row in rows if row["design"] == design]
+    labels = {row["label"] for row in own}
+    found: dict[int, set[str]] = {}
+    for row in own:
+        found.setdefault(row["seed"], set()).add(row["label"])
+    return [row for row in own if found[row["seed"]] == labels]
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """Write both tables."""
+    FOLDER.mkdir(exist_ok=True)
+    write_runs(FOLDER / "runs.parquet", rows)
+    rows = [row for row in rows if (row["stage"], row["design"]) == ("test", MAIN)]
+    names = {"constraint": pa.string(), "seed": pa.int32(), "right": pa.list_(pa.int8())}
+    columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in names.items()}
+    pq.write_table(pa.table(columns), FOLDER / "answers.parquet", compression="zstd")
+
+
+def read(design: str = MAIN) -> tuple[Runs, dict[str, Floats]]:
+    """The runs, and by constraint what share each problem was solved in, [seeds, problems]."""
+    rows = [row for row in read_runs(FOLDER / "runs.parquet") if row["stage"] == "test"]
+    rows = [row for row in rows if row["design"] == design]
+    solved: dict[str, list[list[int]]] = {}
+    for row in pq.read_table(FOLDER / "answers.parquet").to_pylist():
+        solved.setdefault(row["constraint"], []).append(row["right"])
+    runs = Runs({name: [row[name] for row in rows] for name in COLUMNS})
+    return runs, {name: np.array(right) / int(METRIC) for name, right in solved.items()}
+
+
+def answered() -> list[Answer]:
+    """The contrasts that were fixed before the runs, answered."""
+    return answers(read()[0], QUESTIONS, "Mean@4", MARGIN)
+
+
+def tables() -> dict[str, Table]:
+    """The contrasts, and every constraint's scores."""
+    runs, solved = read()
+    return {
+        "trl-contrasts": contrast_table({"Mean@4": answered()}),
+        "trl-scores": _scores(runs, solved),
+    }
+
+
+def _scores(runs: Runs, solved: dict[str, Floats]) -> Table:
+    reference = runs.constraints["atr"]
+    rows = [
+        TableRow(name, [*_own(own), *_beside(own, reference, solved, name)])
+        for name, own in runs.constraints.items()
+    ]
+    names = [
+        "rate", "before", "end", "Pass@4", "area", "entropy", "cut", "collapsed",
+        "minus atr, seeds and problems", "entropy minus atr's",
+    ]  # fmt: skip
+    notes = [
+        "Percent, 95 % intervals over seeds; each constraint at its own learning rate. Area: mean "
+        "of the shares of right samples in each generation and of the end. Entropy of the sampled "
+        "tokens, nats. Cut: share of tokens without gradient. Collapsed: the end 10 points or more "
+        "below the best generation. Seeds and problems: the same differences of the end, with both "
+        "resampled.",
+    ]
+    return Table("trl-scores", "Scores in TRL", "constraint", [("", names)], rows, notes)
+
+
+def _own(runs: Runs) -> Iterator[Cell]:
+    yield Cell(f"{runs['learning_rate'][0]:.2g}")
+    yield Cell(percent(runs.mean("start")))
+    for name in ("end", "passk", "area"):
+        found = averaged(runs, name)
+        yield Cell(percent(found.value), bracket(found.low, found.high))
+    yield Cell(f"{runs.mean('entropy'):.3f}")
+    yield Cell(percent(runs.mean("gated")))
+    found = rate(runs, "collapsed")
+    yield Cell(percent(found.value), bracket(found.low, found.high))
+
+
+def _beside(runs: Runs, reference: Runs, solved: dict[str, Floats], name: str) -> Iterator[Cell]:
+    if name == "atr":
+        yield from (Cell("-"), Cell("-"))
+        return
+    gap = crossed_interval(solved[name] - solved["atr"])
+    yield Cell(percent(gap.value), bracket(gap.low, gap.high))
+    seeds = paired_runs(differences(runs, reference, "entropy"))
+    yield Cell(f"{seeds.value:+.3f}".replace("-", "−"), f"[{seeds.low:.3f}, {seeds.high:.3f}]")
+
+
+def said() -> str:
+    """How many runs there are."""
+    runs, _ = read()
+    seeds = runs.values("seed")
+    return (
+        f"{len(runs)} runs: {len(runs.constraints)} constraints on the {len(seeds)} seeds "
+        f"{seeds[0]} to {seeds[-1]}."
+    )
+
+
+def main() -> None:
+    """Write the tables from the folder of the suite."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tuning", type=Path, help="folder of the suite arena-trl-tuning")
+    parser.add_argument("test", type=Path, help="folder of the suite arena-trl")
+    given = parser.parse_args()
+    write(collect(given.tuning, "tuning") + collect(given.test, "test"))
+    print(said())
+
+
+if __name__ == "__main__":
+    main()

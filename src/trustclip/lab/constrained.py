@@ -1,0 +1,103 @@
+"""The library's methods on many seeds at once: one call for all, or one for each seed.
+
+A method whose gate looks at tokens or sequences takes the answers of all seeds as one batch. One
+with a state of the batch (statistics over many tokens, a threshold that adapts) is called for each
+seed by itself, with an object of its own. So no seed's result depends on its neighbours.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.diagnostics import Window
+from trustclip.constraints.loss import gradient
+from trustclip.engines.limits import Supply
+
+#: What the lab gives a method.
+SUPPLY = Supply(
+    "the lab",
+    frozenset({"entropy", "entropy_old", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"})
+    | {"logp_rollout", "groups", "keys", "lag"},
+    whole_loop=True,
+)
+
+#: Fields of a `TokenBatch`, each with the seeds first. Shape [seeds, n, time].
+Fields = Mapping[str, Tensor]
+
+
+def batch_of(fields: Fields, statistics: Mapping[str, Tensor] | None = None) -> TokenBatch:
+    """The answers of all seeds as one batch. Every field [seeds * n, time]."""
+    flat: dict[str, Any] = {name: value.flatten(0, 1) for name, value in fields.items()}
+    return TokenBatch(**flat, statistics=statistics)
+
+
+def batches_of(fields: Fields) -> list[TokenBatch]:
+    """A batch for each seed. Every field [n, time]."""
+    seeds = len(fields["logp"])
+    return [batch_of({k: v[s : s + 1] for k, v in fields.items()}) for s in range(seeds)]
+
+
+class Constrained:
+    """One method on a stack of seeds.
+
+    Args:
+      method: the method.
+      seeds: size of the stack.
+
+    Example:
+      >>> import trustclip as tc
+      >>> Constrained(tc.method("atr"), 4).together, Constrained(tc.method("m2po"), 4).together
+      (True, False)
+    """
+
+    def __init__(self, method: Method, seeds: int) -> None:
+        self.methods = [method] * seeds
+        self.together = method.statistics_over is None and Trait.ADAPTS not in method.traits
+        self._adapts = Trait.ADAPTS in method.traits
+        self._statistics: list[Mapping[str, Tensor] | None] = [None] * seeds
+        self._windows = [Window() for _ in range(seeds)] if self._adapts else []
+
+    def begin(self, fields: Callable[[], Fields]) -> None:
+        """Measure what the method reads of a whole generation at the old policy, if anything.
+
+        Args:
+          fields: the generation's, with ``logp`` of the old policy.
+        """
+        if self.methods[0].statistics_over == "generation":
+            found = zip(self.methods, batches_of(fields()), strict=True)
+            self._statistics = [method.statistics(batch) for method, batch in found]
+
+    def coefficient(self, fields: Fields) -> tuple[Tensor, Tensor]:
+        """`trustclip.coefficient` of each token, and which keep their gradient.
+
+        Args:
+          fields: of an update.
+
+        Returns:
+          Both of shape [seeds, n, time].
+        """
+        shape = fields["logp"].shape
+        if self.together:
+            c, surrogate = gradient(self.methods[0], batch_of(fields))
+            return c.view(shape), surrogate.kept.view(shape)
+        found = []
+        for s, batch in enumerate(batches_of(fields)):
+            batch = replace(batch, statistics=self._statistics[s])
+            c, surrogate = gradient(self.methods[s], batch)
+            if self._adapts:
+                self._windows[s].add(batch, surrogate, self.methods[s])
+            found.append((c, surrogate.kept))
+        cs, kept = zip(*found, strict=True)
+        return torch.stack(cs), torch.stack(kept)
+
+    def finish(self) -> None:
+        """End an update: thresholds that adapt do so."""
+        if self._adapts:
+            found = zip(self.methods, self._windows, strict=True)
+            self.methods = [method.after(window.read()) for method, window in found]
+            self._windows = [Window() for _ in self.methods]

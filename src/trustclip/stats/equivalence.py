@@ -1,0 +1,192 @@
+"""Differences of runs paired by seed: is there one, and is there surely none that matters?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan, sqrt
+from typing import Literal
+
+from scipy.special import stdtr
+
+from trustclip.stats.confidence import RunSummary, t_quantile
+from trustclip.stats.differences import Difference, holm, welch_freedom
+from trustclip.stats.scores import Floats
+
+Conclusion = Literal["larger", "smaller", "equivalent", "not told apart"]
+
+
+def paired_runs(differences: RunSummary, level: float = 0.95) -> Difference:
+    """Student's interval and test of the differences of runs paired by seed.
+
+    Args:
+      differences: mean and spread of (ours - theirs) over seeds.
+      level: confidence, in (0, 1).
+
+    Returns:
+      `Difference`; without any spread the bounds are the value, and p is 1 if that is 0, else 0.
+
+    Example:
+      >>> result = paired_runs(RunSummary.of([0.02, 0.01, 0.03, 0.02]))
+      >>> print(f"{result.value:.2f} [{result.low:.3f}, {result.high:.3f}] p={result.p:.3f}")
+      0.02 [0.007, 0.033] p=0.016
+    """
+    interval = differences.interval(level)
+    p = 2 * _chance_below(-abs(differences.mean), differences)
+    return Difference(interval.value, interval.low, interval.high, p)
+
+
+def adjusted_runs(values: Floats, beside: Floats, level: float = 0.95) -> Difference:
+    r"""What a difference would be in runs that are equal in something else.
+
+    The intercept $a$ of the least-squares line $y_i = a + b x_i$ through the differences of each
+    seed, with Student's interval and test of $n - 2$ degrees of freedom: entropies at equal score,
+    say. Far from $x = 0$ it is an extrapolation, and its interval widens.
+
+    Args:
+      values: differences (ours - theirs) of each seed, three or more.
+      beside: differences of what is held equal, of the same seeds.
+      level: confidence, in (0, 1).
+
+    Returns:
+      `Difference`; nan bounds and p where `beside` does not vary.
+
+    Example:
+      >>> import numpy as np
+      >>> beside = np.array([0.0, 0.1, 0.2, 0.3])
+      >>> result = adjusted_runs(0.5 + 2 * beside + np.array([0.01, -0.01, -0.01, 0.01]), beside)
+      >>> print(f"{result.value:.2f} [{result.low:.2f}, {result.high:.2f}]")
+      0.50 [0.45, 0.55]
+    """
+    x, y = beside - beside.mean(), values - values.mean()
+    squares, freedom = float(x @ x), len(values) - 2
+    if squares == 0 or freedom < 1:
+        return Difference(float(values.mean()), nan, nan, nan)
+    slope = float(x @ y) / squares
+    found = float(values.mean() - slope * beside.mean())
+    left = float(((y - slope * x) ** 2).sum()) / freedom
+    error = sqrt(left * (1 / len(values) + float(beside.mean()) ** 2 / squares))
+    half = t_quantile(level, freedom) * error
+    p = 2 * float(stdtr(freedom, -abs(found) / error)) if error else float(found == 0)
+    return Difference(found, found - half, found + half, p)
+
+
+def equivalence_p(differences: RunSummary, margin: float) -> float:
+    r"""p-value of "the true difference is `margin` or more, in one direction or the other".
+
+    Two one-sided tests (Schuirmann, 1987): with mean $d$, standard error $s$ and Student's
+    distribution $F$ of $n - 1$ degrees of freedom, $F(-(m - |d|)/s)$. At p <= 0.05 the 90 %
+    interval lies within $(-m, m)$.
+
+    Args:
+      differences: mean and spread of (ours - theirs) over seeds.
+      margin: the smallest difference that would matter, > 0, in their unit.
+
+    Raises:
+      ValueError: if the margin is not above 0.
+
+    Example:
+      >>> print(f"{equivalence_p(RunSummary.of([0.002, -0.001, 0.003, 0.0]), 0.01):.4f}")
+      0.0011
+    """
+    if not margin > 0:
+        raise ValueError(f"the margin must be above 0, e.g. 0.01 for one point; got {margin}")
+    return _chance_below(abs(differences.mean) - margin, differences)
+
+
+def welch_equivalence_p(a: RunSummary, b: RunSummary, margin: float) -> float:
+    """`equivalence_p` of two sets of independent runs, with Welch's degrees of freedom.
+
+    Args:
+      a: runs of the first method.
+      b: runs of the second.
+      margin: the smallest difference that would matter, > 0, in their unit.
+
+    Returns:
+      The p-value; nan if neither spreads.
+
+    Raises:
+      ValueError: if the margin is not above 0.
+
+    Example:
+      >>> a, b = RunSummary(10.0, 1.0, 20), RunSummary(10.1, 1.0, 20)
+      >>> print(f"{welch_equivalence_p(a, b, margin=1.0):.4f}")
+      0.0035
+    """
+    if not margin > 0:
+        raise ValueError(f"the margin must be above 0, e.g. 0.01 for one point; got {margin}")
+    freedom, variance = welch_freedom(a, b)
+    if variance == 0:
+        return nan
+    return float(stdtr(freedom, (abs(a.mean - b.mean) - margin) / sqrt(variance)))
+
+
+def _chance_below(distance: float, differences: RunSummary) -> float:
+    """Student's distribution at a distance from the mean; a step where nothing spreads."""
+    error = differences.std / sqrt(differences.runs)
+    if error == 0:
+        return float((distance > 0) + 0.5 * (distance == 0))
+    return float(stdtr(differences.runs - 1, distance / error))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One of several comparisons that were fixed beforehand.
+
+    Args:
+      difference: with its own interval and p.
+      p_holm: of "no difference", corrected over the contrasts.
+      p_equivalent: of "a difference of the margin or more", corrected over the contrasts.
+      conclusion: in words, see `concluded`.
+    """
+
+    difference: Difference
+    p_holm: float
+    p_equivalent: float
+    conclusion: Conclusion
+
+
+def contrasts(
+    differences: Sequence[RunSummary], margin: float, level: float = 0.95
+) -> list[Contrast]:
+    """Test a family of differences both ways, each way with Holm's correction.
+
+    Args:
+      differences: of each contrast, over seeds.
+      margin: the smallest difference that would matter.
+      level: confidence, in (0, 1), of each interval and of each family of tests.
+
+    Example:
+      >>> both = [RunSummary(0.05, 0.02, 64), RunSummary(0.001, 0.01, 64)]
+      >>> [found.conclusion for found in contrasts(both, margin=0.01)]
+      ['larger', 'equivalent']
+    """
+    found = [paired_runs(d, level) for d in differences]
+    some = holm([f.p for f in found]).tolist()
+    none = holm([equivalence_p(d, margin) for d in differences]).tolist()
+    return [
+        Contrast(f, p, q, concluded(f.value, p, q, level))
+        for f, p, q in zip(found, some, none, strict=True)
+    ]
+
+
+def concluded(value: float, p: float, p_equivalent: float, level: float = 0.95) -> Conclusion:
+    """What two tests of a difference say together.
+
+    Equivalence goes first: a difference that is surely not 0 and surely below the margin is one
+    that does not matter.
+
+    Args:
+      value: of the difference.
+      p: of "no difference".
+      p_equivalent: of "a difference of the margin or more".
+      level: confidence, in (0, 1).
+
+    Example:
+      >>> concluded(-0.03, 0.001, 0.9), concluded(0.002, 0.01, 0.01), concluded(0.01, 0.2, 0.4)
+      ('smaller', 'equivalent', 'not told apart')
+    """
+    alpha = 1 - level + 1e-12
+    if p_equivalent <= alpha:
+        return "equivalent"
+    if p <= alpha:
+        return "larger" if value > 0 else "smaller"
+    return "not told apart"

@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Loss": "constraints.batch",
     "Method": "constraints.base",
+    "Recorder": "recipes.watch.recorder",
     "Surrogate": "constraints.batch",
     "TokenBatch": "constraints.batch",
     "Trait": "constraints.base",
@@ -44,11 +45,13 @@ _MODULES = {
     "controllers": "constraints.controllers",
     "divergences": "constraints.divergences",
     "gates": "constraints.gates",
+    "head": "head",
 }
 
 __all__ = [
     "Loss",
     "Method",
+    "Recorder",
     "Surrogate",
     "TokenBatch",
     "Trait",
@@ -60,6 +63,7 @@ __all__ = [
     "definition",
     "divergences",
     "gates",
+    "head",
     "interval",
     "method",
     "methods",
@@ -70,6 +74,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from trustclip import head as head
     from trustclip.constraints import controllers as controllers
     from trustclip.constraints import divergences as divergences
     from trustclip.constraints import gates as gates
@@ -89,6 +94,7 @@ if TYPE_CHECKING:
     from trustclip.constraints.registry import penalty as penalty
     from trustclip.constraints.rosetta import preset as preset
     from trustclip.constraints.rosetta import presets as presets
+    from trustclip.recipes.watch.recorder import Recorder as Recorder
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,6 @@
 """``python -m trustclip``: the command line."""
 
-import sys
-
-from trustclip.cli.main import main
+from trustclip.cli.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -5,8 +5,11 @@ to a preset or to a recipe file and checked by `trustclip.recipes.files.build`. 
 for the options of every other command.
 """
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -14,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from trustclip.cli.main import COMMANDS
 from trustclip.constraints.names import unknown
+from trustclip.runs.terminal import say
 
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method
@@ -22,6 +27,38 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REGISTRY = ConstructorRegistry()
+#: Where `parse` leaves the class of the options instead of parsing any; see `asked`.
+_ASKED: ContextVar[list[type] | None] = ContextVar("_ASKED", default=None)
+
+#: What follows the options of an experiment command: how they are used.
+EXAMPLES = {
+    "demo": """\
+examples:
+  trustclip demo
+  trustclip demo --method clip_higher --method.high 0.3 --seed 3""",
+    "sft": """\
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU.
+
+examples:
+  trustclip sft --preset tiny
+  trustclip sft --model Qwen/Qwen3-1.7B --dataset solved.jsonl --output-dir runs/sft""",
+    "rl": """\
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU;
+--method.NAME VALUE sets a hyper-parameter of the method (trustclip methods lists both), and
+--trl.NAME VALUE any other field of TRL's GRPOConfig.
+
+examples:
+  trustclip rl --preset tiny --method clip --method.epsilon 0.1
+  trustclip rl --model Qwen/Qwen3-1.7B --dataset problems.jsonl --output-dir runs/rl
+  trustclip rl ... --reward rewards.py:polite --columns.prompt question""",
+    "eval": """\
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU.
+
+examples:
+  trustclip eval --preset tiny
+  trustclip eval --model runs/rl/final --tasks amc23,aime24 --output-dir runs/eval
+  trustclip compare runs/eval runs/eval-other""",
+}
 
 
 @_REGISTRY.primitive_rule
@@ -49,6 +86,17 @@ def _method_as_text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | 
     )
 
 
+def require(*packages: str) -> None:
+    """Refuse a command at once, where a package that it imports at its end is missing.
+
+    Raises:
+      ModuleNotFoundError: naming the first; the program answers with the extra that holds it.
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
 def parse(
     cls: type[T], argv: Sequence[str], command: str, presets: Mapping[str, T] | None = None
 ) -> T:
@@ -63,13 +111,31 @@ def parse(
     Raises:
       ValueError: unknown preset, or a value out of range.
     """
+    if (classes := _ASKED.get()) is not None:
+        classes.append(cls)
+        raise SystemExit(0)
     rest, preset = taken(list(argv), "--preset")
     options: dict[str, Any] = {}
+    undescribed = (cls.__doc__ or "").startswith(f"{cls.__name__}(")  # a dataclass's signature
+    if undescribed and command in COMMANDS:
+        _, does = COMMANDS[command]
+        options["description"] = f"{does[0].upper()}{does[1:]}."
     if preset is not None:
         if preset not in (presets or {}):
             raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
         options["default"] = (presets or {})[preset]
     return tyro.cli(cls, args=rest, prog=f"trustclip {command}", registry=_REGISTRY, **options)
+
+
+@contextlib.contextmanager
+def asked() -> Iterator[list[type]]:
+    """Collect the classes of options that commands ask `parse` for, which then leaves them."""
+    classes: list[type] = []
+    token = _ASKED.set(classes)
+    try:
+        yield classes
+    finally:
+        _ASKED.reset(token)
 
 
 def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
@@ -85,7 +151,10 @@ def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
       ValueError: all errors, as `trustclip.recipes.files.build` reports them.
     """
     if {"-h", "--help"} & set(argv):
-        parse(cls, ["--help"], command)
+        try:
+            parse(cls, ["--help"], command)
+        finally:
+            say(EXAMPLES[command])
     from trustclip.recipes.files import Source, build, preset
 
     rest, name = taken(list(argv), "--preset")

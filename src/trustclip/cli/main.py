@@ -3,6 +3,7 @@
 A command's own imports wait until it is called, so that help and wrong usage answer at once.
 """
 
+import errno
 import importlib
 import os
 import re
@@ -13,9 +14,11 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NoReturn
 
+from trustclip.constraints.consent import ALL, consent, named
 from trustclip.constraints.names import unknown
+from trustclip.runs.text import harmless
 
 #: Command -> (module of `trustclip.cli.commands` with a function of its name, help).
 COMMANDS = {
@@ -24,7 +27,9 @@ COMMANDS = {
     "rl": ("experiments", "train a model on verified rewards under a constraint"),
     "eval": ("experiments", "Mean@K and Pass@K of a model on problem sets, with intervals"),
     "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
+    "resume": ("experiments", "continue a run from its folder, also with more updates"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
+    "recipes": ("experiments", "the recipes and suites that come with trustclip; copies one"),
     "report": ("evidence", "a page, tables and figures from run directories and logs"),
     "tokens": ("inspection", "which tokens a constraint cut, completion by completion"),
     "send": ("inspection", "send a stored run to trackio, tensorboard, wandb or mlflow"),
@@ -36,26 +41,57 @@ COMMANDS = {
     "decontaminate": ("evidence", "find test problems that occur in a training set"),
     "paper": ("evidence", "the ATR-GRPO paper's tables, audited"),
     "methods": ("constraints", "the constraints and their hyper-parameters"),
+    "atlas": ("constraints", "a page of every method's gate, with sliders; methods compared"),
     "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
     "theory": ("constraints", "the paper's theorems, computed on both sides"),
     "tabular": ("constraints", "methods on a bandit and a tree, where everything is exact"),
+    "lab": ("laboratory", "methods on many seeds at once, of very small policies"),
+    "arena": ("laboratory", "constraints tuned alike and compared on fresh seeds of the lab"),
     "bench": ("bench", "cost of the head, the bounds and the methods, compared with others"),
-    "control": ("constraints", "methods in PPO on Gymnasium environments, over seeds"),
+    "control": ("laboratory", "methods in PPO on Gymnasium environments, over seeds"),
     "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
+    "completion": ("machine", "a script with which bash, zsh or fish completes all of this"),
 }
 
 #: Packages of the extra ``cli``, which the library alone does not need.
 NEEDED = ("tyro", "yaml", "rich", "scipy")
+#: The extra to install for a command that needs more than ``cli``, which all of these include.
+EXTRAS: dict[str, str] = dict.fromkeys(
+    ("demo", "sft", "rl", "eval", "run", "suite", "grade"), "train"
+)
+EXTRAS |= {"report": "report", "control": "control"}
+
+#: Packages whose versions ``--version`` shows: the engines always, others where installed.
+ENGINES, DEPENDED = ("torch", "trl", "verl"), ("transformers", "peft", "vllm")
+#: Words that people try -> what they mean.
+INSTEAD = {
+    "help": "--help",
+    "version": "--version",
+    "train": "rl",
+    "trian": "rl",
+    "evaluate": "eval",
+    "list": "methods",
+    "recipe": "recipes",
+    "sweep": "suite",
+}
 
 USAGE = "usage: trustclip COMMAND [options]        trustclip COMMAND --help"
 
 #: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
-CONTINUED = ("demo", "sft", "rl", "eval", "run")
+CONTINUED = ("demo", "sft", "rl", "eval", "run", "resume", "arena")
+
+#: Consent to import what a file names, of any command.
+ALLOW_CODE = "--allow-code"
 
 STATUS = """\
+any command:
+  {None}|INT    in a help text: a number, or None to leave it unset
+  --allow-code  import the modules that a recipe, a suite or a run names, such as a method
+                "package.module:Class", whose code then runs; what you type yourself is imported
+
 exit status:
   0    done; or stopped by Ctrl-C or SIGTERM with everything saved, where the same command
-       continues (demo, sft, rl, eval, run)
+       continues (demo, sft, rl, eval, run, resume, arena)
   1    a check failed (doctor), runs of a suite are not finished, or a bug, with its traceback
   2    a wrong setting or file, a full disk, a missing package, training that cannot go on:
        stated in one message; TRUSTCLIP_TRACEBACK=1 shows the traceback too
@@ -64,7 +100,7 @@ exit status:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the entry point.
+    """Run one command.
 
     Returns:
       The exit status: 0 for success, or for a run that was asked to stop and is saved; 1 for a
@@ -76,28 +112,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
         return 0
-    if argv[0] == "--version":
-        from trustclip import __version__
-
-        print(__version__)
+    if argv[0] in ("-V", "--version"):
+        print(_versions())
         return 0
     name, *rest = argv
     if name not in COMMANDS:
-        print(f"trustclip: {unknown('command', name, COMMANDS)}", file=sys.stderr)
+        print(f"trustclip: {harmless(_no_command(name))}", file=sys.stderr)
         return 2
     missing = [package for package in NEEDED if find_spec(package) is None]
     if missing:
         print(
-            f"trustclip {name}: {', '.join(missing)} not installed: the commands need the extra "
-            "`cli`, which `train` and `report` include: pip install 'trustclip[cli]'.",
+            f"trustclip {name}: {', '.join(missing)} not installed: "
+            f"pip install 'trustclip[{EXTRAS.get(name, 'cli')}]'.",
             file=sys.stderr,
         )
         return 2
     _be_quiet()
     _leave_on_sigterm(name)
     try:
-        module = importlib.import_module(f"trustclip.cli.commands.{COMMANDS[name][0]}")
-        code = getattr(module, "evaluate" if name == "eval" else name)(rest)
+        with consent(*_consented(rest)):
+            module = importlib.import_module(f"trustclip.cli.commands.{COMMANDS[name][0]}")
+            rest = [argument for argument in rest if argument != ALLOW_CODE]
+            code = getattr(module, "evaluate" if name == "eval" else name)(rest)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -112,15 +148,66 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if os.environ.get("TRUSTCLIP_TRACEBACK"):
             traceback.print_exc()
-        print(f"trustclip {name}: {text}", file=sys.stderr)
+        print(f"trustclip {name}: {harmless(text)}", file=sys.stderr)
         return 2
+
+
+def command() -> NoReturn:
+    """The program ``trustclip``: run one command and exit, along with the job's other ranks."""
+    status = main()
+    if "torch.distributed" in sys.modules:
+        from trustclip.durable.rollcall import leave
+
+        leave(status)
+    sys.exit(status)
+
+
+def _consented(argv: Sequence[str]) -> frozenset[str]:
+    """Names that may be imported: those that the user has typed, or all."""
+    if ALLOW_CODE in argv:
+        return frozenset([ALL])
+    return named([argument for argument in argv if not os.path.exists(argument)])
+
+
+def _versions() -> str:
+    """The versions of what results depend on, read without an import."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from trustclip import __version__
+
+    found = [f"trustclip {__version__}"]
+    for package in (*ENGINES, *DEPENDED):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found += [f"{package} (not installed)"] * (package in ENGINES)
+    return "\n".join(found)
+
+
+def _no_command(name: str) -> str:
+    """What to type instead of an unknown command."""
+    if near := INSTEAD.get(name.lower().strip("-")):
+        return f"unknown command {name!r}; it is: trustclip {near}"
+    if name.startswith("-"):
+        return f"unknown option {name!r}; see trustclip --help."
+    return unknown("command", name, COMMANDS)
 
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
-        ["Policy-divergence constraints for GRPO.", "", USAGE, "", "commands:", *lines, "", STATUS]
+        [
+            "Policy-divergence constraints for GRPO.",
+            "",
+            USAGE,
+            "       trustclip --version",
+            "",
+            "commands:",
+            *lines,
+            "",
+            STATUS,
+        ]
     )
 
 
@@ -150,8 +237,8 @@ def _explained(error: Exception) -> str | None:
     """The message of an error for the user; None for a bug, which keeps its traceback."""
     if isinstance(error, ImportError):
         return _missing(error)
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{os.fspath(error.filename)!s}: {error.strerror}."
+    if isinstance(error, OSError) and error.strerror:
+        return _refused_by_system(error)
     # An error of these libraries can only have been raised if they are imported.
     for module, kind in (("yaml", "YAMLError"), ("safetensors", "SafetensorError")):
         if module in sys.modules and isinstance(error, getattr(sys.modules[module], kind)):
@@ -163,6 +250,21 @@ def _explained(error: Exception) -> str | None:
     from trustclip.durable.store import TrainingError
 
     return str(error) if isinstance(error, ValueError | OSError | TrainingError) else None
+
+
+def _refused_by_system(error: OSError) -> str:
+    """What the system refused, of which file, and what helps where that is known."""
+    helps = {
+        errno.EACCES: "choose a place that you may write to",
+        errno.EEXIST: "a file is in the place of a folder",
+        errno.EISDIR: "name a file, not a folder",
+        errno.ENOSPC: "free some space; what is saved stays, and the same command goes on",
+        errno.ENOTDIR: "a part of this path is a file, not a folder",
+        errno.EROFS: "choose a place that you may write to",
+    }
+    where = f"{os.fspath(error.filename)!s}: " if error.filename else ""
+    what = helps.get(error.errno or 0)
+    return f"{where}{error.strerror}{f' ({what})' if what else ''}."
 
 
 def _missing(error: ImportError) -> str | None:
@@ -207,8 +309,8 @@ def _be_quiet() -> None:
     # What trustclip itself is about to remove, a user of the commands has to change.
     warnings.filterwarnings("once", "`method_args` is deprecated", DeprecationWarning)
     # A user needs the text of a warning, not the source line that it comes from.
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {harmless(str(message))}\n"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -1,5 +1,6 @@
 """Evaluation: sample every problem K times and grade the answers."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip.evaluation.backends.local import Backend, derived_seed
+from trustclip.evaluation.measures import Measures
 from trustclip.rewards import Style, Verifier, extract_answer
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.jsonl import Row, scan, write_bytes
@@ -18,7 +20,7 @@ from trustclip.runs.progress import Stage
 from trustclip.runs.samples import shards
 from trustclip.runs.text import interval_text
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import messages, prompt_style
+from trustclip.tasks.prompts import PromptStyle, messages, prompt_style
 
 Tasks = Mapping[str, Sequence[Problem]]
 
@@ -32,12 +34,14 @@ class Plan:
       style: prompt style.
       seed: of the sampling.
       batch_size: completions per batch, at least ``k`` of them.
+      measures: rewards, in place of the verifier or beside it; None for the verifier alone.
     """
 
     k: int
-    style: str
+    style: str | PromptStyle
     seed: int
     batch_size: int
+    measures: Measures | None = None
 
 
 def sample(
@@ -55,16 +59,16 @@ def sample(
 
     Yields:
       Rows of ``samples.jsonl``: task, id, gold, k, response, extracted, tokens, truncated, correct,
-      judged (how the verifier decided).
+      judged (how the verifier decided), and the plan's further ``rewards`` by label.
     """
-    extraction = prompt_style(plan.style).extraction
+    style = prompt_style(plan.style)
     finished = {(row["task"], row["id"]) for row in done}
     with Verifier() as verifier:
         for task, batch in _batches(tasks, plan):
             if (task, batch[0].id) in finished:
                 continue
-            prompts = [messages(p.problem, plan.style) for p in batch]
-            seed = derived_seed(plan.seed, task, plan.style, *(p.id for p in batch))
+            prompts = [messages(p.problem, style) for p in batch]
+            seed = derived_seed(plan.seed, task, style.name, *(p.id for p in batch))
             rows = [
                 {
                     "task": task,
@@ -72,7 +76,7 @@ def sample(
                     "gold": problem.answer,
                     "k": index,
                     "response": completion.text,
-                    "extracted": extract_answer(completion.text, extraction),
+                    "extracted": extract_answer(completion.text, style.extraction),
                     "tokens": completion.tokens,
                     "truncated": completion.truncated,
                 }
@@ -81,7 +85,10 @@ def sample(
                 )
                 for index, completion in enumerate(group)
             ]
-            _judge(rows, verifier, extraction)
+            if plan.measures is None or plan.measures.verified:
+                _judge(rows, verifier, style.extraction)
+            if plan.measures is not None:
+                _measure(rows, plan.measures, batch, prompts)
             yield rows
 
 
@@ -108,35 +115,50 @@ def _judge(rows: Sequence[Row], verifier: Verifier, extraction: Style) -> None:
         row["correct"], row["judged"] = verdicts[answer]
 
 
+def _measure(
+    rows: Sequence[Row], measures: Measures, batch: Sequence[Problem], prompts: Sequence[Any]
+) -> None:
+    """Set ``rewards`` where there are any, and ``correct`` if one of them says what is right."""
+    each = len(rows) // len(batch)
+    asked = [prompt for prompt in prompts for _ in range(each)]
+    problems = [problem for problem in batch for _ in range(each)]
+    found = measures.of(problems, asked, [row["response"] for row in rows])
+    for row, values in zip(rows, found, strict=True):
+        if not measures.verified:
+            row["correct"], row["judged"] = int(values[measures.first] or 0), "reward"
+            row["extracted"] = row["extracted"] if row["gold"] else ""
+        if values:
+            row["rewards"] = values
+
+
 def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
     """Rows of the complete batches in the ``samples.jsonl`` of an interrupted evaluation.
 
-    Everything else, such as a torn line or an incomplete batch, is removed from the file and its
-    further shards, so that new samples can be appended.
+    Everything from the first incomplete batch on, one that a kill has torn or a power cut has
+    damaged, is removed from the file and its further shards, so that new samples, which are the
+    same ones, can be appended.
 
     Args:
       path: the file, which may be missing.
       tasks: problems by task.
       plan: how they are sampled.
-
-    Raises:
-      ValueError: a whole line is not a JSON object.
     """
     files = shards(path.parent)
     found: dict[tuple[Any, ...], dict[bytes, Row]] = defaultdict(dict)
     for file in files:
         for line in scan(file):
             if line.row is not None and not line.torn:
-                problem = tuple(line.row.get(key) for key in ("task", "id", "gold"))
-                found[problem][line.content] = line.row
+                found[_problem(line.row)][line.content] = line.row
             elif not line.torn:
-                raise ValueError(f"{file}:{line.number} is not a JSON object.")
+                text = f"{file}:{line.number} is no JSON object; its samples are drawn again."
+                warnings.warn(text, stacklevel=2)
     kept: dict[bytes, Row] = {}
     for task, batch in _batches(tasks, plan):
         groups = [found[task, problem.id, problem.answer] for problem in batch]
-        if all(len(group) == plan.k for group in groups):
-            for group in groups:
-                kept |= group
+        if any(len(group) != plan.k for group in groups):
+            break  # rows and scores are those of an undisturbed evaluation in their order, too
+        for group in groups:
+            kept |= group
     whole = b"".join(kept)
     if whole != b"".join(file.read_bytes() for file in files):
         write_bytes(path, whole)
@@ -144,6 +166,10 @@ def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
             if file != path:
                 file.unlink()
     return list(kept.values())
+
+
+def _problem(row: Row) -> tuple[str | None, ...]:
+    return tuple(None if (v := row.get(key)) is None else str(v) for key in ("task", "id", "gold"))
 
 
 def evaluate(
@@ -198,11 +224,20 @@ def scores_table(result: Mapping[str, Any], title: str = "") -> Table:
         rows["average"] = result["average"]
     names = [name for name in next(iter(rows.values())) if "@" in name]
     headers = [name.replace("mean", "Mean").replace("pass", "Pass") + " %" for name in names]
-    for header in ("task", "n", *headers, "truncated", "no answer", "length"):
-        justify = "left" if header == "task" else "right"
-        table.add_column(header, justify=justify, no_wrap=header != "task")
+    rewards = [name for name in next(iter(rows.values())).get("rewards", {})]
+    for header in ("task", "n", *headers, *rewards, "truncated", "no answer", "length"):
+        table.add_column(header, justify="left" if header == "task" else "right", no_wrap=True)
     for task, row in rows.items():
         cells = [interval_text(row[name]) for name in names]
+        cells += [_reward_text(row.get("rewards", {}).get(name)) for name in rewards]
         ends = f"{row['truncated']:.1%}", f"{row['no_answer']:.1%}", f"{row['length']:.0f}"
         table.add_row(task, str(row["problems"]), *cells, *ends)
     return table
+
+
+def _reward_text(found: Mapping[str, Any] | None) -> str:
+    """A mean reward with its interval, in the reward's own unit."""
+    if found is None:
+        return ""
+    inside = "" if found["low"] is None else f" [{found['low']:.3g}, {found['high']:.3g}]"
+    return f"{found['value']:.3g}{inside}"

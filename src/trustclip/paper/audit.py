@@ -5,8 +5,9 @@ in GRPO": Table 2 (two models, one run a method) and Table 3 (Qwen3-1.7B, three 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import exp, log, sqrt
+from dataclasses import asdict, dataclass
+from math import exp, inf, log, sqrt
+from typing import Any
 
 import numpy as np
 from scipy.special import betaln, chdtrc, ndtri
@@ -25,6 +26,8 @@ from trustclip.paper.cells import (
     single_run_faults,
     spreads_of,
 )
+from trustclip.paper.context import Context, context
+from trustclip.paper.power import Power, power_of
 from trustclip.stats import Difference, RunSummary, holm, welch
 
 LEVEL = 0.95
@@ -70,6 +73,7 @@ class Claim:
       metric: ``"mean8"`` or ``"pass8"``.
       baseline: the row.
       difference: by Welch's test, with its own p.
+      without_amc: the gap of the means of AIME 2024 and 2025 alone.
       p_holm: of Welch's test, corrected.
       p_dunnett: of Dunnett's test.
     """
@@ -77,6 +81,7 @@ class Claim:
     metric: str
     baseline: str
     difference: Difference
+    without_amc: float
     p_holm: float
     p_dunnett: float
 
@@ -139,8 +144,11 @@ class Audit:
       averages: Average cells of Table 3, each with the nearest std its runs can have.
       reruns: method to (cells of its Table 2 run that one of its Table 3 runs has, cells).
       claims: ATR against each other row of Table 3, on the Average of each metric.
+      other_claims: the same, had the printed stds the other divisor.
+      power: of both tests of the claims, one for each metric.
       variances: of the runs of Table 3, one for each metric.
       gaps: ATR against the best baseline of Table 2, on the Average, by model and metric.
+      context: what the tables do not say.
     """
 
     rows: int
@@ -150,8 +158,21 @@ class Audit:
     averages: list[Average]
     reruns: dict[str, tuple[int, int]]
     claims: list[Claim]
+    other_claims: list[Claim]
+    power: list[Power]
     variances: list[Spreads]
     gaps: list[Gap]
+    context: Context
+
+    def as_json(self) -> dict[str, Any]:
+        """The audit in plain values, for ``trustclip paper --json``."""
+        plain = asdict(self)
+        for cell in plain["spreads"]:
+            cell |= {key: cell[key].tolist() for key in ("population", "sample")}
+        for average in plain["averages"]:
+            for key in ("population", "sample"):
+                average[key] = None if average[key] == inf else average[key]
+        return plain
 
     @property
     def impossible(self) -> list[Spread]:
@@ -184,12 +205,18 @@ def audit() -> Audit:
         averages=[average_of(row, of_row) for row, of_row in cells],
         reruns={method: _rerun(method, single, spreads) for method in REPEATED},
         claims=[claim for metric in METRICS for claim in _claims(metric, repeated, population)],
+        other_claims=[c for metric in METRICS for c in _claims(metric, repeated, not population)],
+        power=[
+            power_of(metric, [*_summaries(metric, repeated, population).values()])
+            for metric in METRICS
+        ],
         variances=[_variances(metric, repeated, population) for metric in METRICS],
         gaps=[
             _gap(metric, [row for row in single if row["model"] == model])
             for model in dict.fromkeys(row["model"] for row in single)
             for metric in METRICS
         ],
+        context=context(),
     )
 
 
@@ -225,10 +252,17 @@ def _claims(metric: str, repeated: Sequence[Row], population: bool) -> list[Clai
     found = [welch(atr, baseline, LEVEL) for baseline in summaries.values()]
     adjusted = holm([difference.p for difference in found]).tolist()
     pooled = dunnett(*baselines, control=_three_runs(atr), rng=np.random.default_rng(0)).pvalue
+    aime = {row["method"]: _without_amc(row, metric) for row in repeated}
+    gaps = [aime[ATR_REPEATED] - aime[baseline] for baseline in summaries]
     return [
         Claim(metric, *of_baseline)
-        for of_baseline in zip(summaries, found, adjusted, pooled.tolist(), strict=True)
+        for of_baseline in zip(summaries, found, gaps, adjusted, pooled.tolist(), strict=True)
     ]
+
+
+def _without_amc(row: Row, metric: str) -> float:
+    others = [float(row[f"{name}_{metric}_mean"]) for name in BENCHMARKS if name != "amc23"]
+    return sum(others) / len(others)
 
 
 def _variances(metric: str, repeated: Sequence[Row], population: bool) -> Spreads:

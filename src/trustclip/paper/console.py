@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from trustclip.paper.audit import LEVEL, Audit, Claim, Conventions, Gap
 from trustclip.paper.cells import METRICS
+from trustclip.paper.power import Power
 
 
 def render(found: Audit, console: Console | None = None) -> None:
@@ -16,8 +18,9 @@ def render(found: Audit, console: Console | None = None) -> None:
       found: from `audit`.
       console: standard output if None.
     """
-    console = console or Console(soft_wrap=True)
-    console.print("[bold]Table 2[/], one run per method: is every cell a whole number of answers?")
+    console = console or Console(soft_wrap=True, markup=False)
+    title = Text.assemble(("Table 2", "bold"), ", one run per method: ")
+    console.print(title.append("is every cell a whole number of answers?"))
     console.print(
         f"  {found.rows} rows, {len(found.faults) or 'no'} inconsistent cells or averages"
     )
@@ -32,7 +35,8 @@ def render(found: Audit, console: Console | None = None) -> None:
 
 
 def _render_spreads(found: Audit, console: Console) -> None:
-    console.print("\n[bold]Table 3[/], mean ± std of three runs: which runs produce it?")
+    title = Text.assemble("\n", ("Table 3", "bold"), ", mean ± std of three runs: ")
+    console.print(title.append("which runs produce it?"))
     for cell in found.impossible:
         repair = "" if cell.repair is None else f"; {cell.repair:.2f} would fit, also the average"
         console.print(
@@ -66,14 +70,21 @@ def _claims_table(metric: str, claims: Sequence[Claim]) -> Table:
     table = Table(
         "baseline", title=f"KL3 minus baseline, Average {metric}, Table 3", title_justify="left"
     )
-    heads = ("points", "95 % interval", "p (Welch)", f"p (Holm, {len(claims)})", "p (Dunnett)")
+    heads = (
+        "points",
+        "AIME alone",
+        "95 % interval",
+        "p (Welch)",
+        f"p (Holm, {len(claims)})",
+        "p (Dunnett)",
+    )
     for head in heads:
         table.add_column(head, justify="right")
     for claim in sorted(claims, key=lambda c: c.difference.p):
         d = claim.difference
-        interval = f"[{d.low:+.1f}, {d.high:+.1f}]".replace("[", r"\[")
+        interval = f"[{d.low:+.1f}, {d.high:+.1f}]"
         table.add_row(
-            claim.baseline, f"{d.value:+.2f}", interval,
+            claim.baseline, f"{d.value:+.2f}", f"{claim.without_amc:+.2f}", interval,
             *(
                 "< 0.001" if p < 0.0005 else f"{p:.3f}"
                 for p in (d.p, claim.p_holm, claim.p_dunnett)
@@ -97,7 +108,7 @@ def _gaps_table(gaps: Sequence[Gap]) -> Table:
 
 
 def _render_verdict(found: Audit, console: Console) -> None:
-    console.print("[bold]What survives[/]")
+    console.print(Text("What survives", "bold"))
     for metric, name in METRICS.items():
         claims = [claim for claim in found.claims if claim.metric == metric]
         ahead = sum(claim.difference.value > 0 for claim in claims)
@@ -117,13 +128,59 @@ def _render_verdict(found: Audit, console: Console) -> None:
             f"{spread.ratio:.2f} times as much as sampling 8 answers alone would make them "
             f"(p = {spread.p_sampling:.2f})"
         )
+    for one in found.power:
+        console.print(f"  {METRICS[one.metric]}: {_power_text(one)}")
     console.print(
-        "    With 3 runs Welch's test with Holm's correction has little power, so it does not show "
-        "that the methods are equal. Neither test accounts for delta having been chosen on the "
-        "same problems (the paper's Figure 3)"
+        "    (one baseline behind by that much). That no gap survives Holm's correction does not "
+        "show that the methods are equal. Neither test accounts for delta having been chosen on "
+        "the same problems (the paper's Figure 3)"
+    )
+    other = [claim for claim in found.other_claims if claim.survives]
+    pooled = sum(claim.survives_pooled for claim in found.other_claims)
+    read = "sample" if found.conventions.population >= found.conventions.sample else "population"
+    console.print(
+        f"  Had the printed stds been {read} stds, {len(other)} of {len(found.other_claims)} gaps "
+        f"would survive Holm's correction and {pooled} Dunnett's test"
     )
     resolved = [f"{g.model} {METRICS[g.metric]}" for g in found.gaps if g.resolved]
     console.print(
         "  Table 2: gaps to the best baseline that exceed sampling noise: "
         + (", ".join(resolved) or "none")
+    )
+    _render_context(found, console)
+
+
+def _power_text(one: Power) -> str:
+    """What both tests find, in words."""
+    chances = zip(one.gaps, one.welch, one.dunnett, strict=True)
+    each = "; ".join(f"{gap:g} points {w:.0%} and {d:.0%}" for gap, w, d in chances)
+    return f"with 3 runs of std {one.std:.2f}, Welch's test with Holm and Dunnett's find {each}"
+
+
+def _render_context(found: Audit, console: Console) -> None:
+    about = found.context
+    low, high = about.interval
+    console.print(Text("What the tables do not say", "bold"))
+    console.print(
+        f"  Contamination: {about.contaminated} of the {about.amc} AMC problems occur in "
+        "DAPO-Math-17k, word for word or reworded (`trustclip decontaminate`); the paper excludes "
+        "none. The column AIME alone leaves AMC out"
+    )
+    if about.inert:
+        console.print(
+            f"  Schedule: Table 4 with TRL's defaults makes {about.updates_per_generation:g} "
+            "update per generation, so every ratio is 1 and no constraint acts; the paper states "
+            "neither num_iterations nor steps_per_generation. If it left them, its methods differ "
+            "by chance"
+        )
+    if not about.twin_tested:
+        console.print(
+            f"  Twin: KL3 at 0.07 bounds the ratio to [{low:.3f}, {high:.3f}], so it is "
+            f"clip-higher ({1 - low:.3f}, {high - 1:.3f}) token by token; Table 3 has no such row"
+        )
+    passed = next(g for g in found.gaps if g.metric == "pass8")
+    console.print(
+        f"  Text: section 6.2 calls Dual Clip the best baseline of {passed.model}; for Pass@8 it "
+        f"is {passed.baseline}. Each best score is the highest of 20 evaluations on the test "
+        "problems. Figure 4 has Pass@1 24.36, which estimates the same as Mean@K, there about 23"
     )

@@ -3,16 +3,19 @@
 import contextlib
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 from trustclip.constraints.base import Trait
 from trustclip.constraints.names import nearest
+from trustclip.durable.mirror import check_url
 from trustclip.engines import limits
 from trustclip.engines.sampler import Sampler
 from trustclip.engines.schedule import Schedule
+from trustclip.recipes import rewarding
+from trustclip.recipes.rewarding import CORRECT
 from trustclip.recipes.settings import (
     ARITHMETIC,
     PRIMER,
@@ -21,7 +24,10 @@ from trustclip.recipes.settings import (
     EvalStage,
     RLStage,
     SFTStage,
+    source_of,
 )
+from trustclip.rewards.chosen import RESERVED
+from trustclip.tasks.rows import Fields, mapped
 
 #: The architecture of the tiny models, which `trustclip.engines.trl.decoding` decodes.
 DECODED = "Qwen3ForCausalLM"
@@ -56,14 +62,15 @@ def _(settings: str) -> Iterator[Complaint]:
 
 @complaints.register
 def _(settings: SFTStage) -> Iterator[Complaint]:
-    yield from _source(settings.dataset)
+    yield from _source(settings.dataset, settings.split, settings.columns)
     if settings.max_steps < 1 and settings.max_steps != -1:
         yield ("max_steps",), f"`max_steps` must be positive or -1, got {settings.max_steps}."
 
 
 @complaints.register
 def _(settings: RLStage) -> Iterator[Complaint]:
-    found = [*_source(settings.dataset), *_schedule(settings), *_options(settings)]
+    found = [*_source(settings.dataset, settings.split, settings.columns)]
+    found += [*_schedule(settings), *_options(settings)]
     found += _sampler(settings)
     if importlib.util.find_spec("trl") is None:
         # The machine that launches a suite need not be one that trains.
@@ -102,8 +109,9 @@ def _schedule(settings: RLStage) -> Iterator[Complaint]:
 
 
 def _options(settings: RLStage) -> Iterator[Complaint]:
-    """Options that the chosen reward does not support."""
-    if settings.reward_noise and settings.reward != "correct":
+    """Rewards that cannot be had, and options that the chosen one does not support."""
+    yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
+    if settings.reward_noise and settings.reward != CORRECT:
         text = f"`reward_noise` needs `reward` 'correct', got {settings.reward!r}."
         yield ("reward_noise",), text
     if settings.overlong_cache > settings.max_completion_length:
@@ -112,6 +120,8 @@ def _options(settings: RLStage) -> Iterator[Complaint]:
             f"{settings.max_completion_length}."
         )
         yield ("overlong_cache",), text
+    if settings.save_to is not None:
+        yield from _of(("save_to",), lambda: check_url(settings.save_to or ""))
 
 
 def _sampler(settings: RLStage) -> Iterator[Complaint]:
@@ -184,6 +194,8 @@ def _(settings: EvalStage) -> Iterator[Complaint]:
     names = [part.strip() for part in settings.tasks.split(",") if part.strip()]
     if not names:
         yield ("tasks",), "`tasks` is empty; give for example amc23,aime24."
+    yield from _columns(settings.columns)
+    yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
     folder = settings.data_dir
     if folder is not None and not folder.is_dir():
         yield ("data_dir",), f"`data_dir`: {folder} is not a folder."
@@ -220,7 +232,9 @@ def refuse(settings: Any) -> None:
         raise ValueError("\n".join(found))
 
 
-def _source(name: str) -> Iterator[Complaint]:
+def _source(name: str, split: str | None, columns: Mapping[str, str]) -> Iterator[Complaint]:
+    yield from _of(("split",), lambda: source_of(name, split))
+    yield from _columns(columns)
     from trustclip.tasks.hub import HUB_SOURCES
     from trustclip.tasks.sources import open_source
 
@@ -231,6 +245,15 @@ def _source(name: str) -> Iterator[Complaint]:
         near = nearest(name, (*generated, *HUB_SOURCES))
         hint = f" Generated ones: {', '.join(generated)}."
         yield where, text + (hint if near in generated else "")
+
+
+def _columns(columns: Mapping[str, str]) -> Iterator[Complaint]:
+    yield from _of(("columns",), lambda: mapped(Fields(), columns))
+    if taken := [name for name in columns if name in RESERVED and name != "prompt"]:
+        yield (
+            ("columns",),
+            f"`columns`: rewards get {taken[0]!r} from the trainer; take another name.",
+        )
 
 
 def _of(where: tuple[str, ...], action: Any) -> Iterator[Complaint]:

@@ -7,12 +7,16 @@ from rich.console import Console
 from trustclip.durable.lock import only_process
 from trustclip.evaluation.backends.local import Backend, Local, Sampling
 from trustclip.evaluation.evaluate import Plan, evaluate, recover, scores_table
+from trustclip.evaluation.measures import Measures
 from trustclip.recipes.checks import refuse
-from trustclip.recipes.models import load_model
+from trustclip.recipes.models import adapter_of, load_model
 from trustclip.recipes.problems import test_problems
+from trustclip.recipes.prompting import record, show, trained_with, unlike
+from trustclip.recipes.rewarding import keep_code
 from trustclip.recipes.settings import TINY, EvalSettings
 from trustclip.runs.answers import scores
 from trustclip.runs.directory import RunDirectory
+from trustclip.runs.terminal import print_table
 
 
 def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
@@ -32,15 +36,35 @@ def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
 def _run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     run = RunDirectory.resumed(settings.output_dir, "eval", settings)
     tasks = test_problems(settings, run)
-    plan = Plan(settings.k, settings.prompt_style, settings.seed, settings.batch_size)
+    for task, problems in tasks.items():
+        run.problems(problems, task)
+    measures = Measures(settings.reward, settings.style.extraction)
+    keep_code(run, settings)
+    plan = Plan(settings.k, settings.style, settings.seed, settings.batch_size, measures)
     done = recover(run.path / "samples.jsonl", tasks, plan)
     if done:
         console.print(f"continuing: {len(done) // plan.k} problems are done", highlight=False)
-    rows = evaluate(run, console, open_backend(settings), tasks, plan, done=done)
+    show(console, unlike(settings.model, settings.style))
+    count = sum(map(len, tasks.values()))
+    console.print(
+        f"eval: {settings.model} on {count} problems, {settings.k} samples of each, in {run.path}",
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
+    backend = open_backend(settings)
+    try:
+        rows = evaluate(run, console, backend, tasks, plan, done=done)
+    finally:
+        measures.close()
     result = scores(rows)
     judged = dict(sorted(Counter(row["judged"] for row in rows).items()))
-    run.summarize({"command": "eval", "model": settings.model, **result, "verifier": judged})
-    console.print(scores_table(result))
+    first = next(problem for problems in tasks.values() for problem in problems)
+    tokenizer = getattr(backend, "tokenizer", None)
+    asked = {"prompt": record(settings.style, tokenizer, first.problem)}
+    if before := trained_with(settings.model):
+        asked["trained_with"] = before
+    head = {"command": "eval", "model": settings.model, **asked}
+    run.summarize({**head, **result, "verifier": judged})
+    print_table(console, scores_table(result))
     console.print(f"scores in {run.path / 'summary.json'}", highlight=False)
     return run
 
@@ -55,14 +79,25 @@ def open_backend(settings: EvalSettings) -> Backend:
     if settings.backend == "openai":
         from trustclip.evaluation.backends.served import Served
 
-        return Served(settings.base_url, settings.model, sampling, settings.concurrency)
+        return Served(
+            settings.base_url,
+            settings.model,
+            sampling,
+            settings.concurrency,
+            settings.style.thinking,
+        )
     if settings.backend == "vllm":
         if settings.model == TINY:
             raise ValueError(
                 f"vLLM cannot load the built-in model {TINY!r}: give a folder or a hub id."
             )
+        if adapter_of(settings.model) is not None:
+            raise ValueError(
+                f"vLLM is given whole models here, and {settings.model!r} is a LoRA adapter: "
+                "evaluate it with --backend transformers, or merge it first."
+            )
         from trustclip.evaluation.backends.vllm import VLLM
 
-        return VLLM(settings.model, sampling, settings.prompt_style, settings.seed)
-    model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
+        return VLLM(settings.model, sampling, settings.style, settings.seed)
+    model, tokenizer = load_model(settings.model, settings.style, settings.seed)
     return Local(model, tokenizer, sampling, settings.batch_size)

@@ -18,10 +18,22 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from trustclip.constraints.checked import hint, rule
+from trustclip.constraints.consent import ALL, consent, named
+from trustclip.constraints.imports import beside
 from trustclip.constraints.names import nearest, unknown
 from trustclip.constraints.registry import with_arguments
 from trustclip.recipes.checks import complaints, uncopied
-from trustclip.recipes.settings import DemoSettings, Recipe, RecipeEval, RLStage, SFTStage
+from trustclip.recipes.settings import (
+    DemoSettings,
+    EvalSettings,
+    Recipe,
+    RecipeEval,
+    RLSettings,
+    RLStage,
+    SFTSettings,
+    SFTStage,
+)
+from trustclip.recipes.shipped import FOLDER, shipped
 from trustclip.runs.jsonl import plain
 
 T = TypeVar("T")
@@ -33,8 +45,11 @@ SECTIONS: dict[str, type] = {"sft": SFTStage, "rl": RLStage, "eval": RecipeEval}
 #: Short forms of what is changed most often in a recipe.
 ALIASES = {"method": "rl.method", "trl": "rl.trl", "max_steps": "rl.max_steps"}
 
+#: What in a dotted path says that its value may name code to import.
+_OWN = {"method", "shadows", "reward"}
+
 #: The tiny experiment, from which recipe, demo and presets are made.
-TINY_RECIPE = Path(__file__).with_name("tiny.yaml")
+TINY_RECIPE = FOLDER / "tiny.yaml"
 
 #: ``--preset tiny`` of each command: its section of the tiny recipe, shortened to seconds.
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -110,7 +125,10 @@ def load_yaml(path: Path) -> tuple[Any, Lines]:
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
         near = nearest(path.name, beside)
+        named = nearest(path.stem, shipped())
         hint = f"; did you mean {str(path.parent / near)!r}?" if near else "."
+        if named and not near:
+            hint = f"; did you mean {named!r}, which comes with trustclip (trustclip recipes)?"
         raise ValueError(f"no file {str(path)!r}{hint}")
     lines: Lines = {}
     try:
@@ -132,6 +150,29 @@ def load_yaml(path: Path) -> tuple[Any, Lines]:
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply: more than {DEEPEST} levels.") from None
     raise ValueError("\n".join(f"{path}: {text}" for text in wrong))
+
+
+def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
+    """Command, settings class and plain values of the run that a folder holds.
+
+    Raises:
+      ValueError: it holds none.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise ValueError(f"{folder} is not a run directory: it has no config.yaml.")
+    content, _ = load_yaml(folder / "config.yaml")
+    classes = {"rl": RLSettings, "sft": SFTSettings, "eval": EvalSettings, "run": Recipe}
+    command = content.pop("command", None) if isinstance(content, dict) else None
+    if command not in classes:
+        raise ValueError(f"{folder}/config.yaml is of no run that can be continued: {command!r}.")
+    return command, classes[command], content | {"output_dir": str(folder)}
+
+
+def _found_beside(section: Any, folder: Path) -> Any:
+    """A section in which the Python files that it names are found beside the recipe."""
+    if not isinstance(section, dict):
+        return section
+    return {key: beside(value, folder) if key in _OWN else value for key, value in section.items()}
 
 
 def parse_scalar(text: str) -> Any:
@@ -184,22 +225,41 @@ def _mark(node: yaml.Node, path: Where, lines: Lines, left: list[int]) -> Iterat
         yield from _mark(value, here, lines, left)
 
 
-def load_recipe(path: Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    path: Path, changes: Mapping[str, Any] | None = None, *, allow_code: bool = False
+) -> Recipe:
     """Read a recipe from a file and apply changes.
+
+    A method called ``"package.module:Class"`` is imported where ``changes`` name it; where the
+    file does, only with ``allow_code``.
 
     Args:
       path: a YAML file; see the recipes that come with the project.
       changes: values by dotted path, e.g. ``{"rl.learning_rate": 1e-5, "seed": 1}``; ``method``
         and ``method.NAME`` stand for the method and its hyper-parameters.
+      allow_code: whether the file may name modules to import.
 
     Raises:
       ValueError: all errors, each with its line, what is allowed and the nearest valid name.
     """
+    changes = changes or {}
+    own = {path: value for path, value in changes.items() if _OWN & set(path.split("."))}
+    with consent(*named(own), *([ALL] if allow_code else [])):
+        return read_recipe(path, changes)
+
+
+def read_recipe(path: Path, changes: Mapping[str, Any]) -> Recipe:
+    """`load_recipe` within the caller's `consent`: its changes are no better than the file."""
     content, lines = load_yaml(path)
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} is not a recipe: it holds no keys.")
+    if "rl" not in content and {"recipe", "methods"} <= content.keys():
+        raise ValueError(f"{path} is a suite, not a recipe: trustclip suite {path}")
     content.pop("command", None)  # config.yaml of a run directory is a recipe, too
-    return build(Recipe, content, Source(str(path), lines, changes or {}))
+    for stage in ("rl", "eval"):
+        if stage in content:
+            content[stage] = _found_beside(content[stage], path.parent)
+    return build(Recipe, content, Source(str(path), lines, changes))
 
 
 def preset(command: str, name: str) -> dict[str, Any]:
@@ -344,7 +404,8 @@ def check(cls: type, content: dict[str, Any]) -> tuple[Any, list[tuple[Where, st
         given = content.get(name) if name else content
         if isinstance(given, dict):
             place = (name,) if name else ()
-            wrong = {where[len(place)] for where, _ in errors if where[: len(place)] == place}
+            deep = len(place)
+            wrong = {w[deep] for w, _ in errors if w[:deep] == place and len(w) > deep}
             stage = getattr(made, name) if name and made else made
             stage = stage or _without(stage_class, given, wrong)
             errors += [((*place, *where), text) for where, text in _complaints(stage, wrong)]
@@ -389,8 +450,8 @@ def _explained(cls: type, item: ErrorDetails) -> str:
         return unknown("key", where, [".".join([*map(str, sections), name]) for name in allowed])
     if item["type"] in ("missing", "missing_argument"):
         return f"`{where}` is missing."
-    if item["loc"] and item["loc"][-1] == "method":
-        return rule(item["msg"])
+    if not item["loc"] or item["loc"][-1] in ("method", "reward"):
+        return rule(item["msg"])  # of all values together; or of a part, which names itself
     return f"`{where}` {rule(item['msg'])}, got {item['input']!r}{hint(item) or '.'}"
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trustclip.recipes.rewarding import weights
 from trustclip.recipes.settings import RLStage
 
 if TYPE_CHECKING:
@@ -13,22 +14,20 @@ SAME = (
     *("allow_inert", "beta", "brake", "gradient_accumulation_steps", "gradient_checkpointing"),
     *("learning_rate", "logging_steps", "loss_type", "lr_scheduler_type"),
     *("mask_truncated_completions", "max_completion_length", "max_steps", "method"),
-    *("num_generations", "num_iterations", "per_device_train_batch_size", "save_total_limit"),
+    *("num_generations", "num_iterations", "per_device_train_batch_size", "save_async"),
+    *("save_to", "save_total_limit"),
     *("sampler", "scale_rewards", "shadows", "steps_per_generation", "temperature", "top_p"),
     *("use_vllm", "warmup_steps", "weight_decay"),
 )
 
 
-def grpo_config(
-    settings: RLStage, output_dir: Path, seed: int = 0, shaping: int = 0
-) -> "ConstrainedGRPOConfig":
+def grpo_config(settings: RLStage, output_dir: Path, seed: int = 0) -> "ConstrainedGRPOConfig":
     """Build the engine's configuration.
 
     Args:
       settings: of the training.
       output_dir: where checkpoints go.
       seed: random seed.
-      shaping: number of reward functions in addition to the binary one.
 
     Raises:
       ValueError: settings that TRL, Transformers or the engine refuses.
@@ -42,8 +41,7 @@ def grpo_config(
         output_dir=str(output_dir),
         seed=seed,
         top_k=0,  # off: samples must follow the policy whose ratio is constrained
-        # The notebook's rewards replace the binary one, which is still computed and recorded.
-        reward_weights=[float(settings.reward == "correct")] + [1.0] * shaping,
+        reward_weights=weights(settings),
         save_strategy="steps" if settings.save_steps else "no",
         save_steps=settings.save_steps or 500,
         report_to="none",

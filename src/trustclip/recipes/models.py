@@ -1,14 +1,23 @@
 """Loading and saving of models: a folder, a hub id, or the tiny one."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from trustclip.constraints.names import nearest
+from trustclip.durable.flush import flush_tree
+from trustclip.durable.lock import rank
 from trustclip.durable.store import same_mode, writing_to
+from trustclip.recipes.prompting import FILE
 from trustclip.recipes.settings import TINY
-from trustclip.recipes.tiny import tiny_model
-from trustclip.tasks.prompts import set_chat_template
+from trustclip.recipes.tiny import tiny_model, tiny_tokenizer
+from trustclip.runs.jsonl import write_json
+from trustclip.tasks.prompts import PromptStyle, set_chat_template
 
+#: What a folder of a LoRA adapter has.
+ADAPTER = "adapter_config.json"
 #: Files any of which holds a tokenizer.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -26,29 +35,25 @@ def check_model(name: str) -> None:
     """Refuse a name or folder that is not a model, before anything heavy is imported.
 
     Args:
-      name: folder, hub id ``owner/name``, or ``"tiny"``.
+      name: folder, hub id ``owner/name``, ``"tiny"``, or the folder of a LoRA adapter.
 
     Raises:
-      ValueError: there is no such folder, or it lacks a part of a model: it is a LoRA adapter, or
-        it has no tokenizer.
+      ValueError: there is no such folder, or it lacks a part of a model: it has no tokenizer, or it
+        is an adapter without weights or base model.
     """
+    if (found := adapter_of(name)) is not None:
+        return _check_adapter(*found)
     path = Path(name)
     if name == TINY:
         return
     if (path / "config.json").is_file():
-        if not any((path / file).is_file() for file in TOKENIZER_FILES):
+        if not _has_tokenizer(path):
             raise ValueError(
                 f"the folder {name!r} has a model but no tokenizer (none of "
                 f"{', '.join(TOKENIZER_FILES)}): save the tokenizer that belongs to the model "
                 f"there, with AutoTokenizer.from_pretrained(BASE).save_pretrained({name!r})."
             )
         return
-    if (path / "adapter_config.json").is_file():
-        raise ValueError(
-            f"the folder {name!r} holds a LoRA adapter, not a whole model: merge it first, with "
-            f"AutoPeftModelForCausalLM.from_pretrained({name!r}).merge_and_unload()"
-            ".save_pretrained(FOLDER), and save its tokenizer to the same folder."
-        )
     if path.is_dir():
         raise ValueError(f"the folder {name!r} does not hold a model: it has no config.json.")
     if path.is_absolute() or name.startswith(".") or name.count("/") != 1 or path.parent.is_dir():
@@ -60,6 +65,52 @@ def check_model(name: str) -> None:
             f"no model {name!r}: give a folder with a config.json, a hub id owner/name, or "
             f"{TINY!r}.{hint}"
         )
+
+
+def adapter_of(name: str) -> tuple[Path, str | None] | None:
+    """Folder of a LoRA adapter and the name of its base model; None where a text names neither.
+
+    Args:
+      name: a folder with an ``adapter_config.json``, which names the base model, or
+        ``"FOLDER+BASE"`` for another one.
+    """
+    whole = Path(name)
+    folder, _, base = (name, "", "") if whole.exists() else name.rpartition("+")
+    path = Path(folder)
+    if not folder or not (path / ADAPTER).is_file() or (path / "config.json").is_file():
+        return None
+    try:
+        named = json.loads((path / ADAPTER).read_text(encoding="utf-8"))
+        return path, base or named.get("base_model_name_or_path") or None
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path / ADAPTER} is damaged: {error}.") from error
+
+
+def base_of(name: str) -> str:
+    """The model whose configuration belongs to a name: itself, or the base of an adapter."""
+    found = adapter_of(name)
+    return name if found is None or found[1] is None else found[1]
+
+
+def _check_adapter(folder: Path, base: str | None) -> None:
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ValueError(f"the LoRA adapter {str(folder)!r} has no adapter_model.safetensors.")
+    if base is None:
+        raise ValueError(
+            f"the LoRA adapter {str(folder)!r} does not name its base model: give it as "
+            f"{str(folder)!r}+BASE, a folder or a hub id."
+        )
+    try:
+        check_model(base)
+    except ValueError as error:
+        raise ValueError(
+            f"the base model of the LoRA adapter {str(folder)!r}: {error} Name another as "
+            f"{folder!s}+BASE."
+        ) from error
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in TOKENIZER_FILES)
 
 
 def check_tokenizer(tokenizer: Any, config: Any, name: str) -> None:
@@ -86,14 +137,15 @@ def check_tokenizer(tokenizer: Any, config: Any, name: str) -> None:
         )
 
 
-def load_model(name: str, prompt_style: str, seed: int = 0) -> tuple[Any, Any]:
+def load_model(name: str, prompt_style: str | PromptStyle, seed: int = 0) -> tuple[Any, Any]:
     """Model and tokenizer, ready to generate and to train.
 
     Weights come in bfloat16 on a GPU and in float32 on a CPU. A tokenizer without a chat template
     gets that of the prompt style.
 
     Args:
-      name: folder, hub id, or ``"tiny"`` for a fresh, untrained tiny model.
+      name: folder, hub id, or ``"tiny"`` for a fresh, untrained tiny model; of a LoRA adapter, the
+        folder, whose weights are added to those of its base model.
       prompt_style: see `trustclip.tasks.prompts`.
       seed: of the tiny model's weights.
 
@@ -113,11 +165,20 @@ def load_model(name: str, prompt_style: str, seed: int = 0) -> tuple[Any, Any]:
 
     from trustclip.durable.weights import nonfinite
 
+    adapter, base = adapter_of(name), base_of(name)
+    words = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-    except (OSError, SafetensorError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(words, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, trust_remote_code=False)
+        if adapter is not None:
+            model = _merged(model, adapter[0])
+    except UnpicklingError as error:
+        raise ValueError(
+            f"cannot load the model {name!r}: its weights are a pickle that holds more than "
+            "tensors, or a damaged one; ask for weights in safetensors."
+        ) from error
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"cannot load the model {name!r}: {error}") from error
     if (weight := nonfinite(model)) is not None:
         raise ValueError(f"the model {name!r} cannot be used: {weight} is NaN or infinite.")
@@ -129,26 +190,78 @@ def load_model(name: str, prompt_style: str, seed: int = 0) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model that any Hugging Face program loads: adapters merged, tokenizer beside it."""
+def load_tokenizer(name: str, prompt_style: str | PromptStyle) -> Any:
+    """The tokenizer of `load_model`, without the model.
+
+    Raises:
+      ValueError: there is none, or its files are damaged.
+    """
+    check_model(name)
+    if name == TINY:
+        return tiny_tokenizer()
+    from transformers import AutoTokenizer
+
+    adapter, base = adapter_of(name), base_of(name)
+    words = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(words, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot load the tokenizer of {name!r}: {error}") from error
+    set_chat_template(tokenizer, prompt_style)
+    return tokenizer
+
+
+def _merged(model: Any, folder: Path) -> Any:
+    """A model with the weights of an adapter added to its own.
+
+    Raises:
+      ValueError: the adapter is of another model.
+    """
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    except (RuntimeError, TypeError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"the LoRA adapter {str(folder)!r} is of another model: {reason}"
+        ) from error
+
+
+def save_model(
+    model: Any, tokenizer: Any, folder: Path, prompt: Mapping[str, Any] | None = None
+) -> None:
+    """Write a model that any Hugging Face program loads: adapters merged, tokenizer beside it.
+
+    ``prompt`` is what it was trained with, written beside it as well. Every rank must call it;
+    where the weights are sharded, the first one writes.
+    """
+    from trustclip.durable.zero import gathered
+
     whole = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+    weights = gathered(whole)
+    if weights is not None and rank() > 0:
+        return
     with writing_to(folder):
-        whole.save_pretrained(folder)
+        whole.save_pretrained(folder, **({"state_dict": weights} if weights else {}))
         tokenizer.save_pretrained(folder)
+        if prompt is not None:
+            write_json(folder / FILE, prompt)
         same_mode(folder / "config.json", folder.glob("*.safetensors"))
+        flush_tree(folder)
 
 
-def lora_config(rank: int, alpha: int) -> Any:
-    """LoRA configuration for every linear layer, without dropout; None for rank 0.
+def lora_config(r: int, alpha: int) -> Any:
+    """LoRA configuration for every linear layer, without dropout; None for r = 0.
 
     Dropout would make the ratio differ from 1 before any update: each pass draws its own mask.
     """
-    if rank == 0:
+    if r == 0:
         return None
     from peft import LoraConfig
 
     return LoraConfig(
-        r=rank,
+        r=r,
         lora_alpha=alpha,
         lora_dropout=0.0,
         target_modules="all-linear",

@@ -1,7 +1,8 @@
 """Running a whole recipe: fine-tune, evaluate, train with evaluations, save, score."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,16 +18,29 @@ from trustclip.evaluation.backends.local import (
     derived_seed,
 )
 from trustclip.evaluation.evaluate import Plan, evaluate, scores_table
+from trustclip.evaluation.measures import Measures
 from trustclip.recipes.checks import packages
-from trustclip.recipes.models import save_model
+from trustclip.recipes.models import load_tokenizer, save_model
 from trustclip.recipes.problems import overlap_text, recipe_problems
-from trustclip.recipes.rl import reinforce, short_enough, starting_model
+from trustclip.recipes.prompting import differences, record, show, unlike
+from trustclip.recipes.rl import (
+    data_table,
+    launched_sharded,
+    reinforce,
+    short_enough,
+    starting_model,
+    whole_adapters,
+)
 from trustclip.recipes.settings import Recipe, RLSettings, SFTSettings
 from trustclip.recipes.sft import sft
 from trustclip.recipes.watch.callbacks import Checkups, Interrupted
-from trustclip.runs.answers import outcomes, score_rows, scores
+from trustclip.runs.answers import outcomes, overlapping, score_rows, scores
 from trustclip.runs.card import write_card
 from trustclip.runs.directory import RunDirectory, samples
+from trustclip.runs.jsonl import Row
+from trustclip.runs.reader import read_run
+from trustclip.runs.scored import course_of_scores, score_fell
+from trustclip.runs.terminal import print_table, told, warn
 from trustclip.runs.text import interval_text
 from trustclip.tasks.problem import Problem
 
@@ -42,6 +56,8 @@ def run_recipe(recipe: Recipe, console: Console) -> RunDirectory:
         raise ValueError("\n".join(absent))
     with only_process(recipe.output_dir):
         run = RunDirectory.resumed(recipe.output_dir, "run", recipe)
+        if run.extended:
+            console.print(run.extended, highlight=False, markup=False, soft_wrap=True)
         if run.summary.get("finished"):
             console.print(f"{run.path} is finished; nothing to do.", highlight=False)
             return run
@@ -54,8 +70,19 @@ def run_recipe(recipe: Recipe, console: Console) -> RunDirectory:
 
 def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
     data = recipe_problems(recipe, run)
+    show(console, differences(recipe))
+    show(console, unlike(recipe.model, (recipe.sft or recipe.rl).style))
     for line in overlap_text(data.overlap):
         console.print(line, highlight=False, markup=False)
+    tests = sum(map(len, data.tests.values()))
+    stages = [
+        *([f"fine-tuning on {len(data.tuning)} solutions"] if recipe.sft else []),
+        f"{recipe.rl.method.name} on {len(data.training)} problems",
+        *([f"evaluations on {tests}"] if tests else []),
+    ]
+    told(console, f"{recipe.name}: {', '.join(stages)}; from {recipe.model}, in {run.path}")
+    if recipe.sft is not None and not (run.path / "sft" / "final").exists():
+        _refuse_before_tuning(recipe, data.training)
     settings = RLSettings(
         model=_tuned(recipe, run, data.tuning, console),
         output_dir=run.path,
@@ -65,7 +92,10 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
     run.problems(data.training)
     model, tokenizer = starting_model(settings, run, console)
     problems = short_enough(data.training, tokenizer, settings)
-    identity = {**_identity(recipe), "overlap": data.overlap}
+    prompt = record(recipe.rl.style, tokenizer, problems[0].problem)
+    identity = {**_identity(recipe), "overlap": data.overlap, "prompt": prompt}
+    if recipe.eval is not None and recipe.eval.style.asked != recipe.rl.style.asked:
+        identity["eval_prompt"] = record(recipe.eval.style, tokenizer)
     run.summarize({**identity, "finished": False})
     evaluation = checkups = None
     if recipe.eval is not None:
@@ -76,21 +106,61 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
         return
     if evaluation is not None:
         evaluation(trained.trainer)
-    save_model(trained.trainer.model, tokenizer, run.final)
+    save_model(trained.trainer.model, tokenizer, run.final, prompt)
     run.summarize({**identity, **_course(run), **trained.metrics, "finished": True})
     write_card(run.path)
     _conclude(run, console)
+
+
+def _refuse_before_tuning(recipe: Recipe, problems: Sequence[Problem]) -> None:
+    """Raise now, rather than after the fine-tuning, what reinforcement learning would refuse.
+
+    Raises:
+      ValueError: the data fit into no table, no prompt is short enough, or adapters on a launch
+        that shards weights.
+    """
+    settings = RLSettings(
+        model=recipe.model, output_dir=recipe.output_dir, seed=recipe.seed, **vars(recipe.rl)
+    )
+    whole_adapters(settings, sharded=launched_sharded())
+    data_table(problems, settings)
+    if settings.max_prompt_length is not None:
+        tuned = recipe.sft.style if recipe.sft else settings.style
+        short_enough(problems, load_tokenizer(recipe.model, tuned), settings)
 
 
 def _conclude(run: RunDirectory, console: Console) -> None:
     summary = run.summary
     if "final" in summary:
         stages = {"before": summary["initial"], "after": summary["final"]}
+        if "final_clean" in summary:
+            without = "without the problems that the training data hold"
+            stages[f"before, {without}"] = summary["initial_clean"]
+            stages[f"after, {without}"] = summary["final_clean"]
         for name, result in stages.items():
-            console.print(scores_table(result, name))
+            print_table(console, scores_table(result, name))
         gain = interval_text(summary["difference"])
         console.print(f"gain, paired by problem: {gain} points", highlight=False)
+        conclude_scores(run.path, console)
+    if notices := summary.get("notices"):
+        several = "s" * (len(notices) > 1)
+        text = f"{len(notices)} warning{several} during training: trustclip explain {run.path}"
+        warn(console, text)
     console.print(f"model in {run.final}", highlight=False)
+
+
+def conclude_scores(folder: Path, console: Console) -> None:
+    """Say of a run that ends clearly below its best evaluation that it does.
+
+    Args:
+      folder: the run directory.
+      console: gets the line.
+    """
+    evaluations = read_run(folder).evaluations
+    if score_fell(evaluations) is None:
+        return
+    for line in course_of_scores(evaluations):
+        warn(console, line)
 
 
 def _tuned(recipe: Recipe, run: RunDirectory, problems: Sequence[Problem], console: Console) -> str:
@@ -131,6 +201,7 @@ class _Evaluation:
         assert recipe.eval is not None
         self._settings, self._seed, self._run = recipe.eval, recipe.seed, run
         self._tokenizer, self._console, self._tasks = tokenizer, console, tests
+        self._measures = Measures(recipe.eval.reward, recipe.eval.style.extraction)
         for task, problems in self._tasks.items():
             run.problems(problems, task)
 
@@ -141,7 +212,7 @@ class _Evaluation:
           Interrupted: the run was asked to stop.
         """
         s, step = self._settings, trainer.state.global_step
-        plan = Plan(s.k, s.prompt_style, derived_seed(self._seed, step), s.batch_size)
+        plan = Plan(s.k, s.style, derived_seed(self._seed, step), s.batch_size, self._measures)
         model, training = trainer.model, trainer.model.training
         try:
             backend = _Watched(self._backend(trainer), trainer)
@@ -193,8 +264,27 @@ def _course(run: RunDirectory) -> dict[str, Any]:
         "initial": results[min(results)],
         "final": results[max(results)],
         "difference": vars(difference(run)),
+        **clean_scores(run.summary.get("overlap", {}), evaluations),
         # Selected by its score on these same problems, so that score is biased upwards.
         "best": {"step": best, "average": results[best]["average"]},
+    }
+
+
+def clean_scores(
+    overlap: Mapping[str, Any], evaluations: Mapping[int, Sequence[Row]]
+) -> dict[str, Any]:
+    """First and last scores without the test problems that the training data hold, if any.
+
+    Args:
+      overlap: of the run's summary.
+      evaluations: samples by update.
+    """
+    if not (hit := overlapping(overlap)):
+        return {}
+    return {
+        name: scores(kept)
+        for name, step in (("initial_clean", min(evaluations)), ("final_clean", max(evaluations)))
+        if (kept := [row for row in evaluations[step] if row["id"] not in hit.get(row["task"], ())])
     }
 
 

@@ -7,13 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trustclip.recipes.settings import ARITHMETIC, PRIMER, EvalStage, Recipe, RLStage
+from trustclip.recipes.rewarding import check_data, columns_of, has_own, needs_answers
+from trustclip.recipes.settings import (
+    ARITHMETIC,
+    NOTHING,
+    OWN_TESTS,
+    PRIMER,
+    EvalStage,
+    Recipe,
+    RLStage,
+    source_of,
+)
+from trustclip.rewards.chosen import check_columns, chosen
 from trustclip.runs.directory import RunDirectory
+from trustclip.tasks.alike import Tokens, tokenize
 from trustclip.tasks.arithmetic import Arithmetic
-from trustclip.tasks.decontaminate import decontaminate, tokenize
+from trustclip.tasks.decontaminate import decontaminate
 from trustclip.tasks.files import stem_of
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.sources import load_problems, load_task
+from trustclip.tasks.sources import Wanted, load_problems, load_task
 
 #: Number of generated problems when no limit is set.
 GENERATED = 1024
@@ -27,9 +39,15 @@ class TrainingData(Protocol):
     @property
     def dataset(self) -> str: ...
     @property
+    def split(self) -> str | None: ...
+    @property
+    def columns(self) -> Mapping[str, str]: ...
+    @property
     def limit(self) -> int | None: ...
     @property
     def max_bad_rows(self) -> int: ...
+    @property
+    def exclude(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +58,7 @@ class RecipeData:
       tuning: problems with solutions, for fine-tuning; empty without that stage.
       training: problems for reinforcement learning.
       tests: problems to evaluate on, by task; empty without evaluations.
-      overlap: what was compared and left out, for ``summary.json``; empty without test problems.
+      overlap: by stage, what `kept_apart` found, for ``summary.json``.
     """
 
     tuning: list[Problem]
@@ -53,90 +71,104 @@ def recipe_problems(recipe: Recipe, run: RunDirectory) -> RecipeData:
     """Load all problems of a recipe and keep training and test problems apart.
 
     Args:
-      recipe: its `exclude_overlap` decides whether test problems among the training problems are
-        left out (also the reworded ones, see `decontaminate`) or refused (equal ones).
+      recipe: `exclude` of its stages decides what happens to test problems in the training data.
       run: bad rows go to its ``quarantine.jsonl``.
 
     Raises:
-      ValueError: a source that cannot be used, a test problem among the training problems, or too
-        few problems for one generation.
+      ValueError: a source that cannot be used, or too few problems for one generation.
     """
     data = {"rl": training_problems(recipe.rl, run, recipe.seed)}
     if recipe.sft is not None:
         data["sft"] = training_problems(recipe.sft, run, recipe.seed, solutions=True)
     tests = {} if recipe.eval is None else test_problems(recipe.eval, run)
-    overlap: dict[str, Any] = {}
-    if tests:
-        overlap = {"reworded": recipe.exclude_overlap, "left_out": {}}
+    folder = None if recipe.eval is None else recipe.eval.data_dir
+    overlap = {}
     for stage, problems in data.items():
-        source = recipe.rl.dataset if stage == "rl" or recipe.sft is None else recipe.sft.dataset
-        if source in (ARITHMETIC, PRIMER) and [*tests] == [ARITHMETIC]:
-            continue  # disjoint by construction, and too similar for the search for copies
-        if tests and recipe.exclude_overlap:
-            data[stage], overlap["left_out"][stage] = separate(problems, tests)
-        elif tests:
-            refuse_overlap(problems, tests, f"{stage}.dataset {source}")
+        settings = recipe.rl if stage == "rl" or recipe.sft is None else recipe.sft
+        against = {**tests, **further_tests(settings, run, folder)}
+        data[stage], overlap[stage] = kept_apart(problems, against, settings)
     enough(data["rl"], recipe.rl)
+    check_data(data["rl"], recipe.rl)
     return RecipeData(data.get("sft", []), data["rl"], tests, overlap)
 
 
-def separate(
-    problems: Sequence[Problem], tests: Mapping[str, Sequence[Problem]]
+def further_tests(
+    settings: TrainingData, run: RunDirectory, folder: Path | str | None = None
+) -> dict[str, list[Problem]]:
+    """The test sets that `exclude` names beside those of the recipe, by name.
+
+    Args:
+      settings: of the stage.
+      run: bad rows go to its ``quarantine.jsonl``.
+      folder: where to look for files first.
+
+    Raises:
+      ValueError: no such test set.
+    """
+    if settings.exclude == NOTHING:
+        return {}
+    names = [name for part in settings.exclude.split(",") if (name := part.strip())]
+    return {
+        name: load_task(name, folder, quarantine=run.quarantine)
+        for name in names
+        if name not in (OWN_TESTS, ARITHMETIC)
+    }
+
+
+def kept_apart(
+    problems: Sequence[Problem], tests: Mapping[str, Sequence[Problem]], settings: TrainingData
 ) -> tuple[list[Problem], dict[str, Any]]:
-    """Remove the training problems that are test problems, verbatim or reworded.
+    """Training problems without the test problems among them, verbatim or reworded.
 
     Args:
       problems: to train on.
       tests: to evaluate on, by task.
+      settings: its `exclude`; where that is "none", all problems are kept.
 
     Returns:
-      The kept problems, and the numbers: training problems left out, and test problems found among
-      them, by task.
+      The problems to train on, and what was found: ``excluded``, the number of training
+      ``problems``, and the ids of the ``tests`` found among them, by task.
 
     Raises:
       ValueError: none is left.
 
     Example:
+      >>> from trustclip.recipes.settings import RLStage
       >>> text = "A bag holds 7 red and 9 blue marbles. How many marbles are in the bag?"
       >>> train = [Problem("a", text, "16"), Problem("b", "What is $2^5$?", "32")]
-      >>> kept, counts = separate(train, {"bags": [Problem("x", text, "16")]})
-      >>> [problem.id for problem in kept], counts
-      (['b'], {'problems': 1, 'tests': {'bags': 1}})
+      >>> settings = RLStage(dataset="a.csv")
+      >>> kept, found = kept_apart(train, {"bags": [Problem("x", text, "16")]}, settings)
+      >>> [problem.id for problem in kept], found
+      (['b'], {'excluded': True, 'problems': 1, 'tests': {'bags': ['x']}})
     """
-    reports = {task: decontaminate(problems, tested) for task, tested in tests.items()}
+    generated = settings.dataset in (ARITHMETIC, PRIMER)
+    # Generated ones are disjoint by construction, and too similar for the search for copies.
+    against = {task: one for task, one in tests.items() if not (generated and task == ARITHMETIC)}
+    reports = {task: decontaminate(problems, tested) for task, tested in against.items()}
     found = set().union(*(report.train_ids for report in reports.values()))
-    keys = {tokenize(problem.problem) for tested in tests.values() for problem in tested}
-    found |= {problem.id for problem in problems if tokenize(problem.problem) in keys}
-    kept = [problem for problem in problems if problem.id not in found]
+    hits = {task: set(report.contaminated) for task, report in reports.items()}
+    equal: dict[Tokens, list[tuple[str, str]]] = {}
+    for task, tested in against.items():
+        for problem in tested:
+            equal.setdefault(tokenize(problem.problem), []).append((task, problem.id))
+    for problem in problems:
+        if same := equal.get(tokenize(problem.problem)):
+            found.add(problem.id)
+            for task, test_id in same:
+                hits[task].add(test_id)
+    excluded = settings.exclude != NOTHING
+    kept = [problem for problem in problems if not excluded or problem.id not in found]
     if not kept:
-        raise ValueError("every training problem is also a test problem; nothing is left.")
-    hits = {task: len(report.contaminated) for task, report in reports.items()}
-    return kept, {"problems": len(found), "tests": hits}
-
-
-def refuse_overlap(
-    problems: Sequence[Problem], tests: Mapping[str, Sequence[Problem]], source: str
-) -> None:
-    """Refuse training problems that equal test problems up to layout and notation.
-
-    Raises:
-      ValueError: some do; states how many and gives an example.
-    """
-    tested = {
-        tokenize(problem.problem): (task, problem.id)
-        for task, ones in tests.items()
-        for problem in ones
+        raise ValueError(
+            f"{settings.dataset}: every training problem is also a test problem; choose another "
+            "data set or split (NAME@SPLIT)."
+        )
+    in_order = {
+        task: [problem.id for problem in against[task] if problem.id in ids]
+        for task, ids in hits.items()
+        if ids
     }
-    same = [(p.id, tested[key]) for p in problems if (key := tokenize(p.problem)) in tested]
-    if not same:
-        return
-    tasks = ", ".join(sorted({task for _, (task, _) in same}))
-    trained, (task, test) = same[0]
-    raise ValueError(
-        f"{len(same)} of {len(problems)} training problems ({source}) are also test problems "
-        f"(eval.tasks {tasks}): e.g. {trained!r} is {test!r} of {task}. Choose another data "
-        "set or split (NAME@SPLIT), or set `exclude_overlap: true` to leave them out of training."
-    )
+    return kept, {"excluded": excluded, "problems": len(found), "tests": in_order}
 
 
 def enough(problems: Sequence[Problem], settings: RLStage) -> None:
@@ -162,15 +194,19 @@ def enough(problems: Sequence[Problem], settings: RLStage) -> None:
 
 
 def overlap_text(overlap: Mapping[str, Any]) -> list[str]:
-    """One sentence per stage about problems left out of training; empty if none was."""
+    """One sentence per stage about test problems in its training data; empty if it has none."""
     lines = []
-    for stage, counts in overlap.get("left_out", {}).items():
-        if counts["problems"]:
-            tests = ", ".join(f"{n} of {task}" for task, n in counts["tests"].items() if n)
-            lines.append(
-                f"{stage}: {counts['problems']} training problems left out: they are test problems"
-                f"{f' ({tests})' if tests else ''}, word for word or reworded."
-            )
+    for stage, found in overlap.items():
+        if not found["problems"]:
+            continue
+        tests = ", ".join(f"{len(ids)} of {task}" for task, ids in found["tests"].items())
+        many, tested = f"{stage}: {found['problems']} training problems", f"test problems ({tests})"
+        lines.append(
+            f"{many} left out: they are {tested}, word for word or reworded."
+            if found["excluded"]
+            else f"{many} are {tested}, and `exclude: none` trains on them: the scores on these "
+            "test problems are no measure of what was learned."
+        )
     return lines
 
 
@@ -192,11 +228,17 @@ def training_problems(
         return Arithmetic(seed=seed).train(settings.limit or GENERATED)
     if settings.dataset == PRIMER and solutions:
         return Arithmetic(seed=seed).primer(settings.limit or PRIMED)
+    rl = settings if isinstance(settings, RLStage) else None
     problems = load_problems(
-        settings.dataset,
+        source_of(settings.dataset, settings.split),
         limit=None if solutions else settings.limit,
         max_bad_rows=settings.max_bad_rows,
         quarantine=run.quarantine,
+        wanted=Wanted(
+            settings.columns,
+            answers=rl is None or needs_answers(rl),
+            further=rl is not None and has_own(rl),
+        ),
     )
     if not solutions:
         return problems
@@ -228,6 +270,10 @@ def test_problems(settings: EvalStage, run: RunDirectory) -> dict[str, list[Prob
         if name == ARITHMETIC:
             problems = Arithmetic().test(settings.limit or 128)
         else:
-            problems = load_task(name, settings.data_dir, quarantine=run.quarantine)
+            wanted = Wanted(
+                settings.columns, answers=needs_answers(settings), further=has_own(settings)
+            )
+            problems = load_task(name, settings.data_dir, quarantine=run.quarantine, wanted=wanted)
         tasks[label] = problems[: settings.limit]
+        check_columns(chosen(settings.reward), columns_of(problems[0]), name)
     return tasks

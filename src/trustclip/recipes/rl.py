@@ -1,37 +1,39 @@
 """Reinforcement learning with verified rewards, by TRL under one of trustclip's methods."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
 from trustclip.durable.lock import only_process
-from trustclip.recipes.checks import refuse
+from trustclip.recipes.checks import refuse, schedule_of
 from trustclip.recipes.grpo import grpo_config
 from trustclip.recipes.models import load_model, lora_config, save_model
-from trustclip.recipes.noise import flipped
-from trustclip.recipes.problems import enough, training_problems
+from trustclip.recipes.problems import (
+    enough,
+    further_tests,
+    kept_apart,
+    overlap_text,
+    training_problems,
+)
+from trustclip.recipes.prompting import record, show, unlike
+from trustclip.recipes.rewarding import Rewards, check_data, keep_code, training_row
 from trustclip.recipes.settings import TINY, RLSettings
 from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.callbacks import Checkups, Interrupted, Recorder, silence
+from trustclip.recipes.watch.completions import Completions
 from trustclip.recipes.watch.guards import Guards, Notice
+from trustclip.recipes.watch.recorder import outcome, plan_of, shown_too, token_sampler
 from trustclip.recipes.watch.sinks import open_sink, viewer
-from trustclip.rewards import (
-    AnswerReward,
-    SoftOverlong,
-    answer_graded,
-    format_approximate,
-    format_exact,
-    number_graded,
-)
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.jsonl import plain
 from trustclip.runs.progress import Stage
 from trustclip.runs.secrets import redacted
+from trustclip.runs.terminal import told
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import messages, prompt_style
+from trustclip.tasks.prompts import messages
 
 
 def rl(settings: RLSettings, console: Console) -> RunDirectory:
@@ -48,12 +50,20 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
 
 def _rl(settings: RLSettings, console: Console) -> RunDirectory:
     run = RunDirectory.resumed(settings.output_dir, "rl", settings)
+    if run.extended:
+        console.print(run.extended, highlight=False, markup=False, soft_wrap=True)
     if run.summary.get("finished"):
         console.print(f"{run.path} is finished; nothing to do.", highlight=False)
         return run
-    problems = training_problems(settings, run, settings.seed)
+    loaded = training_problems(settings, run, settings.seed)
+    problems, overlap = kept_apart(loaded, further_tests(settings, run), settings)
+    for line in overlap_text({"rl": overlap}):
+        console.print(line, highlight=False, markup=False)
     enough(problems, settings)
+    check_data(problems, settings)
     run.problems(problems)
+    show(console, unlike(settings.model, settings.style))
+    told(console, opening(settings, len(problems)))
     try:
         model, tokenizer = starting_model(settings, run, console)
     except Interrupted:
@@ -63,10 +73,35 @@ def _rl(settings: RLSettings, console: Console) -> RunDirectory:
     trained = reinforce(model, tokenizer, problems, settings, run, console)
     if trained is None:
         return run
-    save_model(trained.trainer.model, tokenizer, run.final)
-    run.summarize({"command": "rl", "problems": len(problems), "finished": True, **trained.metrics})
+    prompt = record(settings.style, tokenizer, problems[0].problem)
+    save_model(trained.trainer.model, tokenizer, run.final, prompt)
+    counts = {"problems": len(problems), "overlap": {"rl": overlap}, "prompt": prompt}
+    run.summarize({"command": "rl", **counts, "finished": True, **trained.metrics})
     console.print(f"model in {run.final}", highlight=False)
     return run
+
+
+def opening(settings: RLSettings, problems: int) -> str:
+    """What is about to be trained, in one line.
+
+    Args:
+      settings: of the training.
+      problems: number of them.
+
+    Example:
+      >>> from pathlib import Path
+      >>> opening(RLSettings(model="tiny", dataset="a.csv", output_dir=Path("runs/a")), 64)
+      'rl: atr on tiny in runs/a; 64 problems; 1000 updates, 2 with each generation of 32 \
+completions, 8 of each problem'
+    """
+    schedule = schedule_of(settings)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    size = settings.per_device_train_batch_size * schedule.steps_per_generation * ranks
+    return (
+        f"rl: {settings.method.name} on {settings.model} in {settings.output_dir}; {problems} "
+        f"problems; {settings.max_steps} updates, {schedule.updates_per_generation:g} with each "
+        f"generation of {size} completions, {settings.num_generations} of each problem"
+    )
 
 
 def starting_model(settings: RLSettings, run: RunDirectory, console: Console) -> tuple[Any, Any]:
@@ -76,11 +111,12 @@ def starting_model(settings: RLSettings, run: RunDirectory, console: Console) ->
       Interrupted: asked to stop while priming; the same call continues.
     """
     if settings.model != TINY:
-        return load_model(settings.model, settings.prompt_style, settings.seed)
+        told(console, f"loading {settings.model}")
+        return load_model(settings.model, settings.style, settings.seed)
     from trustclip.recipes.sft import prime
 
     primed = prime(run.path / "sft", settings.seed, console)
-    return load_model(str(primed), settings.prompt_style)
+    return load_model(str(primed), settings.style)
 
 
 @dataclass(frozen=True)
@@ -120,15 +156,18 @@ def reinforce(
       None when SIGTERM or Ctrl-C stopped it; everything is saved, and the same call continues.
     """
     run.start_over()
-    style = prompt_style(settings.prompt_style).extraction
-    reward = NoisyReward(style, settings.reward_noise, settings.seed)
+    style = settings.style.extraction
+    rewards = Rewards(settings, style, settings.seed)
+    keep_code(run, settings)
     sink = open_sink(settings.sink, run.path.name, redacted(plain(settings)), run.path)
     if command := viewer(settings.sink, run.path):
         console.print(f"to watch: {command}", highlight=False, markup=False, soft_wrap=True)
     try:
-        trainer = _trainer(model, tokenizer, problems, settings, run, reward)
-        trainer.mismatch.listener = FirstCompletions(run, console)
-        guards = Guards(_shown_too(run, console))
+        trainer = _trainer(model, tokenizer, problems, settings, run, rewards)
+        FirstCompletions(run, console).listen(trainer)
+        guards = Guards(shown_too(run, console))
+        trainer.recorder = RunRecorder(run, rewards, settings.reward_noise > 0, guards.report)
+        told(console, "sampling the first completions")
         with Stage(console, "rl", settings.max_steps) as stage:
             trainer.add_callback(Recorder(run, stage, "rl", sink))
             trainer.add_callback(guards)
@@ -136,30 +175,18 @@ def reinforce(
                 checkups.trainer = trainer
                 trainer.add_callback(checkups)
             try:
-                with guards.listening():
-                    complete = trainer.train_durably()
+                complete = trainer.train_durably()
             except Interrupted:
                 complete = False
     finally:
-        reward.close()
+        rewards.close()
         sink.close()
     if complete and not trainer.state.global_step:
         raise ValueError("training made no update: the model is unchanged and was not saved.")
     if not complete:
         console.print(f"stopped; the same command continues {run.path}.", highlight=False)
         return None
-    return Trained(trainer, {"training": _outcome(trainer.state.log_history), **guards.summary()})
-
-
-def _shown_too(run: RunDirectory, console: Console) -> Notice:
-    """Record what a guard notices, and show it to whoever watches the terminal."""
-
-    def notice(step: int, name: str, text: str) -> None:
-        run.notice(step, name, text)
-        line = f"warning at update {step}: {text}"
-        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
-
-    return notice
+    return Trained(trainer, {"training": outcome(trainer.state.log_history), **guards.summary()})
 
 
 def _trainer(
@@ -168,161 +195,102 @@ def _trainer(
     problems: Sequence[Problem],
     settings: RLSettings,
     run: RunDirectory,
-    reward: "NoisyReward",
+    rewards: Rewards,
 ) -> Any:
-    from datasets import Dataset
-
     from trustclip.engines.trl import ConstrainedGRPOTrainer
 
-    rows = [
-        {
-            "prompt": messages(problem.problem, settings.prompt_style),
-            "answer": problem.answer,
-            "id": problem.id,
-        }
-        for problem in problems
-    ]
-    shaping = _shaping(settings)
     trainer = ConstrainedGRPOTrainer(
         model=model,
-        reward_funcs=[reward, *shaping],
-        args=grpo_config(settings, run.checkpoints, settings.seed, len(shaping)),
-        train_dataset=Dataset.from_list(rows),
+        reward_funcs=rewards.functions,
+        args=grpo_config(settings, run.checkpoints, settings.seed),
+        train_dataset=data_table(problems, settings),
         processing_class=tokenizer,
         peft_config=lora_config(settings.lora_r, settings.lora_alpha),
     )
     trainer.journal = run
-    trainer.recorder = RunRecorder(run, reward, settings.reward_noise > 0)
-    trainer.token_sampler = token_sampler(trainer, settings, run)
+    if settings.tokens_every:
+        budget = settings.tokens_every, settings.tokens_completions, settings.tokens_megabytes
+        plan = plan_of(trainer.args, budget, settings.max_steps)
+        trainer.token_sampler = token_sampler(trainer, plan, run)
     silence(trainer)
+    whole_adapters(settings, sharded=trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
     return trainer
 
 
-def token_sampler(trainer: Any, settings: RLSettings, run: RunDirectory) -> Any:
-    """What records the tokens of a sample of completions; None where the settings want none.
+def whole_adapters(settings: RLSettings, *, sharded: bool) -> None:
+    """Refuse adapters where weights are sharded.
 
-    Args:
-      trainer: a `ConstrainedGRPOTrainer`.
-      settings: of the training.
-      run: gets the tokens.
+    Raises:
+      ValueError: so they are.
     """
-    from trustclip.engines.trl.tokens import Pieces, Plan, TokenSampler
-
-    if not settings.tokens_every:
-        return None
-    args = trainer.args
-    plan = Plan(
-        settings.tokens_every,
-        settings.tokens_completions,
-        int(settings.tokens_megabytes * 2**20),
-        updates=settings.max_steps,
-        per_generation=args.schedule().updates_per_generation,
-        seed=settings.seed,
-    )
-    samples = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
-    prompts = samples // args.num_generations
-    text = Pieces(trainer.processing_class)
-    return TokenSampler(plan, args.num_generations, prompts, text, run.tokens)
+    if settings.lora_r and sharded:
+        raise ValueError(
+            "adapters are merged into whole weights at the end of a run, which FSDP and DeepSpeed "
+            "shard: set rl.lora_r to 0, or use DDP."
+        )
 
 
-class NoisyReward:
-    """The binary answer reward, inverted for a share of the completions.
+def launched_sharded() -> bool:
+    """Whether accelerate's launcher has asked for FSDP or DeepSpeed."""
+    asked = (os.environ.get(f"ACCELERATE_USE_{name}", "false") for name in ("FSDP", "DEEPSPEED"))
+    return any(value.lower() in ("1", "true", "yes") for value in asked)
 
-    Args:
-      style: where the answer stands; see `trustclip.rewards.extract_answer`.
-      noise: share of the rewards to invert, in [0, 0.5].
-      seed: of the run.
+
+def data_table(problems: Sequence[Problem], settings: RLSettings) -> Any:
+    """The trainer's data set.
+
+    Raises:
+      ValueError: a column holds values of several types.
     """
-
-    __name__ = "correct"
-
-    def __init__(self, style: Any, noise: float = 0.0, seed: int = 0) -> None:
-        self._noise, self._seed = noise, seed
-        self._reward = AnswerReward(style=style)
-
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        """Rewards of the completions, inverted ones included, in TRL's signature."""
-        rewards = self._reward(prompts, completions, **columns)
-        # Every rank rewards as many completions: this rank's begin at `first` of the generation.
-        first = int(os.environ.get("RANK", "0")) * len(rewards)
-        step = getattr(columns.get("trainer_state"), "global_step", None)
-        inverted = [
-            self.inverts(step, first + place, identity)
-            for place, identity in enumerate(columns.get("id", [""] * len(rewards)))
-        ]
-        if self._noise and "log_metric" in columns:
-            columns["log_metric"]("reward_noise", sum(inverted) / max(len(inverted), 1))
-        return [1.0 - r if wrong else r for r, wrong in zip(rewards, inverted, strict=True)]
-
-    def inverts(self, step: int | None, index: int, identity: str) -> bool:
-        """Whether the policy gets the opposite of the true reward.
-
-        Args:
-          step: updates done when the completion was sampled.
-          index: its number in the generation, over all ranks.
-          identity: of the problem.
-        """
-        return self._noise > 0 and flipped(self._noise, self._seed, identity, f"{step}/{index}")
-
-    def close(self) -> None:
-        """End the verifier's processes."""
-        self._reward.verifier.close()
+    return _table([training_row(problem, settings) for problem in problems])
 
 
-class RunRecorder:
-    """Writes completions to ``samples.jsonl`` and gated shares to ``gates.jsonl``.
+def _table(rows: list[dict[str, Any]]) -> Any:
+    from datasets import Dataset
+    from pyarrow import ArrowException
+
+    try:
+        return Dataset.from_list(rows)
+    except (ArrowException, TypeError, OverflowError) as error:
+        for name in rows[0]:
+            kinds = sorted({type(row.get(name)).__name__ for row in rows} - {"NoneType"})
+            if len(kinds) > 1:
+                raise ValueError(
+                    f"the column {name!r} of the data holds several types ({', '.join(kinds)}): "
+                    "convert it to one, for example to text."
+                ) from error
+        raise ValueError(f"the data's columns do not fit into a table: {error}") from error
+
+
+class RunRecorder(Completions):
+    """Writes completions with the rewards of a recipe.
 
     Args:
       run: the run directory.
-      reward: the first reward function; ``samples.jsonl`` has the true rewards, and ``turned``
-        where the policy got the opposite.
+      rewards: of the training; ``samples.jsonl`` has the total, the value of each where there are
+        several, the true ones where the binary reward is inverted, and ``turned`` where it was.
       noisy: whether it inverts any.
+      notice: gets warnings of the trainer.
     """
 
-    def __init__(self, run: RunDirectory, reward: NoisyReward, noisy: bool) -> None:
-        self._run, self._reward, self._noisy = run, reward, noisy
+    def __init__(
+        self, run: RunDirectory, rewards: Rewards, noisy: bool, notice: Notice | None = None
+    ) -> None:
+        super().__init__(run, notice)
+        self._rewards, self._noisy = rewards, noisy
 
-    def generation(self, generation: Any) -> None:
-        """Write a line for each completion of a `trustclip.engines.trl.recording.Generation`."""
-        self._run.sample(self._rows(generation))
-
-    def gates(self, row: dict[str, Any]) -> None:
-        """Write the gated shares of an update."""
-        self._run.gates(row)
-
-    def _rows(self, generation: Any) -> Iterator[dict[str, Any]]:
-        rewards = generation.rewards[self._reward.__name__]
-        for index, row, completion, tokens, reward in zip(
-            generation.index,
-            generation.rows,
-            generation.completions,
-            generation.tokens,
-            rewards,
-            strict=True,
-        ):
-            inverted = self._reward.inverts(generation.step, index, row["id"])
-            yield {
-                "stage": "rl",
-                "step": generation.step,
-                "index": index,
-                "id": row["id"],
-                "gold": row["answer"],
-                "response": completion[0]["content"] if completion else "",
-                "tokens": len(tokens),
-                # The true reward: inverting an inverted binary reward restores it.
-                "reward": 1.0 - reward if inverted else reward,
-                **({"turned": inverted} if self._noisy else {}),
-            }
-
-
-def _shaping(settings: RLSettings) -> list[Any]:
-    """Reward functions in addition to the binary one."""
-    extra: list[Any] = []
-    if settings.reward == "notebook":
-        extra += [format_exact, format_approximate, answer_graded, number_graded]
-    if settings.overlong_cache:
-        extra.append(SoftOverlong(settings.max_completion_length, settings.overlong_cache))
-    return extra
+    def _rewarded(self, generation: Any, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        values = {name: generation.rewards[name][place] for name in self._rewards.names}
+        index, binary = generation.index[place], self._rewards.correct
+        inverted = binary is not None and binary.inverts(generation.step, index, row["id"])
+        if binary is not None and inverted:
+            # The true reward: inverting an inverted binary reward restores it.
+            values[binary.__name__] = 1.0 - values[binary.__name__]
+        return {
+            "reward": self._rewards.total(values),
+            **({"rewards": values} if len(values) > 1 else {}),
+            **({"turned": inverted} if self._noisy else {}),
+        }
 
 
 def short_enough(
@@ -341,7 +309,7 @@ def short_enough(
         for problem in problems
         if len(
             tokenizer.apply_chat_template(
-                messages(problem.problem, settings.prompt_style),
+                messages(problem.problem, settings.style),
                 add_generation_prompt=True,
                 return_dict=True,
             )["input_ids"]
@@ -352,13 +320,3 @@ def short_enough(
         raise ValueError(f"no problem has a prompt of at most max_prompt_length = {limit} tokens.")
     enough(short, settings)
     return short
-
-
-def _outcome(history: list[dict[str, Any]]) -> dict[str, float]:
-    """Means over the run: the values of the last updates alone are too noisy."""
-    shown = {"reward": "reward", "gated": "trustclip/gated", "entropy": "entropy"}
-    columns = {
-        name: [row[key] for row in history if row.get(key) is not None]
-        for name, key in shown.items()
-    }
-    return {f"mean_{name}": sum(c) / len(c) for name, c in columns.items() if c}

@@ -3,11 +3,14 @@
 One frozen dataclass per stage; that of a command adds model, run directory and seed, which a recipe
 states once for all its stages. The command line (tyro) and files (pydantic) fill the same classes,
 so a value is allowed in both or in neither. Options that TRL also has bear TRL's names.
+
+In one file because it is the list of all settings, which is read as one.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import tyro
 from pydantic import AfterValidator, Field, PlainValidator
@@ -25,7 +28,9 @@ from trustclip.constraints.checked import (
     checked,
 )
 from trustclip.engines.sampler import Sampler
+from trustclip.tasks.prompts import Prompt, PromptStyle, styled
 
+T = TypeVar("T")
 Style = Literal["solution", "boxed", "answer", "plain"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from trustclip.constraints.base import Method as Part
 
     Parts = tuple[Part, ...]
+    Rewards = str | Sequence[str | Mapping[str, Any]]
 else:
 
     def _method(given: object) -> Any:
@@ -55,11 +61,20 @@ else:
             raise ValueError(f"should be a list of methods, got {given!r}")
         return tuple(map(_method, given))
 
+    def _reward(given: Any) -> Any:
+        from trustclip.rewards.chosen import canonical
+
+        if isinstance(given, str) and given.lstrip().startswith(("[", "{")):
+            given = listed(given)
+        return canonical(given)
+
     #: `trustclip.constraints.registry.Part` without its import of PyTorch, which help waits for;
     #: to the command line it is text.
     Part = Annotated[str, PlainValidator(_method), Field(validate_default=True)]
     #: Several of them; to the command line, names separated by commas.
     Parts = Annotated[str, PlainValidator(_methods), Field(validate_default=True)]
+    #: What `trustclip.rewards.chosen` reads, in its plain form; to the command line, text.
+    Rewards = Annotated[str, PlainValidator(_reward)]
 
 
 def listed(text: str) -> list[Any]:
@@ -74,16 +89,50 @@ def listed(text: str) -> list[Any]:
     return yaml.safe_load(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
 
 
+def beginning_with(*names: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator: these fields come first, in help and in ``config.yaml``."""
+
+    def ordered(cls: type[T]) -> type[T]:
+        fields: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        first = {name: fields[name] for name in names}
+        cls.__dataclass_fields__ = first | fields  # type: ignore[attr-defined]
+        return cls
+
+    return ordered
+
+
 #: In place of a model's path: the tiny Qwen3 of the demo, made and primed on the spot.
 TINY = "tiny"
 #: In place of a dataset: generated chain arithmetic.
 ARITHMETIC = "arithmetic"
 #: The same for SFT, with solutions that are mostly terse and wrong: RL has room to improve.
 PRIMER = "arithmetic-primer"
+#: In place of the names of test sets: those that the recipe evaluates on, and none at all.
+OWN_TESTS, NOTHING = "tests", "none"
 
 
+#: Names of columns, by what they hold.
+Columns = Annotated[dict[str, str], tyro.conf.Suppress]
 #: Any other field of TRL's GRPOConfig, by its name.
 Passthrough = Annotated[dict[str, Any], tyro.conf.Suppress]
+
+
+def source_of(dataset: str, split: str | None) -> str:
+    """A data set with its split as one text, ``NAME@SPLIT``.
+
+    Raises:
+      ValueError: two splits.
+
+    Example:
+      >>> source_of("hub:owner/name:config", "train[:1000]")
+      'hub:owner/name:config@train[:1000]'
+    """
+    if split is None:
+        return dataset
+    if "@" in dataset or dataset in (ARITHMETIC, PRIMER):
+        reason = "has no splits" if dataset in (ARITHMETIC, PRIMER) else "names one already"
+        raise ValueError(f"`split` is {split!r}, and `dataset` {dataset!r} {reason}.")
+    return f"{dataset}@{split}"
 
 
 @checked
@@ -91,13 +140,24 @@ class SFTStage:
     """Supervised fine-tuning on worked solutions."""
 
     dataset: str
-    """Problems with solutions: a file, a hub id (NAME:CONFIG@SPLIT), or "arithmetic"."""
+    """Problems with solutions: a file, a folder of datasets.save_to_disk, a hub id
+    (NAME:CONFIG@SPLIT), or "arithmetic"."""
+    split: str | None = None
+    """Split of the data set, or a part of it, such as "train[:1000]"."""
+    columns: Columns = field(default_factory=dict)
+    """Columns by what they are, where they have other names: {prompt: question, solution: cot}; on
+    the command line --columns.prompt question."""
     prompt_style: Style = "solution"
     """Format of the prompt that presents a problem to the model."""
+    prompt: Prompt = Prompt()
+    """A system message and a template of your own, in place of the style's."""
     limit: Count | None = None
     """Number of problems to use, counted from the first; all when unset."""
     max_bad_rows: Whole = 100
     """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
+    exclude: str = OWN_TESTS
+    """Test problems to leave out of training, word for word or reworded: "tests" for those of the
+    recipe's evaluation, names of further test sets (amc23,aime24), or "none"."""
     learning_rate: LearningRate = 2e-4
     """Peak learning rate of AdamW."""
     num_train_epochs: Positive = 2.0
@@ -127,13 +187,19 @@ class SFTStage:
     save_total_limit: Count | None = 2
     """Number of most recent checkpoints to keep."""
 
+    @property
+    def style(self) -> PromptStyle:
+        """The prompt style, with what is different."""
+        return styled(self.prompt_style, self.prompt)
 
+
+@beginning_with("model", "dataset", "output_dir", "seed", "learning_rate", "num_train_epochs")
 @checked
 class SFTSettings(SFTStage):
     """Supervised fine-tuning on worked solutions: teaches the answer format before RL."""
 
     model: str
-    """Folder or hub id of the model, or "tiny"."""
+    """Folder or hub id of the model, "tiny", or the folder of a LoRA adapter (or ADAPTER+BASE)."""
     output_dir: Path
     """Run directory; the trained model is saved in its folder "final"."""
     seed: Seed = 3407
@@ -148,7 +214,13 @@ class RLStage:
     """
 
     dataset: str
-    """Problems with answers: a file, a hub id (NAME:CONFIG@SPLIT), or "arithmetic"."""
+    """Problems with answers: a file, a folder of datasets.save_to_disk, a hub id
+    (NAME:CONFIG@SPLIT), or "arithmetic"."""
+    split: str | None = None
+    """Split of the data set, or a part of it, such as "train[:1000]"."""
+    columns: Columns = field(default_factory=dict)
+    """Columns by what they are, where they have other names: {prompt: question, answer: solution};
+    further ones are passed to reward functions. On the command line --columns.prompt question."""
     method: Part = cast("Part", "atr")
     """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
     `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
@@ -157,12 +229,19 @@ class RLStage:
     kept of the same tokens is in metrics.jsonl, `explain` and the report."""
     prompt_style: Style = "solution"
     """Format of the prompt that presents a problem to the model."""
+    prompt: Prompt = Prompt()
+    """A system message and a template of your own, in place of the style's."""
     limit: Count | None = None
     """Number of problems to use, counted from the first; all when unset."""
     max_bad_rows: Whole = 100
     """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
-    reward: Literal["correct", "notebook"] = "correct"
-    """1 for a correct final answer and 0 otherwise, or the public notebook's shaped rewards."""
+    exclude: str = OWN_TESTS
+    """Test problems to leave out of training, word for word or reworded: "tests" for those of the
+    recipe's evaluation, names of further test sets (amc23,aime24), or "none"."""
+    reward: Rewards = "correct"
+    """1 for a correct final answer and 0 otherwise ("correct"); another built-in reward; a function
+    of your own, "file.py:function" or "package.module:function"; or a list of these, each
+    {name: ..., weight: ..., ARGUMENT: ...}. See docs/bring-your-own.md."""
     reward_noise: Annotated[float, Field(ge=0, le=0.5), NUMBER] = 0.0
     """Share of the answer rewards to invert; a repeated run inverts the same ones."""
     overlong_cache: Whole = 0
@@ -223,6 +302,10 @@ class RLStage:
     """Updates between checkpoints; 0 saves one only when the run is interrupted."""
     save_total_limit: Count | None = 2
     """Number of most recent checkpoints to keep."""
+    save_async: bool = False
+    """Write checkpoints while training goes on, from a copy of the state in CPU memory."""
+    save_to: str | None = None
+    """URL that gets a copy of each checkpoint (s3://bucket/folder); see docs/distributed.md."""
     tokens_every: Whole = 10
     """Of every so many updates, one has completions recorded token by token; 0 for none."""
     tokens_completions: Count = 8
@@ -234,7 +317,17 @@ class RLStage:
     trl: Passthrough = field(default_factory=dict)
     """Any other field of TRL's GRPOConfig; on the command line as --trl.NAME VALUE."""
 
+    @property
+    def style(self) -> PromptStyle:
+        """The prompt style, with what is different."""
+        return styled(self.prompt_style, self.prompt)
 
+
+@beginning_with(
+    *("model", "dataset", "output_dir", "method", "reward", "max_steps", "seed", "learning_rate"),
+    *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("steps_per_generation", "num_iterations", "max_completion_length", "lora_r", "use_vllm"),
+)
 @checked
 class RLSettings(RLStage):
     """Reinforcement learning with verified rewards under a policy-divergence constraint.
@@ -243,7 +336,7 @@ class RLSettings(RLStage):
     """
 
     model: str
-    """Folder or hub id of the model, or "tiny"."""
+    """Folder or hub id of the model, "tiny", or the folder of a LoRA adapter (or ADAPTER+BASE)."""
     output_dir: Path
     """Run directory; the trained model is saved in its folder "final"."""
     seed: Seed = 0
@@ -256,12 +349,20 @@ class EvalStage:
 
     tasks: str
     """Comma-separated problem sets: names (amc23, aime24, gsm8k@test), files, or "arithmetic"."""
+    columns: Columns = field(default_factory=dict)
+    """Columns of own files by what they are, where they have other names: {prompt: question}."""
     data_dir: Path | None = None
     """Folder with NAME*.jsonl files, searched before the hub."""
     prompt_style: Style = "solution"
     """Format of the prompt that presents a problem to the model."""
+    prompt: Prompt = Prompt()
+    """A system message and a template of your own, in place of the style's."""
     k: Count = 8
     """Samples per problem."""
+    reward: Rewards = "correct"
+    """What is right: the verifier's answer check ("correct"), or a reward of your own that returns
+    0 or 1 ("file.py:function"); of a list, the first says what is right, and the mean of each
+    further one is reported. See docs/bring-your-own.md."""
     temperature: NonNegative = 0.3
     """Sampling temperature; 0 for greedy decoding."""
     top_p: UpToOne = 0.95
@@ -275,7 +376,15 @@ class EvalStage:
     max_bad_rows: Whole = 100
     """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
 
+    @property
+    def style(self) -> PromptStyle:
+        """The prompt style, with what is different."""
+        return styled(self.prompt_style, self.prompt)
 
+
+@beginning_with(
+    "model", "tasks", "output_dir", "k", "reward", "temperature", "max_tokens", "backend"
+)
 @checked
 class EvalSettings(EvalStage):
     """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
@@ -309,13 +418,11 @@ class Recipe:
     name: str
     """Name of the experiment."""
     model: str
-    """Folder or hub id of the model, or "tiny"."""
+    """Folder or hub id of the model, "tiny", or the folder of a LoRA adapter (or ADAPTER+BASE)."""
     output_dir: Path
     """Run directory."""
     seed: Seed = 0
     """Random seed of the whole run."""
-    exclude_overlap: bool = False
-    """Remove test problems, also reworded ones, from training; if false, equal ones are refused."""
     sft: SFTStage | None = None
     """Fine-tuning before RL; none when omitted."""
     rl: RLStage

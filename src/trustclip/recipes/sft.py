@@ -10,11 +10,18 @@ from trustclip.durable.lock import only_process
 from trustclip.recipes.checks import refuse
 from trustclip.recipes.files import Source, build, preset
 from trustclip.recipes.models import load_model, lora_config, save_model
-from trustclip.recipes.problems import training_problems
+from trustclip.recipes.problems import (
+    further_tests,
+    kept_apart,
+    overlap_text,
+    training_problems,
+)
+from trustclip.recipes.prompting import record, show, unlike
 from trustclip.recipes.settings import SFTSettings
 from trustclip.recipes.watch.callbacks import Interrupted, Recorder, silence
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
+from trustclip.runs.terminal import told
 from trustclip.tasks.hub import hub_source, named_after, select_for_sft
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, messages
@@ -43,17 +50,27 @@ def _sft(
     settings: SFTSettings, console: Console, problems: Sequence[Problem] | None
 ) -> RunDirectory:
     run = RunDirectory.resumed(settings.output_dir, "sft", settings)
+    if run.extended:
+        console.print(run.extended, highlight=False, markup=False, soft_wrap=True)
     if run.summary.get("finished"):
         console.print(f"{run.path} is finished; nothing to do.", highlight=False)
         return run
+    counts: dict[str, Any] = {}
     if problems is None:
-        problems = training_problems(settings, run, settings.seed, solutions=True)
-    model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
+        loaded = training_problems(settings, run, settings.seed, solutions=True)
+        problems, overlap = kept_apart(loaded, further_tests(settings, run), settings)
+        counts = {"overlap": {"sft": overlap}}
+        for line in overlap_text(counts["overlap"]):
+            console.print(line, highlight=False, markup=False)
+        told(console, f"sft: {settings.model} on {len(problems)} solutions, in {run.path}")
+    show(console, unlike(settings.model, settings.style))
+    model, tokenizer = load_model(settings.model, settings.style, settings.seed)
     problems = format_examples(problems, tokenizer, settings)
     metrics = fine_tune(model, tokenizer, problems, settings, run, console)
     if metrics is None:
         return run
-    run.summarize({"command": "sft", "problems": len(problems), "finished": True, **metrics})
+    counts |= {"problems": len(problems), "finished": True}
+    run.summarize({"command": "sft", **counts, **metrics})
     console.print(f"model in {run.final}", highlight=False)
     return run
 
@@ -95,8 +112,8 @@ def format_examples(
     if source is not None and source.kind == "sft":
 
         def tokens(problem: Problem) -> int:
-            turn = {"role": "assistant", "content": completion(problem, settings.prompt_style)}
-            conversation = [*messages(problem.problem, settings.prompt_style), turn]
+            turn = {"role": "assistant", "content": completion(problem, settings.style)}
+            conversation = [*messages(problem.problem, settings.style), turn]
             return len(tokenizer.apply_chat_template(conversation, return_dict=True)["input_ids"])
 
         problems = select_for_sft(problems, max_seq_length=settings.max_length, count_tokens=tokens)
@@ -127,10 +144,8 @@ def fine_tune(
     run.start_over()
     rows = [
         {
-            "prompt": messages(problem.problem, settings.prompt_style),
-            "completion": [
-                {"role": "assistant", "content": completion(problem, settings.prompt_style)}
-            ],
+            "prompt": messages(problem.problem, settings.style),
+            "completion": [{"role": "assistant", "content": completion(problem, settings.style)}],
         }
         for problem in problems
     ]
@@ -148,7 +163,8 @@ def fine_tune(
         if not trainer.train_durably():
             console.print(f"stopped; the same command continues {run.path}.", highlight=False)
             return None
-    save_model(trainer.model, tokenizer, run.final)
+    prompt = record(settings.style, tokenizer, problems[0].problem)
+    save_model(trainer.model, tokenizer, run.final, prompt)
     lines = [line for line in trainer.state.log_history if "loss" in line]
     return {name: lines[-1][name] for name in ("loss", "mean_token_accuracy") if lines}
 

@@ -1,11 +1,10 @@
 """The atlas as a page: every method's gradient weight, with sliders for its hyper-parameters.
 
-The page computes no formula: it reads the weights from grids computed by the methods themselves,
-one grid for every position of the sliders.
+The page computes no formula: it reads weights, jumps and intervals from grids computed by the
+methods themselves, one grid for every position of the sliders.
 """
 
 import base64
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,14 +13,15 @@ from itertools import product
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
-from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
+from torch import Tensor
 
 import trustclip
 from trustclip.constraints.base import Method, methods
-from trustclip.constraints.registry import method
+from trustclip.constraints.registry import interval, method
+from trustclip.report.about import about
 from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
-from trustclip.report.weights import P_OLD, curve, weights
+from trustclip.report.html import embedded, environment, rendered, script_hash
+from trustclip.report.weights import P_OLD, curve, jumps, weights
 
 #: Ratios and old probabilities of the grids; of the latter, `P_OLD` is the one first shown. No
 #: ratio is a round number: on a bound, rounding would decide.
@@ -31,12 +31,19 @@ PROBABILITIES = (0.001, 0.003, 0.01, 0.03, 0.1, P_OLD, 0.5, 0.7, 0.9, 0.99)
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 #: Positions where there is no default: of thresholds, and of what must be above 1.
 POSITIONS = ((0.02, 0.05, 0.1, 0.15, 0.3), (2.0, 3.0, 10.0))
-#: Most positions of all sliders of a method together.
-MOST = 350
+#: Most positions of all sliders of a method together; fewer of one that measures over a
+#: micro-batch, whose every weight takes a batch of its own.
+MOST, MOST_ALONE = 350, 7
 #: Steps of 1 in the stored weights: they are rounded to a thousandth.
 SCALE = 1000
-#: Stored where the values of the sliders are not a valid combination.
-NEVER = 2**31 - 1
+#: Steps of 1 in stored ratios: of jumps, and of the bounds of intervals.
+RATIO_SCALE = 1_000_000
+#: Stored where the values of the sliders are not a valid combination; an infinite bound; none.
+NEVER, INFINITE, NONE = 2**31 - 1, 2**31 - 2, 2**31 - 3
+
+
+#: Methods in one picture; more could not be told apart.
+MOST_COMPARED = 4
 
 
 @dataclass(frozen=True)
@@ -97,9 +104,10 @@ def _with(chosen: Method, name: str, value: Any) -> Method | None:
 
 def _matters(chosen: Method, dial: Dial) -> bool:
     probabilities = (P_OLD,) if chosen.statistics_over else PROBABILITIES
-    ours = weights(chosen, RATIOS, probabilities)
+    ratios = RATIOS[::8] if chosen.statistics_over == "micro_batch" else RATIOS
+    ours = weights(chosen, ratios, probabilities)
     others = (replace(chosen, **{dial.name: value}) for value in dial.values)  # type: ignore[type-var]
-    return any(not torch.allclose(weights(o, RATIOS, probabilities), ours) for o in others)
+    return any(not torch.allclose(weights(o, ratios, probabilities), ours) for o in others)
 
 
 def _probabilities(chosen: Method) -> tuple[float, ...]:
@@ -115,45 +123,112 @@ def _probabilities(chosen: Method) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Entry:
-    """A method on the page.
+    """A method on the page; numbers are int32, deflated, block by block of the dials' settings.
 
     Args:
       name: of the method.
-      does: first line of its docstring.
       dials: its sliders.
       fixed: hyper-parameters that matter and have no slider, at their defaults.
       probabilities: old probabilities that it is drawn for; one where they make no difference.
-      grid: weights in steps of 1 / `SCALE`, int32, deflated.
+      grid: weights in steps of 1 / `SCALE`; a block is [2, probabilities, ratios].
+      jumps: (row of the grid, ratio in steps of 1 / `RATIO_SCALE`, weights before and after).
+      bounds: of the ratio interval, in the same steps; a block is [probabilities, 2].
+      unbounded: why it has no interval; empty if it has one.
     """
 
     name: str
-    does: str
     dials: list[Dial]
     fixed: dict[str, Any]
     probabilities: tuple[float, ...]
     grid: bytes
+    jumps: bytes
+    bounds: bytes
+    unbounded: str
 
 
 @cache
 def entry(name: str) -> Entry:
-    """A method with its grid: a block [2, probabilities, ratios] for each setting of its dials."""
+    """A method with a block for each setting of its dials."""
     chosen, every = method(name), dials(name)
-    shown = [*_within(every, MOST)]
+    alone = chosen.statistics_over == "micro_batch"
+    shown = [*_within(every, MOST_ALONE if alone else MOST)]
     varied = [replace(chosen, **{d.name: v}) for d in shown for v in d.values]  # type: ignore[type-var]
     probabilities = max(map(_probabilities, [chosen, *varied]), key=len)
-    blocks = []
+    blocks = [_block(made, probabilities) for made in _settings(chosen, shown)]
+    rows = 2 * len(probabilities)
+    steps = torch.stack([block.weights for block in blocks]) * SCALE
+    records = [
+        [rows * i + row, round(ratio * RATIO_SCALE), round(low * SCALE), round(high * SCALE)]
+        for i, block in enumerate(blocks)
+        for row, ratio, low, high in block.jumps
+    ]
+    return Entry(
+        name,
+        shown,
+        {d.name: d.values[d.start] for d in every if d not in shown},
+        probabilities,
+        _packed(steps.round().clamp(-NEVER, NEVER)),
+        _packed(torch.tensor(records)),
+        _packed(torch.stack([block.bounds for block in blocks])),
+        _unbounded(chosen),
+    )
+
+
+def _packed(values: Tensor) -> bytes:
+    return zlib.compress(values.to(torch.int32).numpy().astype("<i4").tobytes(), 9)
+
+
+def _settings(chosen: Method, shown: Sequence[Dial]) -> Iterator[Method | None]:
+    """The method at every position of its dials; None where the values do not fit together."""
     for values in product(*(dial.values for dial in shown)):
         setting = dict(zip((dial.name for dial in shown), values, strict=True))
         try:
-            made = replace(chosen, **setting)  # type: ignore[type-var]
-            blocks.append(weights(made, RATIOS, probabilities))
-        except ValueError:  # values that are valid alone but not together
-            blocks.append(torch.full((2, len(probabilities), len(RATIOS)), torch.inf).double())
-    steps = (torch.stack(blocks) * SCALE).round().clamp(-NEVER, NEVER).to(torch.int32)
-    fixed = {d.name: d.values[d.start] for d in every if d not in shown}
-    does = (type(chosen).__doc__ or "").strip().splitlines()[0].partition(": ")[2]
-    packed = zlib.compress(steps.numpy().astype("<i4").tobytes(), 9)
-    return Entry(name, does, shown, fixed, probabilities, packed)
+            yield replace(chosen, **setting)  # type: ignore[type-var]
+        except ValueError:
+            yield None
+
+
+@dataclass(frozen=True)
+class _Block:
+    weights: Tensor
+    jumps: list[tuple[int, float, float, float]]
+    bounds: Tensor
+
+
+def _block(made: Method | None, probabilities: tuple[float, ...]) -> _Block:
+    count = len(probabilities)
+    without = torch.full((count, 2), float(NONE), dtype=torch.float64)
+    try:
+        if made is None:
+            raise ValueError
+        found = weights(made, RATIOS, probabilities)
+    except ValueError:  # values that are valid alone but not together
+        never = torch.full((2, count, len(RATIOS)), torch.inf, dtype=torch.float64)
+        return _Block(never, [], without)
+    edges = [
+        (sign * count + p, sum(between) / 2, low, high)
+        for sign, p, between, (low, high) in jumps(made, RATIOS, probabilities, found)
+    ]
+    return _Block(found, sorted(edges), _bounds(made, probabilities, without))
+
+
+def _bounds(made: Method, probabilities: tuple[float, ...], without: Tensor) -> Tensor:
+    """Bounds of the ratio interval in steps. Shape [probabilities, 2]."""
+    try:
+        ends = interval(made, torch.tensor(probabilities, dtype=torch.float64))
+    except ValueError:
+        return without
+    both = [torch.as_tensor(end, dtype=torch.float64).expand(len(probabilities)) for end in ends]
+    bounds = torch.stack(both, dim=-1)
+    return (bounds * RATIO_SCALE).round().where(bounds < NONE / RATIO_SCALE, float(INFINITE))
+
+
+def _unbounded(chosen: Method) -> str:
+    try:
+        interval(chosen, torch.tensor([P_OLD], dtype=torch.float64))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _within(every: Sequence[Dial], most: int) -> Iterator[Dial]:
@@ -167,30 +242,53 @@ def _within(every: Sequence[Dial], most: int) -> Iterator[Dial]:
 
 def atlas_page() -> str:
     """The page as one self-contained HTML file."""
+    entries = {name: entry(name) for name in methods()}
     data = {
         name: {
-            "does": one.does,
             "dials": [{"name": d.name, "values": d.values, "start": d.start} for d in one.dials],
             "fixed": one.fixed,
             "probabilities": one.probabilities,
-            "grid": base64.b64encode(one.grid).decode(),
+            "unbounded": one.unbounded,
+            **{
+                part: base64.b64encode(getattr(one, part)).decode()
+                for part in ("grid", "jumps", "bounds")
+            },
         }
-        for name, one in ((name, entry(name)) for name in methods())
+        for name, one in entries.items()
     }
-    ratios = [round(r, 6) for r in RATIOS.tolist()]
-    loader = PackageLoader("trustclip.report", "templates")
-    template = Environment(loader=loader, autoescape=True).get_template("atlas.html.j2")
-    whole = {"methods": data, "ratios": ratios, "scale": SCALE, "never": NEVER, "first": P_OLD}
-    return template.render(
-        data=Markup(json.dumps(whole).replace("<", "\\u003c")),
-        version=trustclip.__version__,
-        light=PALETTE[:2],
-        dark=DARK_PALETTE[:2],
+    whole = {
+        "methods": data,
+        "ratios": [round(r, 6) for r in RATIOS.tolist()],
+        "scales": [SCALE, RATIO_SCALE],
+        "marks": {"never": NEVER, "infinite": INFINITE, "none": NONE},
+        "first": P_OLD,
+    }
+    scripts = rendered("atlas.js.j2")
+    return (
+        environment()
+        .get_template("atlas.html.j2")
+        .render(
+            data=embedded(whole),
+            about={name: about(cls) for name, cls in methods().items()},
+            scripts=scripts,
+            hashes=[script_hash(script) for script in scripts],
+            version=trustclip.__version__,
+            colours={"light": PALETTE, "dark": DARK_PALETTE},
+            most=MOST_COMPARED,
+        )
     )
 
 
-def every_gate() -> str:
-    """SVG of the gates of all methods at their defaults."""
+def every_gate(only: str = "") -> str:
+    """SVG of the gates of methods at their defaults.
+
+    Args:
+      only: names, separated by commas; all methods when empty.
+
+    Raises:
+      ValueError: no method has such a name.
+    """
     from trustclip.report.draw.figures import gates
 
-    return gates({name: curve(method(name)) for name in methods()})
+    names = [name.strip() for name in only.split(",") if name.strip()] or methods()
+    return gates({name: curve(method(name)) for name in names})

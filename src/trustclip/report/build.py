@@ -41,7 +41,7 @@ def build(
     report = collect(runs, reference)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     texts = {
-        "index.html": render(report, title or "Report"),
+        "index.html": render(report, title or "Report", saved=True),
         "tables.md": "\n".join(markdown(table) for table in report.tables),
         "tables.tex": "% Needs the package booktabs.\n" + "\n".join(map(latex, report.tables)),
         "tables.csv": results.tidy(report.groups),

@@ -1,6 +1,6 @@
 """The contents of a report: groups, tables, figures and findings of run directories."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -8,6 +8,7 @@ from typing import TypeVar
 from trustclip.paper import published
 from trustclip.report import results, sampler, shadows, verdict
 from trustclip.report.comparison import Compared, compare
+from trustclip.report.contamination import clean_table
 from trustclip.report.draw import curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.groups import Group, by_setting, group_runs
@@ -32,6 +33,25 @@ class Section:
     title: str
     figures: list[Figure]
     tables: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A page that is not about run directories.
+
+    Args:
+      headline: the main finding, in one sentence.
+      subject: what it is about, in one line.
+      findings: the sentences under it.
+      sections: figures and tables; some may be empty.
+      series: label -> number of its colour, of what the figures show.
+    """
+
+    headline: str
+    subject: str
+    findings: Sequence[verdict.Finding]
+    sections: Sequence[Section]
+    series: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,7 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
     tables = [results.single_table(groups)] if results.columns(groups) else []
     tables += _some(
         results.repeated_table(groups),
+        clean_table(groups),
         results.comparison_table(by_mean, "mean-differences"),
         results.comparison_table(by_pass, "pass-differences"),
     )
@@ -120,6 +141,10 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
         *_some(mismatch.quantile_figure(groups)),
         *_for_each(groups, mismatch.lag_figure),
     ]
+    training = [
+        *_for_each(groups, curves.training_figure),
+        *_for_each(groups, curves.rewards_figure),
+    ]
     sweeps = [*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)]
     intervals = _some(results.interval_table(groups))
     return Report(
@@ -130,7 +155,7 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups)), intervals),
-            Section("training", "Training", _for_each(groups, curves.training_figure)),
+            Section("training", "Training", training),
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, plots.budget_figure)),
             Section("gate", "Gate", gate),

@@ -9,10 +9,12 @@ from rich.table import Table
 
 from trustclip import stats
 from trustclip.report.comparison import LEVEL, Compared, compare, difference_on
+from trustclip.report.conditions import require_equal_texts
 from trustclip.report.groups import Group, group_runs, names
 from trustclip.report.results import bracket, percent, title_of
 from trustclip.report.verdict import cautions
 from trustclip.runs.reader import Run, find, read_run
+from trustclip.runs.terminal import print_table
 
 
 def print_comparison(
@@ -30,19 +32,23 @@ def print_comparison(
       The comparisons: first those of Mean@K, then those of Pass@K.
 
     Raises:
-      ValueError: fewer than two methods; a run without evaluation samples; runs evaluated at
-        different updates or on different problems.
+      ValueError: fewer than two methods, or a run twice; a run without evaluation samples; runs
+        evaluated at different updates or on different problems.
     """
-    groups = _arms([_evaluated(read_run(folder), step) for folder in find(folders)])
+    paths = list(find(folders))
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise ValueError(f"{twice[0]} is given twice; a comparison needs two runs.")
+    groups = _arms([_evaluated(read_run(folder), step) for folder in paths])
     runs = [run for group in groups for run in group.scored]
     _require_equal_updates(runs)
     _require_equal_problems(runs)
+    require_equal_texts(runs)
     for group in groups:
         if not group.metrics:
             raise ValueError(f"the runs of {group.label} have different numbers of samples.")
     found = [one for kind in ("mean", "pass") for one in compare(groups, kind)]
     console.print(_heading(groups, found), highlight=False)
-    console.print(_table(groups, found))
+    print_table(console, _table(groups, found), keys=3)
     for one in found:
         named = one.group.label in one.verdict
         verdict = one.verdict if named else f"{one.group.label} is {one.verdict}"

@@ -12,6 +12,7 @@ import torch
 
 from trustclip.constraints import divergences
 from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.consent import consent
 from trustclip.constraints.registry import as_method
 from trustclip.report import course, sampler
 from trustclip.report.groups import describe
@@ -24,6 +25,7 @@ from trustclip.report.shadows import sentences as shadow_sentences
 from trustclip.runs.foreign.log import Log
 from trustclip.runs.jsonl import Row, read_jsonl
 from trustclip.runs.reader import Run, find, read_run
+from trustclip.runs.scored import course_of_scores, score_fell
 from trustclip.runs.text import one_line
 
 _QUADRANTS = {
@@ -68,20 +70,51 @@ def explain(folder: Path) -> list[str]:
         return [one_line(paragraph) for paragraph in _of_log(run, run.log)]
     rows = [row for row in run.training if _PREFIX + "gated" in row]
     if run.method is None or not rows:
-        raise ValueError(f"{folder} has logged no update under a constraint.")
-    method = as_method(run.method)
+        return [one_line(paragraph) for paragraph in _unconstrained(run)]
+    with consent():
+        method = as_method(run.method)
     found = [_subject(run), _gate(method, rows)]
     if _mean(rows, "gated") > 0:
         found += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
     found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
     found += [*sampler.sentences(run, rows), *course.signal(run.training)]
-    found += course.scores(run.evaluations)
+    found += course_of_scores(run.evaluations)
     found += shadow_sentences(method.name, mean_metrics(rows))
     found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
     advice = [*sampler.advice(method, rows), *_fallen(run)] or _next(method, rows)
     found += [f"Next: {text}" for text in advice]
     # Names and warnings come from files: none of them may control a terminal.
     return [one_line(paragraph) for paragraph in found]
+
+
+def _unconstrained(run: Run) -> Iterator[str]:
+    """A run in which no constraint had anything to constrain: what there is to say of it."""
+    rows = run.training
+    if not rows and not run.evaluations:
+        raise ValueError(f"{run.path} has logged neither an update nor an evaluation.")
+    if run.method is None:
+        state = "" if run.finished or not rows else ", unfinished"
+        many = f"{run.last_step} updates" if rows else "an evaluation"
+        yield f"{run.name}: {run.command} of {run.model}, {many}{state}. It has no constraint."
+    elif not rows:
+        yield f"{run.name}: {describe(run.method)} on {run.model}, no update logged yet."
+    else:
+        yield _subject(run)
+        yield (
+            "No update had anything to constrain: in every group all rewards were equal, so no "
+            "token had an advantage, and the policy did not move."
+            if not any(_values(rows, "grad_norm", prefix=""))
+            else "No update has logged what the constraint did."
+        )
+    yield from course.entropy(rows)
+    yield from course.signal(rows)
+    yield from course_of_scores(run.evaluations)
+    yield from (f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices)
+    if rows and run.method is not None:
+        yield (
+            "Next: look at completions and their rewards (samples.jsonl, trustclip report): "
+            "problems of medium difficulty, or another reward, give groups that differ."
+        )
 
 
 def _of_log(run: Run, log: Log) -> Iterator[str]:
@@ -263,7 +296,7 @@ def _direction(slope: float) -> str:
 
 
 def _fallen(run: Run) -> Iterator[str]:
-    best = course.score_fell(run.evaluations)
+    best = score_fell(run.evaluations)
     if best is not None:
         where = f"after update {best}" if best else "before training"
         yield (

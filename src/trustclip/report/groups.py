@@ -8,7 +8,9 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.constraints.base import Method, methods
+from trustclip.constraints.consent import consent
 from trustclip.constraints.registry import as_method
+from trustclip.report.collapse import ENOUGH_RUNS, collapsed
 from trustclip.runs.identity import essential, flat
 from trustclip.runs.reader import Evaluation, Run
 
@@ -24,7 +26,7 @@ class Estimate:
     Args:
       value: mean over runs.
       low: of the 95 % interval clustered by problem and, with several runs, by seed; None where
-        it is not known.
+        it is not known, or would not cover (`Group.unsteady`).
       high: of the same.
       std: sample standard deviation over runs, None for a single one.
       best: mean over runs of the best evaluation after training began; None with a single one.
@@ -63,14 +65,12 @@ class Group:
 
     @cached_property
     def method(self) -> Method | None:
-        """The method, where it is one of the library's.
-
-        Others are not imported: a report runs no code that a folder names.
-        """
+        """The method, where it is one of the library's or may be imported."""
         given = self.runs[0].method
         try:
-            return as_method(given) if given and given.get("name") in methods() else None
-        except ValueError:
+            with consent():
+                return as_method(given) if given else None
+        except (ValueError, TypeError):
             return None
 
     @cached_property
@@ -110,7 +110,16 @@ class Group:
           moment: ``"initial"`` or ``"final"``.
         """
         evaluations = self.evaluations(moment)
-        return pooled(evaluations, task, metric, self._best(task, metric, moment))
+        found = pooled(evaluations, task, metric, self._best(task, metric, moment))
+        if found is None or moment != "final" or not self.unsteady:
+            return found
+        return replace(found, low=None, high=None)
+
+    @cached_property
+    def unsteady(self) -> bool:
+        """Whether some of several, but few, runs collapsed: no interval of their mean covers."""
+        few = 1 < len(self.scored) < ENOUGH_RUNS
+        return few and any(collapsed(run) for run in self.scored)
 
     def _best(self, task: str | None, metric: str, moment: str) -> float | None:
         """Mean over runs of the best trained evaluation; None where there is only the final one."""

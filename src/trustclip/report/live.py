@@ -102,8 +102,19 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/"
 
 
+#: What the page's own policy cannot say: nobody frames it, embeds it or learns where it was.
+_HEADERS = {
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server_version, sys_version = "trustclip", ""
 
     def do_GET(self) -> None:
         # A page of another site may not read this one by a name that it has pointed here.
@@ -126,7 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
         self.end_headers()
         try:
             self.wfile.write(body)

@@ -1,29 +1,28 @@
 """The page: one self-contained HTML file, without network access."""
 
-import base64
-import hashlib
-import json
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 import trustclip
 from trustclip.report import results
-from trustclip.report.collect import Report, collect
+from trustclip.report.collect import Contents, Report, Section, collect
 from trustclip.report.draw import charts
 from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.groups import Group
+from trustclip.report.html import embedded, environment, rendered, script_hash
 from trustclip.report.tokens import views
 from trustclip.runs.reader import Run
 from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
 from trustclip.runs.secrets import redacted, redacted_argv
 from trustclip.runs.text import duration, percent
 from trustclip.runs.tokens import TOKENS
+
+#: Parts of every page that a finding may be about, and what a link to them says.
+_ANCHORS = {"notices": "warnings", "runs": "runs"}
 
 
 def write_page(folder: Path, title: str) -> str:
@@ -43,34 +42,31 @@ def write_page(folder: Path, title: str) -> str:
     return "report.html"
 
 
-def render(report: Report, title: str, live: str = "") -> str:
+def render(report: Report, title: str, live: str = "", saved: bool = False) -> str:
     """The page of a report, as HTML.
 
     Args:
       report: what it is about.
       title: of the page.
       live: number of this version, of a page that follows its runs; empty for a file.
+      saved: whether the files of its tables and figures lie beside it, to be linked.
     """
-    template = _environment().get_template("page.html.j2")
+    template = environment().get_template("page.html.j2")
     own = ["common.js.j2", "page.js.j2", "tokens.js.j2", *(["live.js.j2"] if live else [])]
-    scripts = [Markup(charts.script()), *_scripts(*own)]
+    scripts = [Markup(charts.script()), *rendered(*own)]
     sections = [part for part in report.sections if part.figures or part.tables]
-    drawn = {
-        f"{figure.key}/{i}": charts.spec(panel)
-        for section in sections
-        for figure in section.figures
-        for i, panel in enumerate(figure.panels)
-    }
     page = template.render(
         title=title,
         live=live,
+        saved=saved,
+        anchors={section.key: section.title.lower() for section in sections} | _ANCHORS,
         report=report,
         sections=sections,
         legend=_legend(report.groups),
         runs=[_run(group, run) for group in report.groups for run in group.runs],
         scripts=scripts,
-        hashes=[_hash(script) for script in scripts],
-        figures=embedded({"figures": drawn, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS}),
+        hashes=[script_hash(script) for script in scripts],
+        figures=_figures(sections),
         samples=embedded(_samples(report)),
         tokens=embedded(_tokens(report)),
         version=trustclip.__version__,
@@ -78,6 +74,44 @@ def render(report: Report, title: str, live: str = "") -> str:
         colours={"light": PALETTE, "dark": DARK_PALETTE},
     )
     return _writable(page)
+
+
+def sections_page(contents: Contents, title: str) -> str:
+    """A page of figures and tables that are not those of run directories, as HTML.
+
+    Args:
+      contents: of the page.
+      title: of the page.
+    """
+    scripts = [Markup(charts.script()), *rendered("common.js.j2", "page.js.j2")]
+    sections = [part for part in contents.sections if part.figures or part.tables]
+    page = environment().get_template("sections.html.j2")
+    return _writable(
+        page.render(
+            title=title,
+            contents=contents,
+            sections=sections,
+            legend=[{"label": label, "series": n} for label, n in contents.series.items()],
+            scripts=scripts,
+            hashes=[script_hash(script) for script in scripts],
+            figures=_figures(sections),
+            samples=embedded({"columns": [], "problems": [], "runs": []}),
+            version=trustclip.__version__,
+            height=charts.height,
+            colours={"light": PALETTE, "dark": DARK_PALETTE},
+        )
+    )
+
+
+def _figures(sections: Sequence[Section]) -> Markup:
+    """Every panel as a chart, with the colours of both grounds."""
+    drawn = {
+        f"{figure.key}/{i}": charts.spec(panel)
+        for section in sections
+        for figure in section.figures
+        for i, panel in enumerate(figure.panels)
+    }
+    return embedded({"figures": drawn, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS})
 
 
 def token_page(paths: Sequence[Path], title: str) -> str:
@@ -90,13 +124,13 @@ def token_page(paths: Sequence[Path], title: str) -> str:
     Raises:
       ValueError: there are no tokens, or a row is not as it should be.
     """
-    scripts = _scripts("common.js.j2", "tokens.js.j2")
-    page = _environment().get_template("tokens.html.j2")
+    scripts = rendered("common.js.j2", "tokens.js.j2")
+    page = environment().get_template("tokens.html.j2")
     return _writable(
         page.render(
             title=title,
             scripts=scripts,
-            hashes=[_hash(script) for script in scripts],
+            hashes=[script_hash(script) for script in scripts],
             tokens=embedded(views([(path.name, path) for path in paths])),
             version=trustclip.__version__,
             colours={"light": PALETTE, "dark": DARK_PALETTE},
@@ -104,38 +138,9 @@ def token_page(paths: Sequence[Path], title: str) -> str:
     )
 
 
-def _scripts(*names: str) -> list[Markup]:
-    return [Markup(_environment().get_template(name).render()) for name in names]
-
-
 def _writable(page: str) -> str:
     """Without half a surrogate pair: a text from a run may hold one, and no file can."""
     return page.encode("utf-8", "backslashreplace").decode()
-
-
-@cache
-def _environment() -> Environment:
-    loader = PackageLoader("trustclip.report")
-    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-
-
-def embedded(value: Any) -> Markup:
-    """JSON that is safe inside a script element, whatever its texts contain.
-
-    Example:
-      >>> embedded(["</script>", "<!--", "\\u2028"])
-      Markup('["\\\\u003c/script\\\\u003e","\\\\u003c!--","\\\\u2028"]')
-    """
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
-
-
-def _hash(script: str) -> str:
-    """Hash that allows this script in the page's content security policy."""
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _legend(groups: list[Group]) -> list[dict[str, Any]]:
@@ -151,7 +156,8 @@ def _run(group: Group, run: Run) -> dict[str, Any]:
     final = run.final
     metric = group.metrics[0] if group.metrics else None
     score = final.score(None, metric) if final and metric else None
-    gated = (run.summary.get("training") or {}).get("mean_gated")
+    training = run.summary.get("training")
+    gated = training.get("mean_gated") if isinstance(training, Mapping) else None
     return {
         "label": group.label,
         "series": group.series,
@@ -163,7 +169,7 @@ def _run(group: Group, run: Run) -> dict[str, Any]:
         "steps": run.last_step,
         "metric": results.title_of(metric) if metric else "",
         "score": percent(score["value"], 2) if score else "-",
-        "gated": percent(gated, 2),
+        "gated": percent(gated if isinstance(gated, int | float) else None, 2),
         "time": duration(run.summary.get("seconds")),
         "remarks": run.remarks,
         "notices": run.notices,

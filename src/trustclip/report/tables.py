@@ -33,6 +33,7 @@ class TableRow:
       kind: ``"ours"``, ``"base"``, ``"paper"`` or ``"section"`` (a label alone).
       note: in smaller type after the label.
       series: number of the colour of its group.
+      link: address of a page about it, in Markdown and on the page.
     """
 
     label: str
@@ -40,6 +41,7 @@ class TableRow:
     kind: str = "ours"
     note: str = ""
     series: int | None = None
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def markdown(table: Table) -> str:
         if row.kind == "section":
             rows.append([f"**{label}**", *[""] * len(table.columns)])
             continue
+        label = f"[{label}]({row.link})" if row.link else label
         label += f" ({markdown_text(row.note)})" if row.note else ""
         rows.append([label, *map(_markdown_cell, row.cells)])
     grid = markdown_table([table.corner, *map(markdown_text, table.columns)], rows)

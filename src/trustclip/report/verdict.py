@@ -6,8 +6,10 @@ from typing import Literal
 
 from trustclip import stats
 from trustclip.constraints.base import Trait
-from trustclip.report import course
+from trustclip.report import collapse, course
 from trustclip.report.comparison import Compared, gain
+from trustclip.report.conditions import unlike
+from trustclip.report.contamination import trained_on
 from trustclip.report.draw.curves import points_of
 from trustclip.report.groups import Group, by_setting, names
 from trustclip.report.results import title_of
@@ -26,10 +28,12 @@ class Finding:
     Args:
       kind: ``"finding"``, ``"caution"`` (it limits the findings) or ``"fault"``.
       text: the sentence.
+      about: key of the part of the page that shows it; empty if none does.
     """
 
     kind: Literal["finding", "caution", "fault"]
     text: str
+    about: str = ""
 
 
 def headline(groups: Sequence[Group], compared: Sequence[Compared]) -> str:
@@ -58,6 +62,12 @@ def _of_comparisons(found: Sequence[Compared]) -> str:
             return f"None of {many} methods differs significantly from {reference} in these runs."
         c = found[0]
         return f"{c.group.label} does not differ significantly from {reference} in these runs."
+    if all(c.seeds == 1 for c in found):
+        gaps = _listed([f"{called[id(c)]} {_points(c)}" for c in [*higher, *lower]])
+        return (
+            f"One run of each method: {metric} against {reference} is {gaps} points, which does "
+            "not compare the methods."
+        )
     parts = []
     if lower:
         those = _listed([called[id(c)] for c in lower])
@@ -92,19 +102,24 @@ def findings(groups: Sequence[Group], compared: Sequence[Compared]) -> list[Find
 
 def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
     found, called = [c for c in compared if c.difference is not None], _called(compared)
+    found.sort(key=lambda c: -abs(_gap(c)))  # the largest first
     resolved = [c for c in found if c.resolved]
     if len(resolved) == 1:
         (c,) = resolved
         where = "" if called[id(c)] == c.group.label else f"{called[id(c)]}: "
-        yield Finding("finding", f"{_at(c)}{where}{_sentence(c.verdict + _paired(found))}")
+        yield Finding(
+            "finding", f"{_at(c)}{where}{_sentence(c.verdict + _paired(found))}", "scores"
+        )
     elif resolved:
         gaps = _listed([f"{called[id(c)]} {_points(c)}" for c in resolved])
         text = f"Difference to {resolved[0].reference.label} in points: {gaps}, each p ≤ 0.05 "
         family = f"after Holm's correction for {len(found)} comparisons"
-        yield Finding("finding", f"{text}{family}{_paired(found)}.")
+        yield Finding("finding", f"{text}{family}{_paired(found)}.", "scores")
     for c in [c for c in found if not c.resolved][:3]:
         yield Finding(
-            "finding", f"{_at(c)}{called[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
+            "finding",
+            f"{_at(c)}{called[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}",
+            "scores",
         )
     for c in compared:
         if c.difference is None:
@@ -113,17 +128,20 @@ def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
 
 def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
     in_headline = not [c for c in compared if c.difference is not None]
-    each = [*zip(names(groups), groups, strict=True)]
+    each = [*_named(groups)]
     gained = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if in_headline else 0 :]
+    gained.sort(key=lambda one: -abs(one[2].value))
     if len(gained) == 1:
-        yield Finding("finding", _sentence(_gained(gained[0][1])))
+        yield Finding("finding", _sentence(_gained(gained[0][1])), "scores")
     elif gained:
         metric = title_of(gained[0][1].metrics[0])
         parts = "; ".join(
             f"{name} {_signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gained[:6]
         )
         more = f"; and {len(gained) - 6} more" if len(gained) > 6 else ""
-        yield Finding("finding", f"Change of {metric} by training, in points: {parts}{more}.")
+        yield Finding(
+            "finding", f"Change of {metric} by training, in points: {parts}{more}.", "scores"
+        )
 
 
 def _gained(group: Group) -> str:
@@ -150,7 +168,7 @@ def _standing(group: Group) -> str:
 
 def _logs(groups: Sequence[Group]) -> Iterator[Finding]:
     """What the logs of other trainers say, and what they do not."""
-    for name, group in zip(names(groups), groups, strict=True):
+    for name, group in _named(groups):
         for log in [run.log for run in group.runs if run.log]:
             yield Finding("finding", f"{name}: {course.constraint(log)}")
             yield from (Finding("caution", f"{name}: {s}") for s in course.unanswered(log))
@@ -158,18 +176,20 @@ def _logs(groups: Sequence[Group]) -> Iterator[Finding]:
 
 def _gates(groups: Sequence[Group]) -> Iterator[Finding]:
     shares = {}
-    for name, group in zip(names(groups), groups, strict=True):
+    for name, group in _named(groups):
         values = [v for run in group.runs for v in points_of(run, "trustclip/gated").values()]
         if values and (group.method is None or Trait.CUTS in group.method.traits):
             shares[name] = sum(values) / len(values)
     for label, share in shares.items():
         if share < _INERT:
             text = f"The gate of {label} never closed: these runs had no constraint"
-            yield Finding("fault", _sentence(text))
+            yield Finding("fault", _sentence(text), "gate")
     acting = {label: share for label, share in shares.items() if share >= _INERT}
     if acting:
         shown = [f"{label} {percent(share, 2)}{_PERCENT}" for label, share in [*acting.items()][:6]]
-        yield Finding("finding", f"The gate closed on this share of tokens: {'; '.join(shown)}.")
+        yield Finding(
+            "finding", f"The gate closed on this share of tokens: {'; '.join(shown)}.", "gate"
+        )
 
 
 def _faults(groups: Sequence[Group]) -> Iterator[Finding]:
@@ -178,11 +198,14 @@ def _faults(groups: Sequence[Group]) -> Iterator[Finding]:
     if unfinished:
         many = f"{len(unfinished)} of {len(runs)} runs" if len(runs) > 1 else "The run"
         verb = "are" if len(unfinished) > 1 else "is"
-        yield Finding("fault", f"{many} {verb} not finished; the results below are preliminary.")
-    warnings = sum(len(run.notices) for run in runs)
-    if warnings:
-        many = f"{warnings} warnings" if warnings > 1 else "1 warning"
-        yield Finding("fault", f"The guards logged {many}: see Notices.")
+        yield Finding(
+            "fault", f"{many} {verb} not finished; the results below are preliminary.", "runs"
+        )
+    notices = [notice for run in runs for notice in run.notices]
+    if notices:
+        many = f"{len(notices)} warnings" if len(notices) > 1 else "1 warning"
+        kinds = _listed([*dict.fromkeys(str(n["notice"]).replace("_", " ") for n in notices)])
+        yield Finding("fault", f"The guards logged {many}: {kinds}.", "notices")
 
 
 def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
@@ -193,11 +216,24 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
         which = "Every method has" if len(single) == len(trained) else f"{len(single)} methods have"
         yield Finding(
             "caution",
-            f"{which} one training seed: its interval omits the variation between training runs.",
+            f"{which} one training seed: its interval omits the variation between training runs, "
+            "and a difference is one of these runs, not of the methods. To compare methods, train "
+            f"each from {stats.FEW_SEEDS} seeds or more.",
+        )
+    if compared and not trained:
+        yield Finding(
+            "caution",
+            "Each evaluation is of one model. Whether the ways in which they were trained differ, "
+            "only several trained seeds of each can show.",
         )
     several = [len(group.scored) for group in trained if 1 < len(group.scored) < stats.FEW_SEEDS]
     if several:
         yield Finding("caution", _of_few_seeds(min(several)))
+    yield from _collapses(trained)
+    if overlapping := {name: n for name, g in _named(groups) if (n := trained_on(g))}:
+        each = _listed([f"{name} ({n} training problems)" for name, n in overlapping.items()])
+        text = f"Trained on problems of their own test sets: {each}; see the clean scores."
+        yield Finding("fault", text)
     truncated = [
         (group.label, share)
         for group in groups
@@ -207,6 +243,9 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
     for label, share in truncated[:3]:
         text = f"{percent(share, 0)}{_PERCENT} of the final answers of {label} were truncated."
         yield Finding("caution", text)
+    pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
+    differing = dict.fromkeys(text for pair in pairs for text in unlike(pair))
+    yield from (Finding("fault", text) for text in differing)
     if len(by_setting(groups)) > 1 and compared:
         within = "setting" if any(g.setting != g.model for g in groups) else "model"
         yield Finding("caution", f"Groups are compared within their {within} only.")
@@ -217,8 +256,26 @@ def _of_few_seeds(seeds: int) -> str:
     return (
         f"With {seeds} seeds per method an interval cannot show a failure that none of its runs "
         f"had: where one run in four collapses, 95{_PERCENT} intervals from 3 seeds contain the "
-        f"true mean in 53 to 87{_PERCENT} of cases."
+        f"true mean in 53 to 87{_PERCENT} of cases. If none of {seeds} runs collapsed, up to "
+        f"{percent(stats.rate_interval(0, seeds).high, 0)}{_PERCENT} of all runs may."
     )
+
+
+def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
+    """How many runs of each method lost what they had learned, and what follows for its score."""
+    for name, group in _named(groups):
+        if not (rate := collapse.rate(group.scored)):
+            continue
+        held = [run for run in group.scored if not collapse.collapsed(run)]
+        values = [collapse.mean_of(run.final) for run in held if run.final is not None]
+        rest = f", and the others end at {percent(sum(values) / len(values))}" if values else ""
+        withheld = (
+            f" No interval is given: with fewer than {collapse.ENOUGH_RUNS} runs none would cover."
+            if group.unsteady
+            else ""
+        )
+        text = f"{name}: {rate} (95{_PERCENT} interval){rest}{_PERCENT if rest else ''}.{withheld}"
+        yield Finding("fault", text)
 
 
 def _paired(found: Sequence[Compared]) -> str:
@@ -244,6 +301,10 @@ def _signed(share: float) -> str:
 def _sentence(text: str) -> str:
     """Text with one full stop at its end."""
     return text if text.endswith(".") else text + "."
+
+
+def _named(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
+    return zip(names(groups), groups, strict=True)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """The weight of a method's gradient over the ratio, as numbers and as a curve."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -58,15 +58,58 @@ def _of_sign(chosen: Method, ratios: Tensor, probabilities: Sequence[float], a: 
     return (coefficient(chosen, batch) / a).view(shape)
 
 
-def curve(
-    chosen: Method, points: int = 401, steps: Sequence[float] = ()
-) -> tuple[list[float], list[float], list[float]]:
-    """`weights` at `P_OLD` for ratios from 0 to 3.4.
+#: Smallest difference of neighbouring weights behind which a jump is looked for, and into how many
+#: parts their distance is divided to find it.
+_JUMP, _PARTS = 0.06, 32
+
+
+def jumps(
+    chosen: Method, ratios: Tensor, probabilities: Sequence[float], found: Tensor
+) -> Iterator[tuple[int, int, tuple[float, float], tuple[float, float]]]:
+    """Places between neighbouring ratios where the weight jumps, as at the edge of a gate.
+
+    Args:
+      chosen: the method.
+      ratios: as in `weights`.
+      probabilities: as in `weights`.
+      found: their weights.
+
+    Yields:
+      (row of A = 1 or A = -1, row of the old probability, ratios just before and just after, the
+      weights there): by ratio, within each pair of rows.
+
+    Example:
+      >>> import trustclip as tc
+      >>> ratios = torch.tensor([1.01, 1.11, 1.21, 1.31], dtype=torch.float64)
+      >>> clip = tc.method("clip")
+      >>> ((sign, p, (low, high), (before, after)),) = jumps(
+      ...     clip, ratios, (0.3,), weights(clip, ratios, (0.3,)))
+      >>> sign, p, low <= 1.2 <= high, high - low < 0.004, round(before, 2), after
+      (0, 0, True, True, 1.2, 0.0)
+    """
+    steep = found.diff(dim=-1).abs() > _JUMP  # [2, probabilities, ratios - 1]
+    where = steep.flatten(0, 1).any(0).nonzero().flatten()
+    if not len(where):
+        return
+    start, width = ratios[where, None], (ratios[where + 1] - ratios[where])[:, None]
+    inside = start + width * torch.linspace(0, 1, _PARTS + 1, dtype=ratios.dtype)
+    fine = weights(chosen, inside.flatten(), probabilities).unflatten(-1, inside.shape)
+    steps = fine.diff(dim=-1)  # [2, probabilities, places, parts]
+    size, at = steps.abs().max(-1)
+    whole = (fine[..., -1] - fine[..., 0]).abs()
+    for sign, p, place in (steep[..., where] & (size > whole / 2)).nonzero().tolist():
+        k = int(at[sign, p, place])
+        between = inside[place, k : k + 2].tolist()
+        low, high = fine[sign, p, place, k : k + 2].tolist()
+        yield sign, p, (between[0], between[1]), (low, high)
+
+
+def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], list[float]]:
+    """`weights` at `P_OLD` for ratios from 0 to 3.4, and on both sides of every jump.
 
     Args:
       chosen: the method.
       points: on the curve, evenly spaced.
-      steps: ratios where it jumps, each drawn from just below to just above.
 
     Returns:
       (ratios, weights for A = 1, weights for A = -1).
@@ -74,12 +117,13 @@ def curve(
     Example:
       >>> import trustclip as tc
       >>> ratios, positive, negative = curve(tc.method("clip"), points=35)
-      >>> [round(x, 6) for x in (ratios[13], positive[13], negative[13])]
+      >>> [round(x, 6) for x in (ratios[17], positive[17], negative[17])]
       [1.3, 0.0, 1.3]
     """
     even = torch.linspace(0, 3.4, points, dtype=torch.float64).clamp(min=1e-3)
-    around = [step * (1 + sign * 1e-6) for step in steps for sign in (-1, 1)]
-    ratios = torch.cat([even, torch.tensor(around, dtype=torch.float64)]).sort().values
+    found = jumps(chosen, even, (P_OLD,), weights(chosen, even, (P_OLD,)))
+    around = {ratio for _, _, both, _ in found for ratio in both}
+    ratios = torch.cat([even, torch.tensor(sorted(around), dtype=torch.float64)]).sort().values
     positive, negative = (
         [round(c, 12) for c in row.tolist()] for row in weights(chosen, ratios, (P_OLD,))[:, 0]
     )

@@ -7,6 +7,7 @@ put both into the signatures of TRL and verl.
 from trustclip.rewards.extraction import Style, extract_answer
 from trustclip.rewards.functions import (
     AnswerReward,
+    FormatReward,
     SoftOverlong,
     answer_graded,
     compute_score,
@@ -18,6 +19,7 @@ from trustclip.rewards.verifier import Verifier
 
 __all__ = [
     "AnswerReward",
+    "FormatReward",
     "SoftOverlong",
     "Style",
     "Verifier",

@@ -1,4 +1,4 @@
-r"""Reward functions: the binary reward, a notebook's shaped ones and a length penalty.
+r"""Reward functions: the binary reward, one of form, a notebook's shaped ones, a length penalty.
 
 Each has TRL's signature ``(prompts, completions, **columns) -> list[float]``, with completions as
 text or as a list of messages, and a ``__name__`` under which TRL logs it. `compute_score` is the
@@ -6,6 +6,7 @@ binary reward in verl's signature.
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -46,7 +47,7 @@ class AnswerReward:
     ) -> list[float]:
         """Score `completions` against ``columns[column]``; other columns are ignored."""
         golds = _column(columns, self._column)
-        return self.verifier.score(golds, [_text(c) for c in completions], self._style)
+        return self.verifier.score(golds, [text_of(c) for c in completions], self._style)
 
 
 class SoftOverlong:
@@ -89,6 +90,44 @@ class SoftOverlong:
         ]
 
 
+class FormatReward:
+    r"""Reward of the form alone: 1.0 where a completion has it, 0.0 elsewhere.
+
+    Args:
+      pattern: regular expression that the whole completion must match, ``.`` matching line breaks
+        too; None asks for an answer where the style looks for it.
+      style: where the answer stands; see `extract_answer`.
+
+    Raises:
+      ValueError: not a regular expression, or an unknown style.
+
+    Example:
+      >>> FormatReward(r"<think>.*</think>\s*\d+")(None, ["<think>1+2</think> 3", "3"])
+      [1.0, 0.0]
+      >>> FormatReward(style="boxed")(None, [r"so \boxed{7}", "7"])
+      [1.0, 0.0]
+    """
+
+    __name__ = "format"
+
+    def __init__(self, pattern: str | None = None, style: Style = "any") -> None:
+        check_style(style)
+        self._style: Style = style
+        try:
+            self._pattern = None if pattern is None else re.compile(pattern, re.DOTALL)
+        except (re.error, TypeError) as error:
+            raise ValueError(f"pattern={pattern!r} is not a regular expression: {error}") from None
+
+    def __call__(self, prompts: Any, completions: Sequence[Completion], **_: Any) -> list[float]:
+        """Score each completion by its form."""
+        return [float(self._has(text_of(completion))) for completion in completions]
+
+    def _has(self, text: str) -> bool:
+        if self._pattern is None:
+            return extract_answer(text, self._style) is not None
+        return self._pattern.fullmatch(text.strip()) is not None
+
+
 _TAGS = ("<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 
 
@@ -99,7 +138,7 @@ def format_exact(prompts: Any, completions: Sequence[Completion], **_: Any) -> l
       >>> format_exact(None, ["1+2 is 3<end_working_out><SOLUTION>3</SOLUTION>", "3"])
       [3.0, 0.0]
     """
-    return [3.0 if _well_formed(_text(completion)) else 0.0 for completion in completions]
+    return [3.0 if _well_formed(text_of(completion)) else 0.0 for completion in completions]
 
 
 def format_approximate(prompts: Any, completions: Sequence[Completion], **_: Any) -> list[float]:
@@ -109,7 +148,7 @@ def format_approximate(prompts: Any, completions: Sequence[Completion], **_: Any
       >>> format_approximate(None, ["3<end_working_out><SOLUTION>3", "3"])
       [0.0, -3.0]
     """
-    texts = [_text(completion) for completion in completions]
+    texts = [text_of(completion) for completion in completions]
     return [sum(0.5 if text.count(tag) == 1 else -1.0 for tag in _TAGS) for text in texts]
 
 
@@ -126,7 +165,7 @@ def answer_graded(
       [5.0, 2.0, 1.5, -2.5, -4.5, -2.0]
     """
     return [
-        _grade(str(gold), extract_answer(_text(completion), "solution"))
+        _grade(str(gold), extract_answer(text_of(completion), "solution"))
         for gold, completion in zip(answer, completions, strict=True)
     ]
 
@@ -143,7 +182,7 @@ def number_graded(
     """
     rewards = []
     for gold, completion in zip(answer, completions, strict=True):
-        text = extract_answer(_text(completion), "solution")
+        text = extract_answer(text_of(completion), "solution")
         value = None if text is None else _number(text)
         if text is None or value is None:
             rewards.append(-2.5 if text is None else 0.0)
@@ -190,7 +229,8 @@ def _column(columns: dict[str, Any], name: str) -> Sequence[Any]:
     return columns[name]
 
 
-def _text(completion: Completion) -> str:
+def text_of(completion: Completion) -> str:
+    """The text of a completion, given as text or as messages, of which the last one counts."""
     if isinstance(completion, str):
         return completion
     return str(completion[-1].get("content") or "") if completion else ""

@@ -1,8 +1,6 @@
 """Test problems that occur in a training set: an n-gram index, then a close comparison."""
 
 import json
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,31 +12,13 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as config_dataclass
 
+from trustclip.tasks.alike import Tokens, digits, frame, tokenize, told_apart, unsigned
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.sources import load_problems
 
-Tokens = tuple[str, ...]
-
-_FIGURE = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
-_LAYOUT = re.compile(r"\\(left|right|text|mathrm|mathbf|textbf|emph|displaystyle|overline)\b")
-_SHORT_FRACTION = re.compile(r"frac\s*(\d)\s*(\d)")
-_THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\,|,\\!)(?=\d{3}(?!\d))")
-# Letters without a vowel are variables beside each other, and where they are not it does no harm.
-_PRODUCT = re.compile(r"(?<![\\a-z])[b-df-hj-np-tv-z]{2,4}(?![a-z])")
-# Spellings of one operator; what follows `\le` in `\left` is a letter.
-_OPERATORS = (
-    (re.compile(r"\\(?:times|cdot)(?![a-z])|[×·⋅]"), "*"),
-    (re.compile(r"\\(?:le|leq|leqslant)(?![a-z])|<="), "≤"),
-    (re.compile(r"\\(?:ge|geq|geqslant)(?![a-z])|>="), "≥"),
-    (re.compile(r"\\pm(?![a-z])"), "±"),
-    (re.compile(r"\\div(?![a-z])|÷"), "/"),
-    (re.compile(r"[−–]"), "-"),
-)
-_SIGNS = frozenset("+-*/<>≤≥±")
-# A hyphen inside or before a word is no minus.
-_TOKEN = re.compile(
-    r"[\u3400-\u9fff]|[^\W\d_\u3400-\u9fff]+|\d+|[+*/<>≤≥±]|(?<![a-z]{2})-(?!-|[a-z]{2})"
-)
+# More training problems than this with one text but for its numbers are a family, as a generator
+# makes them: there numbers alone make a problem, so all of them have to be the same, in order.
+_FAMILY = 5
 # A phrase of this many training problems, or of one in a thousand, is boilerplate.
 _COMMON_COUNT, _COMMON_SHARE = 20, 1e-3
 # A candidate shares this part of the test problem's distinctive n-grams.
@@ -47,6 +27,8 @@ _FEWEST_DISTINCTIVE = 5
 # A text inside a longer one: at least this share of it matches in runs of an n-gram or longer, and
 # it has at least this many tokens, since short phrases occur in many texts.
 _CONTAINED_SHARE, _FEWEST_CONTAINED = 0.9, 8
+# Tokens in the runs that count where sentences stand in another order.
+_SHORTEST = 3
 # From this similarity on, numbers on one side only (the other may spell them out) do no harm.
 _NEARLY_EQUAL = 0.9
 
@@ -114,15 +96,19 @@ def decontaminate(
     Candidates share distinctive n-grams with the test problem, from an inverted index. Each is
     then compared closely: with $m$ of a text's $n$ distinctive tokens inside `difflib`'s matching
     blocks, the similarity is the Dice coefficient
-    $(m_\text{test} + m_\text{train}) / (n_\text{test} + n_\text{train})$. A text that lies within a
-    longer one, a prompt or a story around it, has the share of itself that matches. A different
-    operator in otherwise equal surroundings makes a different problem.
+    $(m_\text{test} + m_\text{train}) / (n_\text{test} + n_\text{train})$, or that of their runs of
+    three tokens if it is higher, since sentences may stand in another order. A text that lies
+    within a longer one, a prompt or a story around it, has the share of itself that matches. What
+    makes a different problem in otherwise equal surroundings: another operator, another word whose
+    letters the problem is about and, where the text is short, another figure.
 
     A token is distinctive unless it occurs in an n-gram that many training problems share. Such
     boilerplate ("where m and n are relatively prime", "give the value of k + m") makes unrelated
     problems alike, and copies with a rewritten question different. Numbers are compared once more,
     as multisets: the members of a problem family differ in nothing else. An n-gram counts as
-    boilerplate from 21 different texts on, so a small training set has none.
+    boilerplate from 21 different texts on, so a small training set has none. Where more than five
+    training problems have the test problem's text but for the numbers, they are a generator's
+    family, in which all numbers must agree.
 
     Args:
       train: the training problems.
@@ -155,61 +141,28 @@ def decontaminate(
         raise ValueError(f"number_threshold is {number_threshold}, must be in [0, 1]")
     twins: dict[Tokens, list[Problem]] = {}
     for problem in train:
-        twins.setdefault(_unsigned(tokenize(problem.problem)), []).append(problem)
-    texts = [_unsigned(tokenize(problem.problem)) for problem in test]
+        twins.setdefault(unsigned(tokenize(problem.problem)), []).append(problem)
+    texts = [unsigned(tokenize(problem.problem)) for problem in test]
     common = max(_COMMON_COUNT, int(_COMMON_SHARE * len(twins)))
     candidates = _candidates(twins, texts, ngram, common)
     distinctive = _distinctive(twins, set(texts).union(*candidates), ngram, common)
+    families = Counter(map(frame, twins))
     pairs = []
     for problem, text, found in zip(test, texts, candidates, strict=True):
+        of_family = families[frame(text)] > _FAMILY
         for other in sorted(found):
+            if of_family and digits(text) != digits(other):
+                continue
             scores = _scores(text, distinctive[text], other, distinctive[other], ngram)
             if scores[0] >= threshold and scores[1] >= number_threshold:
-                signed = tokenize(problem.problem)
                 pairs += [
                     _pair(problem, twin, scores)
                     for twin in twins[other]
-                    if not _other_sign(signed, tokenize(twin.problem))
+                    if not told_apart(problem.problem, twin.problem)
                 ]
     hit = {pair.test_id for pair in pairs}
     ids = [problem.id for problem in test]
     return Report([id for id in ids if id in hit], pairs, [id for id in ids if id not in hit])
-
-
-def tokenize(problem: str) -> Tokens:
-    r"""Words, numbers, operators and CJK characters of a problem, without layout and figures.
-
-    Lower case; compatibility forms (full-width digits, mathematical letters) as plain ones;
-    thousands separators removed; adjacent variables of a formula apart (``xy`` as ``x y``). Equal
-    tokens mean the same problem: two problems that differ in a sign differ here too.
-
-    Example:
-      >>> tokenize(r"Find $\dfrac13 + x_2$ [asy] draw((0,0)); [/asy]")
-      ('find', 'frac', '1', '3', '+', 'x', '2')
-      >>> tokenize("$xy-1$") == tokenize("$x y − 1$") != tokenize("$xy+1$")
-      True
-    """
-    text = unicodedata.normalize("NFKC", _FIGURE.sub(" ", problem))
-    text = _LAYOUT.sub(" ", text).lower().replace("dfrac", "frac").replace("tfrac", "frac")
-    for spelling, operator in _OPERATORS:
-        text = spelling.sub(f" {operator} ", text)
-    text = _THOUSANDS.sub("", text)
-    text = _PRODUCT.sub(lambda product: " ".join(product[0]), text)
-    return tuple(_TOKEN.findall(_SHORT_FRACTION.sub(r"frac \1 \2", text)))
-
-
-def _unsigned(tokens: Tokens) -> Tokens:
-    """Words and numbers alone: operators are frequent and would make unrelated problems alike."""
-    return tuple(token for token in tokens if token not in _SIGNS)
-
-
-def _other_sign(a: Tokens, b: Tokens) -> bool:
-    """Whether the two texts differ in an operator between matching surroundings."""
-    changes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    return any(
-        kind == "replace" and _SIGNS.issuperset(a[a1:a2] + b[b1:b2])
-        for kind, a1, a2, b1, b2 in changes
-    )
 
 
 def _grams(tokens: Tokens, n: int) -> list[Tokens]:
@@ -262,6 +215,7 @@ def _scores(
         for keep in (keep_a, keep_b)
     )
     similarity = _ratio(sum(in_a) + sum(in_b), sum(keep_a) + sum(keep_b))
+    similarity = max(similarity, _reordered(a, keep_a, b, keep_b))
     numbers_a, numbers_b = _numbers(a, keep_a), _numbers(b, keep_b)
     if not (numbers_a and numbers_b):
         numbers_a, numbers_b = _numbers(a), _numbers(b)
@@ -275,6 +229,17 @@ def _scores(
     elif min(totals) == 0:
         return similarity, 1.0
     return similarity, _ratio(2 * shared, sum(totals))
+
+
+def _reordered(a: Tokens, keep_a: list[bool], b: Tokens, keep_b: list[bool]) -> float:
+    """Dice coefficient of the distinctive n-grams: sentences may stand in another order."""
+    grams = [
+        Counter(g for k, g in enumerate(_grams(text, _SHORTEST)) if any(keep[k : k + _SHORTEST]))
+        for text, keep in ((a, keep_a), (b, keep_b))
+    ]
+    if min(gram.total() for gram in grams) < _FEWEST_CONTAINED:
+        return 0.0
+    return 2 * (grams[0] & grams[1]).total() / (grams[0].total() + grams[1].total())
 
 
 def _numbers(text: Tokens, keep: list[bool] | None = None) -> Counter[str]:
@@ -369,5 +334,5 @@ def _write_problems(path: Path, problems: Iterable[Problem]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for problem in problems:
-            row = {key: value for key, value in asdict(problem).items() if value is not None}
+            row = {key: value for key, value in asdict(problem).items() if value not in (None, {})}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -83,7 +83,8 @@ def _no_file(path: Path) -> str:
         return f"{path} is not a regular file"
     if not path.parent.is_dir():
         return f"no file {path}: there is no folder {path.parent}"
-    return f"no file {path}{near_hint(path.name, (other.name for other in path.parent.iterdir()))}"
+    readable = (p.name for p in path.parent.iterdir() if format_of(p) or is_saved(p))
+    return f"no file {path}{near_hint(path.name, readable)}"
 
 
 def _opened(path: Path) -> BinaryIO:

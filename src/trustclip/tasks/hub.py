@@ -1,5 +1,6 @@
 """Known problem sets on the Hugging Face hub: their splits, rules and rows."""
 
+import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,8 @@ HUB_SOURCES: Mapping[str, HubSource] = {
     "openmath": HubSource("unsloth/OpenMathReasoning-mini", train="cot", test=None, kind="sft"),
 }
 
+#: Before a hub id, where a folder has the same name.
+HUB = "hub:"
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
 _SPLIT = re.compile(r"[\w.\[\]:%+-]+")  # also a slice, as in train[:1000]
 
@@ -95,7 +98,8 @@ _SPLIT = re.compile(r"[\w.\[\]:%+-]+")  # also a slice, as in train[:1000]
 def hub_source(source: str) -> HubSource | None:
     """The hub data set that a text names: ``name``, ``owner/name`` or ``owner/name:config``.
 
-    Each may end in ``@split``; that split then serves training and evaluation alike.
+    An id may begin with ``hub:``, which tells it from a folder of the same name. Each may end in
+    ``@split``; that split then serves training and evaluation alike.
 
     Returns:
       The table's entry for a known name or known hub id, a plain entry for another hub id, None
@@ -107,7 +111,7 @@ def hub_source(source: str) -> HubSource | None:
       >>> hub_source("owner/set@validation").split("test")
       'validation'
     """
-    name, at, split = source.partition("@")
+    name, at, split = source.removeprefix(HUB).partition("@")
     if name in HUB_SOURCES:
         entry = HUB_SOURCES[name]
     elif _HUB_ID.fullmatch(name):
@@ -153,9 +157,24 @@ def hub_rows(source: HubSource, split: str) -> Iterator[Any]:
     try:
         yield from _rows(datasets.load_dataset(source.path, name=source.config, split=split))
     except (OSError, ValueError) as error:
-        place = f"{source.path} (config {source.config or 'default'}, split {split})"
-        hint = f"Name another split as {source.path}@SPLIT; without network, use a file"
-        raise ValueError(f"cannot load {place}: {error}. {hint}") from error
+        raise ValueError(_not_loaded(source, split, str(error))) from error
+
+
+#: What ``datasets`` says of a name that a set has not; the names that it has, behind.
+_OTHERS = (("split", "Should be one of "), ("configuration", "Available: "))
+
+
+def _not_loaded(source: HubSource, split: str, error: str) -> str:
+    """The sentence for a data set that cannot be loaded, with the nearest name that it has."""
+    for kind, before in _OTHERS:
+        _, found, listed = error.partition(before)
+        if found and (end := listed.rfind("]")) > 0:
+            names = ast.literal_eval(listed[: end + 1])
+            given = re.split(r"[\[+]", split)[0] if kind == "split" else source.config
+            return f"{source.path}: {unknown(kind, given, names)}"
+    place = f"{source.path} (config {source.config or 'default'}, split {split})"
+    hint = f"Name another split as {source.path}@SPLIT; without network, use a file"
+    return f"cannot load {place}: {error.removesuffix('.')}. {hint}"
 
 
 def saved_rows(folder: Path, split: str | None, use: Use) -> Iterator[Any]:
@@ -163,7 +182,8 @@ def saved_rows(folder: Path, split: str | None, use: Use) -> Iterator[Any]:
 
     Args:
       folder: of a data set, or of several splits.
-      split: which of several, or None for the one named after the use.
+      split: which of several, also a part of one (``train[:1000]``), or None for the one named
+        after the use.
       use: training or evaluation.
 
     Yields:
@@ -178,13 +198,25 @@ def saved_rows(folder: Path, split: str | None, use: Use) -> Iterator[Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: not a readable data set folder: {error}") from error
     if isinstance(data, dict):
-        wanted = split or use
-        if wanted not in data:
-            raise ValueError(f"{folder}: {unknown('split', wanted, data)} Name one: {folder}@SPLIT")
-        data = data[wanted]
+        data = _part(datasets, data, split or use, folder)
     elif split is not None:
         raise ValueError(f"{folder} is a data set without splits; leave @{split} out")
     yield from _rows(data)
+
+
+def _part(datasets: Any, data: Any, split: str, folder: Path) -> Any:
+    """A split of a saved data set, or a part or sum of splits, as ``datasets`` writes them."""
+    name = re.split(r"[\[+]", split)[0]
+    if name not in data:
+        raise ValueError(f"{folder}: {unknown('split', name, data)} Name one: {folder}@SPLIT")
+    try:
+        lengths = {name: len(one) for name, one in data.items()}
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"{folder}: cannot take the split {split!r}: {error}") from error
+    return datasets.concatenate_datasets(
+        [data[part.splitname].select(range(part.from_, part.to)) for part in parts]
+    )
 
 
 def _datasets(place: str) -> Any:

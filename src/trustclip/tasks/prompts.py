@@ -4,9 +4,12 @@ A style is data. `messages` puts one in front of a problem as a conversation; `s
 gives a base model's tokenizer a template that renders such conversations.
 """
 
-from dataclasses import dataclass
-from typing import Any
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+from trustclip.constraints.checked import checked
 from trustclip.constraints.names import unknown
 from trustclip.rewards.extraction import Style, extract_answer
 from trustclip.tasks.problem import Problem
@@ -23,6 +26,7 @@ class PromptStyle:
       suffix: text after it.
       generation_prompt: text that opens the assistant's turn for a tokenizer without a template.
       extraction: extraction style that goes with the instructions (`extract_answer`).
+      thinking: value of ``enable_thinking`` for a chat template that reads it; None for its own.
     """
 
     name: str
@@ -31,6 +35,78 @@ class PromptStyle:
     suffix: str
     generation_prompt: str
     extraction: Style
+    thinking: bool | None = None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What determines the prompt, in plain values; two styles with the same are the same."""
+        template = f"{self.prefix}{_PLACE}{self.suffix}"
+        return {
+            "system": self.system,
+            "template": template,
+            "answer": self.extraction,
+            "thinking": self.thinking,
+        }
+
+
+@checked
+class Prompt:
+    """What is different from a prompt style: all of it optional.
+
+    Example:
+      >>> Prompt(template="Translate: {problem}").template
+      'Translate: {problem}'
+    """
+
+    system: str | None = None
+    """System message in place of the style's; "" for none."""
+    template: str | None = None
+    """User message, with {problem} where the problem goes; other braces are text."""
+    answer: Literal["solution", "boxed", "answer", "any"] | None = None
+    """Where the final answer stands, in place of where the style has it."""
+    thinking: bool | None = None
+    """Value of enable_thinking for a chat template that has this switch."""
+
+    def __post_init__(self) -> None:
+        if self.template is not None and self.template.count(_PLACE) != 1:
+            raise ValueError(f"`template` must hold {_PLACE} once, got {self.template!r}.")
+
+
+#: Where the problem stands in a template.
+_PLACE = "{problem}"
+
+
+def styled(name: str, prompt: Prompt) -> PromptStyle:
+    """The style called ``name``, with what is different.
+
+    Args:
+      name: key in `STYLES`.
+      prompt: what is different; nothing by default.
+
+    Returns:
+      The style itself, or one named after it and the first digits of a hash of the differences.
+
+    Example:
+      >>> styled("boxed", Prompt()).name, styled("boxed", Prompt(system="")).name[:6]
+      ('boxed', 'boxed-')
+    """
+    style = prompt_style(name)
+    if prompt == Prompt():
+        return style
+    template = prompt.template or f"{style.prefix}{_PLACE}{style.suffix}"
+    prefix, _, suffix = template.partition(_PLACE)
+    changed = replace(
+        style,
+        system=style.system if prompt.system is None else prompt.system or None,
+        prefix=prefix,
+        suffix=suffix,
+        extraction=prompt.answer or style.extraction,
+        thinking=prompt.thinking,
+    )
+    if changed == style:
+        return style
+    digest = hashlib.sha256(json.dumps(changed.asked, sort_keys=True).encode()).hexdigest()
+    return replace(changed, name=f"{name}-{digest[:6]}")
 
 
 _SOLUTION_SYSTEM = (
@@ -63,8 +139,8 @@ STYLES: dict[str, PromptStyle] = {
 }
 
 
-def prompt_style(name: str) -> PromptStyle:
-    """The style called `name`.
+def prompt_style(name: str | PromptStyle) -> PromptStyle:
+    """The style called `name`; a style is itself.
 
     Raises:
       ValueError: unknown name; the message holds the allowed ones and the nearest.
@@ -73,18 +149,20 @@ def prompt_style(name: str) -> PromptStyle:
       >>> prompt_style("boxed").extraction
       'boxed'
     """
+    if isinstance(name, PromptStyle):
+        return name
     if name not in STYLES:
         raise ValueError(unknown("prompt style", name, STYLES))
     return STYLES[name]
 
 
-def messages(problem: str, style: str = "solution") -> list[dict[str, str]]:
+def messages(problem: str, style: str | PromptStyle = "solution") -> list[dict[str, str]]:
     """The conversational prompt that presents `problem` to a model.
 
     Args:
       problem: text of the problem, used unchanged.
-      style: ``"solution"`` (the tags of the paper), ``"boxed"``, ``"answer"`` (DAPO) or ``"plain"``
-        (the problem alone, for models trained on the tags).
+      style: ``"solution"`` (working and answer in tags), ``"boxed"``, ``"answer"`` (DAPO) or
+        ``"plain"`` (the problem alone, for models trained on the tags); or a `PromptStyle`.
 
     Returns:
       Messages with ``role`` and ``content``, as TRL and chat templates take them.
@@ -103,14 +181,14 @@ def messages(problem: str, style: str = "solution") -> list[dict[str, str]]:
     return [{"role": "system", "content": chosen.system}, user] if chosen.system else [user]
 
 
-def completion(problem: Problem, style: str = "solution") -> str:
+def completion(problem: Problem, style: str | PromptStyle = "solution") -> str:
     r"""The assistant's turn that a model is fine-tuned to give: working, then the answer.
 
     A solution that already states the answer where the style looks for it is used unchanged.
 
     Args:
       problem: a problem with a solution.
-      style: a name in `STYLES`.
+      style: a name in `STYLES`, or a style.
 
     Raises:
       ValueError: unknown style, or a problem without a solution.
@@ -122,21 +200,32 @@ def completion(problem: Problem, style: str = "solution") -> str:
       >>> completion(problem, "plain")
       '<start_working_out>Add them.<end_working_out><SOLUTION>3</SOLUTION>'
     """
-    chosen = prompt_style(style)
     if problem.solution is None:
         raise ValueError(f"problem {problem.id!r} has no solution to learn from")
-    if extract_answer(problem.solution, chosen.extraction) is not None:
-        return problem.solution
-    match chosen.extraction:
+    return written(problem, style)
+
+
+def written(problem: Problem, style: str | PromptStyle = "solution") -> str:
+    """A right completion for a problem: its solution, if it has one, and its answer.
+
+    Example:
+      >>> written(Problem(id="p", problem="1+2", answer="3"), "answer")
+      'Answer: 3'
+    """
+    where, working = prompt_style(style).extraction, problem.solution or ""
+    if extract_answer(working, where) is not None:
+        return working
+    apart = "\n\n" if working else ""
+    match where:
         case "boxed":
-            return f"{problem.solution}\n\n\\boxed{{{problem.answer}}}"
+            return f"{working}{apart}\\boxed{{{problem.answer}}}"
         case "answer":
-            return f"{problem.solution}\n\nAnswer: {problem.answer}"
-    working = f"<start_working_out>{problem.solution}<end_working_out>"
+            return f"{working}{apart}Answer: {problem.answer}"
+    working = f"<start_working_out>{working}<end_working_out>" if working else ""
     return f"{working}<SOLUTION>{problem.answer}</SOLUTION>"
 
 
-def chat_template(style: str = "solution") -> str:
+def chat_template(style: str | PromptStyle = "solution") -> str:
     """Jinja chat template for a base model: system, end of text, user, generation prompt.
 
     Assistant turns are marked with ``{% generation %}``, so that a trainer can mask the rest.
@@ -156,24 +245,62 @@ def chat_template(style: str = "solution") -> str:
     )
 
 
-def set_chat_template(tokenizer: Any, style: str = "solution", *, overwrite: bool = False) -> bool:
-    """Give `tokenizer` the chat template of `style` if it has none.
+def set_chat_template(
+    tokenizer: Any, style: str | PromptStyle = "solution", *, overwrite: bool = False
+) -> bool:
+    """Give `tokenizer` the chat template of `style` if it has none, and its thinking.
+
+    Whether to think becomes the default of the template itself, so that whatever renders prompts
+    by this tokenizer, or by what is saved of it, renders the same.
 
     Args:
       tokenizer: a Hugging Face tokenizer; changed in place.
-      style: a name in `STYLES`.
+      style: a name in `STYLES`, or a style.
       overwrite: replace an existing template too.
 
     Returns:
       Whether the template was set.
 
     Raises:
-      ValueError: unknown style, or a tokenizer without an end-of-sequence token.
+      ValueError: unknown style, a tokenizer without an end-of-sequence token, or a template
+        without a switch for thinking.
     """
-    template = chat_template(style)
+    chosen = prompt_style(style)
+    template = chat_template(chosen)
     if getattr(tokenizer, "chat_template", None) and not overwrite:
+        if chosen.thinking is not None:
+            tokenizer.chat_template = _thinking(str(tokenizer.chat_template), chosen.thinking)
         return False
+    if chosen.thinking is not None:
+        raise ValueError("`thinking` needs a chat template of the model's own, which it lacks.")
     if not getattr(tokenizer, "eos_token", None):
         raise ValueError("the tokenizer has no eos_token, which the template puts between turns")
     tokenizer.chat_template = template
     return True
+
+
+#: Jinja before a template: the switch's value where the caller gives none.
+_DEFAULT = "{{% if {switch} is not defined %}}{{% set {switch} = {value} %}}{{% endif %}}"
+_SWITCH = "enable_thinking"
+
+
+def _thinking(template: str, value: bool) -> str:
+    """A chat template in which thinking is on or off by default."""
+    both = {v: _DEFAULT.format(switch=_SWITCH, value=str(v).lower()) for v in (True, False)}
+    for default in both.values():
+        template = template.removeprefix(default)
+    if _SWITCH not in template:
+        raise ValueError(
+            f"`thinking` is {str(value).lower()}, and the model's chat template has no switch for "
+            f"it ({_SWITCH}): leave it out."
+        )
+    return both[value] + template
+
+
+def rendered(tokenizer: Any, problem: str, style: str | PromptStyle) -> str:
+    """The text that a model gets for a problem, special tokens included."""
+    return str(
+        tokenizer.apply_chat_template(
+            messages(problem, style), add_generation_prompt=True, tokenize=False
+        )
+    )

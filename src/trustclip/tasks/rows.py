@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trustclip.rewards.equivalence import alternatives
@@ -78,6 +78,39 @@ def strip_dapo_template(prompt: str) -> str:
     return prompt.removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX)
 
 
+#: What `Fields` calls its columns, and what else they are called by those who map them.
+PARTS = {
+    **{part: part for part in ("id", "problem", "answer", "solution")},
+    "prompt": "problem",
+    "question": "problem",
+}
+
+
+def mapped(fields: Fields, columns: Mapping[str, str]) -> Fields:
+    """The columns to look in, some of them named by the user.
+
+    Args:
+      fields: those of the source.
+      columns: by part (``id``, ``problem`` or ``prompt`` or ``question``, ``answer``,
+        ``solution``), the one to take; other keys are further columns.
+
+    Raises:
+      ValueError: two names of one part.
+
+    Example:
+      >>> mapped(Fields(), {"prompt": "input", "tests": "test_list"}).problem
+      ('input',)
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for key, name in columns.items():
+        if (part := PARTS.get(key)) is None:
+            continue
+        if part in found:
+            raise ValueError(f"`columns` names the {part} twice: {dict(columns)}.")
+        found[part] = (name,)
+    return replace(fields, **found)
+
+
 class RowError(ValueError):
     """Reason why a row cannot be used as a problem."""
 
@@ -90,18 +123,21 @@ class ParsedRow:
     problem: str
     answer: Any
     solution: str | None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parse_row(row: Any, fields: Fields) -> ParsedRow:
+def parse_row(row: Any, fields: Fields, answers: bool = True) -> ParsedRow:
     """Find a row's parts and check its problem text and id.
 
     Args:
       row: a mapping from column to value.
       fields: the columns to look in.
+      answers: whether a row without a gold is unusable.
 
     Returns:
-      The parts. A chat prompt gives its user message, DAPO's template is stripped, ``\\r\\n``
-      becomes ``\\n``, and outer white space goes; other characters stay as they are.
+      The parts; ``answer`` is None where there is none. A chat prompt gives its user message,
+      DAPO's template is stripped, ``\\r\\n`` becomes ``\\n``, and outer white space goes; other
+      characters stay as they are.
 
     Raises:
       RowError: the row is no mapping, or its problem, gold or id is missing or unusable.
@@ -116,12 +152,31 @@ def parse_row(row: Any, fields: Fields) -> ParsedRow:
     solution = _lookup(row, fields.solution)
     solution = solution if isinstance(solution, str) and _is_clean(solution) else None
     worked = solution is not None and "####" in solution
-    answer = _lookup(row, fields.answer) if worked else _first(row, fields.answer, "answer")
-    answer = solution if answer is None else answer
+    optional = worked or not answers
+    answer = _lookup(row, fields.answer) if optional else _first(row, fields.answer, "answer")
+    answer = solution if answer is None and worked else answer
     if isinstance(answer, str) and "####" in answer:
         solution = solution or answer
         answer = answer.rpartition("####")[2].replace(",", "").strip()
     return ParsedRow(_row_id(_lookup(row, fields.id)), problem, answer, solution)
+
+
+def further(row: Mapping[str, Any], fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Columns of a row beside its parts, for reward functions.
+
+    Args:
+      row: a mapping from column to value.
+      fields: the columns of its parts, which are left out.
+      columns: new names, and for nested columns their only ones; see `mapped`.
+
+    Example:
+      >>> further({"prompt": "1+2", "tests": "a", "hard": 1}, Fields(), {"checks": "tests"})
+      {'hard': 1, 'checks': 'a'}
+    """
+    parts = {*fields.id, *fields.problem, *fields.answer, *fields.solution}
+    own = {key: name for key, name in columns.items() if key not in PARTS}
+    rest = {k: v for k, v in row.items() if k not in parts and k not in own.values()}
+    return rest | {key: _lookup(row, (name,)) for key, name in own.items()}
 
 
 def clean_answer(answer: object, *, integer: bool = False) -> str:
@@ -246,7 +301,10 @@ def _first(row: Mapping[str, Any], names: tuple[str, ...], part: str) -> Any:
     value = _lookup(row, names)
     if value is None:
         columns = ", ".join(str(name) for name in row) or "nothing"
-        raise RowError(f"no {part} in {', '.join(names)}; the row has {columns}")
+        raise RowError(
+            f"no {part} in {', '.join(names)}; the row has {columns}: name the one to take in "
+            f"`columns`, as {{{part}: NAME}}"
+        )
     return value
 
 

@@ -3,11 +3,12 @@
 import json
 import logging
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trustclip.constraints.names import nearest
 from trustclip.rewards.equivalence import plain_text
 from trustclip.tasks.files import (
     START_CHARS,
@@ -20,6 +21,7 @@ from trustclip.tasks.files import (
     stem_of,
 )
 from trustclip.tasks.hub import (
+    HUB,
     HUB_SOURCES,
     HubSource,
     Use,
@@ -29,9 +31,32 @@ from trustclip.tasks.hub import (
     saved_rows,
 )
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.rows import ParsedRow, RowError, clean_answer, is_numeric, parse_row
+from trustclip.tasks.rows import (
+    ParsedRow,
+    RowError,
+    clean_answer,
+    further,
+    is_numeric,
+    mapped,
+    parse_row,
+)
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to take of a row.
+
+    Args:
+      columns: the user's names of columns, by part; see `trustclip.tasks.rows.mapped`.
+      answers: whether a row without a gold is a bad one.
+      further: whether the row's other columns are kept, for reward functions.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    answers: bool = True
+    further: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +111,7 @@ def load_problems(
     limit: int | None = None,
     max_bad_rows: int = 100,
     quarantine: Path | None = None,
+    wanted: Wanted = Wanted(),
 ) -> list[Problem]:
     """Problems of a file, a known benchmark or a hub data set: ``read_problems(...).problems``.
 
@@ -93,12 +119,14 @@ def load_problems(
       source: a path ending in .jsonl, .json, .csv or .parquet, also with .gz behind it; a folder
         written by ``datasets.save_to_disk``; a known name (``amc23``, ``aime24``, ``aime25``,
         ``math500``, ``gsm8k``, ``dapo``, ``dapo_en``, ``openmath``); or a hub id ``owner/name`` or
-        ``owner/name:config``. A split is named behind ``@``: ``gsm8k@train``.
+        ``owner/name:config``, with ``hub:`` before it where a folder has that name. A split, or
+        a part of one, is named behind ``@``: ``gsm8k@train[:1000]``.
       use: ``"train"`` reads the training split of a set that has splits, ``"test"`` its test split,
         unless the source names one.
       limit: keep only this many of the good problems, the first ones.
       max_bad_rows: how many rows may be bad.
       quarantine: JSON-lines file the bad rows are added to.
+      wanted: columns, where they have other names, and what else of a row is kept.
 
     Returns:
       The problems, ids unique. Columns are found by the aliases of `Fields`; a row without an id
@@ -106,16 +134,18 @@ def load_problems(
 
     Raises:
       TooManyBadRows: more than ``max_bad_rows`` rows are bad.
-      ValueError: no such source or split, an unreadable file, or not one good row.
+      ValueError: no such source, split or column, an unreadable file, or not one good row.
     """
-    loaded = read_problems(
-        source, use=use, limit=limit, max_bad_rows=max_bad_rows, quarantine=quarantine
-    )
-    return loaded.problems
+    bounds = {"limit": limit, "max_bad_rows": max_bad_rows}
+    return read_problems(source, use=use, quarantine=quarantine, wanted=wanted, **bounds).problems
 
 
 def load_task(
-    name: str, data_dir: Path | str | None = None, *, quarantine: Path | None = None
+    name: str,
+    data_dir: Path | str | None = None,
+    *,
+    quarantine: Path | None = None,
+    wanted: Wanted = Wanted(),
 ) -> list[Problem]:
     """Problems to evaluate on: ``<data_dir>/<name>*`` if there is such a file, else the source.
 
@@ -126,6 +156,7 @@ def load_task(
       name: a known name, the beginning of a file's name in ``data_dir``, a path or a hub id.
       data_dir: folder searched first.
       quarantine: JSON-lines file the bad rows are added to.
+      wanted: columns, and whether answers are needed; a known benchmark has its own.
 
     Returns:
       The problems.
@@ -137,7 +168,11 @@ def load_task(
     known = named_after(Path(local or name).stem) or hub_source(name)
     max_bad_rows = 0 if known is not None and known.kind == "benchmark" else 100
     return load_problems(
-        str(local or name), use="test", max_bad_rows=max_bad_rows, quarantine=quarantine
+        str(local or name),
+        use="test",
+        max_bad_rows=max_bad_rows,
+        quarantine=quarantine,
+        wanted=Wanted() if max_bad_rows == 0 else wanted,
     )
 
 
@@ -148,6 +183,7 @@ def read_problems(
     limit: int | None = None,
     max_bad_rows: int = 100,
     quarantine: Path | None = None,
+    wanted: Wanted = Wanted(),
 ) -> Loaded:
     """Problems of a source with what was left out; arguments and errors as `load_problems`.
 
@@ -158,13 +194,18 @@ def read_problems(
     if max_bad_rows < 0:
         raise ValueError(f"max_bad_rows is {max_bad_rows}, must be at least 0")
     file, stem, rules, rows = open_source(source, use)
-    collector = _Collector(file, stem, rules, max_bad_rows)
+    rules = replace(rules, fields=mapped(rules.fields, wanted.columns))
+    collector = _Collector(file, stem, rules, max_bad_rows, wanted)
     try:
         for line, row, text in rows:
             collector.add(line, row, text)
+    except TooManyBadRows:
+        collector.check_columns()
+        raise
     finally:
         if quarantine is not None and collector.bad_rows:
             _write_quarantine(quarantine, collector.bad_rows)
+    collector.check_columns()
     problems = list(collector.kept.values())[:limit]
     loaded = Loaded(problems, collector.bad_rows, collector.duplicates, collector.skipped)
     if not loaded.problems:
@@ -188,7 +229,8 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
     else:
         name, split = source, None
     path, entry = Path(name), hub_source(source)
-    if format_of(path) or (name not in HUB_SOURCES and path.exists()):
+    of_hub = name.startswith(HUB) or name in HUB_SOURCES
+    if format_of(path) or (path.exists() and not of_hub):
         if split is not None and not path.is_dir():
             raise ValueError(f"{name} is a file, which has no split {split!r}")
         rules = named_after(path.stem) or HubSource(name)
@@ -232,8 +274,11 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 class _Collector:
     """Keeps good rows, quarantines bad ones and drops identical repeats."""
 
-    def __init__(self, file: str, stem: str, rules: HubSource, max_bad_rows: int):
+    def __init__(
+        self, file: str, stem: str, rules: HubSource, max_bad_rows: int, wanted: Wanted
+    ) -> None:
         self.file, self.stem, self.rules, self.max_bad_rows = file, stem, rules, max_bad_rows
+        self.wanted, self.seen = wanted, set[str]()
         self.bad_rows: list[BadRow] = []
         self.duplicates = self.skipped = 0
         self.kept: dict[str, Problem] = {}
@@ -246,9 +291,26 @@ class _Collector:
         try:
             if isinstance(row, RowError):
                 raise row
-            self._accept(line, parse_row(row, self.rules.fields))
+            if isinstance(row, Mapping):
+                self.seen.update(row)
+            fields, wanted = self.rules.fields, self.wanted
+            parsed = parse_row(row, fields, wanted.answers)
+            if wanted.further:
+                parsed = replace(parsed, columns=further(row, fields, wanted.columns))
+            self._accept(line, parsed)
         except RowError as error:
             self._quarantine(line, str(error), text or ("" if row is error else repr(row)))
+
+    def check_columns(self) -> None:
+        """Refuse a column of the user's that no row has."""
+        for part, name in self.wanted.columns.items():
+            if self.seen and name.partition(".")[0] not in self.seen:
+                near = nearest(name, self.seen)
+                hint = f" Did you mean {near!r}?" if near else ""
+                raise ValueError(
+                    f"{self.file}: `columns` takes {part} from {name!r}, and there is no such "
+                    f"column.{hint} Columns: {', '.join(sorted(map(str, self.seen)))}."
+                )
 
     def _accept(self, line: int, row: ParsedRow) -> None:
         text = " ".join(row.problem.split())
@@ -262,7 +324,9 @@ class _Collector:
         if solutions and not is_numeric(row.answer):
             self.skipped += 1
             return
-        answer = clean_answer(row.answer, integer=self.rules.integer)
+        answer = ""
+        if row.answer is not None or self.wanted.answers:
+            answer = clean_answer(row.answer, integer=self.rules.integer)
         if self._answers.setdefault(text, answer) != answer:
             self._contradict(text, answer)
         if text in self._ids and not solutions:
@@ -271,7 +335,7 @@ class _Collector:
         id = row.id or f"{self.stem}-{line}"
         if id in self._lines:
             raise RowError(f"duplicate id {id!r}, first on line {self._lines[id]}")
-        self.kept[id] = Problem(id, row.problem, answer, row.solution)
+        self.kept[id] = Problem(id, row.problem, answer, row.solution, row.columns)
         self._lines[id] = line
         self._ids.setdefault(text, []).append(id)
 

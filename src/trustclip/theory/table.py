@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from trustclip.theory.theorems import (
     Check,
@@ -39,7 +40,8 @@ def run_theory(console: Console, figures: Path | None = None) -> int:
     surprises = [check.statement for check in checks if not check.as_expected]
     holding = sum(check.holds for check in checks)
     if surprises:
-        console.print(f"[red]not as expected:[/] {'; '.join(surprises)}", highlight=False)
+        text = Text.assemble(("not as expected:", "red"), " ", "; ".join(surprises))
+        console.print(text, highlight=False)
     else:
         console.print(
             f"{len(checks)} statements: {holding} hold, {len(checks) - holding} fail as expected",
@@ -57,8 +59,8 @@ def _table(checks: list[Check]) -> Table:
     table = Table("statement", "cases", "worst error", "verdict", box=None, pad_edge=False)
     for check in checks:
         colour = "red" if not check.as_expected else "green" if check.holds else "yellow"
-        verdict = f"[{colour}]{'holds' if check.holds else 'fails'}[/]"
+        verdict = Text("holds" if check.holds else "fails", colour)
         error = "" if check.error is None else f"{check.error:.1e}"
         how = f": {check.how}" if check.how else ""
-        table.add_row(check.statement, str(check.cases), error, verdict + how)
+        table.add_row(check.statement, str(check.cases), error, verdict.append(how, "default"))
     return table

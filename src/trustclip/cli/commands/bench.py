@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from trustclip.bench import TOPICS
 from trustclip.cli.arguments import parse, taken
 from trustclip.constraints.names import unknown
+from trustclip.runs.terminal import Terminal, say
 
 _USAGE = (
     "usage: trustclip bench TOPIC [options] [--json FILE] [--markdown FILE] [--figure FILE]\n"
@@ -21,7 +20,7 @@ _USAGE = (
 def bench(argv: Sequence[str]) -> int:
     """Measure one topic, print its tables, write them where asked."""
     if not argv or argv[0].startswith("-"):
-        print(_USAGE + "\n".join(f"  {name:<10} {text}" for name, (_, text, _) in TOPICS.items()))
+        say(_USAGE + "\n".join(f"  {name:<10} {text}" for name, (_, text, _) in TOPICS.items()))
         return 0 if argv and argv[0] in ("-h", "--help") else 2
     topic, *rest = argv
     if topic not in TOPICS:
@@ -57,7 +56,7 @@ def _measure(module: Any, settings: Any, paths: dict[str, Path]) -> None:
 
     torch.set_num_threads(1)
     tables, on = module.run(settings), machine(getattr(settings, "device", "cpu"))
-    console = Console()
+    console = Terminal()
     for table in tables:
         table.print(console)
     line = ", ".join(f"{name} {value}" for name, value in on.items())
@@ -73,4 +72,4 @@ def _measure(module: Any, settings: Any, paths: dict[str, Path]) -> None:
 
         paths["figure"].write_text(scaling(tables[-2:]), encoding="utf-8")
     for path in paths.values():
-        print(path)
+        say(path)

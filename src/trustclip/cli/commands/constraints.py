@@ -4,12 +4,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
+import tyro
+from rich.padding import Padding
 from rich.table import Table
 
-from trustclip.cli.arguments import method_from, parse
+from trustclip.cli.arguments import method_from, parse, require
+from trustclip.runs.terminal import Terminal, say
 
 
 def methods(argv: Sequence[str]) -> int:
@@ -19,8 +21,8 @@ def methods(argv: Sequence[str]) -> int:
     class Options:
         figure: Path | None = None
         """Write a picture (SVG) of every method's gate to this file."""
-        page: Path | None = None
-        """Write a page (HTML) with a slider for every hyper-parameter to this file."""
+        only: str = ""
+        """Names of the methods in the picture, separated by commas; all when empty."""
         engines: bool = False
         """List the losses of TRL, verl, prime-rl and other engines as methods instead."""
         markdown: bool = False
@@ -30,14 +32,8 @@ def methods(argv: Sequence[str]) -> int:
     if options.figure is not None:
         from trustclip.report.atlas import every_gate
 
-        options.figure.write_text(every_gate(), encoding="utf-8")
-        print(options.figure)
-        return 0
-    if options.page is not None:
-        from trustclip.report.atlas import atlas_page
-
-        options.page.write_text(atlas_page(), encoding="utf-8")
-        print(options.page)
+        options.figure.write_text(every_gate(options.only), encoding="utf-8")
+        say(options.figure)
         return 0
     if options.engines:
         return _engines(options.markdown)
@@ -45,16 +41,48 @@ def methods(argv: Sequence[str]) -> int:
     if options.markdown:
         from trustclip.runs.text import markdown_table
 
-        print(markdown_table(_HEADER, [(f"`{name}`", *rest) for name, *rest in rows]))
-        print("\nOther names: " + "; ".join(f"`{a}` is `{of}`" for a, of in _other_names()) + ".")
+        say(markdown_table(_HEADER, [(f"`{name}`", *rest) for name, *rest in rows]))
+        say("\nOther names: " + "; ".join(f"`{a}` is `{of}`" for a, of in _other_names()) + ".")
         return 0
+    _list_methods(rows, Terminal())
+    say("\nother names: " + "; ".join(f"{a} is {of}" for a, of in _other_names()))
+    return 0
+
+
+def _list_methods(rows: Sequence[Sequence[str]], console: Terminal) -> None:
+    """A table of methods, or under a certain width a paragraph for each."""
+    if console.width < _WIDE:
+        for name, what, defaults, engines in rows:
+            console.print(name, style="bold")
+            about = f"{what} Defaults: {defaults or 'none'}. Trains in {engines}."
+            console.print(Padding(about, (0, 0, 0, 4)), highlight=False)
+        return
     table = Table(box=None, pad_edge=False)
     for title in _HEADER:
         table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
-    print("\nother names: " + "; ".join(f"{a} is {of}" for a, of in _other_names()))
+    console.print(table)
+
+
+def atlas(argv: Sequence[str]) -> int:
+    """Write a page of every method's gate: sliders, interval, formula, source; compared."""
+
+    @dataclasses.dataclass
+    class Options:
+        """A page, one file, of every method's gate: with a slider for each hyper-parameter, its
+        ratio interval, formula and source; several methods in one picture."""
+
+        out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("atlas.html")
+        """Where the page goes. Opened as atlas.html#atr+clip it compares these two."""
+
+    options = parse(Options, argv, "atlas")
+    if not options.out.absolute().parent.is_dir():
+        raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
+    from trustclip.report.atlas import atlas_page
+
+    options.out.write_text(atlas_page(), encoding="utf-8")
+    say(options.out)
     return 0
 
 
@@ -72,9 +100,9 @@ def _engines(markdown: bool) -> int:
     from trustclip.report import rosetta
 
     if markdown:
-        print(rosetta.page(), end="")
+        say(rosetta.page(), end="")
         return 0
-    console = Console()
+    console = Terminal()
     for engine in rosetta.ENGINES.values():
         table = Table(*rosetta.HEADER, title=rosetta.title(engine), box=None, pad_edge=False)
         table.title_justify = "left"
@@ -87,6 +115,8 @@ def _engines(markdown: bool) -> int:
     return 0
 
 
+#: Characters of a terminal in which a table of methods is readable.
+_WIDE = 120
 #: Columns of the table of methods; an engine is named if it trains the method's defaults.
 _HEADER = ("method", "what it does", "defaults", "trains in")
 
@@ -108,7 +138,7 @@ def _method_row(name: str, cls: Any) -> tuple[str, str, str, str]:
 def bounds(argv: Sequence[str]) -> int:
     """``trustclip bounds METHOD [--hyper-parameter VALUE ...]``."""
     if not argv or argv[0].startswith("-"):
-        print(
+        say(
             "usage: trustclip bounds METHOD [--HYPER-PARAMETER VALUE ...]\n\n"
             "The ratio interval inside which the gate of METHOD never closes, and the settings of\n"
             "stock TRL and verl with the same gradient. For a threshold that adapts, such as\n"
@@ -123,7 +153,7 @@ def bounds(argv: Sequence[str]) -> int:
     if isinstance(chosen, Adaptive):
         _print_thresholds(chosen)
     else:
-        print(chosen)
+        say(chosen)
         _print_interval(chosen)
         print_twins(chosen)
     return 0
@@ -139,23 +169,23 @@ def _print_interval(chosen: Any) -> None:
         if "p_old" in str(error):
             _print_by_probability(chosen)
         else:
-            print((chosen.__doc__ or "").strip().splitlines()[0])
-            print(f"no interval     {error}")
+            say((chosen.__doc__ or "").strip().splitlines()[0])
+            say(f"no interval     {error}")
         return
     assert isinstance(low, float) and isinstance(high, float)
-    print(f"ratio interval  [{low:.12f}, {high:.12f}]")
-    print(f"log-ratio       [{_log(low):.12f}, {_log(high):.12f}]")
+    say(f"ratio interval  [{low:.12f}, {high:.12f}]")
+    say(f"log-ratio       [{_log(low):.12f}, {_log(high):.12f}]")
 
 
 def _print_thresholds(chosen: Any) -> None:
     """The interval at the initial thresholds, and with each at the ends of its range."""
     from trustclip.constraints.registry import interval
 
-    print(chosen.inner)
+    say(chosen.inner)
     try:
         interval(chosen.inner)
     except ValueError:
-        print("at its initial threshold, which adapts:")
+        say("at its initial threshold, which adapts:")
         return _print_interval(chosen.inner)
     table = Table("threshold", "", "low", "high", box=None, pad_edge=False)
     for name, one in chosen.controllers:
@@ -164,8 +194,8 @@ def _print_thresholds(chosen: Any) -> None:
         for where, value in (("initial", start), ("lowest", lowest), ("highest", highest)):
             low, high = interval(dataclasses.replace(chosen.inner, **{name: value}))
             table.add_row(f"{name} = {value:g}", where, f"{low:.6f}", f"{high:.6f}")
-    Console().print(table)
-    print("the threshold adapts: no stock setting of TRL or verl is its twin")
+    Terminal().print(table)
+    say("the threshold adapts: no stock setting of TRL or verl is its twin")
 
 
 def _print_by_probability(chosen: Any) -> None:
@@ -177,8 +207,8 @@ def _print_by_probability(chosen: Any) -> None:
     for p in (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99):
         low, high = interval(chosen, p_old=torch.tensor(p, dtype=torch.float64))
         table.add_row(f"{p:g}", f"{float(low):.6f}", f"{float(high):.6f}", f"{1 / p:.4g}")
-    Console().print(table)
-    print("the interval depends on the token's old probability")
+    Terminal().print(table)
+    say("the interval depends on the token's old probability")
 
 
 def _log(x: float) -> float:
@@ -188,9 +218,9 @@ def _log(x: float) -> float:
 def print_twins(chosen: Any) -> None:
     """Print `Method.twins` in the notation of each trainer."""
     if not chosen.twins:
-        print("no setting of stock TRL or verl is known to have this gradient")
+        say("no setting of stock TRL or verl is known to have this gradient")
         return
-    print("the same gradient in")
+    say("the same gradient in")
     width = max(map(len, chosen.twins))
     for trainer, settings in chosen.twins.items():
         if trainer == "trustclip":
@@ -198,7 +228,7 @@ def print_twins(chosen: Any) -> None:
             words = [settings["name"], *words]
         else:
             words = [f"{key}={value}" for key, value in settings.items()]
-        print(f"  {trainer:<{width}}  {' '.join(words)}")
+        say(f"  {trainer:<{width}}  {' '.join(words)}")
 
 
 def theory(argv: Sequence[str]) -> int:
@@ -210,9 +240,11 @@ def theory(argv: Sequence[str]) -> int:
         """Draw the figures into this folder."""
 
     options = parse(Options, argv, "theory")
+    if options.figures is not None:
+        require("matplotlib")
     from trustclip.theory import run_theory
 
-    return run_theory(Console(), options.figures)
+    return run_theory(Terminal(), options.figures)
 
 
 def tabular(argv: Sequence[str]) -> int:
@@ -222,14 +254,5 @@ def tabular(argv: Sequence[str]) -> int:
 
     rest, out = taken(list(argv), "--out")
     settings = parse(TabularSettings, rest, "tabular", PRESETS)
-    run_tabular(settings, Console(), None if out is None else Path(out))
-    return 0
-
-
-def control(argv: Sequence[str]) -> int:
-    """Methods in PPO on Gymnasium environments."""
-    from trustclip.control import PRESETS, ControlSettings, run_control
-
-    settings = parse(ControlSettings, argv, "control", PRESETS)
-    run_control(settings, Console())
+    run_tabular(settings, Terminal(), None if out is None else Path(out))
     return 0

@@ -1,14 +1,16 @@
 """Commands that analyse stored runs and published results."""
 
 import dataclasses
+import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from trustclip.cli.arguments import parse
+from trustclip.runs.terminal import Terminal, say
 
 
 def grade(argv: Sequence[str]) -> int:
@@ -33,8 +35,8 @@ def grade(argv: Sequence[str]) -> int:
         raise ValueError(f"{options.out} exists; choose another --out.")
     rows, counts = regrade(read_samples(options.samples), options.style)
     right = sum(row["correct"] for row in rows)
-    print(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
-    print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    say(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
+    say(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     if options.out is not None:
         append_jsonl(options.out, rows)
     return 0
@@ -54,7 +56,7 @@ def compare(argv: Sequence[str]) -> int:
     options = parse(Options, argv, "compare")
     from trustclip.report.console import print_comparison
 
-    print_comparison(options.runs, Console(), step=options.step)
+    print_comparison(options.runs, Terminal(), step=options.step)
     return 0
 
 
@@ -66,17 +68,34 @@ def decontaminate(argv: Sequence[str]) -> int:
 
 
 def paper(argv: Sequence[str]) -> int:
-    """``trustclip paper``: which claims the printed tables of the paper support."""
+    """``trustclip paper [--json] [--out FILE]``: which claims the paper's tables support."""
 
     @dataclasses.dataclass
     class Options:
-        pass
+        json: bool = False
+        """Write JSON instead of text: every cell, test, interval and power."""
+        out: Path | None = None
+        """Write to this file instead of the terminal."""
 
-    parse(Options, argv, "paper")
+    options = parse(Options, argv, "paper")
+    if options.out is not None and options.out.exists():
+        raise ValueError(f"{options.out} exists; choose another --out.")
     from trustclip.paper.audit import audit
     from trustclip.paper.console import render
+    from trustclip.runs.jsonl import write_text
 
-    render(audit())
+    text = io.StringIO()
+    if options.json:
+        text.write(json.dumps(audit().as_json(), indent=1, ensure_ascii=False) + "\n")
+    elif options.out is not None:
+        render(audit(), Terminal(file=text, width=160, soft_wrap=True))
+    else:
+        render(audit())
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(options.out, text.getvalue())
+    else:
+        say(text.getvalue(), end="")
     return 0
 
 
@@ -97,12 +116,12 @@ def report(argv: Sequence[str]) -> int:
     if options.serve:
         from trustclip.report.live import serve
 
-        serve(options.runs, lambda url: print(f"{url}  (Ctrl-C to stop)", flush=True))
+        serve(options.runs, lambda url: say(f"{url}  (Ctrl-C to stop)", flush=True))
         return 0
     from trustclip.report.build import build
 
     for path in build(options.runs, options.output_dir):
-        print(path)
+        say(path)
     return 0
 
 
@@ -119,7 +138,7 @@ def explain(argv: Sequence[str]) -> int:
     options = parse(Options, argv, "explain")
     from trustclip.report.explain import explain as paragraphs
 
-    console = Console(width=min(Console().width, 100), highlight=False)
+    console = Terminal(width=min(Terminal().width, 100), highlight=False)
     for paragraph in paragraphs(options.run):
         console.print(paragraph, markup=False)
     return 0

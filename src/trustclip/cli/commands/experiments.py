@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 
-from trustclip.cli.arguments import changes_of, parse, settings
+from trustclip.cli.arguments import changes_of, parse, require, settings
+from trustclip.runs.terminal import Terminal, say
 
 
 def demo(argv: Sequence[str]) -> int:
@@ -15,10 +15,11 @@ def demo(argv: Sequence[str]) -> int:
     from trustclip.recipes.settings import DemoSettings
 
     chosen = settings(DemoSettings, argv, "demo")
+    require("transformers", "trl", "plotly", "jinja2")  # the last two of the page it ends with
     _be_quiet()
     from trustclip.recipes.demo import demo as run
 
-    console = Console()
+    console = Terminal()
     done = run(chosen, console)
     if done.summary.get("finished"):
         _show(done.path, "A small policy learns", console)
@@ -33,7 +34,7 @@ def sft(argv: Sequence[str]) -> int:
     _be_quiet()
     from trustclip.recipes.sft import sft as run
 
-    run(chosen, Console())
+    run(chosen, Terminal())
     return 0
 
 
@@ -45,7 +46,7 @@ def rl(argv: Sequence[str]) -> int:
     _be_quiet()
     from trustclip.recipes.rl import rl as run
 
-    run(chosen, Console())
+    run(chosen, Terminal())
     return 0
 
 
@@ -57,7 +58,7 @@ def evaluate(argv: Sequence[str]) -> int:
     _be_quiet()
     from trustclip.recipes.eval import run_evaluation
 
-    run_evaluation(chosen, Console())
+    run_evaluation(chosen, Terminal())
     return 0
 
 
@@ -68,7 +69,7 @@ def _be_quiet() -> None:
     silence_libraries()
 
 
-def _show(folder: Path, title: str, console: Console) -> None:
+def _show(folder: Path, title: str, console: Terminal) -> None:
     from trustclip.report.page import write_page
 
     page = write_page(folder, title)
@@ -80,12 +81,15 @@ RUN_USAGE = """\
 usage: trustclip run FILE [--dry-run] [--SECTION.NAME VALUE ...]
 
 Run a recipe (fine-tuning, training, evaluations), or continue it from what its output_dir holds.
+FILE is yours, or the name of one that comes with trustclip: trustclip recipes.
 SIGTERM or Ctrl-C saves and exits with status 0.
 
   --dry-run             print the plan, estimate the memory, and run the longest batch once
   --SECTION.NAME VALUE  override a value of the file, e.g. --rl.learning-rate 1e-5 --seed 1;
                         --method NAME and --method.NAME VALUE set the method and its
                         hyper-parameters, --trl.NAME VALUE sets any field of TRL's GRPOConfig
+  --output-dir FOLDER   where the run goes: the file's output_dir when unset, and with another
+                        method or seed beside it, as in runs/tiny-clip-seed1
 
 Options of the sections: trustclip sft --help, trustclip rl --help, trustclip eval --help."""
 
@@ -93,17 +97,20 @@ Options of the sections: trustclip sft --help, trustclip rl --help, trustclip ev
 def run(argv: Sequence[str]) -> int:
     """``trustclip run FILE``: a whole experiment."""
     if not argv or {"-h", "--help"} & set(argv):
-        print(RUN_USAGE)
+        say(RUN_USAGE)
         return 0 if argv else 2
     from trustclip.recipes.files import ALIASES, load_recipe
+    from trustclip.recipes.folders import with_folder
     from trustclip.recipes.settings import Recipe
+    from trustclip.recipes.shipped import located
 
     rest = [argument for argument in argv if argument != "--dry-run"]
     files, changes = changes_of(rest, Recipe, ALIASES)
     if len(files) != 1:
         raise ValueError(f"give one recipe file, got {len(files)}; see trustclip run --help.")
-    recipe = load_recipe(Path(files[0]), changes)
-    console = Console()
+    file = located(Path(files[0]))
+    recipe = load_recipe(file, with_folder(file, changes))
+    console = Terminal()
     _be_quiet()
     if "--dry-run" in argv:
         from trustclip.recipes.preflight.dry_run import dry_run
@@ -117,13 +124,52 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+RESUME_USAGE = """\
+usage: trustclip resume RUN [--max-steps N] [--NAME VALUE ...]
+
+Continue a run by the settings in its folder, whichever command began it; a finished one can be
+given more updates. With a constant learning rate it ends bit for bit as if it had had them from
+the start; with another schedule the command says what differs.
+
+  --max-steps N  updates in total, more than the run was to have
+  --NAME VALUE   what no result depends on, e.g. --save-steps 10, or --rl.save-steps 10 where a
+                 recipe began the run"""
+
+
+def resume(argv: Sequence[str]) -> int:
+    """``trustclip resume RUN``: what is left of a run, or more of it."""
+    if not argv or {"-h", "--help"} & set(argv):
+        say(RESUME_USAGE)
+        return 0 if argv else 2
+    from trustclip.recipes.files import ALIASES, Source, build, of_run
+    from trustclip.recipes.settings import Recipe
+
+    folders, _ = changes_of(argv, Recipe, ALIASES)
+    if len(folders) != 1:
+        raise ValueError(
+            f"give one run directory, got {len(folders)}; see trustclip resume --help."
+        )
+    command, cls, content = of_run(Path(folders[0]))
+    _, changes = changes_of(argv, cls, ALIASES if command == "run" else {})
+    chosen = build(cls, content, Source(f"{folders[0]}/config.yaml", {}, changes))
+    _be_quiet()
+    from trustclip.recipes.eval import run_evaluation
+    from trustclip.recipes.pipeline import run_recipe
+    from trustclip.recipes.rl import rl as reinforce
+    from trustclip.recipes.sft import sft as tune
+
+    of_command = {"rl": reinforce, "sft": tune, "eval": run_evaluation, "run": run_recipe}
+    of_command[command](chosen, Terminal())
+    return 0
+
+
 def suite(argv: Sequence[str]) -> int:
     """``trustclip suite FILE``: methods x seeds x models."""
 
     @dataclasses.dataclass
     class Options:
         file: tyro.conf.Positional[Path]
-        """YAML file of the suite; see recipes/suites."""
+        """YAML file of the suite, or the name of one that comes with trustclip."""
         max_parallel: int | None = None
         """Maximum number of concurrent runs; 1 on this machine, unlimited under a scheduler."""
         on: str = "local"
@@ -142,15 +188,45 @@ def suite(argv: Sequence[str]) -> int:
         """List the runs without starting them."""
 
     options = parse(Options, argv, "suite")
+    from trustclip.recipes.shipped import located
     from trustclip.suite import run_suite
+    from trustclip.suite.launchers.base import resources_of
 
+    places = ("gpus", "cpus", "extra", "hours", "partition")
+    given = {name: getattr(options, name) for name in places}
+    if options.on == "local" and not options.dry_run:
+        resources_of(options.on, given)  # a wrong option is told before a missing package
+        require("transformers", "trl", "datasets", "accelerate", "peft")  # or every run would fail
     return run_suite(
-        options.file,
-        Console(),
+        located(options.file),
+        Terminal(),
         max_parallel=options.max_parallel,
         on=options.on,
-        resources={
-            name: getattr(options, name) for name in ("gpus", "cpus", "extra", "hours", "partition")
-        },
+        resources=given,
         dry_run=options.dry_run,
     )
+
+
+def recipes(argv: Sequence[str]) -> int:
+    """``trustclip recipes``: those that come with trustclip."""
+
+    @dataclasses.dataclass
+    class Options:
+        """List the recipes and suites that come with trustclip, or copy one to change it."""
+
+        name: tyro.conf.Positional[str | None] = None
+        """The one to copy; all are listed when unset."""
+        to: tyro.conf.Positional[Path] = Path()
+        """Folder or file of the copy."""
+
+    options = parse(Options, argv, "recipes")
+    from trustclip.recipes.shipped import command_of, copied, shipped, title
+
+    if options.name is not None:
+        copy = copied(options.name, options.to)
+        command = command_of(shipped()[options.name])
+        say(f"{copy} is yours to change; then: trustclip {command} {copy}")
+        return 0
+    for name, path in shipped().items():
+        say(f"trustclip {command_of(path)} {name}\n    {title(path)}")
+    return 0

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from rich.console import Console
 
 from trustclip.cli.arguments import parse
+from trustclip.runs.terminal import Terminal, say
 
 
 def tokens(argv: Sequence[str]) -> int:
@@ -35,7 +35,7 @@ def tokens(argv: Sequence[str]) -> int:
 
     print_tokens(
         options.run,
-        Console(highlight=False),
+        Terminal(highlight=False),
         step=options.step,
         worst=options.worst,
         count=options.count,
@@ -58,5 +58,5 @@ def send(argv: Sequence[str]) -> int:
     from trustclip.recipes.watch.send import send as send_run
 
     count = send_run(options.run, options.sink)
-    print(f"{count} rows of {options.run} sent to {options.sink}: {options.run / options.sink}")
+    say(f"{count} rows of {options.run} sent to {options.sink}: {options.run / options.sink}")
     return 0

@@ -2,13 +2,41 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import tyro
 
 from trustclip.cli.arguments import parse
+from trustclip.runs.terminal import say
 
 if TYPE_CHECKING:
     from trustclip.engines.findings import Finding
     from trustclip.engines.schedule import Schedule
+
+
+def completion(argv: Sequence[str]) -> int:
+    """Print the completion script of a shell."""
+
+    @dataclasses.dataclass
+    class Options:
+        """Print a script with which a shell completes commands, options and their values.
+
+        bash: trustclip completion bash > ~/.local/share/bash-completion/completions/trustclip
+
+        zsh: trustclip completion zsh > ~/.zfunc/_trustclip, where ~/.zshrc has "fpath+=~/.zfunc"
+        before compinit
+
+        fish: trustclip completion fish > ~/.config/fish/completions/trustclip.fish
+        """
+
+        shell: tyro.conf.Positional[Literal["bash", "zsh", "fish", "tcsh", "powershell"]]
+        """The shell that you type in."""
+
+    options = parse(Options, argv, "completion")
+    from trustclip.cli.completion import script
+
+    say(script(options.shell), end="")
+    return 0
 
 
 def doctor(argv: Sequence[str]) -> int:
@@ -26,6 +54,13 @@ def doctor(argv: Sequence[str]) -> int:
 
     @dataclasses.dataclass
     class Options:
+        """Versions, devices, and whether a schedule lets a constraint act; or, without options:
+
+        doctor --verl ARGUMENTS...: what is wrong with a configuration of verl;
+        doctor --distributed [RECIPE]: under the launcher that will train, what would really run;
+        doctor --sampler RECIPE|FILE.jsonl: sampler against trainer on the first completions.
+        """
+
         num_iterations: int = 1
         """Passes over a generation (TRL's default)."""
         steps_per_generation: int | None = None
@@ -43,17 +78,17 @@ def doctor(argv: Sequence[str]) -> int:
 
     found = environment()
     for name, version in found["versions"].items():
-        print(f"{name:<14}{version}")
-    print(f"{'platform':<14}{found['platform']}")
+        say(f"{name:<14}{version}")
+    say(f"{'platform':<14}{found['platform']}")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    print(f"{'devices':<14}{', '.join(devices) or 'CPU only'} ({found['processors']} processors)")
+    say(f"{'devices':<14}{', '.join(devices) or 'CPU only'} ({found['processors']} processors)")
     schedule = Schedule(
         options.steps_per_generation or options.gradient_accumulation_steps,
         options.num_iterations,
         options.gradient_accumulation_steps,
     )
-    print(f"{'schedule':<14}{schedule.updates_per_generation:g} updates per generation")
-    print(f"{'constraint':<14}{_can_act(options.method, schedule)}")
+    say(f"{'schedule':<14}{schedule.updates_per_generation:g} updates per generation")
+    say(f"{'constraint':<14}{_can_act(options.method, schedule)}")
     return 0
 
 
@@ -77,8 +112,9 @@ def _verl(arguments: Sequence[str]) -> int:
     """Print the findings about a configuration of verl; 1 if any is an error."""
     from trustclip.engines.verl.checks import findings, installed
     from trustclip.engines.verl.config import load
+    from trustclip.runs.jsonl import bounded_yaml
 
-    config = load(arguments)
+    config = load(arguments, bounded_yaml)
     return _report(list(findings(config, installed())))
 
 
@@ -131,7 +167,7 @@ def _distributed(arguments: Sequence[str]) -> int:
     if os.environ.get("RANK", "0") != "0":
         return 0  # the first rank reports for all
     for label, text in described(world, load):
-        print(f"{label:<14}{text}")
+        say(f"{label:<14}{text}")
     absent = (Finding("error", text) for text in packages(stage))
     return _report([*findings(world, load), *absent])
 
@@ -165,15 +201,15 @@ def _sampler(arguments: Sequence[str]) -> int:
 
         pairs = first_completions(load_recipe(path, changes))
     verdict = compare(pairs)
-    print(f"{'verdict':<14}{verdict.title}")
-    print(verdict.text)
+    say(f"{'verdict':<14}{verdict.title}")
+    say(verdict.text)
     return 0 if verdict.harmless else 1
 
 
 def _report(found: "Sequence[Finding]") -> int:
     """Print findings; 1 if any is an error."""
     for finding in found:
-        print(f"{finding.level + ':':<7}{finding.text}")
+        say(f"{finding.level + ':':<7}{finding.text}")
     errors = sum(finding.level == "error" for finding in found)
-    print(f"{errors} error{'' if errors == 1 else 's'}" if errors else "no errors")
+    say(f"{errors} error{'' if errors == 1 else 's'}" if errors else "no errors")
     return 1 if errors else 0

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from trustclip.cli.arguments import method_from, parse, taken
+from trustclip.runs.terminal import Terminal, say
 from trustclip.runs.text import percent
 
 _SUGGEST = """\
@@ -52,9 +52,9 @@ def shadow(argv: Sequence[str]) -> int:
         chosen = shadow_methods(listed(options.methods), fields, "this log")
     (acting,) = shadow_methods(listed(options.acting), fields, "this log")
     seen = watch(options.logs, chosen, acting)
-    _print_shadows(seen, Console())
+    _print_shadows(seen, Terminal())
     for reason in left_out.values():
-        print(f"left out: {reason}")
+        say(f"left out: {reason}")
     if options.figure is not None:
         from trustclip.report.draw.figures import matrices
         from trustclip.report.shadows import matrix
@@ -62,12 +62,12 @@ def shadow(argv: Sequence[str]) -> int:
         drawn = matrix(seen.acting, seen.metrics)
         assert drawn is not None  # there is at least one method
         options.figure.write_text(matrices(drawn.names, drawn.panels), encoding="utf-8")
-        print(options.figure)
+        say(options.figure)
     return 0
 
 
-def _print_shadows(seen: Any, console: Console) -> None:
-    print(
+def _print_shadows(seen: Any, console: Terminal) -> None:
+    say(
         f"{seen.tokens:,} tokens of {seen.completions:,} completions with an advantage; "
         f"{seen.acting} gated {percent(seen.metrics['gated'], 2)} % of them."
     )
@@ -92,7 +92,7 @@ def suggest(argv: Sequence[str]) -> int:
     if not argv or argv[0].startswith("-"):
         from trustclip.constraints.base import methods
 
-        print(_SUGGEST + ", ".join(methods()))
+        say(_SUGGEST + ", ".join(methods()))
         return 0 if argv else 2
     name, *rest = argv
     rest, share = taken(rest, "--share")
@@ -133,14 +133,14 @@ def _print_suggestion(found: Any) -> None:
     from trustclip.cli.commands.constraints import print_twins
 
     share = found.share
-    print(found.method)
-    print(
+    say(found.method)
+    say(
         f"would have cut {percent(share.value, 2)} % [{percent(share.low, 2)}, "
         f"{percent(share.high, 2)}] of {found.tokens:,} tokens (95 % interval over "
         f"{found.clusters} {found.unit})"
     )
     if len(found.moved) > 1:
-        print(f"moved together, their ratios kept: {', '.join(found.moved)}")
+        say(f"moved together, their ratios kept: {', '.join(found.moved)}")
     for name, (low, value, high) in found.moved.items():
-        print(f"{name} = {value:.4g} [{low:.4g}, {high:.4g}]")
+        say(f"{name} = {value:.4g} [{low:.4g}, {high:.4g}]")
     print_twins(found.method)

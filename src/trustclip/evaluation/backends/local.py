@@ -74,7 +74,7 @@ class Local:
     """
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, batch_size: int) -> None:
-        self._model, self._tokenizer = model.eval(), tokenizer
+        self._model, self.tokenizer = model.eval(), tokenizer
         self._sampling, self._batch_size = sampling, batch_size
 
     def generate(
@@ -84,7 +84,7 @@ class Local:
         import torch
 
         ids = [
-            self._tokenizer.apply_chat_template(
+            self.tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, return_dict=True
             )["input_ids"]
             for prompt in prompts
@@ -115,7 +115,7 @@ class Local:
             decoder = Decoder(self._model)
             decoded = decoder.decode(ids, limit, self._ends, self._sampling.temperature)
             return [completion.tokens for completion in decoded]
-        inputs = self._tokenizer.pad(
+        inputs = self.tokenizer.pad(
             {"input_ids": ids}, return_tensors="pt", padding_side="left"
         ).to(self._model.device)
         output = self._model.generate(**inputs, max_new_tokens=limit, **self._options())
@@ -140,7 +140,7 @@ class Local:
         ends = self._ends
         count = next((i + 1 for i, token in enumerate(ids) if token in ends), None)
         tokens = len(ids) if count is None else count
-        text = self._tokenizer.decode(ids[:tokens], skip_special_tokens=True)
+        text = self.tokenizer.decode(ids[:tokens], skip_special_tokens=True)
         return Completion(text, tokens, truncated=count is None and tokens >= limit)
 
 

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from trustclip.evaluation.backends.local import Completion, Conversation, Sampling, derived_seed
 from trustclip.runs.secrets import redacted
@@ -33,9 +34,11 @@ class Served:
       model: name under which the server knows the model.
       sampling: how tokens are drawn.
       concurrency: requests under way at once.
+      thinking: value of ``enable_thinking`` for the model's chat template, as vLLM and SGLang take
+        it; None for the template's own.
 
     Raises:
-      ValueError: an address that is not http or https.
+      ValueError: an address that is not http or https, or names no server.
 
     Example:
       >>> Served("localhost:8000/v1", "m", Sampling(1.0, 1.0, 8), concurrency=1)
@@ -47,14 +50,21 @@ class Served:
       https://platform.openai.com/docs/api-reference/chat
     """
 
-    def __init__(self, base_url: str, model: str, sampling: Sampling, concurrency: int) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ValueError(
-                f"base_url={redacted(base_url)!r} must start with http:// or https://."
-            )
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        sampling: Sampling,
+        concurrency: int,
+        thinking: bool | None = None,
+    ) -> None:
+        if wrong := _wrong(base_url):
+            raise ValueError(f"base_url={redacted(base_url)!r} {wrong}.")
         self._url = base_url.rstrip("/") + "/chat/completions"
         self._shown = redacted(self._url)  # in errors
         self._model, self._sampling, self._concurrency = model, sampling, concurrency
+        extra = {"chat_template_kwargs": {"enable_thinking": thinking}}
+        self._extra: dict[str, Any] = {} if thinking is None else extra
         self._key = os.environ.get("OPENAI_API_KEY")
 
     def generate(
@@ -84,6 +94,7 @@ class Served:
                 "max_tokens": self._sampling.max_tokens,
                 "n": 1,
                 "seed": seed,
+                **self._extra,
             }
         )
         try:
@@ -106,8 +117,7 @@ class Served:
             headers={"Content-Type": "application/json"},
         )
         if self._key:
-            # Not sent along redirects: the key is for this host only.
-            request.add_unredirected_header("Authorization", f"Bearer {self._key}")
+            request.add_header("Authorization", f"Bearer {self._key}")
         for pause in PAUSES:
             try:
                 return self._send(request)
@@ -117,13 +127,43 @@ class Served:
 
     def _send(self, request: Request) -> bytes:
         try:
-            with urlopen(request, timeout=PATIENCE) as reply:
+            with _OPENER.open(request, timeout=PATIENCE) as reply:
                 return reply.read()
         except HTTPError as error:
+            if 300 <= error.code < 400:
+                place = one_line(redacted(str(error.headers.get("Location"))))
+                raise ValueError(
+                    f"{self._shown} sends its clients elsewhere, to {place}: neither questions nor "
+                    "the key go there. Where you trust it, give that address as base_url."
+                ) from error
             kind = _Passing if error.code == 429 or error.code >= 500 else ValueError
             raise kind(f"{self._shown} returned {error.code}: {_start(error.read())}") from error
         except (OSError, HTTPException) as error:
             raise _Passing(f"{self._shown} cannot be reached: {redacted(str(error))}") from error
+
+
+class _Stay(HTTPRedirectHandler):
+    """Follows no redirection, after which a question would go without its text."""
+
+    def redirect_request(self, req: Any, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = build_opener(_Stay)
+
+
+def _wrong(address: str) -> str:
+    """What is wrong with the address of a server; nothing if it can be asked."""
+    if not address.startswith(("http://", "https://")):
+        return "must start with http:// or https://"
+    if any(c.isspace() or not c.isprintable() for c in address):
+        return "holds a space or a control character"
+    try:
+        parts = urlsplit(address)
+        named = parts.hostname is not None and parts.port != 0
+    except ValueError:
+        named = False
+    return "" if named else "names no server: such as http://127.0.0.1:8000/v1"
 
 
 class _Passing(ValueError):

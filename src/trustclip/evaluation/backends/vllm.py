@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trustclip.evaluation.backends.local import Completion, Conversation, Sampling, derived_seed
-from trustclip.tasks.prompts import set_chat_template
+from trustclip.tasks.prompts import PromptStyle, set_chat_template
 
 
 class VLLM:
@@ -23,11 +23,13 @@ class VLLM:
       https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm.html
     """
 
-    def __init__(self, model: str, sampling: Sampling, style: str, seed: int) -> None:
+    def __init__(self, model: str, sampling: Sampling, style: str | PromptStyle, seed: int) -> None:
         try:
             import vllm as package  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise ValueError(f"vLLM cannot be used: {error}; pip install trustclip[vllm]") from None
+            raise ValueError(
+                f"vLLM cannot be used: {error}; pip install 'trustclip[vllm]'."
+            ) from None
         vllm: Any = package  # a type checker finds this file under the name of the package
         self._params: Any = vllm.SamplingParams
         self._llm: Any = vllm.LLM(model=model, seed=seed)

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from trustclip.constraints.base import Trait
 from trustclip.recipes.checks import packages, schedule_of
 from trustclip.recipes.preflight.longest import Longest, longest, model_shape, run_longest
 from trustclip.recipes.preflight.memory import PHASES, Memory, estimate
+from trustclip.recipes.prompting import differences, show
+from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.settings import Recipe, RLSettings, RLStage
 from trustclip.runs.text import readable
 from trustclip.tasks.problem import Problem
+from trustclip.tasks.prompts import rendered, written
 
 
 @dataclass(frozen=True)
@@ -162,11 +165,39 @@ def dry_run(recipe: Recipe, console: Console) -> int:
     memory = _estimate(config, settings, hardest, device, console)
     made = plan(recipe, len(problems), tests, processes)
     console.print(_plan_table(recipe, made, memory))
+    _preview(recipe, settings, problems[0], tokenizer, console)
     for text in packages(recipe.rl):
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
     if memory is not None:
         console.print(_memory_table(memory, device))
     return run_longest(settings, console, hardest, memory)
+
+
+def _preview(
+    recipe: Recipe, settings: RLSettings, problem: Problem, tokenizer: Any, console: Console
+) -> None:
+    """Show a prompt as the model gets it, and what each reward gives two completions of it.
+
+    Raises:
+      ValueError: a reward fails.
+    """
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    show(console, differences(recipe))
+    say(f"a prompt, style {settings.style.name}:")
+    for line in rendered(tokenizer, problem.problem, settings.style).splitlines():
+        say(f"  | {line}")
+    texts = {"nothing": "", "its gold answer": written(problem, settings.style)}
+    rewards = Rewards(settings, settings.style.extraction, settings.seed)
+    try:
+        given = rewards.tried(problem, settings, list(texts.values()))
+    finally:
+        rewards.close()
+    for name, values in given.items():
+        each = (f"{value} for {what}" for what, value in zip(texts, values, strict=True))
+        say(f"reward {name}: {', '.join(each)}")
 
 
 def _problems(
@@ -216,12 +247,12 @@ def _plan_table(recipe: Recipe, made: Plan, memory: Memory | None) -> Table:
         "evaluations": f"{made.evaluations}{answers}",
         "checkpoints": f"{made.checkpoints} written, {made.kept} kept{size}",
     }
-    table = Table(box=None, pad_edge=False, show_header=False, title=escape(recipe.name))
+    table = Table(box=None, pad_edge=False, show_header=False, title=Text(recipe.name))
     table.title_justify = "left"
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, escape(value))
+        table.add_row(name, Text(value))
     return table
 
 

@@ -43,7 +43,7 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
 
     def tokens(problem: Problem) -> int:
         rendered = tokenizer.apply_chat_template(
-            messages(problem.problem, settings.prompt_style),
+            messages(problem.problem, settings.style),
             add_generation_prompt=True,
             return_dict=True,
         )
@@ -64,16 +64,17 @@ def model_shape(settings: RLSettings) -> tuple[Any, Any]:
         return model.config, tokenizer
     from transformers import AutoConfig, AutoTokenizer
 
-    from trustclip.recipes.models import check_tokenizer
+    from trustclip.recipes.models import base_of, check_tokenizer
     from trustclip.tasks.prompts import set_chat_template
 
     try:
-        config = AutoConfig.from_pretrained(settings.model)
-        tokenizer = AutoTokenizer.from_pretrained(settings.model)
+        base = base_of(settings.model)
+        config = AutoConfig.from_pretrained(base, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot read the model {settings.model!r}: {error!r}") from error
     check_tokenizer(tokenizer, config, settings.model)
-    set_chat_template(tokenizer, settings.prompt_style)
+    set_chat_template(tokenizer, settings.style)
     return config, tokenizer
 
 
@@ -180,14 +181,14 @@ def trial(settings: RLSettings, problems: Sequence[Problem], folder: Path, **opt
     from trustclip.recipes.models import load_model, lora_config
     from trustclip.recipes.watch.callbacks import silence
 
-    model, tokenizer = load_model(settings.model, settings.prompt_style, settings.seed)
-    silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct")
+    model, tokenizer = load_model(settings.model, settings.style, settings.seed)
+    silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct", overlong_cache=0)
     trainer = ConstrainedGRPOTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
         args=grpo_config(silent, folder, settings.seed),
         train_dataset=Dataset.from_list(
-            [{"prompt": messages(p.problem, settings.prompt_style)} for p in problems]
+            [{"prompt": messages(p.problem, settings.style)} for p in problems]
         ),
         processing_class=tokenizer,
         peft_config=lora_config(settings.lora_r, settings.lora_alpha),

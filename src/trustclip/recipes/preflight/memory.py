@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from trustclip.head.exact import CHUNK_LOGITS
-from trustclip.head.product import TILE_LOGITS
+from trustclip.head.product import KEPT, TILE_LOGITS
 from trustclip.recipes.checks import schedule_of
 from trustclip.recipes.settings import RLStage
 
@@ -158,8 +158,12 @@ def _head(text: Any, settings: RLStage, found: Footprint, prompt: int, device: s
     """Backward pass of the output head: tiles of logits, gradients in float32."""
     tokens = settings.per_device_train_batch_size * settings.max_completion_length
     if _own_head(settings, device):
-        # On a GPU a tile of weights in half precision is alive with that of logits.
-        tiles = (6 if device == "cuda" else 4) * min(TILE_LOGITS[device], tokens * text.vocab_size)
+        logits = tokens * text.vocab_size
+        tile = min(TILE_LOGITS[device], logits)
+        # A trained head may keep the weights of a block of tokens over the whole vocabulary.
+        kept = min(KEPT[device], logits) if found.head else 0
+        # On a GPU weights in half precision are alive with a tile of logits; on a CPU they are it.
+        tiles = 4 * tile + 2 * max(tile, kept) if device == "cuda" else 4 * max(tile, kept)
     else:
         tokens += settings.per_device_train_batch_size * prompt
         rows, columns = min(tokens, TILE[0]), min(text.vocab_size, TILE[1])

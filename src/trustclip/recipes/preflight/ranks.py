@@ -247,8 +247,5 @@ def _wrong_load(world: World, load: Load) -> Iterator[str]:
         )
     if schedule.inert and Trait.ACTS_ON_POLICY not in load.method.traits:
         yield schedule.explain_inert(load.method.name)
-    if load.saves and world.wrapper.startswith(("FSDP", "DeepSpeed")):
-        yield (
-            f"checkpoints cannot be kept under {world.wrapper}, which spreads weights and "
-            "optimizer over ranks; set save_steps to 0, or use DDP."
-        )
+    if load.saves and world.wrapper == "FSDP1":
+        yield "checkpoints cannot be kept under FSDP1; set fsdp_version to 2, or save_steps to 0."

@@ -68,6 +68,9 @@ class _Nothing:
     def gates(self, row: dict[str, Any]) -> None:
         pass
 
+    def notice(self, step: int, name: str, text: str) -> None:
+        pass
+
 
 def recorded(path: Path) -> Pairs:
     """Log-probabilities that any trainer has written: a JSON object per completion.

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -304,6 +304,15 @@ class FirstCompletions:
         path = run.path / "metrics.jsonl"
         rows = read_jsonl(path) if path.exists() else []
         self._done = any(row.get("stage") == "sampler" for row in rows)
+
+    def listen(self, trainer: Any) -> None:
+        """Compare the first completions of this trainer, unless the run has been compared.
+
+        Args:
+          trainer: one that records; see `trustclip.engines.trl.recording.Recorded`.
+        """
+        if not self._done:
+            trainer.mismatch.listener = self
 
     def __call__(self, pairs: Pairs) -> None:
         """Compare the tokens of the first update, if there are enough of them."""

@@ -5,11 +5,8 @@ the logged rows for one kind of failure, with a threshold that no healthy run ca
 measure the margins), and states numbers and remedies.
 """
 
-import contextlib
 import math
-import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,20 +184,30 @@ class Guards(TrainerCallback, ExportableState):
             if (value := _number(row, name)) is not None:
                 self._recent[name] = [*before, abs(value)][-SPIKE_WINDOW:]
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Context in which the engine's warning of an inert constraint becomes a notice."""
-        with warnings.catch_warnings():
-            shown = warnings.showwarning
+    def report(self, step: int, name: str, text: str) -> None:
+        """Report what the trainer itself has noticed.
 
-            def show(message: Any, *args: Any, **kwargs: Any) -> None:
-                if _INERT.match(str(message)):
-                    self._report("inert_constraint", str(message))
-                else:
-                    shown(message, *args, **kwargs)
+        Args:
+          step: the update after which.
+          name: of the notice.
+          text: of the notice.
+        """
+        self._step = step
+        self._report(name, text)
 
-            warnings.showwarning = show
-            yield
+    def replay(self, rows: Iterable[Row]) -> None:
+        """Read the rows that a run has logged so far, without reporting anything again.
+
+        Args:
+          rows: of ``metrics.jsonl``.
+        """
+        notice, self._notice = self._notice, lambda *_: None
+        for row in rows:
+            if row.get("stage") == "notice":
+                self.report(row["step"], row["notice"], row["text"])
+            elif "loss" in row:
+                self.read(row["step"], row)
+        self._notice = notice
 
     def _report(self, name: str, text: str) -> None:
         if any(notice["notice"] == name for notice in self._told):
@@ -303,9 +310,6 @@ _KEPT = (
 
 #: Mean entropy over tokens in reinforcement learning; in fine-tuning it is expected to fall.
 _ENTROPY = "trustclip/entropy"
-
-#: Beginning of the engine's warning of an inert constraint.
-_INERT = re.compile(r"the constraint .* has been inert")
 
 
 def _number(row: Row, name: str) -> float | None:

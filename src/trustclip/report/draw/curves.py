@@ -120,7 +120,34 @@ def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
             " Bands are 95 % intervals of the score, clustered by problem, shown for at most "
             f"{BANDS} methods at a time."
         )
+    if several and any(group.unsteady for group in groups):
+        caption += " Where some of few runs collapsed no band would cover, and none is drawn."
     return Figure(f"figure2{suffix}", "Training", caption, panels)
+
+
+def rewards_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+    """Each reward over updates, where a training had several.
+
+    Args:
+      groups: of one setting.
+      suffix: of the figure's key, where there are several settings.
+    """
+    keys = dict.fromkeys(
+        key for group in groups for run in group.runs for row in run.training for key in row
+        if key.startswith(_REWARD[0]) and key.endswith(_REWARD[1])
+    )  # fmt: skip
+    names = [key.removeprefix(_REWARD[0]).removesuffix(_REWARD[1]) for key in keys]
+    panels = [
+        Panel(name, "update", "mean reward", marks)
+        for key, name in zip(keys, names, strict=True)
+        if (marks := [mark for group in groups for mark in lines_of(group, key)])
+    ]
+    caption = "Mean of each reward over completions, before its weight; the total is the return."
+    return Figure(f"rewards{suffix}", "Rewards", caption, panels) if len(panels) > 1 else None
+
+
+#: What TRL logs of each reward.
+_REWARD = ("rewards/", "/mean")
 
 
 def _score_panels(groups: Sequence[Group]) -> list[Panel]:
@@ -146,7 +173,8 @@ def _score_marks(group: Group, metric: str) -> list[Mark]:
     x, y = [step for step, _ in found], [100 * e.value for _, e in found]
     low = [None if e.low is None else 100 * e.low for _, e in found]
     high = [None if e.high is None else 100 * e.high for _, e in found]
-    marks = [Mark("band", x, y, group.label, group.series, low, high)] if None not in low else []
+    known = None not in low and not group.unsteady
+    marks = [Mark("band", x, y, group.label, group.series, low, high)] if known else []
     for evaluations in runs if len(runs) > 1 else []:
         each = [(s, score["value"]) for s in steps if (score := evaluations[s].score(None, metric))]
         marks.append(

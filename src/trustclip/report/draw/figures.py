@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,13 @@ def save(figure: Figure, folder: Path) -> list[Path]:
     first, wide = figure.panels[0], min(len(figure.panels), 3)
     lines = -(-len(figure.panels) // wide)
     tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
+    named = {m.name for p in figure.panels if _named(p) for m in p.marks if m.style in _LISTED}
+    below = LEGEND * -(-len(named) // _columns(3.1 * wide, named)) if len(named) > FEW else 0
     with plt.rc_context(STYLE):
         drawn, axes = plt.subplots(
-            lines, wide, figsize=(3.1 * wide, tall * lines), layout="constrained", squeeze=False
-        )
+            lines, wide, figsize=(3.1 * wide, tall * lines + below), layout="constrained",
+            squeeze=False,
+        )  # fmt: skip
         for axis, panel in zip(axes.flat, figure.panels, strict=False):
             _draw(axis, panel)
             # Names that stand to the left of the first panel leave room for the others.
@@ -63,6 +66,11 @@ def save(figure: Figure, folder: Path) -> list[Path]:
         drawn.savefig(paths[0], metadata={"CreationDate": None})
         paths[1].write_text(as_svg(drawn), encoding="utf-8")
     return paths
+
+
+#: Marks that a legend names; inches of a line of it; names that fit without room of their own.
+_LISTED = ("line", "area")
+LEGEND, FEW = 0.19, 6
 
 
 def _draw(axis: Any, panel: Panel) -> None:
@@ -170,11 +178,15 @@ def _legend(figure: Any, axes: Sequence[Any]) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if len(found) > 1:
-        each = 0.5 + 0.08 * max(map(len, found))  # inches of a line's sample and its name
-        columns = max(1, int(figure.get_figwidth() / each))
+        columns = _columns(figure.get_figwidth(), found)
         figure.legend(
             found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False
         )
+
+
+def _columns(width: float, names: Iterable[str]) -> int:
+    """Columns of a legend: inches of a line's sample and its name in those of the figure."""
+    return max(1, int(width / (0.5 + 0.08 * max(map(len, names)))))
 
 
 def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]]) -> str:
@@ -183,11 +195,12 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
     Args:
       curves: method -> (ratio, weight where A > 0, weight where A < 0).
     """
-    columns = 4
+    columns = min(len(curves), 4)
     lines = -(-len(curves) // columns)
+    size = (9.6, 1.75 * lines) if columns > 1 else (5.0, 3.0)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            lines, columns, figsize=(9.6, 1.75 * lines), sharex=True, sharey=True,
+            lines, columns, figsize=size, sharex=True, sharey=True,
             layout="constrained", squeeze=False,
         )  # fmt: skip
         for axis, (name, (ratio, positive, negative)) in zip(
@@ -208,8 +221,10 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
         for axis in axes[:, 0]:
             axis.set_ylabel("weight c")
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        spare = axes.flat[-1] if len(curves) < axes.size else axes.flat[0]
-        spare.legend(handles, labels, loc="center", frameon=False)
+        if len(curves) < axes.size:
+            axes.flat[-1].legend(handles, labels, loc="center", frameon=False)
+        else:
+            axes.flat[0].legend(handles, labels, loc="upper left", frameon=False)
         return as_svg(figure)
 
 

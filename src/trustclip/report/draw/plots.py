@@ -25,11 +25,8 @@ def constraint_figure(groups: Sequence[Group]) -> Figure | None:
     rising, falling, bounds = [], [], []
     for group in distinct.values():
         assert group.method is not None
-        jumps = [float(b[0]) for b in _interval(group, torch.tensor([P_OLD], dtype=torch.float64))]
         try:
-            ratios, positive, negative = curve(
-                group.method, 120, [jump for jump in jumps if 0 < jump < _FAR]
-            )
+            ratios, positive, negative = curve(group.method, 121)
         except ValueError:
             continue  # it needs what no single token can have
         for marks, weights in ((rising, positive), (falling, negative)):

@@ -1,0 +1,166 @@
+"""``trustclip lab`` and ``trustclip arena``: many seeds, and what is made of them."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from trustclip.cli.arguments import parse
+from trustclip.runs.terminal import Terminal, say
+
+if TYPE_CHECKING:
+    from trustclip.arena.entry import Entry
+
+
+def lab(argv: Sequence[str]) -> int:
+    """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
+    from trustclip.cli.arguments import changes_of
+    from trustclip.lab import LabSettings, load, run_lab
+    from trustclip.recipes.shipped import located
+
+    if {"-h", "--help"} & set(argv):
+        say("usage: trustclip lab [FILE] [--NAME VALUE ...]: YAML of these options, and changes")
+        parse(LabSettings, ["--help"], "lab")
+    files, changes = changes_of(argv, LabSettings)
+    if len(files) > 1:
+        raise ValueError(f"give one file, got {len(files)}; see trustclip lab --help.")
+    run_lab(load(located(Path(files[0])) if files else None, changes), Terminal())
+    return 0
+
+
+ARENA = """\
+usage: trustclip arena FILE [--dry-run | --part K/N | --collect] [--NAME VALUE ...]
+       trustclip arena page FOLDER [--out FILE] [--add SUBMISSION ...]
+       trustclip arena verify SUBMISSION --against FOLDER [--check CELLS]
+
+Constraints with equal tuning budgets on many seeds of the lab: every trial on tuning seeds, the
+best of each constraint on fresh ones. The same command continues what was interrupted.
+
+  FILE           YAML of the settings below, such as recipes/arena/arena.yaml
+  --dry-run      check everything, print the number of runs and an estimate of their time
+  --part K/N     the K-th of N parts, for jobs of a cluster that share the folder: call them all,
+                 call them all again for the tests, then --collect
+  --collect      write the table of the settings that are complete, and train nothing
+  --NAME VALUE   change a setting of the file by its path, such as --output-dir, --jobs,
+                 --depths '{4: {}, 256: {passes: 16}}' or --axes '{}'
+  page           leaderboard, contrasts, profiles, tuning curves, tasks, of a folder of runs
+  verify         whether the runs of a submitted method keep to the plan; some made again
+
+A submission is the folder of one constraint: --constraints '{mine: ...}' --reference mine
+--contrasts '{}' --controls '{}' --output-dir mine; with --allow-code where it names a module.
+"""
+
+
+def arena(argv: Sequence[str]) -> int:
+    """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
+    if argv and argv[0] in ("page", "verify"):
+        return {"page": page, "verify": verify}[argv[0]](argv[1:])
+    from trustclip.arena.run import collect, estimate, load, run_arena, run_part
+    from trustclip.arena.settings import ArenaSettings
+    from trustclip.cli.arguments import changes_of, taken
+    from trustclip.recipes.shipped import located
+
+    if {"-h", "--help"} & set(argv):
+        say(ARENA)
+        parse(ArenaSettings, ["--help"], "arena")
+    switches = ("--dry-run", "--collect")
+    rest, part = taken([one for one in argv if one not in switches], "--part")
+    files, changes = changes_of(rest, ArenaSettings)
+    if len(files) != 1:
+        raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")
+    settings, console = load(located(Path(files[0])), changes), Terminal()
+    if "--dry-run" in argv:
+        console.print(estimate(settings))
+    elif "--collect" in argv:
+        collect(settings, console)
+    elif part is not None:
+        run_part(settings, console, *_part(part))
+    else:
+        run_arena(settings, console)
+    return 0
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Part and number of parts, of ``"3/8"``."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal()):
+        raise ValueError(f"--part is the number of a part and of all, such as 3/8; got {text!r}.")
+    return int(part), int(parts)
+
+
+def control(argv: Sequence[str]) -> int:
+    """Methods in PPO on Gymnasium environments."""
+    from trustclip.control import PRESETS, ControlSettings, run_control
+
+    settings = parse(ControlSettings, argv, "control", PRESETS)
+    run_control(settings, Terminal())
+    return 0
+
+
+def page(argv: Sequence[str]) -> int:
+    """The page of a folder of the arena, with accepted submissions beside its constraints."""
+    from trustclip.arena.entry import combined, read_entry
+    from trustclip.arena.page import contents, write_page
+
+    @dataclasses.dataclass
+    class Options:
+        folder: Annotated[Path, tyro.conf.Positional]
+        """Folder of the arena: arena.yaml and runs.parquet."""
+        out: Path = Path("arena.html")
+        """File of the page."""
+        add: tuple[Path, ...] = ()
+        """Folders of submissions, each verified before it is shown."""
+
+    options = parse(Options, argv, "arena page")
+    arena = read_entry(options.folder)
+    entries = [read_entry(folder) for folder in options.add]
+    for folder, entry in zip(options.add, entries, strict=True):
+        _accepted(folder, entry, arena)
+    every = combined(arena, entries) if entries else arena
+    say(write_page(contents(every, {}), options.out))
+    return 0
+
+
+def verify(argv: Sequence[str]) -> int:
+    """Whether a submission's runs are those of the plan; some of them made again."""
+    from trustclip.arena.entry import read_entry
+    from trustclip.arena.reruns import differences
+
+    @dataclasses.dataclass
+    class Options:
+        submission: Annotated[Path, tyro.conf.Positional]
+        """Folder that `trustclip arena` has written for one constraint."""
+        against: Path
+        """Folder of the arena, such as benchmarks/arena."""
+        check: int = 0
+        """Cells, drawn at random, of which a few seeds are run again and compared."""
+
+    options = parse(Options, argv, "arena verify")
+    if options.check < 0:
+        raise ValueError(f"`check` is a number of cells, 0 or more; got {options.check}.")
+    entry, arena = read_entry(options.submission), read_entry(options.against)
+    _accepted(options.submission, entry, arena)
+    found = [*differences(entry, options.check)] if options.check else []
+    if found:
+        raise ValueError(
+            f"{options.submission} is refused: its runs come out otherwise here.\n" + _list(found)
+        )
+    (label,) = entry.settings.constraints
+    again = f", and {options.check} cells made again are the same" if options.check else ""
+    say(f"accepted: {label}, {len(entry.runs)} runs{again}.")
+    return 0
+
+
+def _accepted(folder: Path, entry: "Entry", arena: "Entry") -> None:
+    """Refuse a submission that does not keep to the plan, with every reason."""
+    from trustclip.arena.reruns import problems
+
+    found = problems(entry, arena)
+    if found:
+        raise ValueError(f"{folder} is refused:\n" + _list(found))
+
+
+def _list(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)

@@ -1,0 +1,75 @@
+"""What an evaluation measures of a completion: the reward that says what is right, and others."""
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from trustclip.rewards.chosen import RewardError, chosen, made
+from trustclip.rewards.extraction import Style
+from trustclip.tasks.problem import Problem
+
+
+class Measures:
+    """Rewards of an evaluation: the first says what is right, the others are means.
+
+    Args:
+      given: the setting `reward`; "correct" is the verifier's check of the final answer.
+      style: where answers stand, for rewards that read them.
+
+    Raises:
+      ValueError: one cannot be imported or made.
+
+    Example:
+      >>> measures = Measures([{"name": "format", "pattern": "[0-9]+"}])
+      >>> measures.verified, measures.of([Problem("p", "1+2", "")], ["?"], ["3"])
+      (False, [{'format': 1.0}])
+    """
+
+    def __init__(self, given: Any = "correct", style: Style = "any") -> None:
+        first, *others = chosen(given)
+        self.verified = first.name == "correct"
+        self.first = first.label
+        listed = others if self.verified else [first, *others]
+        self._functions = {one.label: made(one, style) for one in listed}
+
+    def of(
+        self, problems: Sequence[Problem], prompts: Sequence[Any], texts: Sequence[str]
+    ) -> list[dict[str, float | None]]:
+        """Values by label for each completion, without that of the verifier.
+
+        Args:
+          problems: of each completion.
+          prompts: its conversation.
+          texts: the completions.
+
+        Raises:
+          RewardError: one fails, or the first says neither 0 nor 1.
+        """
+        names = dict.fromkeys(name for problem in problems for name in problem.columns)
+        columns: dict[str, list[Any]] = {n: [p.columns.get(n) for p in problems] for n in names}
+        columns |= {"answer": [p.answer for p in problems], "id": [p.id for p in problems]}
+        completions = [[{"role": "assistant", "content": text}] for text in texts]
+        found: list[dict[str, float | None]] = [{} for _ in texts]
+        for label, function in self._functions.items():
+            values = function(prompts=prompts, completions=completions, **columns)
+            values = asyncio.run(values) if inspect.iscoroutine(values) else values
+            for row, value in zip(found, values, strict=True):
+                row[label] = value
+        if not self.verified:
+            self._require_binary(found)
+        return found
+
+    def close(self) -> None:
+        """Release what the functions hold."""
+        for function in self._functions.values():
+            function.close()
+
+    def _require_binary(self, found: Sequence[dict[str, float | None]]) -> None:
+        for row in found:
+            if row[self.first] not in (0.0, 1.0):
+                raise RewardError(
+                    f"the reward {self.first!r} gave {row[self.first]}, and the first reward of an "
+                    "evaluation says what is right: it must return 0 or 1 for every completion. "
+                    "Put `correct`, or a reward that does, before it."
+                )

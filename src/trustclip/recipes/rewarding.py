@@ -1,0 +1,219 @@
+"""The rewards of a training: those that its settings choose, their weights, their records."""
+
+import asyncio
+import inspect
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from trustclip.constraints.consent import named
+from trustclip.recipes.noise import flipped
+from trustclip.recipes.settings import EvalStage, RLStage
+from trustclip.rewards import AnswerReward, SoftOverlong
+from trustclip.rewards.chosen import check_columns, chosen, found, made
+from trustclip.rewards.extraction import Style
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.jsonl import plain
+from trustclip.tasks.problem import Problem
+from trustclip.tasks.prompts import messages
+
+#: Name of the binary answer reward, which can be noisy and needs golds.
+CORRECT = "correct"
+#: Folder of a run directory with the Python files that it has imported.
+CODE = "code"
+
+
+class NoisyReward:
+    """The binary answer reward, inverted for a share of the completions.
+
+    Args:
+      style: where the answer stands; see `trustclip.rewards.extract_answer`.
+      noise: share of the rewards to invert, in [0, 0.5].
+      seed: of the run.
+      label: under which it is logged.
+    """
+
+    def __init__(self, style: Any, noise: float = 0.0, seed: int = 0, label: str = CORRECT) -> None:
+        self._noise, self._seed = noise, seed
+        self.__name__ = label
+        self._reward = AnswerReward(style=style)
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        """Rewards of the completions, inverted ones included, in TRL's signature."""
+        rewards = self._reward(prompts, completions, **columns)
+        # Every rank rewards as many completions: this rank's begin at `first` of the generation.
+        first = int(os.environ.get("RANK", "0")) * len(rewards)
+        step = getattr(columns.get("trainer_state"), "global_step", None)
+        inverted = [
+            self.inverts(step, first + place, identity)
+            for place, identity in enumerate(columns.get("id", [""] * len(rewards)))
+        ]
+        if self._noise and "log_metric" in columns:
+            columns["log_metric"]("reward_noise", sum(inverted) / max(len(inverted), 1))
+        return [1.0 - r if wrong else r for r, wrong in zip(rewards, inverted, strict=True)]
+
+    def inverts(self, step: int | None, index: int, identity: str) -> bool:
+        """Whether the policy gets the opposite of the true reward.
+
+        Args:
+          step: updates done when the completion was sampled.
+          index: its number in the generation, over all ranks.
+          identity: of the problem.
+        """
+        return self._noise > 0 and flipped(self._noise, self._seed, identity, f"{step}/{index}")
+
+    def close(self) -> None:
+        """End the verifier's processes."""
+        self._reward.verifier.close()
+
+
+class Rewards:
+    """The reward functions of a training, in the order in which TRL gets them.
+
+    Args:
+      settings: of the training.
+      style: where answers stand.
+      seed: of the run.
+
+    Raises:
+      ValueError: one cannot be imported or made.
+    """
+
+    def __init__(self, settings: RLStage, style: Style, seed: int = 0) -> None:
+        self.functions: list[Any] = []
+        self.correct: NoisyReward | None = None
+        for one in chosen(settings.reward):
+            if one.name == CORRECT:
+                where = dict(one.arguments).get("style", style)
+                self.correct = NoisyReward(where, settings.reward_noise, seed, one.label)
+                self.functions.append(self.correct)
+            else:
+                self.functions.append(made(one, style))
+        if settings.overlong_cache:
+            overlong = SoftOverlong(settings.max_completion_length, settings.overlong_cache)
+            self.functions.append(overlong)
+        self._weights = dict(zip(self.names, weights(settings), strict=True))
+
+    @property
+    def names(self) -> list[str]:
+        """Labels, under which they are logged."""
+        return [function.__name__ for function in self.functions]
+
+    def total(self, values: Mapping[str, float | None]) -> float | None:
+        """Weighted sum of one completion's rewards, over those that apply; None if none does.
+
+        Args:
+          values: by label; None or NaN where a reward does not apply.
+        """
+        known = {name: v for name, v in values.items() if v is not None and not math.isnan(v)}
+        return sum(self._weights[name] * v for name, v in known.items()) if known else None
+
+    def tried(
+        self, problem: Problem, settings: RLStage, texts: Sequence[str]
+    ) -> dict[str, list[float | None]]:
+        """What each reward gives completions of a problem, by label; tokens are counted as 0.
+
+        Raises:
+          RewardError: one fails.
+        """
+        row, count = training_row(problem, settings), len(texts)
+        columns = {name: [value] * count for name, value in row.items() if name != "prompt"}
+        given = {
+            "prompts": [row["prompt"]] * count,
+            "completions": [[{"role": "assistant", "content": text}] for text in texts],
+            "completion_ids": [[]] * count,
+            "trainer_state": SimpleNamespace(global_step=0, max_steps=settings.max_steps),
+            "log_metric": lambda *_: None,
+            "log_extra": lambda *_: None,
+        }
+        found = {}
+        for name, function in zip(self.names, self.functions, strict=True):
+            values = function(**given, **columns)
+            found[name] = asyncio.run(values) if inspect.iscoroutine(values) else values
+        return found
+
+    def close(self) -> None:
+        """End processes, and release what rewards of the user's own hold."""
+        for function in self.functions:
+            if callable(close := getattr(function, "close", None)):
+                close()
+
+
+def weights(settings: RLStage) -> list[float]:
+    """Weight of each reward function, in the order of `Rewards`."""
+    return [one.weight for one in chosen(settings.reward)] + [1.0] * bool(settings.overlong_cache)
+
+
+def needs_answers(settings: RLStage | EvalStage) -> bool:
+    """Whether a problem without a gold answer is of no use: a built-in reward reads it."""
+    reads = {"answer_graded", "number_graded", CORRECT}
+    return any(one.name in reads for one in chosen(settings.reward))
+
+
+def has_own(settings: RLStage | EvalStage) -> bool:
+    """Whether a reward is the user's own, which may read any column of the data."""
+    return any(one.own for one in chosen(settings.reward))
+
+
+def complaints(given: Any) -> Iterable[str]:
+    """What is wrong with the rewards of one's own, whose code is imported for that."""
+    for one in chosen(given):
+        try:
+            found(one) if one.own else made(one)
+        except ValueError as error:
+            yield str(error)
+
+
+def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
+    """Refuse problems without what the rewards read, before a model loads.
+
+    Raises:
+      ValueError: a column is missing.
+    """
+    check_columns(chosen(settings.reward), training_row(problems[0], settings), settings.dataset)
+
+
+def training_row(problem: Problem, settings: RLStage) -> dict[str, Any]:
+    """A row of the trainer's data set: the prompt, and the columns that reward functions get."""
+    return {**columns_of(problem), "prompt": messages(problem.problem, settings.style)}
+
+
+def columns_of(problem: Problem) -> dict[str, Any]:
+    """What reward functions get of a problem."""
+    answer = {"answer": problem.answer} if problem.answer else {}
+    return {**problem.columns, **answer, "id": problem.id}
+
+
+def keep_code(run: RunDirectory, settings: Any) -> None:
+    """Copy the Python files that settings name to the run's folder ``code``, once each.
+
+    A file that has changed since is copied beside the first, and the change is noted.
+
+    Args:
+      run: the run directory.
+      settings: of the run.
+    """
+    if not run.leads:
+        return
+    for name in sorted(named(plain(settings))):
+        file = Path(name.rpartition(":")[0])
+        if file.suffix != ".py" or not file.is_file():
+            continue
+        text, number = file.read_text(encoding="utf-8"), 1
+        folder = run.path / CODE
+        folder.mkdir(exist_ok=True)
+        while (copy := _numbered(folder / file.name, number)).exists():
+            if copy.read_text(encoding="utf-8") == text:
+                break
+            number += 1
+        else:
+            copy.write_text(text, encoding="utf-8")
+            if number > 1:
+                run.notice(0, "code", f"{file} has changed since the run began: see {copy.name}.")
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path if number == 1 else path.with_stem(f"{path.stem}-{number}")

@@ -1,0 +1,89 @@
+"""The recipes and suites that come with trustclip, by their names."""
+
+import re
+from pathlib import Path
+
+from trustclip.constraints.names import unknown
+
+#: Where they are: links to the repository's ``recipes/``, which a wheel holds as files.
+FOLDER = Path(__file__).with_name("shipped")
+
+#: Folder -> command that runs what is in it.
+_COMMANDS = {"": "run", "suites": "suite", "lab": "lab", "arena": "arena"}
+
+
+def shipped() -> dict[str, Path]:
+    """File of each recipe and suite, by its name.
+
+    Example:
+      >>> {"tiny", "table3-tiny"} <= shipped().keys()
+      True
+    """
+    folders = (FOLDER / folder for folder in _COMMANDS)
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+
+
+def located(path: Path) -> Path:
+    """A file that the user named, or the one of that name that comes with trustclip.
+
+    Args:
+      path: a file, a name (``tiny``), or where the repository has it (``recipes/tiny.yaml``).
+
+    Example:
+      >>> located(Path("tiny")).name, located(Path("mine.yaml")).name
+      ('tiny.yaml', 'mine.yaml')
+    """
+    if path.is_file():
+        return path
+    own = shipped().get(path.stem)
+    named = own is not None and (str(path) == own.stem or path.parts[:1] == ("recipes",))
+    return own if own is not None and named else path
+
+
+def command_of(path: Path) -> str:
+    """The command that runs a shipped file.
+
+    Example:
+      >>> command_of(shipped()["table3-tiny"])
+      'suite'
+    """
+    return _COMMANDS[path.parent.name if path.parent != FOLDER else ""]
+
+
+def title(path: Path) -> str:
+    """The first sentence of a file's comment.
+
+    Example:
+      >>> title(shipped()["figure3-tiny"])
+      'The threshold of atr, as in Figure 3 of the ATR-GRPO paper, on the tiny model, on a CPU.'
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = [line.removeprefix("#").strip() for line in lines[:4] if line.startswith("#")]
+    first, end, _ = " ".join(comment).partition(". ")
+    return first + "." if end else first
+
+
+def copied(name: str, to: Path) -> Path:
+    """Copy a shipped file, to change it.
+
+    Args:
+      name: of a recipe or suite.
+      to: an existing folder, or the copy's name.
+
+    Returns:
+      The copy.
+
+    Raises:
+      ValueError: no such name, or a file is there already.
+    """
+    files = shipped()
+    if name not in files:
+        raise ValueError(unknown("recipe", name, files))
+    source = files[name]
+    target = to / source.name if to.is_dir() else to
+    # A suite names its recipe by where the repository has it; the copy, by its name.
+    text = re.sub(r"\.\./([\w.-]+)\.yaml", r"\1", source.read_text(encoding="utf-8"))
+    if target.exists():
+        raise ValueError(f"{target} exists; name another file.")
+    target.write_text(text, encoding="utf-8")
+    return target

@@ -1,0 +1,376 @@
+"""A run directory of a training written in Python: `Recorder`, a callback of TRL's trainers.
+
+The recipes write their directories with the same parts, so that ``trustclip report``, ``explain``,
+``compare`` and ``tokens`` read both alike.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from trustclip.durable.lock import only_process
+from trustclip.engines.schedule import Schedule
+from trustclip.engines.trl.tokens import Pieces, Plan, TokenSampler
+from trustclip.recipes.watch.agreement import FirstCompletions
+from trustclip.recipes.watch.completions import Completions, problem_of
+from trustclip.recipes.watch.guards import Guards, Notice
+from trustclip.runs.answers import score_rows, scores
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.given import answer_rows
+from trustclip.runs.jsonl import Line, append_jsonl, read_jsonl, scan
+from trustclip.runs.terminal import Terminal, warn
+
+#: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe; others in ``trl``.
+_NAMED = (
+    *("beta", "brake", "gradient_accumulation_steps", "learning_rate", "loss_type"),
+    *("lr_scheduler_type", "max_completion_length", "max_steps", "num_generations"),
+    *("num_iterations", "num_train_epochs", "output_dir", "per_device_train_batch_size"),
+    *("sampler", "save_async", "save_to", "scale_rewards", "seed", "shadows"),
+    *("steps_per_generation", "temperature", "top_p", "use_vllm", "warmup_steps", "weight_decay"),
+)
+#: Beginnings of settings that no result depends on: logs, files, the hub, evaluation's own.
+_NEUTRAL = (
+    *("accelerator_config", "activation_checkpointing", "dataloader_", "debug", "disable_tqdm"),
+    *("do_", "eval_", "generation_batch_size", "gradient_checkpointing", "hub_", "include_"),
+    *("log_", "logging_", "method", "project", "push_to_hub", "report_to"),
+    *("resume_from_checkpoint", "run_name", "save_", "trackio_"),
+)
+#: Points of a stock trainer's checkpoints in the files of rows.
+_CURSORS = "cursors.jsonl"
+
+#: Locks of this process by folder: a notebook's cell that is run again replaces its recorder.
+_locks: dict[Path, contextlib.ExitStack] = {}
+
+
+class Recorder(TrainerCallback):
+    """Records a training of Python in a run directory, for the commands that read one.
+
+    Give it to `ConstrainedGRPOTrainer` in ``callbacks``; a stock `trl.GRPOTrainer` that has it
+    needs `trustclip.engines.trl.observe` as well. It changes nothing in the training. Of several
+    ranks the first writes what belongs to all. A training that is continued (`train_durably`, or
+    ``resume_from_checkpoint`` of a stock trainer) goes on in its folder, where rows after its
+    checkpoint are cut off. What `Guards` notice is recorded and printed.
+
+    Args:
+      path: the folder, new or of the training that is continued.
+      tokens_every: of every so many updates, one has completions recorded token by token; 0: none.
+      tokens_completions: most completions recorded of one update.
+      tokens_megabytes: most space that recorded tokens may take.
+
+    Raises:
+      ValueError: (when the trainer is made, or training begins) the folder holds another run, or
+        one that this training does not continue.
+
+    Example:
+      ``ConstrainedGRPOTrainer(..., callbacks=[trustclip.Recorder("runs/mine")]).train()``
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        tokens_every: int = 10,
+        tokens_completions: int = 8,
+        tokens_megabytes: float = 16.0,
+    ) -> None:
+        self.path = Path(path)
+        self._tokens = (tokens_every, tokens_completions, tokens_megabytes)
+        self._console = Terminal(stderr=True)
+        self._run: RunDirectory | None = None
+        self._trainer: Any = None
+        self._guards: Guards | None = None
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory.
+
+        Raises:
+          ValueError: no trainer has it yet.
+        """
+        if self._run is None:
+            raise ValueError(
+                "this recorder belongs to no trainer that it can record: give it to "
+                "ConstrainedGRPOTrainer in `callbacks`, or call observe(trainer) on the stock "
+                "trainer that has it."
+            )
+        return self._run
+
+    def attach(self, trainer: Any) -> None:
+        """Record this trainer; a `ConstrainedGRPOTrainer` calls it, and `observe` does.
+
+        Raises:
+          ValueError: it records another trainer, or the folder holds a run with other settings.
+        """
+        if self._trainer is not None:
+            raise ValueError(f"the recorder of {self.path} has a trainer; make one for each.")
+        _lock(self.path)
+        try:
+            self._run = run = RunDirectory.resumed(self.path, "rl", settings_of(trainer))
+        except ValueError as error:
+            raise ValueError(str(error).replace("--output-dir", "folder")) from None
+        self._trainer = trainer
+        self._guards = Guards(shown_too(run, self._console))
+        trainer.recorder = Completions(run, self._guards.report, _Problems(run))
+        FirstCompletions(run, self._console).listen(trainer)
+        if hasattr(trainer, "journal"):
+            trainer.journal = self
+
+    # -- a journal of `trustclip.durable.trainer.Durable` ------------------------------------------
+
+    def cursor(self) -> dict[str, Any]:
+        """Extents of the files that grow, once they are safely on disk."""
+        return self.run.cursor()
+
+    def rewind(self, cursor: Mapping[str, Any]) -> None:
+        """Cut the files that grow back to a `cursor`.
+
+        Raises:
+          ValueError: nothing would be left of a finished run.
+        """
+        extent = cursor.get("metrics.jsonl", 0)
+        kept = extent if isinstance(extent, int) else extent["bytes"]
+        if self.run.summary.get("finished") and not self._trained(kept):
+            raise ValueError(
+                f"{self.path} holds a finished run, and there is no checkpoint to continue it "
+                "from; choose another folder."
+            )
+        self.run.rewind(cursor)
+
+    # -- callbacks of the trainer ------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Continue the folder, or refuse it, before the first update."""
+        run = self.run
+        assert self._guards is not None
+        if state.global_step and not hasattr(self._trainer, "journal") and run.leads:
+            self.rewind(self._stored(state.global_step))
+        if run.leads and not state.global_step and self._trained():
+            raise ValueError(
+                f"{self.path} already holds a run, which this training does not continue; choose "
+                "another folder, or continue its checkpoints (train_durably, or "
+                "resume_from_checkpoint of a stock trainer)."
+            )
+        self._guards.on_train_begin(args, state, control)
+        self._guards.replay(line.row for line in self._rows() if line.row is not None)
+        every, completions, megabytes = self._tokens
+        if every:
+            plan = plan_of(args, (every, completions, megabytes), state.max_steps)
+            self._trainer.token_sampler = token_sampler(self._trainer, plan, run)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Remember where the files end; `Durable` has that in its checkpoints."""
+        if self.run.leads and not hasattr(self._trainer, "journal"):
+            row = {"step": state.global_step, "cursor": self.cursor()}
+            append_jsonl(self.path / _CURSORS, [row])
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Write a row, and look whether something goes wrong."""
+        if not logs or "train_runtime" in logs:
+            return
+        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        self.run.log({"stage": "rl", "step": state.global_step, **numbers})
+        assert self._guards is not None
+        self._guards.on_log(args, state, control, logs=numbers)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the summary, and say where everything is."""
+        assert self._guards is not None
+        finished = not getattr(self._trainer, "stopped_early", False)
+        notices = self._guards.summary()["notices"]
+        self.run.summarize(
+            {
+                "command": "rl",
+                "method": self._trainer.method.to_dict(),
+                "finished": finished,
+                "training": outcome(state.log_history),
+                "notices": notices,
+            }
+        )
+        if self.run.leads:
+            said = f", with {len(notices)} warning{'s' * (len(notices) > 1)}" if notices else ""
+            text = f"recorded{said}; to read it: trustclip explain {self.path}"
+            self._console.print(text, highlight=False, soft_wrap=True)
+
+    # -- evaluations -------------------------------------------------------------------------------
+
+    def evaluation(
+        self, task: str, answers: Mapping[Any, Sequence[Any]] | Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Record an evaluation of the policy as it is now.
+
+        Args:
+          task: name of the problem set.
+          answers: K answers to each problem: ``{problem: [1, 0, ...]}`` with 1 for a right answer,
+            or rows with ``id`` and ``correct`` and, where known, ``response``, ``gold``,
+            ``extracted``, ``tokens`` and ``truncated``.
+
+        Returns:
+          Mean@K and Pass@K with 95 % intervals; see `trustclip.runs.answers.scores`.
+
+        Raises:
+          ValueError: no answers, an outcome that is not 0 or 1, or problems with unequal numbers
+            of answers.
+        """
+        rows, step = answer_rows(task, answers), self._step
+        result = scores(rows)
+        if self.run.leads:
+            self.run.sample({"stage": "eval", "step": step, **row} for row in rows)
+            for row in score_rows(result, step):
+                self.run.log(row)
+        return result
+
+    @property
+    def _step(self) -> int:
+        return 0 if self._trainer is None else self._trainer.state.global_step
+
+    def _rows(self) -> Iterator[Line]:
+        metrics = self.path / "metrics.jsonl"
+        return scan(metrics) if metrics.exists() else iter(())
+
+    def _trained(self, size: float = math.inf) -> bool:
+        """Whether the first bytes of the metrics are of a training that has begun."""
+        lines = (line for line in self._rows() if line.offset < size)
+        return any(line.row is not None and line.row.get("stage") == "rl" for line in lines)
+
+    def _stored(self, step: int) -> dict[str, Any]:
+        """The cursor of a stock trainer's checkpoint.
+
+        Raises:
+          ValueError: this folder was not there when the checkpoint was written.
+        """
+        path = self.path / _CURSORS
+        for row in reversed(list(read_jsonl(path)) if path.exists() else []):
+            if row["step"] == step:
+                return row["cursor"]
+        raise ValueError(
+            f"{self.path} has no record of the checkpoint after update {step}; record into the "
+            "folder that this training began with, or choose a new trainer and folder."
+        )
+
+
+class _Problems:
+    """Records each problem of the data set when it is first sampled for."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run, self._seen = run, set[str]()
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        fresh = {p.id: p for p in map(problem_of, rows) if p.id not in self._seen}
+        self._seen |= fresh.keys()
+        if fresh:
+            self._run.problems(fresh.values())
+
+
+def shown_too(run: RunDirectory, console: Any) -> Notice:
+    """Record what a guard notices, and show it to whoever watches the terminal.
+
+    Args:
+      run: gets a row of ``metrics.jsonl``.
+      console: gets a line.
+    """
+
+    def notice(step: int, name: str, text: str) -> None:
+        run.notice(step, name, text)
+        warn(console, f"warning at update {step}: {text}")
+
+    return notice
+
+
+def plan_of(args: Any, budget: tuple[int, int, float], updates: int) -> Plan:
+    """Which completions a training records token by token.
+
+    Args:
+      args: TRL's configuration.
+      budget: of every so many updates one; most completions of it; most megabytes of all.
+      updates: of the whole training.
+    """
+    every, completions, megabytes = budget
+    schedule = Schedule(
+        int(args.steps_per_generation or 1), args.num_iterations, args.gradient_accumulation_steps
+    )
+    return Plan(
+        every,
+        completions,
+        int(megabytes * 2**20),
+        updates=updates,
+        per_generation=schedule.updates_per_generation,
+        seed=args.seed,
+    )
+
+
+def token_sampler(trainer: Any, plan: Plan, run: RunDirectory) -> TokenSampler:
+    """What records the tokens of a sample of completions.
+
+    Args:
+      trainer: of TRL.
+      plan: which completions.
+      run: gets the tokens.
+    """
+    args = trainer.args
+    samples = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
+    prompts = samples // args.num_generations
+    return TokenSampler(
+        plan, args.num_generations, prompts, Pieces(trainer.processing_class), run.tokens
+    )
+
+
+def outcome(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over the run: the values of the last updates alone are too noisy.
+
+    Args:
+      history: logged rows.
+
+    Example:
+      >>> outcome([{"reward": 0.5, "entropy": 1.0}, {"reward": 1.0}])
+      {'mean_reward': 0.75, 'mean_entropy': 1.0}
+    """
+    shown = {"reward": "reward", "gated": "trustclip/gated", "entropy": "entropy"}
+    columns = {
+        name: [row[key] for row in history if row.get(key) is not None]
+        for name, key in shown.items()
+    }
+    return {f"mean_{name}": sum(c) / len(c) for name, c in columns.items() if c}
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """The settings of a trainer, laid out as a recipe's in ``config.yaml``.
+
+    Args:
+      trainer: a `ConstrainedGRPOTrainer`, or a `trl.GRPOTrainer` that is observed.
+    """
+    args = trainer.args
+    given = args.to_dict()
+    name = getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type
+    rewards = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
+    other = {key: value for key, value in _changed(args, given) if key not in _NAMED}
+    settings = {
+        "model": name,
+        "method": trainer.method.to_dict(),
+        **{key: given[key] for key in _NAMED if given.get(key) is not None},
+        "rewards": {key: round(weight, 9) for key, weight in rewards},
+        "trl": other,
+    }
+    return json.loads(json.dumps(settings, default=str))
+
+
+def _changed(args: Any, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Settings of TRL's that are not the default and that results may depend on."""
+    for name, field in type(args).__dataclass_fields__.items():
+        neutral = name.startswith(_NEUTRAL) or name not in given
+        if not neutral and field.default != getattr(args, name) and given[name] is not None:
+            yield name, given[name]
+
+
+def _lock(path: Path) -> None:
+    """Hold a folder until the process ends, or another recorder of it takes over."""
+    folder = path.resolve()
+    if folder in _locks:
+        _locks.pop(folder).close()
+    stack = contextlib.ExitStack()
+    stack.enter_context(only_process(folder))
+    _locks[folder] = stack

@@ -1,0 +1,87 @@
+"""How runs were evaluated: whether the same problems, prompts and sampling stand behind scores."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trustclip.runs.jsonl import read_jsonl
+from trustclip.runs.reader import Run
+
+#: What determines a prompt, and how completions are drawn.
+_PROMPT = ("system", "template", "answer", "thinking", "chat_template")
+_SAMPLING = ("temperature", "top_p", "max_tokens")
+
+
+def unlike(runs: Sequence[Run]) -> Iterator[str]:
+    """Sentences about prompts and sampling that differ between the evaluations of runs.
+
+    What a run has not recorded is not compared.
+
+    Args:
+      runs: of one comparison, each with an evaluation.
+    """
+    for what, names, found in (
+        ("prompts", _PROMPT, {run.path: _prompt(run) for run in runs}),
+        ("sampling", _SAMPLING, {run.path: _sampling(run) for run in runs}),
+    ):
+        (first, reference), *others = found.items()
+        for path, own in others:
+            differing = [
+                f"{name} {_short(reference[name])} and {_short(own[name])}"
+                for name in names
+                if name in reference and name in own and reference[name] != own[name]
+            ]
+            if differing:
+                yield (
+                    f"{first} and {path} were evaluated with different {what} "
+                    f"({'; '.join(differing)}): their difference is not of the models alone."
+                )
+                break
+
+
+def require_equal_texts(runs: Sequence[Run]) -> None:
+    """Refuse runs whose problems of one id have different texts or answers.
+
+    Raises:
+      ValueError: naming some of them.
+    """
+    first, *others = runs
+    ours = _texts(first)
+    for run in others:
+        theirs = _texts(run)
+        wrong = sorted(key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
+        if wrong:
+            shown = ", ".join(f"{task}: {problem}" for task, problem in wrong[:5])
+            more = ", ..." if len(wrong) > 5 else ""
+            raise ValueError(
+                f"{first.path} and {run.path} were evaluated on different problems: {len(wrong)} "
+                f"have one id and two texts or answers ({shown}{more})."
+            )
+
+
+def _prompt(run: Run) -> Mapping[str, Any]:
+    found = run.summary.get("eval_prompt") or run.summary.get("prompt")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _sampling(run: Run) -> Mapping[str, Any]:
+    """Settings of the evaluation: of the section of a recipe, or of the command."""
+    section = run.config.get("eval") if run.command in ("run", "demo") else None
+    if run.command == "eval":
+        section = run.config
+    return section if isinstance(section, Mapping) else {}
+
+
+def _texts(run: Run) -> dict[tuple[str, str], tuple[str, str]]:
+    """Text and answer of each test problem, where the run has recorded them."""
+    path = run.path / "problems.jsonl"
+    rows = read_jsonl(path) if path.is_file() else []
+    return {
+        (row["task"], row["id"]): (row.get("problem", ""), row.get("answer", ""))
+        for row in rows
+        if row.get("task") is not None
+    }
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

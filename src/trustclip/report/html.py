@@ -1,0 +1,50 @@
+"""What every page is made with: templates, data that stays data, and the policy of its scripts."""
+
+import base64
+import hashlib
+import json
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+from trustclip.runs.text import harmless
+
+
+@cache
+def environment() -> Environment:
+    """Templates of the pages; texts are escaped."""
+    loader = PackageLoader("trustclip.report")
+    return Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_inert
+    )
+
+
+def _inert(value: Any) -> Any:
+    """A text without characters that reorder or hide what stands beside it."""
+    return harmless(value) if type(value) is str else value
+
+
+def embedded(value: Any) -> Markup:
+    """JSON that is safe inside a script element, whatever its texts contain.
+
+    Example:
+      >>> embedded(["</script>", "<!--", "\\u2028"])
+      Markup('["\\\\u003c/script\\\\u003e","\\\\u003c!--","\\\\u2028"]')
+    """
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def script_hash(script: str) -> str:
+    """Hash that allows this script in the page's content security policy."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def rendered(*names: str) -> list[Markup]:
+    """Scripts of a page, as their templates make them."""
+    return [Markup(environment().get_template(name).render()) for name in names]

@@ -1,0 +1,377 @@
+r"""The rewards that a training chooses: built-in ones by name, and functions of one's own.
+
+A reward of one's own is called as TRL calls one, with keyword arguments only:
+
+- ``prompts`` and ``completions``: a conversation for each completion; a completion is a list of
+  messages, ``[{"role": "assistant", "content": "..."}]``;
+- ``texts``: the same completions as plain text, which TRL does not give;
+- ``completion_ids``: the tokens of each;
+- ``answer``, ``id`` and every other column of the data, a value for each completion;
+- ``trainer_state``, ``log_metric`` and ``log_extra`` of TRL.
+
+It may name only those that it needs. It returns one number for each completion, in order, or None
+where it does not apply; the total is the weighted sum over the rewards that apply. It may be
+``async``, or a class, of which one object is then made from the arguments of the setting.
+"""
+
+import functools
+import inspect
+import math
+import numbers
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trustclip.constraints.imports import imported, names_code
+from trustclip.constraints.names import nearest, unknown
+from trustclip.rewards.extraction import Style
+from trustclip.rewards.functions import (
+    AnswerReward,
+    FormatReward,
+    SoftOverlong,
+    answer_graded,
+    format_approximate,
+    format_exact,
+    number_graded,
+    text_of,
+)
+
+#: Built-in rewards: classes, made from arguments, and functions.
+BUILT_IN: Mapping[str, Any] = {
+    "correct": AnswerReward,
+    "format": FormatReward,
+    "soft_overlong": SoftOverlong,
+    "format_exact": format_exact,
+    "format_approximate": format_approximate,
+    "answer_graded": answer_graded,
+    "number_graded": number_graded,
+}
+#: The public notebook's rewards. The binary one is computed and recorded, with no weight.
+NOTEBOOK = "notebook"
+_NOTEBOOK = ("format_exact", "format_approximate", "answer_graded", "number_graded")
+
+#: What every reward gets; no column of the data may have such a name.
+GIVEN = ("prompts", "completions", "texts", "completion_ids")
+_OF_TRL = ("trainer_state", "log_metric", "log_extra", "environments")
+RESERVED = (*GIVEN, *_OF_TRL, "prompt", "completion")
+
+#: Arguments of built-in rewards that a setting cannot hold.
+_INNER = ("verifier", "column")
+_OWN_KEYS = ("name", "weight", "label")
+_LABEL = re.compile(r"[\w.-]+")
+
+
+class RewardError(ValueError):
+    """A reward failed, or returned something else than a number for each completion."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One reward of a training.
+
+    Args:
+      name: built-in, or ``"file.py:name"`` or ``"package.module:name"``.
+      weight: its factor in the total.
+      label: under which it is logged.
+      arguments: of its class, or further ones of each call of the function.
+    """
+
+    name: str
+    weight: float = 1.0
+    label: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def own(self) -> bool:
+        """Whether it is imported."""
+        return names_code(self.name)
+
+
+def chosen(given: Any) -> tuple[Chosen, ...]:
+    """Read the setting `reward`.
+
+    Args:
+      given: a name, a mapping of ``name``, ``weight``, ``label`` and arguments, or a list of these.
+
+    Raises:
+      ValueError: an unknown name, a weight that is no finite number, or two rewards of one label.
+
+    Example:
+      >>> both = chosen(["correct", {"name": "format", "weight": 0.2}])
+      >>> [(one.label, one.weight) for one in both]
+      [('correct', 1.0), ('format', 0.2)]
+      >>> chosen("rewards.py:polite")[0].label
+      'polite'
+    """
+    listed = given if isinstance(given, list | tuple) else [given]
+    if not listed:
+        raise ValueError("a list of rewards needs at least one.")
+    found = tuple(one for item in listed for one in _read(item))
+    labels = [one.label for one in found]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(
+            f"two rewards would be logged as {twice[0]!r}: give one of them a `label`."
+        )
+    return found
+
+
+def canonical(given: Any) -> Any:
+    """The setting in its plain form: a name where that says everything, else a list of mappings.
+
+    Raises:
+      ValueError: what `chosen` raises.
+
+    Example:
+      >>> canonical([{"name": "correct", "weight": 1}]), canonical({"name": "format", "weight": 2})
+      ('correct', [{'name': 'format', 'weight': 2.0}])
+    """
+    if given == NOTEBOOK:
+        return given
+    found = chosen(given)
+    plain = [
+        {
+            "name": one.name,
+            "weight": one.weight,
+            **({} if one.label == _usual_label(one.name) else {"label": one.label}),
+            **one.arguments,
+        }
+        for one in found
+    ]
+    if len(plain) == 1 and plain[0] == {"name": found[0].name, "weight": 1.0}:
+        return found[0].name
+    return plain
+
+
+def _read(item: Any) -> Iterable[Chosen]:
+    item = {"name": item} if isinstance(item, str) else item
+    if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
+        raise ValueError(f"a reward is its name or a mapping with a `name`, got {item!r}.")
+    name, weight = item["name"], item.get("weight", 1.0)
+    if name != NOTEBOOK and name not in BUILT_IN and not names_code(name):
+        own = " Or one of your own: file.py:function or package.module:function."
+        raise ValueError(unknown("reward", name, [*BUILT_IN, NOTEBOOK]) + own)
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not (number and math.isfinite(weight)):
+        raise ValueError(
+            f"`weight` of the reward {name!r} must be a finite number, got {weight!r}."
+        )
+    label = item.get("label", _usual_label(name))
+    if not isinstance(label, str) or not _LABEL.fullmatch(label):
+        raise ValueError(f"`label` of the reward {name!r} must be one word, got {label!r}.")
+    arguments = {str(key): value for key, value in item.items() if key not in _OWN_KEYS}
+    if name != NOTEBOOK:
+        return [Chosen(name, float(weight), label, arguments)]
+    if arguments or "label" in item:
+        raise ValueError(f"the reward {NOTEBOOK!r} takes a `weight` only, got {dict(item)!r}.")
+    shaped = [Chosen(one, float(weight), one) for one in _NOTEBOOK]
+    return [Chosen("correct", 0.0, "correct"), *shaped]
+
+
+def _usual_label(name: str) -> str:
+    return name.rpartition(":")[2]
+
+
+def made(one: Chosen, style: Style = "any") -> "Reward":
+    """The reward, ready to be called; its code is imported here.
+
+    Args:
+      one: which.
+      style: where answers stand, for a reward that reads them and is not told.
+
+    Raises:
+      ValueError: it cannot be imported, or does not take its arguments.
+    """
+    function, takes = found(one)
+    arguments = dict(one.arguments)
+    if not one.own and "style" in takes:
+        arguments.setdefault("style", style)
+    if not isinstance(function, type):
+        return _of(functools.partial(function, **arguments) if arguments else function, one)
+    try:
+        return _of(function(**arguments), one)
+    except Exception as error:
+        raise ValueError(f"cannot make the reward {one.name!r}: {error}") from error
+
+
+def found(one: Chosen) -> tuple[Any, Mapping[str, inspect.Parameter]]:
+    """The function or class of a reward, not called, and the parameters that it takes.
+
+    Raises:
+      ValueError: it cannot be imported, or does not take the arguments of the setting.
+    """
+    function = imported(one.name, "reward") if one.own else BUILT_IN[one.name]
+    if not callable(function):
+        raise ValueError(f"the reward {one.name!r} is not a function, but {function!r:.80}.")
+    takes = {k: p for k, p in _parameters(function).items() if one.own or k not in _INNER}
+    is_class = isinstance(function, type)
+    free = is_class and any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    allowed = [k for k, p in takes.items() if k not in (*RESERVED, "_") and p.kind != p.VAR_KEYWORD]
+    for key in one.arguments:
+        if key not in allowed and not free:
+            raise ValueError(unknown(f"argument of reward {one.name}", key, allowed))
+    missing = [k for k in allowed if takes[k].default is inspect.Parameter.empty]
+    if is_class and (missing := [k for k in missing if k not in one.arguments]):
+        raise ValueError(f"the reward {one.name!r} needs the argument {missing[0]!r}.")
+    return function, takes
+
+
+def needed(one: Chosen) -> list[str]:
+    """Columns of the data that a reward names in its signature, without a default.
+
+    Raises:
+      ValueError: it cannot be imported, or does not take the arguments of the setting.
+
+    Example:
+      >>> needed(Chosen("number_graded"))
+      ['answer']
+    """
+    function, _ = found(one)
+    call = function.__call__ if isinstance(function, type) else function
+    keyword = [
+        p
+        for p in _parameters(call).values()
+        if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    given = {*RESERVED, "_", "self", *one.arguments}
+    return [p.name for p in keyword if p.name not in given]
+
+
+def _of(function: Any, one: Chosen) -> "Reward":
+    waits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )
+    return (AsyncReward if waits else Reward)(function, one.label, one.name)
+
+
+class Reward:
+    """A reward function whose result is checked, and whose failure is one sentence.
+
+    Args:
+      function: in the signature of this module's description.
+      label: under which TRL logs it.
+      name: of the setting, for messages.
+    """
+
+    def __init__(self, function: Callable[..., Any], label: str, name: str) -> None:
+        self._function, self.__name__, self._name = function, label, name
+        takes = _parameters(function).values()
+        everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes)
+        self._takes = None if everything else {p.name for p in takes}
+
+    def __call__(self, prompts: Any, completions: Sequence[Any], **columns: Any) -> list[Any]:
+        """Rewards of the completions: a number each, or None where it does not apply.
+
+        Raises:
+          RewardError: the function failed, or returned something else.
+        """
+        try:
+            given = self._function(**self._arguments(prompts, completions, columns))
+        except Exception as error:
+            raise self._failed(error, completions) from error
+        return self._checked(given, completions, columns)
+
+    def __getattr__(self, name: str) -> Any:
+        # The state of a reward that has one (`state_dict`), `close`, and what else it offers.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._function, name)
+
+    def close(self) -> None:
+        """Release what the function holds, if it says how."""
+        close = getattr(self._function, "close", None)
+        if callable(close):
+            close()
+
+    def _arguments(
+        self, prompts: Any, completions: Sequence[Any], columns: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        texts = [text_of(completion) for completion in completions]
+        every = {"prompts": prompts, "completions": completions, "texts": texts, **columns}
+        return {k: v for k, v in every.items() if self._takes is None or k in self._takes}
+
+    def _failed(self, error: Exception, completions: Sequence[Any]) -> RewardError:
+        at, where = error.__traceback__, ""
+        while at is not None:
+            where, at = f"{at.tb_frame.f_code.co_filename}, line {at.tb_lineno}", at.tb_next
+        return RewardError(
+            f"the reward {self._name!r} failed on {len(completions)} completions: "
+            f"{type(error).__name__}: {error} ({where})."
+        )
+
+    def _checked(
+        self, given: Any, completions: Sequence[Any], columns: Mapping[str, Any]
+    ) -> list[Any]:
+        try:
+            values = list(given)
+        except TypeError:
+            values = None
+        if values is None or isinstance(given, str | Mapping):
+            raise RewardError(
+                f"the reward {self._name!r} must return a list with a number for each completion, "
+                f"got {given!r:.80}."
+            )
+        if len(values) != len(completions):
+            raise RewardError(
+                f"the reward {self._name!r} returned {len(values)} numbers for {len(completions)} "
+                "completions: one each is needed, None where it does not apply."
+            )
+        ids = columns.get("id") or [None] * len(values)
+        return [self._number(value, key) for value, key in zip(values, ids, strict=True)]
+
+    def _number(self, value: Any, key: Any) -> float | None:
+        if value is None:
+            return None
+        number = value.item() if callable(getattr(value, "item", None)) else value
+        if isinstance(number, numbers.Real) and math.isfinite(number):
+            return float(number)
+        where = "" if key is None else f" for problem {key!r}"
+        raise RewardError(
+            f"the reward {self._name!r} returned {value!r:.80}{where}: a finite number is needed, "
+            "or None where it does not apply."
+        )
+
+
+class AsyncReward(Reward):
+    """A `Reward` whose function is ``async``; TRL awaits all of them at once."""
+
+    async def __call__(  # type: ignore[override]
+        self, prompts: Any, completions: Sequence[Any], **columns: Any
+    ) -> list[Any]:
+        """Rewards of the completions; see `Reward`."""
+        try:
+            given = await self._function(**self._arguments(prompts, completions, columns))
+        except Exception as error:
+            raise self._failed(error, completions) from error
+        return self._checked(given, completions, columns)
+
+
+def check_columns(rewards: Iterable[Chosen], columns: Iterable[str], source: str) -> None:
+    """Refuse data without a column that a reward names in its signature.
+
+    Args:
+      rewards: of the training.
+      columns: that the problems have.
+      source: of the problems, for the message.
+
+    Raises:
+      ValueError: one is missing; the message has the nearest one.
+    """
+    have = sorted(set(columns) - {"prompt"})
+    for one in rewards:
+        for name in needed(one):
+            if name not in have:
+                near = nearest(name, have)
+                raise ValueError(
+                    f"the reward {one.name!r} needs a column {name!r}, which {source} does not "
+                    f"have; columns: {', '.join(have)}. Map one with `columns`: "
+                    f"{{{name}: {near or 'NAME'}}}, or give the parameter a default."
+                )
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of C; it gets everything
+        anything = inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)
+        return {"columns": anything}

@@ -1,0 +1,287 @@
+"""Pages written from the package itself when the site is built: methods, commands, metrics, ...
+
+Nothing of them is kept in the repository. What no program can know (traps, what people report)
+stands in ``methods.toml``; what was measured comes from the committed tables.
+"""
+
+import ast
+import dataclasses
+import inspect
+import io
+import os
+import re
+import textwrap
+import tomllib
+from contextlib import redirect_stdout, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from sphinx.application import Sphinx
+
+import trustclip as tc
+from extensions.method_pages import first_line, method_page, value
+from trustclip.arena.entry import read_entry
+from trustclip.arena.page import contents
+from trustclip.arena.run import TABLE
+from trustclip.cli.main import COMMANDS, main
+from trustclip.constraints.base import ALIASES
+from trustclip.engines.limits import trains_in
+from trustclip.recipes.settings import Recipe, RecipeEval, RLStage, SFTStage
+from trustclip.report.atlas import atlas_page, every_gate
+from trustclip.report.page import sections_page
+from trustclip.report.rosetta import spelled
+from trustclip.runs.metrics import CALLED, GROUPS, LOG, LOSS
+from trustclip.runs.text import markdown_table
+
+#: Methods on the first page: a clip, one with a ceiling, one that bends, one that never cuts.
+FAMILIES = "atr, dual_clip, soft_gate, cispo"
+#: Sections of a recipe, and the class that each fills.
+SECTIONS = {"": Recipe, "sft": SFTStage, "rl": RLStage, "eval": RecipeEval}
+
+
+def index_page() -> str:
+    """The table of all methods, and the tree of their pages."""
+    rows = []
+    for name, cls in tc.methods().items():
+        rows.append((f"[`{name}`]({name}.md)", first_line(name), ", ".join(trains_in(cls()))))
+    tree = "\n".join(["atlas", *tc.methods()])
+    aliases = "; ".join(
+        f"`{a}` is `{spelled({'name': of, **by})}`" for a, (of, by) in ALIASES.items()
+    )
+    return (
+        "# Methods\n\nEvery constraint is one class in one file, with the defaults of its source. "
+        "*Trains in* is about the defaults; *your loop* is `trustclip.policy_loss`.\n\n"
+        f"{markdown_table(('method', 'what it does', 'trains in'), rows)}\n\n"
+        f"Other names: {aliases}. [Combine and adapt them](../combine.md).\n\n"
+        "::::{container} scrolls\n```{image} gates/all.svg\n:class: gate wide\n"
+        ":alt: gradient weights\n```\n::::\n\n"
+        "*Weight c of a token's gradient c·A·∇log π over the ratio new/old, at each method's "
+        "defaults (old probability 0.3 where it matters; methods on the exact KL drawn as if it "
+        "were k3 of the token).*\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
+    )
+
+
+ATLAS = """\
+# Atlas of gates
+
+Every method's gradient weight with a slider for each hyper-parameter, its ratio interval, formula
+and source; **+** draws methods next to each other. Computed by the methods themselves:
+`trustclip atlas` writes the same page as one file.
+
+<iframe class="atlas whole" src="../_static/atlas.html?embedded" title="atlas of gates"></iframe>
+"""
+
+
+def arena_page(root: Path) -> dict[str, str]:
+    """The arena's interactive page, from its committed table."""
+    folder = root / "benchmarks/arena"
+    if not (folder / TABLE).exists():
+        return {}
+    entry = read_entry(folder)
+    found = contents(entry, entry.links("../methods/{}.html"))
+    return {"_static/arena.html": sections_page(found, "Arena of constraints")}
+
+
+def commands_page() -> str:
+    """Every command with its own help text."""
+    parts = [
+        "# Commands\n\nAs the program prints them: `trustclip COMMAND --help`. Options that are "
+        "handed on keep the name they have there: `--max-completion-length`, `--num-generations` "
+        "and, for fine-tuning, `--max-length` are TRL's, `--max-tokens` is that of servers. "
+        "`--output-dir` is the folder of a run; `--out` is one file.",
+        "```text\n" + _help() + "\n```",
+    ]
+    for name, (_, does) in COMMANDS.items():
+        parts.append(f"## `trustclip {name}`\n\n{does[0].upper()}{does[1:]}.")
+        parts.append("```text\n" + _help(name) + "\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _help(*command: str) -> str:
+    """Help of a command in 100 columns, without colour."""
+    text = io.StringIO()
+    width = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    with mock.patch.dict(os.environ, width), redirect_stdout(text), suppress(SystemExit):
+        main([*command, "--help"])
+    return text.getvalue().rstrip()
+
+
+def recipe_page(root: Path) -> str:
+    """Every key of a recipe with its type, default and meaning, and the packaged example."""
+    parts = [
+        "# Recipe\n\nA recipe is one YAML file; `trustclip run RECIPE` trains and evaluates "
+        "what it says. A key that is left out has the default below; a wrong one is refused with "
+        "its line and the nearest right name. Each is also a flag: `--rl.learning-rate 1e-5`.",
+        "```yaml\n" + (root / "recipes" / "tiny.yaml").read_text(encoding="utf-8") + "```",
+    ]
+    for section, settings in SECTIONS.items():
+        described = _documented(settings)
+        rows = [
+            (f"`{f.name}`", f"`{_default(f)}`", described.get(f.name, ""))
+            for f in dataclasses.fields(settings)
+        ]
+        parts.append(f"## `{section}`\n\n" if section else "## At the top\n\n")
+        parts[-1] += markdown_table(("key", "default", "what it is"), rows)
+    return "\n\n".join(parts) + "\n"
+
+
+#: Where a metric is found -> its word in the table.
+PLACES = {LOSS: "call", LOG: "log", CALLED: "verl"}
+
+
+def metrics_page() -> str:
+    """Every logged metric, by group."""
+    parts = [
+        "# Metrics\n\nEverything that is logged. A row of a run's `metrics.jsonl` has a `stage` "
+        "(`sft`, `rl`, `eval`, `sampler`, `notice`), a `step`, and the metrics below by name; "
+        "in a dashboard the stage stands before them (`rl/trustclip/gated`).\n\n"
+        "π_θ is the policy in training, π_old the one the update started from, π_b the sampler; a "
+        "metric with nothing in *between* is about one policy alone. *Over* is within a log line: "
+        "all its micro-batches, updates (`logging_steps`) and ranks, weighted by their counts. "
+        "Completions without an advantage are skipped in TRL where that changes no gradient, and "
+        "then counted in none of the metrics under `trustclip/`. A share is in [0, 1]; nats are "
+        "natural logarithms.\n\n"
+        "*In* says where: *call* is `policy_loss(...).metrics`, as (sum, count) without prefix; "
+        "*log* a log line of our trainer in TRL, of the observer of TRL's own, and of control; "
+        "*verl* engines that call a loss: each micro-batch divides by its own tokens, and verl "
+        "averages micro-batches and ranks without weights (SkyRL, NeMo RL, prime-rl and Tinker as "
+        "far as they give a loss the numbers)."
+    ]
+    for group in GROUPS:
+        head = ["metric", "what it is", "unit", "over", "between", "in"]
+        if not any(metric.places for metric in group.metrics):
+            head.pop()
+        rows = [
+            (
+                f"`{metric.name}`",
+                metric.what,
+                metric.unit,
+                metric.over,
+                metric.between,
+                ", ".join(word for place, word in PLACES.items() if place in metric.places),
+            )[: len(head)]
+            for metric in group.metrics
+        ]
+        under = f"Under `{group.prefix}`. " if group.prefix else ""
+        parts.append(f"## {group.title}\n\n{under}{group.about}".rstrip())
+        parts.append(markdown_table(head, rows))
+    parts.append(
+        "Which completions a gate cut is not in these rows but in `gates.jsonl` (shares, update by "
+        "update), and which words in `tokens/` ([tokens](../tokens.md)). "
+        "[How to read all this](../diagnostics.md)."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _default(one: Any) -> str:
+    if one.default is not dataclasses.MISSING:
+        return str(one.default)
+    if one.default_factory is not dataclasses.MISSING:
+        return value(one.default_factory())
+    return "required"
+
+
+def _documented(settings: type) -> dict[str, str]:
+    """Field -> the string that follows it in its class or in a class it inherits from."""
+    found: dict[str, str] = {}
+    for cls in reversed(settings.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+        for one, after in pairwise(body):
+            text = getattr(getattr(after, "value", None), "value", None)
+            if isinstance(one, ast.AnnAssign) and isinstance(text, str):
+                found[one.target.id] = " ".join(text.split()).replace("|", "\\|")
+    return found
+
+
+def papers_page() -> str:
+    """Every paper that a method's docstring cites, with the calls that are its methods."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for name, cls in tc.methods().items():
+        _, _, cited = inspect.getdoc(cls).partition("References:")
+        for entry in re.split(r";\s*\n", cited):
+            text = " ".join(entry.split())
+            number = re.search(r"\d{4}\.\d{5}", text)
+            if number:
+                title = re.sub(r"`([^<`]+?) ?<[^>]+>`_", r"\1", text)
+                found.setdefault(number[0], (title, []))[1].append(name)
+    rows = [
+        (
+            re.sub(r" ?\(arXiv [^)]*\)", "", title),
+            f"[{number}](https://arxiv.org/abs/{number})",
+            ", ".join(f"[`{n}`](methods/{n}.md)" for n in names),
+        )
+        for number, (title, names) in sorted(found.items())
+    ]
+    return (
+        "# Papers\n\nEach paper that a method here comes from, oldest first, and the name to call: "
+        '`tc.method("name")`.\n\n' + markdown_table(("paper", "arXiv", "method"), rows) + "\n"
+    )
+
+
+#: File of the repository -> page that shows it.
+SHOWN = {
+    "CHANGELOG.md": "project/changes.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
+    "benchmarks/RESULTS.md": "project/measurements.md",
+}
+
+
+def shown(root: Path, name: str) -> str:
+    """A file of the repository as a page: its links, relative to it, become those of the site."""
+    here = (root / name).parent
+
+    def replaced(match: re.Match[str]) -> str:
+        text, path, anchor = match[1], match[2], match[3] or ""
+        target = (here / path).resolve()
+        if not target.is_relative_to(root):
+            return match[0]
+        to = target.relative_to(root).as_posix()
+        if to in SHOWN:
+            return f"[{text}](/{SHOWN[to]}{anchor})"
+        if to.startswith("docs/") and to.endswith(".md"):
+            return f"[{text}](/{to.removeprefix('docs/')}{anchor})"
+        return text if text.strip("`") == to else f"{text} (`{to}`)"
+
+    source = (root / name).read_text(encoding="utf-8")
+    source = re.sub(r"(!\[[^\]]*\])\(([^)]+)\)", rf"\1(../../{Path(name).parent}/\2)", source)
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)", replaced, source)
+
+
+def write(app: Sphinx) -> None:
+    """Write what is missing or has changed; unchanged files keep their time."""
+    docs = Path(app.srcdir)
+    root = docs.parent
+    notes = tomllib.loads((docs / "methods.toml").read_text(encoding="utf-8"))
+    unknown = set(notes) - set(tc.methods())
+    if unknown:
+        raise ValueError(f"docs/methods.toml names methods that do not exist: {sorted(unknown)}")
+    pages = {
+        "methods/index.md": index_page(),
+        "methods/atlas.md": ATLAS,
+        "_static/atlas.html": atlas_page(),
+        **arena_page(root),
+        "reference/commands.md": commands_page(),
+        "reference/recipe.md": recipe_page(root),
+        "reference/metrics.md": metrics_page(),
+        "papers.md": papers_page(),
+        **{page: shown(root, name) for name, page in SHOWN.items()},
+    }
+    pages["methods/gates/families.svg"] = every_gate(FAMILIES)
+    pages["methods/gates/all.svg"] = every_gate()
+    for name in tc.methods():
+        pages[f"methods/{name}.md"] = method_page(name, root, notes[name])
+        pages[f"_static/gates/{name}.svg"] = every_gate(name)
+    for name, text in pages.items():
+        path = docs / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,8 +1,16 @@
 # make demo         train a small policy under ATR-GRPO      make test-slow  kills, resumes, a browser
 # make test         install and run the tests                make browser    Chromium for them, on Debian
 # make check        lint, types, import contract             make setup      install, run nothing
-# make wheel-check  build the wheel and use it elsewhere
+# make wheel-check  build the wheel and use it elsewhere      make wheel-use  all of it, slowly
+# make faults SEEDS=100000     campaigns of simulated faults       make fuzz RUNS=1000000     parsers
+# make mutants GROUPS="gates store"        do the tests notice changes to the code?
+# make docs         build the documentation site into docs/_build
 # make peers TRL_TESTS=... SB3_TESTS=...   other projects' own tests on our classes
+# make compare-with COMMIT=...               the same 20 updates by another commit
+# make gpu          correctness, speed and memory on this machine's GPU, in MINUTES=9, into OUT=...
+# make gpu-wheels   before that, with a network: what a bare GPU machine lacks, into .gpu/wheels
+# make hashes        the hashes of what is pinned, anew (after a change of requirements/*.txt)
+# make audit         known vulnerabilities of what is pinned
 # make verl-setup | verl-test | verl-e2e   the same method in verl, in an environment of its own
 #
 # DEPENDENCIES=oldest | newest   instead of the pinned ones: the oldest releases that pyproject.toml
@@ -12,9 +20,18 @@ DEPENDENCIES ?= pinned
 BIN := .venv/bin
 RUN := .venv/.installed-run-$(DEPENDENCIES)
 DEV := .venv/.installed-dev-$(DEPENDENCIES)
+DOCS := .venv/.installed-docs
+FAULTS := .venv/.installed-faults
 VERL := .venv-verl
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# One thread a process: the models of the tests are too small for two, which would wait for each other.
+export OMP_NUM_THREADS ?= 1
+# Tests start Python hundreds of times; each would compile the package and the tests anew.
+export PYTHONDONTWRITEBYTECODE =
 
+# pip checks the hashes of all that it is asked for or of nothing, and torch has many builds. So
+# everything else comes first, with hashes, and then torch, which finds it installed.
+HASHED = $(BIN)/python -m pip install -q --no-deps --require-hashes -r requirements/hashes/$(1).txt
 RUN_WITH.pinned := -r requirements/run.txt
 DEV_WITH.pinned := -r requirements/dev.txt
 RUN_WITH.oldest := -c requirements/oldest.txt -e .[train,report]
@@ -23,7 +40,8 @@ RUN_WITH.newest := --upgrade -e .[train,report]
 DEV_WITH.newest := --upgrade -e .[train,report,control,slurm,dev]
 PEERS := .peers
 
-.PHONY: setup demo test test-slow browser check wheel-check peers verl-setup verl-test verl-e2e
+.PHONY: setup demo test test-slow browser check docs faults fuzz mutants hashes audit wheel-check wheel-use peers \
+  compare-with gpu gpu-wheels verl-setup verl-test verl-e2e
 
 setup: $(DEV)
 
@@ -31,7 +49,7 @@ demo: $(RUN)
 	$(BIN)/trustclip demo
 
 test: $(DEV)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -q -n 2 --dist load -m slow
@@ -39,11 +57,50 @@ test-slow: $(DEV)
 browser:
 	command -v chromium || (apt-get update -q && apt-get install -qy --no-install-recommends chromium)
 
+# What is simulated, and what was found: docs/reliability.md. A tenth of the seeds goes to campaigns
+# whose schedules cost ten times as much, a hundredth to those that cost a hundred times as much.
+SEEDS ?= 1000
+JOBS ?= 2
+RUNS ?= 100000
+faults: $(DEV)
+	for campaign in stores runs evaluations; do $(BIN)/python -m tests.faults $$campaign --seeds $(SEEDS) --jobs $(JOBS) || exit 1; done
+	for campaign in suites pages; do $(BIN)/python -m tests.faults $$campaign --seeds $$(( $(SEEDS) / 10 + 1 )) --jobs $(JOBS) || exit 1; done
+	for campaign in real numerics verifier; do $(BIN)/python -m tests.faults $$campaign --seeds $$(( $(SEEDS) / 100 + 1 )) || exit 1; done
+
+fuzz: $(FAULTS)
+	for target in recipe answer log manifest shown row; do $(BIN)/python -m tests.faults.fuzz $$target --runs $(RUNS) || exit 1; done
+
+mutants: $(FAULTS)
+	JOBS=$(JOBS) $(BIN)/python -m tests.faults.mutants $(GROUPS)
+
+# Strict: a broken link, a missing reference or a formula that cannot be drawn is a failure.
+docs: $(DOCS)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
+	@echo "open docs/_build/index.html"
+
 check: $(DEV)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs/conf.py docs/extensions examples
+	$(BIN)/ruff format --check src tests benchmarks docs/conf.py docs/extensions examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# uv lists the hashes of all files of a release, for every machine; pip knows those of its own alone.
+hashes:
+	$(PYTHON) -m venv build/tools && build/tools/bin/python -m pip install -q uv==0.13.9
+	for name in run dev docs verl; do \
+	  { echo "# Hashes of every file of what requirements/$$name.txt pins, but torch, of which a machine chooses its build: make hashes."; \
+	    grep -vE '^(torch==|-r|\#)' requirements/$$name.txt | build/tools/bin/uv pip compile -q --no-deps \
+	      --generate-hashes --no-header --no-annotate --universal --python-version 3.12 -; \
+	  } > requirements/hashes/$$name.new && mv requirements/hashes/$$name.new requirements/hashes/$$name.txt; \
+	done
+
+# Asks PyPI for the advisories of each release. Where no index answers with them, that is an error
+# ("could not be audited"), never a pass.
+audit:
+	$(PYTHON) -m venv build/tools && build/tools/bin/python -m pip install -q pip-audit==2.10.1
+	status=0; for name in faults docs verl; do \
+	  build/tools/bin/pip-audit --progress-spinner off --strict --disable-pip --no-deps -r requirements/$$name.txt || status=1; \
+	done; exit $$status
 
 # The projects' own tests, from copies outside this repository, on our classes and on theirs:
 # make peers TRL_TESTS=.../trl/tests/test_grpo_trainer.py SB3_TESTS=.../stable-baselines3/tests
@@ -59,12 +116,35 @@ peers: $(DEV)
 
 # `build` goes first: setuptools would pack the files of an earlier tree that it still holds.
 # In an empty folder, with the core dependencies alone: what `pip install trustclip` gives.
+IN_WHEEL := cd build/wheel && env -u PYTHONPATH HF_HUB_OFFLINE=1 venv/bin/python ../../tests/check_wheel.py
 wheel-check: $(BIN)/python
 	rm -rf build dist && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel -q --no-deps -w dist .
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install -q -c requirements/run.txt torch==2.13.0 dist/*.whl
-	cd build/wheel && venv/bin/python ../../tests/check_wheel.py
+	$(IN_WHEEL) core
+
+# Slow, ten minutes: then with the extra `train`, a demo, a recipe, a suite, a report, the examples
+# of the documentation.
+wheel-use: wheel-check
+	build/wheel/venv/bin/python -m pip install -q -c requirements/run.txt "$$(ls dist/*.whl)[train]"
+	$(IN_WHEEL) use
+
+# A bare machine with PyTorch, Triton and Transformers of its own: nothing of it is changed.
+GPU_RUN := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+MINUTES ?= 9
+OUT ?= runs/gpu
+gpu:
+	$(GPU_RUN) benchmarks/gpu/wheels.py install
+	TRL_EXPERIMENTAL_SILENCE=1 HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 \
+	  PYTHONPATH=$(abspath src):$(abspath .gpu/site) \
+	  $(GPU_RUN) -m trustclip bench gpu --minutes $(MINUTES) --out $(OUT) $(GPU_OPTIONS)
+
+# GPU_PYTHON="3.12" alone takes a third of the room; GPU_MORE="quack-kernels==0.6.5 ..." adds some.
+GPU_PYTHON ?= 3.11 3.12 3.13
+GPU_LIMIT ?= 60
+gpu-wheels:
+	$(GPU_RUN) benchmarks/gpu/wheels.py gather --python "$(GPU_PYTHON)" --more "$(GPU_MORE)" --limit $(GPU_LIMIT)
 
 verl-setup: $(VERL)/.installed
 
@@ -75,8 +155,9 @@ verl-test: $(VERL)/.installed
 verl-e2e: $(VERL)/.installed
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/verl_engine/test_main_ppo.py
 
-$(VERL)/.installed: requirements/verl.txt pyproject.toml
+$(VERL)/.installed: requirements/verl.txt requirements/hashes/verl.txt pyproject.toml
 	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install -q --no-deps --require-hashes -r requirements/hashes/verl.txt
 	$(VERL)/bin/python -m pip install -q --no-deps -r requirements/verl.txt
 	$(VERL)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
@@ -85,11 +166,26 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trustclip needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
-$(RUN): $(BIN)/python requirements/run.txt requirements/oldest.txt pyproject.toml
+$(RUN): $(BIN)/python requirements/run.txt requirements/hashes/run.txt requirements/oldest.txt pyproject.toml
+	$(if $(filter pinned,$(DEPENDENCIES)),$(call HASHED,run))
 	$(BIN)/python -m pip install -q $(RUN_WITH.$(DEPENDENCIES))
 	$(BIN)/python -m pip install -q --no-deps -e .
 	touch $@
 
-$(DEV): $(RUN) requirements/dev.txt
+$(FAULTS): $(DEV) requirements/faults.txt
+	$(BIN)/python -m pip install -q -r requirements/faults.txt
+	touch $@
+
+$(DOCS): $(RUN) requirements/docs.txt requirements/hashes/docs.txt
+	$(call HASHED,docs)
+	$(BIN)/python -m pip install -q -r requirements/docs.txt
+	touch $@
+
+$(DEV): $(RUN) requirements/dev.txt requirements/hashes/dev.txt
+	$(if $(filter pinned,$(DEPENDENCIES)),$(call HASHED,dev))
 	$(BIN)/python -m pip install -q $(DEV_WITH.$(DEPENDENCIES))
 	touch $@
+
+# The same 20 updates by another commit: the first tensor that differs, or none.
+compare-with: $(DEV)
+	$(BIN)/python benchmarks/compare_with.py $(COMMIT) $(OPTIONS)

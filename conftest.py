@@ -1,5 +1,6 @@
-"""Modules whose third-party package has an environment of its own have their doctests run there."""
+"""What pytest leaves out: doctests whose package has an environment of its own, and garbage."""
 
+import gc
 from importlib.util import find_spec
 
 _NEEDS = {
@@ -18,3 +19,11 @@ collect_ignore_glob = [
 collect_ignore_glob.append("tests/peers/*")
 if not find_spec("verl"):
     collect_ignore_glob.append("tests/verl_calls.py")
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that has been imported out of the garbage collector's rounds.
+
+    A trainer collects garbage when it starts, which would take longer than the training of a test.
+    """
+    gc.freeze()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import NEVER, until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -45,6 +46,7 @@ def opened(page: Path | str, **context: Any) -> Iterator[Any]:
                 ),
             )
             tab.on("dialog", lambda d: (complaints.append(f"dialog {d.message}"), d.dismiss()))
+            tab.set_default_timeout(1000 * NEVER)
             tab.goto(url)
             yield tab
         finally:
@@ -54,8 +56,4 @@ def opened(page: Path | str, **context: Any) -> Iterator[Any]:
 
 def wait(tab: Any, condition: str) -> None:
     """Until a condition holds. The page's policy forbids eval, which Playwright's waiting uses."""
-    for _ in range(1200):
-        if tab.evaluate(condition):
-            return
-        tab.wait_for_timeout(25)
-    raise AssertionError(condition)
+    until(lambda: tab.evaluate(condition))

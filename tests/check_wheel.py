@@ -1,32 +1,164 @@
-"""`make wheel-check`: an installed wheel with its core dependencies, used from an empty folder."""
+"""An installed wheel, used from an empty folder: `make wheel-check`, and slowly `make wheel-use`.
+
+``core``: the library with its core dependencies alone. ``use``: with the extra ``train``, the demo,
+a recipe, a suite, a report, and every example of the documentation.
+"""
 
 import importlib.util
+import shlex
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import trustclip as tc
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
+ROOT = Path(__file__).resolve().parents[1]
+#: What the documentation's examples call a run of one's own -> a run that is here.
+STAND_INS = {
+    "runs/rl": "runs/tiny",
+    "runs/mine": "runs/tiny",
+    "runs/other": "runs/demo-atr-seed0",
+    "runs/eval-a": "runs/demo-atr-seed0",
+    "runs/eval-b": "runs/tiny",
+    "runs/eval-clip": "runs/demo-atr-seed0",
+    "runs/eval-atr": "runs/tiny",
+}
+#: Beginning of an example, or a word of it -> why it is not run here.
+LEFT_OUT = {
+    "rl": "needs a model and problems of one's own",
+    "sft": "needs a model and problems of one's own",
+    "eval": "needs a model and problems of one's own",
+    "decontaminate": "needs problems of one's own",
+    "run recipes/paper": "loads a model from the hub",
+    "run mine.yaml": "a recipe of one's own",
+    "resume": "takes minutes",
+    "suite recipes/suites": "takes hours; a small suite runs instead",
+    "report runs/noise-tiny": "of such a suite",
+    "report runs/table3-tiny": "of such a suite",
+    "--serve": "goes on until Ctrl-C",
+    "control": "needs the extra `control`",
+    "arena": "takes hours",
+    "explain trl-output/": "the log of another trainer",
+    "explain runs/trl": "the log of another trainer",
+    "explain runs/verl": "the log of another trainer",
+    "report tokens.parquet": "the log of another trainer",
+    "doctor --verl": "a configuration of verl",
+    "doctor --sampler": "a recording of one's own",
+    "lab": "takes long; a small one runs instead",
+    "tokens runs/rl --step 40": "the tokens of a longer run",
+    "send": "needs the tracker's package",
+    ">": "writes a shell's file in the home folder",
+    "...": "not a whole command",
+    "OVERRIDES": "not a whole command",
+}
+#: Pages whose Python is not run here -> why.
+LEFT_OUT_PAGES = {
+    "README.md": "its blocks continue what the reader has",
+    "control.md": "needs the extra `control`",
+}
+SUITE = """\
+name: small
+recipe: tiny.yaml
+output_dir: runs/small
+seeds: [0, 1]
+changes: {sft.max_steps: 20, rl.max_steps: 8, eval.every: 8}
+methods: {atr: {name: atr}, clip: {name: clip}}
+reference: atr
+"""
 
 
-def main() -> None:
-    assert SOURCE not in Path(tc.__file__).resolve().parents, "this is the checkout, not the wheel"
-    extra = [
-        name for name in ("tyro", "yaml", "rich", "scipy", "trl") if importlib.util.find_spec(name)
-    ]
+def core() -> None:
+    """The library, without the packages of the commands."""
+    packages = ("tyro", "yaml", "rich", "scipy", "trl")
+    extra = [name for name in packages if importlib.util.find_spec(name)]
     assert not extra, f"the core brings {', '.join(extra)}"
     methods = {name: tc.method(name) for name in tc.methods()}
     assert len(methods) == len(list(Path(tc.__file__).parent.glob("methods/[a-z]*.py")))
     low, high = tc.interval("atr", delta=0.07)
     assert (round(float(low), 12), round(float(high), 12)) == (0.67097173825, 1.422216736276)
     print(f"trustclip {tc.__version__}: {len(methods)} methods, atr in [{low:.6f}, {high:.6f}]")
-    done = subprocess.run(
-        [sys.executable, "-m", "trustclip", "bounds", "atr"], capture_output=True, text=True
+    for command, needed in (("bounds atr", "cli"), ("demo", "train"), ("report runs/a", "report")):
+        done = trustclip(command)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done
+        assert f"'trustclip[{needed}]'" in done.stderr, done.stderr
+        print("without its extra:", done.stderr.strip())
+
+
+def use() -> None:
+    """The commands, and the examples of the documentation."""
+    run("demo")
+    run("run tiny")
+    run("recipes")
+    run("recipes tiny")
+    Path("small.yaml").write_text(SUITE, encoding="utf-8")
+    run("suite small.yaml")
+    run("report runs/small runs/tiny -o report")
+    assert "<html" in Path("report/index.html").read_text(encoding="utf-8")
+    run("lab --task needle --seeds 2 --generations 2")
+    for path, there in STAND_INS.items():
+        shutil.copytree(there, path)
+    examples()
+    python()
+
+
+def examples() -> None:
+    """Every command of the documentation that needs nothing of the user's own."""
+    from doc_pages import PAGES, commands
+
+    seen: set[str] = set()
+    for command in [command for page in PAGES for command in commands(page)]:
+        reasons = [why for what, why in LEFT_OUT.items() if left_out(what, command)]
+        if command in seen:
+            continue
+        seen.add(command)
+        if reasons:
+            print(f"- trustclip {command}: {reasons[0]}", flush=True)
+        elif command not in ("demo", "run tiny", "run recipes/tiny.yaml"):  # run already
+            run(command)
+
+
+def left_out(what: str, command: str) -> bool:
+    """Whether a key of `LEFT_OUT` is about a command."""
+    return what in command.split() or f"{command} ".startswith(
+        what + (" " if what.isalpha() else "")
     )
-    assert done.returncode == 2 and "trustclip[cli]" in done.stderr, (done.returncode, done.stderr)
-    print("the command line names the extra it needs:", done.stderr.strip())
+
+
+def python() -> None:
+    """Every Python block of the documentation, page by page."""
+    from doc_pages import PAGES, name
+    from doc_pages import python as blocks
+
+    for page in PAGES:
+        scope: dict = {"__name__": "page"}
+        if page.name in LEFT_OUT_PAGES:
+            print(f"- Python of {name(page)}: {LEFT_OUT_PAGES[page.name]}", flush=True)
+            continue
+        for block in blocks(page):
+            exec(compile(block, name(page), "exec"), scope)
+    print("every other Python block of the documentation runs")
+
+
+def trustclip(command: str) -> subprocess.CompletedProcess[str]:
+    """A command of the installed wheel."""
+    words = [sys.executable, "-m", "trustclip", *shlex.split(command)]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+def run(command: str) -> None:
+    """A command that must succeed."""
+    start = time.monotonic()
+    done = trustclip(command)
+    assert done.returncode == 0, (
+        f"trustclip {command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    print(f"+ trustclip {command}  ({time.monotonic() - start:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    here = ROOT / "src"
+    assert here not in Path(tc.__file__).resolve().parents, "this is the checkout, not the wheel"
+    {"core": core, "use": use}[sys.argv[1]]()

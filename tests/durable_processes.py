@@ -17,7 +17,9 @@ from pathlib import Path
 
 import torch
 from durable_runs import cut, differences, grpo
+from patience import NEVER
 
+from trustclip.durable.rollcall import leave
 from trustclip.durable.store import CheckpointError, CheckpointStore
 
 SETTINGS = {
@@ -94,13 +96,13 @@ def kill(folder: Path, kills: int) -> None:
 
 def _kill_some_time(child: int, run: Path, dice: random.Random) -> None:
     """Kill a worker: at any moment, or while it writes one of its next checkpoints."""
-    patience = 30 if dice.random() < 0.6 else dice.uniform(0.1, 3)
+    patience = NEVER if dice.random() < 0.6 else dice.uniform(0.1, 3)
     end, writes, was = time.monotonic() + patience, dice.randint(1, 3), False
     while time.monotonic() < end and os.waitid(os.P_PID, child, _LOOK) is None:
         writing = bool(list((run / "checkpoints").glob(".writing-step*")))
         writes -= writing and not was
         was = writing
-        if patience == 30 and writes == 0:
+        if patience == NEVER and writes == 0:
             time.sleep(dice.uniform(0, 0.008))
             break
         time.sleep(0.001)
@@ -190,3 +192,4 @@ if __name__ == "__main__":
     {"full": full, "ranks": ranks}[command](place) if command != "kill" else kill(
         place, int(sys.argv[3])
     )
+    leave()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from commands import import_everything
 
 from trustclip.cli.main import main
 from trustclip.recipes.tiny import tiny_model
@@ -125,6 +126,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def campaign(folder: Path, wanted: int) -> dict[str, Any]:
+    import_everything()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, tokenizer = tiny_model()

@@ -55,9 +55,14 @@ def bernoulli_kl_old_new(logp_old: float, x: float) -> float:
     """KL(Bernoulli(p) || Bernoulli(p w)); infinite when p w reaches 1."""
     if logp_old + x >= 0:
         return 0.0 if x == 0 else math.inf
+    return outcomes_kl(logp_old, logp_old + x, x)
+
+
+def outcomes_kl(logp_old: float, logp: float, x: float) -> float:
+    """KL of the two outcomes, where log p < 0 of the new policy is known better than old + x."""
     rest = 0.0
     if logp_old < 0:
-        rest = -math.expm1(logp_old) * (_log1mexp(logp_old) - _log1mexp(logp_old + x))
+        rest = -math.expm1(logp_old) * (_log1mexp(logp_old) - _log1mexp(logp))
     return rest - math.exp(logp_old) * x
 
 
@@ -78,7 +83,7 @@ def f_divergence(params: Params, x: float, logp_old: float) -> float:
         return f(math.exp(x))
     old, new = (min(v, -1e-13) for v in (logp_old, logp_old + x))  # no probability passes 1
     rest = -math.expm1(old)
-    return (1 - rest) * f(math.exp(new - old)) + rest * f(-math.expm1(new) / rest)
+    return math.exp(old) * f(math.exp(new - old)) + rest * f(-math.expm1(new) / rest)
 
 
 def alpha(a: float) -> Callable[[float], float]:

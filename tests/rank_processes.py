@@ -2,7 +2,10 @@
 
 ``rank_processes.py train FOLDER [NAMES]``: the runs of `RUNS`, or those named.
 ``rank_processes.py zero FOLDER STAGE``: the same under DeepSpeed.
-``rank_processes.py fault FOLDER KIND``: KIND is raise, kill, hang or none.
+``rank_processes.py fsdp2 FOLDER``: trustclip's head and the exact KL in models that FSDP2 shards.
+``rank_processes.py record FOLDER``: a training of Python, recorded.
+``rank_processes.py fault FOLDER KIND [SECONDS]``: KIND is raise, kill, hang or none; ranks wait for
+each other for so many seconds.
 Importing takes longer than a run, so one launch does many.
 """
 
@@ -20,8 +23,11 @@ from typing import Any
 import torch
 import trl_runs
 from durable_runs import grpo, timeless
+from patience import NEVER
 
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+import trustclip as tc
+from trustclip.durable.rollcall import leave
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, hidden
 from trustclip.engines.trl.phases import Generating
 
 #: Completions of an update, over all ranks.
@@ -88,7 +94,7 @@ RUNS: dict[str, tuple[dict[str, Any], Callable[..., list[float]]]] = {
 
 
 def trainer_of(
-    folder: Path, reward: Any, kind: type = SameSamples, **settings: Any
+    folder: Path, reward: Any, kind: type = SameSamples, callbacks: Any = None, **settings: Any
 ) -> ConstrainedGRPOTrainer:
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -102,6 +108,7 @@ def trainer_of(
         args=ConstrainedGRPOConfig(output_dir=str(folder), **{**common, **settings}),
         train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
         processing_class=tokenizer,
+        callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -133,6 +140,15 @@ def train(folder: Path, names: list[str]) -> dict[str, Any]:
     if not names:
         told["guards"] = guarded(folder / "guards")
     return told
+
+
+def record(folder: Path) -> dict[str, Any]:
+    recorder = tc.Recorder(folder / "run", tokens_every=1, tokens_completions=16)
+    trainer = trainer_of(folder / "out", varied, callbacks=[recorder], **ATR)
+    recorder.evaluation("t", {"a": [0, 1], "b": [0, 0]})
+    trainer.train()
+    recorder.evaluation("t", {"a": [1, 1], "b": [0, 1]})
+    return told_of(trainer)
 
 
 def guarded(folder: Path) -> dict[str, Any]:
@@ -185,12 +201,67 @@ def zero(folder: Path, stage: int) -> dict[str, Any]:
         trainer = trainer_of(folder / name, reward, **settings)
         trainer.train()
         rows = [row for row in trainer.state.log_history if "grad_norm" in row]
-        told[name] = {"rows": timeless(rows), "wrapper": type(trainer.model_wrapped).__name__}
+        told[name] = {
+            "rows": timeless(rows),
+            "wrapper": type(trainer.model_wrapped).__name__,
+            "own_head": trainer._request is not None,
+        }
     return told
 
 
-#: Seconds after which a rank gives up waiting for another one.
-TIMEOUT = 20
+def fsdp2(folder: Path) -> dict[str, Any]:
+    """Gradients and divergences of a sharded model, each rank with completions of its own.
+
+    accelerate makes DDP of FSDP2 on a CPU, so the model is sharded here as accelerate shards it.
+    """
+    from torch.distributed import init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from trustclip.constraints.registry import method
+    from trustclip.engines.trl.exact_kl import KLWatch
+    from trustclip.engines.trl.scoring import use_head
+
+    init_process_group("gloo")
+    mesh, rank = init_device_mesh("cpu", (2,)), int(os.environ["RANK"])
+    ids = torch.randint(3, 200, (4, 9), generator=torch.Generator().manual_seed(0))
+
+    def results(sharded: bool, frozen: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        model, _ = trl_runs.fresh_model()
+        if frozen:
+            model.get_output_embeddings().weight.requires_grad_(False)
+        request = use_head(model, 0.8)
+        if sharded:
+            for layer in model.model.layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        watch = KLWatch(model, method("full_kl"), 0.8, request)
+        own = ids[2 * rank : 2 * rank + 2] if sharded else ids
+        evidence = []
+        for policy in ("old", "new"):
+            with watch.watching(model, policy) as seen:
+                scores = model(input_ids=own, labels=own, fused_lm_head=True)
+            evidence.append(seen.of_completions(8).at(torch.ones(len(own), 8, dtype=torch.bool)))
+            if policy == "old":
+                watch.old_head = hidden.trained_head(model)
+                with torch.no_grad():
+                    model.model.norm.weight.mul_(1.2)
+        kl = watch._exact(model, evidence[1], evidence[0], "old_new")
+        (scores.log_probs.cos().sum() / len(own)).backward()
+        whole = {n: hidden.whole(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+        return whole, kl
+
+    told = {}
+    for frozen in (False, True):
+        (got, kl), (want, whole) = results(True, frozen), results(False, frozen)
+        assert got.keys() == want.keys() and any("embed" in name for name in got) != frozen
+        largest = max(x.abs().max().item() for x in want.values())
+        told[f"frozen={frozen}"] = {
+            "gradient": max((got[n] - x).abs().max().item() for n, x in want.items()) / largest,
+            "kl": (kl - whole.view(2, -1)[rank]).abs().max().item(),
+            "largest kl": whole.max().item(),
+        }
+    return told
 
 
 def rest_for_ever() -> None:
@@ -198,12 +269,12 @@ def rest_for_ever() -> None:
         time.sleep(3600)
 
 
-def fault(folder: Path, kind: str) -> None:
+def fault(folder: Path, kind: str, seconds: str = f"{NEVER:.0f}") -> None:
     """A durable run whose second rank raises, is killed or hangs in its fourth generation."""
     settings: dict[str, Any] = {
         "per_device_train_batch_size": 8, "max_steps": 12, "num_iterations": 2
     }  # fmt: skip
-    settings["ddp_timeout"] = TIMEOUT
+    settings["ddp_timeout"] = int(seconds)
     trainer = grpo(folder, **ATR, **settings)
     reward, rank = trainer.reward_funcs[0], trainer.accelerator.process_index
     plain = type(reward).__call__
@@ -225,8 +296,10 @@ def fault(folder: Path, kind: str) -> None:
 def main(command: str, folder: Path, rest: list[str]) -> None:
     told = {
         "train": lambda: train(folder, rest),
+        "fsdp2": lambda: fsdp2(folder),
         "zero": lambda: zero(folder, int(rest[0])),
-        "fault": lambda: fault(folder, rest[0]),
+        "record": lambda: record(folder),
+        "fault": lambda: fault(folder, *rest),
     }[command]()
     if os.environ["RANK"] == "0":
         (folder / "told.json").write_text(json.dumps(told))
@@ -236,3 +309,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    leave()

@@ -49,7 +49,7 @@ def work(folder: Path, label: str, recipe: dict[str, Any]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
     if (CONTROL / "stubborn").exists() and label != "sft":
         signal.signal(signal.SIGTERM, lambda *_: append(CONTROL / "deaf.txt", "asked"))
-        helper = subprocess.Popen(["sleep", "60"])
+        helper = subprocess.Popen(["sleep", "3600"])
         append(CONTROL / "helpers.txt", str(helper.pid))
     print("began at", step)
     if label != "sft" and recipe["model"] not in MODELS:

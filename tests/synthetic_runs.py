@@ -40,6 +40,7 @@ class Spec:
       k: samples per test problem.
       tasks: number of problems by task.
       gain: what training adds to the log-odds of a right answer.
+      loss: what the last evaluation loses of it again.
       gated: share of gated tokens late in a generation.
       completions: sampled in each generation of 4 updates.
       model: where it begins.
@@ -52,6 +53,7 @@ class Spec:
     k: int = 4
     tasks: Mapping[str, int] = field(default_factory=lambda: TASKS)
     gain: float = 1.0
+    loss: float = 0.0
     gated: float = 0.02
     completions: int = 8
     model: str = "Qwen/Qwen3-1.7B-Base"
@@ -141,7 +143,7 @@ def answers(
     rng: np.random.Generator, spec: Spec, step: int, difficulty: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
     """Rows of one evaluation."""
-    gain = spec.gain * (1 - math.exp(-3 * step / spec.steps))
+    gain = spec.gain * (1 - math.exp(-3 * step / spec.steps)) - spec.loss * (step == spec.steps)
     rows = []
     for task, odds in difficulty.items():
         for i, odd in enumerate(odds):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import NEVER
 
 from trustclip.engines.trl.decoding import Decoder
 from trustclip.evaluation.backends import served
@@ -45,7 +46,7 @@ class Server:
                     self.paths.append(handler.path)
                     self.running += 1
                     self.most = max(self.most, self.running)
-                status, reply = answer(question)
+                status, reply, *location = answer(question)
                 with lock:
                     self.running -= 1
                 if status is None:
@@ -54,6 +55,8 @@ class Server:
                 data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
                 handler.send_response(status)
                 handler.send_header("Content-Length", str(len(data)))
+                for place in location:
+                    handler.send_header("Location", place)
                 handler.end_headers()
                 handler.wfile.write(data)
 
@@ -86,7 +89,7 @@ def serve(monkeypatch):
 
 
 def test_served_asks_once_per_sample_and_keeps_the_order(serve):
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=NEVER)
 
     def answer(question):
         together.wait()
@@ -147,6 +150,17 @@ def test_served_names_what_went_wrong(serve, status, reply, attempts, said):
     with pytest.raises(ValueError, match=f"{server.url}/chat/completions {said}"):
         backend.generate(PROMPTS[:1], 1, seed=0)
     assert len(server.questions) == attempts
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_served_follows_nobody_elsewhere(serve, monkeypatch, status):
+    """Neither the key nor the question, whose text a redirection would drop."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    other = serve(lambda question: chat("4"))
+    server = serve(lambda question: (status, b"", f"{other.url}/chat/completions"))
+    with pytest.raises(ValueError, match=f"sends its clients elsewhere, to {other.url}"):
+        Served(server.url, "m", SAMPLING, concurrency=1).generate(PROMPTS[:1], 1, seed=0)
+    assert len(server.questions) == 1 and not other.paths
 
 
 def test_served_without_a_server(serve):
@@ -226,7 +240,7 @@ def test_vllm_keeps_a_template_and_draws_once_when_greedy(vllm):
 
 def test_vllm_missing_or_given_the_tiny_model(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ValueError, match=r"pip install trustclip\[vllm\]"):
+    with pytest.raises(ValueError, match=r"pip install 'trustclip\[vllm\]'"):
         VLLM("org/model", SAMPLING, "plain", seed=0)
     settings = EvalSettings(model="tiny", tasks="arithmetic", output_dir=tmp_path, backend="vllm")
     with pytest.raises(ValueError, match="tiny"):

@@ -1,6 +1,7 @@
 """`trustclip bench`: every topic at toy sizes, what it writes, and what it refuses."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +14,6 @@ from trustclip.bench.table import Table
 from trustclip.cli.main import main
 
 SMALL = ["--tokens", "24", "--hidden", "8", "--vocabulary", "300", "--repeats", "1"]
-
-
-def fill(mebibytes):
-    """A call that needs a tensor of this size."""
-    return lambda: torch.ones(mebibytes << 18).sum()
 
 
 def light(monkeypatch):
@@ -156,7 +152,8 @@ def test_seconds_are_medians_of_turns(monkeypatch):
 
 
 def test_peak_memory_is_what_the_call_needs():
-    small, large = (measure.peak_memory(fill, mebibytes) for mebibytes in (20, 100))
+    tensors = [(torch.ones, mebibytes << 18) for mebibytes in (20, 100)]
+    small, large = (measure.peak_memory(partial, *made) for made in tensors)
     assert 18 < small < 40 and 98 < large < 120
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from durable_runs import save_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ FILES = ("state.json", "state.safetensors", "tokenizer/words.txt")
 def write(store: CheckpointStore, step: int) -> None:
     """A checkpoint whose content depends on its step."""
     with store.writing(step) as folder:
-        states.save(folder, "state", {"step": step, "weights": torch.arange(20.0) + step})
+        save_state(folder, "state", {"step": step, "weights": torch.arange(20.0) + step})
         (folder / "tokenizer").mkdir()
         (folder / "tokenizer" / "words.txt").write_text(f"words of {step:02d}")
 
@@ -68,6 +69,7 @@ def test_what_was_written_is_read(store):
 
 
 def test_an_empty_or_absent_folder_has_no_checkpoint(tmp_path):
+    assert CheckpointStore(tmp_path).damaged == {}
     assert CheckpointStore(tmp_path).newest() is None
     assert CheckpointStore(tmp_path / "absent").newest() is None
 
@@ -202,6 +204,24 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(store, name):
     assert re.search(reason, store.damaged["step-000024"])
 
 
+def test_a_file_is_no_checkpoint(tmp_path):
+    file = tmp_path / "step-000008"
+    file.touch()
+    with pytest.raises(CheckpointError, match=r"step-000008: it is not a folder\.$"):
+        verify(file)
+
+
+def test_a_manifest_may_be_as_large_as_the_limit(store, monkeypatch):
+    largest = (store.path(24) / "manifest.json").stat().st_size
+    monkeypatch.setattr(checkpoints, "_MAX_JSON", largest)
+    verify(store.path(24))
+    monkeypatch.setattr(checkpoints, "_MAX_JSON", largest - 1)
+    with pytest.raises(
+        CheckpointError, match=r"manifest\.json is larger than a manifest can be\.$"
+    ):
+        verify(store.path(24))
+
+
 def test_at_least_sixty_kinds_of_damage():
     assert len(DAMAGE) >= 60
 
@@ -211,8 +231,12 @@ def test_where_all_are_damaged_nothing_is_overwritten(store):
         flip(store.path(step) / "state.safetensors")
     with pytest.warns(UserWarning), pytest.raises(CheckpointError) as error:
         store.newest()
-    for name in ("step-000008", "step-000016", "step-000024", "train from the start"):
-        assert name in str(error.value)
+    first, *rest = re.findall(r"step-0000\d\d", str(error.value))
+    assert [first, *rest] == ["step-000024", "step-000016", "step-000008"]
+    began = f"no checkpoint in {store.folder} can be used: {store.folder}"
+    assert str(error.value).startswith(began)
+    assert ". /" in str(error.value) and "XX" not in str(error.value)  # one sentence for each
+    assert str(error.value).endswith(". Move this folder away to train from the start.")
     assert store.steps() == [8, 16, 24]
 
 
@@ -370,9 +394,9 @@ def test_a_checkpoint_of_another_run_is_passed_over(store, tmp_path):
 
 def test_all_is_on_the_disk_before_the_rename_and_the_rename_after(store, monkeypatch):
     events = []
-    sync, rename = checkpoints._fsync, Path.rename
+    sync, rename = checkpoints.flush, Path.rename
     monkeypatch.setattr(
-        checkpoints, "_fsync", lambda path: (events.append(f"sync {path.name}"), sync(path))
+        checkpoints, "flush", lambda path: (events.append(f"sync {path.name}"), sync(path))
     )
     monkeypatch.setattr(
         Path, "rename", lambda self, to: (events.append(f"rename {to.name}"), rename(self, to))[1]
@@ -583,7 +607,7 @@ def test_tensors_and_arrays_come_back_exactly(tmp_path):
         "numbers": (np.float64(0.1), np.int32(3), np.bool_(True)),
         0: {"0": torch.ones(1), 0: torch.zeros(1)},
     }
-    states.save(tmp_path, "state", state)
+    save_state(tmp_path, "state", state)
     back = states.load(tmp_path, "state")
     state["numpy"][-1] = state["numpy"][-1].astype("f8")  # the same numbers in this machine's order
     assert same(state, back)
@@ -591,7 +615,7 @@ def test_tensors_and_arrays_come_back_exactly(tmp_path):
 
 def test_tensors_come_back_in_aligned_memory_of_their_own(tmp_path):
     """Some kernels round differently on memory that begins anywhere, as a mapped file's does."""
-    states.save(tmp_path, "state", [torch.ones(size) for size in range(1, 40)])
+    save_state(tmp_path, "state", [torch.ones(size) for size in range(1, 40)])
     back = states.load(tmp_path, "state")
     assert all(tensor.data_ptr() % 64 == 0 for tensor in back)
     with (tmp_path / "state.safetensors").open("r+b") as file:
@@ -603,7 +627,7 @@ def test_tensors_come_back_in_aligned_memory_of_their_own(tmp_path):
 
 def test_a_tensor_that_occurs_twice_is_stored_once_and_is_one_again(tmp_path):
     x = torch.ones(1000)
-    states.save(tmp_path, "state", [x, {"again": x}, x[:10]])
+    save_state(tmp_path, "state", [x, {"again": x}, x[:10]])
     assert (tmp_path / "state.safetensors").stat().st_size < 5000
     first, second, part = states.load(tmp_path, "state")
     assert first is second["again"] and torch.equal(part, x[:10])

@@ -11,8 +11,12 @@ from rich.console import Console
 from synthetic_runs import Spec, final_of, make_run
 
 from trustclip import stats
+from trustclip.report.collapse import collapsed, mean_of
 from trustclip.report.comparison import Compared
 from trustclip.report.console import print_comparison
+from trustclip.report.draw.curves import training_figure
+from trustclip.report.groups import group_runs
+from trustclip.report.verdict import headline
 from trustclip.runs.reader import read_run
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=3.0)
@@ -168,3 +172,38 @@ def test_one_problem_has_a_score_and_no_interval(tmp_path):
     found, text = compared(*folders)
     assert "nan" not in text
     assert all(c.verdict.startswith("not resolvable with 4 samples on 1 problem") for c in found)
+
+
+def test_one_seed_each_is_about_two_runs_and_no_method_is_called_better(tmp_path):
+    first, second = make_run(tmp_path / "a", CLIP), make_run(tmp_path / "b", ATR)
+    found, text = compared(first, second)
+    assert all(c.resolved and c.verdict.endswith("with one run each") for c in found)
+    assert "better" not in text and "from 5 seeds or more" in text
+    groups = group_runs([read_run(first), read_run(second)])
+    assert headline(groups, found[:1]).startswith("One run of each method: Mean@4 against clip")
+
+
+def test_collapsed_runs_are_a_rate_and_their_mean_has_no_interval(tmp_path):
+    falls = {seed: replace(ATR, seed=seed, loss=4.0 * (seed == 1)) for seed in (0, 1, 2)}
+    atr = [make_run(tmp_path / f"atr{seed}", spec) for seed, spec in falls.items()]
+    clip = [make_run(tmp_path / f"clip{seed}", replace(CLIP, seed=seed)) for seed in falls]
+    assert [collapsed(read_run(path)) for path in atr + clip] == [False, True] + [False] * 4
+    _, text = compared(*clip, *atr)
+    said = " ".join(text.split())
+    assert "atr δ=0.07: 1 of 3 runs collapsed, a rate between 1 and 91 % (95 % interval)" in said
+    assert "No interval is given" in said and "clip ε=0.2: " not in said
+    rows = [row.split() for row in text.splitlines() if row.split()[:2] == ["Mean@4", "average"]]
+    assert [row[6].startswith("[") for row in rows] == [True, False]  # the score's interval
+    figure = training_figure(group_runs([read_run(path) for path in clip + atr]))
+    assert figure is not None and "none is drawn" in figure.caption
+    bands = {m.name for panel in figure.panels for m in panel.marks if m.style == "band"}
+    assert bands == {"clip ε=0.2"}
+
+
+def test_a_fall_that_few_answers_explain_is_no_collapse(tmp_path):
+    few = replace(ATR, tasks={"amc23": 2}, k=2, gain=2.0, loss=1.0)
+    runs = [read_run(make_run(tmp_path / str(seed), replace(few, seed=seed))) for seed in range(6)]
+    fallen = [
+        run for run in runs if mean_of(final_of(run)) < 0.7 * max(map(mean_of, run.evaluations))
+    ]
+    assert fallen and not any(map(collapsed, runs))

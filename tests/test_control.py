@@ -65,8 +65,8 @@ def test_runs_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch) -> N
     p = 2 * scipy_stats.t.sf(10 / math.sqrt(2 / 3), 4)
     assert atr["less_final"].p == pytest.approx(p)
     assert atr["p_holm_final"] == atr["p_holm_training"] == pytest.approx(2 * p)  # a family of two
-    assert f"| CartPole-v1 | atr | 11 [9, 13] | +10 [+8, +12] | {2 * p:.2g} |" in text
-    assert "| minus clip | p (Holm) |" in text
+    assert f"| CartPole-v1 | atr | 11 [9, 13] | +10 [+8, +12] | {2 * p:.2g} | larger |" in text
+    assert "| minus clip | p (Holm) | so |" in text
     stored = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert stored["env"] == "CartPole-v1" and stored["steps"] == 16384
 

@@ -1,13 +1,15 @@
 """Contamination: what counts as the same problem, what does not, and the command."""
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trustclip.tasks.decontaminate import DecontaminateConfig, decontaminate, run, tokenize
+from trustclip.tasks.alike import tokenize
+from trustclip.tasks.decontaminate import DecontaminateConfig, decontaminate, run
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.sources import load_problems
 
@@ -141,6 +143,62 @@ def test_spelling_of_numbers_and_formulas_makes_no_difference():
     assert tokenize("1,23") == ("1", "23")
     assert tokenize(r"$x \le 3 \times y$") == tokenize("𝑥 ≤ 3 × 𝑦")
     assert tokenize("$xy$") == tokenize("$x y$")
+
+
+def test_in_a_generated_family_all_numbers_must_agree():
+    text = "A farmer has {} rows of {} trees and each gives {} kilograms. What is the harvest?"
+    family = [text.format(14, 23, k) for k in range(31, 51)]
+    test = problems(text.format(14, 23, 57), text.format(14, 23, 40), prefix="t")
+    assert decontaminate(problems(*family), test).contaminated == ["t1"]
+    assert decontaminate(problems(*family[:3]), test).contaminated == ["t0", "t1"]
+    sums = [f"{a} + {b} - {c}" for a in range(1, 6) for b in range(1, 6) for c in range(1, 6)]
+    report = decontaminate(problems(*sums[::2]), problems(*sums[1::2], sums[0]))
+    assert report.contaminated == [f"p{len(sums[1::2])}"]
+
+
+def test_a_factorial_makes_another_problem():
+    text = "What is the remainder when $1 + 2 + 3 + 4 + 5 + 6 + 7$ is divided by $9$?"
+    factorials = re.sub(r"([1-7])", r"\1!", text)
+    assert tokenize(text) != tokenize(factorials) and tokenize("5!") == ("5", "!")
+    assert tokenize("Hello, Ann!") == ("hello", "ann")
+    assert found(factorials, factorials) and not found(text, factorials)
+
+
+def test_the_word_whose_letters_are_counted_makes_another_problem():
+    text = "Determine the number of ways in which to arrange the letters of the word {}."
+    assert found(text.format("ALFALFA"), text.format("ALFALFA").replace("Determine", "Find"))
+    assert found(text.format("ALFALFA").upper(), text.format("ALFALFA"))
+    assert not found(text.format("ALFALFA"), text.format("BARBAR"))
+    assert not found(text.format(r'"$\text{ALFALFA}$"'), text.format("BARBAR"))
+
+
+def test_a_short_text_is_told_by_its_figure():
+    text = "In the diagram, what is the area of the shaded triangle, in square centimetres? "
+    here = "[asy] draw((0,0)--(12,0)--(7,9)); label(A, (3,4)); [/asy]"
+    there = "[asy] draw((1,5)--(28,6)--(31,55)); label(B, (2,8)); [/asy]"
+    assert found(text + here, text + here.replace(" ", "\n"))
+    assert found(text + here, text)
+    assert not found(text + here, text + there)
+
+
+def test_numbers_in_words_and_sentences_in_another_order_are_the_same_problem():
+    words = ORCHARD.replace("$14$", "fourteen").replace("Every", "Each") + "How many kilograms?"
+    assert tokenize("fifteen and zero, two or one") == ("15", "and", "0", "2", "or", "one")
+    assert found(words, ORCHARD + "How many kilograms?")
+    parts = [
+        "A printer makes $23$ sheets a minute and rests for $7$ minutes in every hour.",
+        "Its tray takes $510$ sheets, and whoever fills it needs $41$ seconds.",
+        "How many sheets has it printed after $9$ hours of work?",
+    ]
+    assert found(" ".join(parts[::-1]), " ".join(parts))
+    assert not found(
+        " ".join(parts[::-1])
+        .replace("23", "29")
+        .replace("510", "640")
+        .replace("41", "17")
+        .replace("9", "5"),
+        " ".join(parts),
+    )
 
 
 @pytest.mark.parametrize("swap", [False, True])

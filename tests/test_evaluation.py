@@ -146,9 +146,13 @@ def test_only_what_is_missing_is_sampled_again(tmp_path):
 
     changed = {"a": [replace(TASKS["a"][0], answer="2"), TASKS["a"][1]]}
     assert recover(path, changed, PLAN) == []  # graded against another gold: worth nothing
-    path.write_text("not json\n")
-    with pytest.raises(ValueError, match=":1 is not a JSON object"):
-        recover(path, TASKS, PLAN)
+    append_jsonl(path, rows[:8])
+    damaged = path.read_bytes().replace(b'"k": 2', b'"k":\0 2', 1)
+    path.write_bytes(damaged)
+    with pytest.warns(UserWarning, match=r":3 is no JSON object; its samples are drawn again"):
+        assert recover(path, TASKS, PLAN) == []  # all of one batch
+    path.write_text('{"task": ["b"], "id": {}, "gold": "1"}\n')
+    assert recover(path, TASKS, PLAN) == []
 
 
 def test_batches_in_further_shards_are_recovered(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from method_cases import (
 from torch import Tensor
 
 import trustclip as tc
+from trustclip.constraints.base import of_own_token
 
 #: Metrics that are no share of gated tokens, which one token less can change.
 SIMPLE = ("ratio", "k1", "k2", "k3", "off_policy", "zero_advantage", "kl_old_new", "kl_new_old")
@@ -55,6 +56,24 @@ def test_on_policy_the_gradient_is_the_advantage(method: tc.Method, dtype: torch
         kept = method.surrogate(batch).kept
         want = torch.where(kept, weight_on_policy(method) * want, 0.0)
     torch.testing.assert_close(got, want, rtol=8 * torch.finfo(dtype).eps, atol=0)
+
+
+@every_method
+def test_a_coefficient_of_an_own_token_needs_no_other(method: tc.Method) -> None:
+    """`of_own_token` is true exactly where a token alone gets what it gets among the others."""
+    differs = method.statistics_over == "micro_batch"
+    for seed in range(4):
+        batch = random_batch(method)
+        torch.manual_seed(seed)
+        noisy = (batch.logp + 1.2 * torch.randn_like(batch.logp)).clamp(max=-1e-3)
+        batch = dataclasses.replace(batch, logp=noisy)
+        if method.statistics_over == "generation":
+            batch = dataclasses.replace(batch, statistics=method.statistics(batch))
+        alone = changed(batch, lambda x: x.reshape(-1, 1))
+        alone = dataclasses.replace(alone, statistics=batch.statistics)
+        want = tc.coefficient(method, batch).reshape(-1, 1)
+        differs |= not torch.equal(tc.coefficient(method, alone), want)
+    assert differs != of_own_token(method)
 
 
 @every_method
@@ -123,39 +142,43 @@ def test_a_number_that_is_not_finite_reaches_the_gradient_and_nothing_else(
 
 
 @every_method
-@pytest.mark.parametrize("rubbish", [math.inf, -math.inf, math.nan, 100.0, -100.0])
-def test_masked_tokens_never_matter(method: tc.Method, rubbish: float) -> None:
+def test_masked_tokens_never_matter(method: tc.Method) -> None:
     clean = random_batch(method)
-    raw = {f.name: getattr(clean, f.name) for f in dataclasses.fields(clean)}
-    for name in FLOATS:
-        if raw[name] is not None:
-            raw[name] = torch.where(clean.mask, raw[name], rubbish)
-    dirty = tc.TokenBatch(**raw)
-    want, got = method.surrogate(clean), method.surrogate(dirty)
-    assert torch.equal(got.objective, want.objective)
-    assert torch.equal(got.kept, want.kept)
-    assert not got.kept[~clean.mask].any()
-    assert not got.objective[~clean.mask].any()
-    assert torch.equal(tc.coefficient(method, dirty), tc.coefficient(method, clean))
-    for aggregation in ("token_mean", "sequence_mean", "dapo"):
-        leaf = raw["logp"].clone().requires_grad_()
-        loss = tc.policy_loss(method, tc.TokenBatch(**{**raw, "logp": leaf}), aggregation)
-        loss.value.backward(retain_graph=True)
-        assert leaf.grad is not None
-        assert torch.equal(leaf.grad, gradient(method, clean, aggregation))
-        assert not leaf.grad[~clean.mask].any()
-        reference = tc.policy_loss(method, clean, aggregation)
-        assert torch.equal(loss.value, reference.value)
-        assert_same_metrics(loss.metrics, reference.metrics)
+    want, coefficient = method.surrogate(clean), tc.coefficient(method, clean)
+    aggregations = ("token_mean", "sequence_mean", "dapo")
+    references = {a: tc.policy_loss(method, clean, a) for a in aggregations}
+    gradients = {a: gradient(method, clean, a) for a in aggregations}
+    for rubbish in (math.inf, -math.inf, math.nan, 100.0, -100.0):
+        raw = {f.name: getattr(clean, f.name) for f in dataclasses.fields(clean)}
+        for name in FLOATS:
+            if raw[name] is not None:
+                raw[name] = torch.where(clean.mask, raw[name], rubbish)
+        dirty = tc.TokenBatch(**raw)
+        got = method.surrogate(dirty)
+        assert torch.equal(got.objective, want.objective), rubbish
+        assert torch.equal(got.kept, want.kept), rubbish
+        assert not got.kept[~clean.mask].any(), rubbish
+        assert not got.objective[~clean.mask].any(), rubbish
+        assert torch.equal(tc.coefficient(method, dirty), coefficient), rubbish
+        for aggregation, reference in references.items():
+            leaf = raw["logp"].clone().requires_grad_()
+            loss = tc.policy_loss(method, tc.TokenBatch(**{**raw, "logp": leaf}), aggregation)
+            loss.value.backward(retain_graph=True)
+            assert leaf.grad is not None
+            assert torch.equal(leaf.grad, gradients[aggregation]), (rubbish, aggregation)
+            assert not leaf.grad[~clean.mask].any(), (rubbish, aggregation)
+            assert torch.equal(loss.value, reference.value), (rubbish, aggregation)
+            assert_same_metrics(loss.metrics, reference.metrics)
 
 
 def assert_same_metrics(got: typing.Any, want: typing.Any, atol: float = 0.0) -> None:
+    """Of the same names, types and values; ``atol`` is relative to what is above one as well."""
     assert got.keys() == want.keys()
     for name in want:
         for mine, theirs in zip(got[name], want[name], strict=True):
-            torch.testing.assert_close(
-                mine, theirs, rtol=atol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
-            )
+            assert mine.dtype == theirs.dtype and mine.shape == theirs.shape, name
+            mine, theirs = mine.item(), theirs.item()
+            assert mine == theirs or abs(mine - theirs) <= atol * (1 + abs(theirs)), name
 
 
 def tokens_of(batch: tc.TokenBatch) -> list[list[wider_oracle.Token]]:
@@ -234,7 +257,7 @@ TOKEN = st.tuples(
 
 
 @known_to_oracle
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(tokens=st.lists(TOKEN, min_size=1, max_size=30))
 def test_agrees_with_the_oracle_on_random_tokens(
     method: tc.Method, tokens: list[tuple[float, ...]]

@@ -116,7 +116,7 @@ def test_completions_are_named(tmp_path: Path) -> None:
     [
         (lambda folder: folder, "no folder"),
         (lambda folder: folder.mkdir() or folder, "neither a run directory"),
-        (lambda folder: make(folder, []), "logged no update"),
+        (lambda folder: make(folder, []), "neither an update nor an evaluation"),
     ],
 )
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys, make_it, words: str) -> None:

@@ -169,9 +169,11 @@ def test_bounds_keep_twelve_digits_from_tiny_thresholds_to_huge_ones(name: str) 
                 return Decimal("inf")
             return p * f(w) + (1 - p) * f((1 - p * w) / (1 - p))
 
-        for delta in (1e-14, 3e-11, 1e-8, 1e-3, 0.07, 0.9, 20.0, 700.0):
+        deltas = (1e-14, 3e-11, 1e-8, 1e-3, 0.07, 0.9, 20.0, 700.0)
+        each: typing.Any = torch.tensor(deltas, dtype=DOUBLE)  # one bisection for all
+        ends = EVERY[name].log_bernoulli_interval(logp.expand(3, len(deltas)), each)
+        for delta, found in zip(deltas, torch.stack(ends, dim=2).unbind(1), strict=True):
             cases = [(lambda x: f(x.exp()), x) for x in EVERY[name].log_interval(delta)]
-            found = torch.cat(EVERY[name].log_bernoulli_interval(logp, delta), dim=1)
             for (old,), row in zip(logp.tolist(), found.tolist(), strict=True):
                 reachable = [x for x in row if -700 < x < -old]
                 exact = functools.partial(bernoulli, Decimal(old))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from decimal import Decimal, localcontext
 from pathlib import Path
+from typing import Any
 
 import oracle
 import pytest
@@ -223,6 +224,37 @@ def test_bernoulli_kl_keeps_the_shape_and_takes_probability_one() -> None:
     assert low.dtype == torch.float64
     assert low[0, 2].item() == pytest.approx(math.exp(-0.05))
     assert high[0, 2].item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("delta", [1e-9, 0.05, 50.0, doubles(0.05, 1e-3, 50.0, 0.4)], ids=str)
+def test_bernoulli_kl_of_single_precision_is_that_of_double_rounded(delta) -> None:
+    single = torch.tensor([0.1, 0.9, 1e-6, 0.5]).log()
+    low, high = intervals.log_bernoulli_kl(single, delta)
+    want_low, want_high = intervals.log_bernoulli_kl(single.double(), delta)
+    assert low.dtype == high.dtype == torch.float32
+    torch.testing.assert_close(low, want_low.float(), rtol=2e-7, atol=1e-12)
+    torch.testing.assert_close(high, want_high.float(), rtol=2e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("logp", [-300.5, -1e4, -math.inf])
+def test_bernoulli_kl_counts_what_no_sampler_draws_as_e_to_minus_300(logp: float) -> None:
+    got, want = (intervals.log_bernoulli_kl(doubles(x), 0.05) for x in (logp, -300.0))
+    assert got == want
+
+
+def test_offsets_to_ratio_zero_have_no_lower_bound() -> None:
+    assert intervals.log_offsets(1.0, 0.2) == (-math.inf, math.log(1.2))
+
+
+def test_thresholds_that_differ_from_token_to_token() -> None:
+    each = doubles(0.02, 0.3, 0.9)
+    functions: tuple[Any, ...] = (
+        intervals.log_kl1, intervals.log_kl2, lambda d: intervals.log_offsets(d, d)
+    )  # fmt: skip
+    for function in functions:
+        low, high = function(each)
+        want = doubles(*(x for delta in each.tolist() for x in function(delta))).view(3, 2)
+        torch.testing.assert_close(torch.stack((low, high), -1), want, rtol=1e-15, atol=0)
 
 
 # Identities ------------------------------------------------------------------------------------

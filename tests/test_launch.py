@@ -76,7 +76,7 @@ def test_nothing_is_wrong_with_what_was_asked_for(world):
         (CPUS, {"batch": 2, "schedule": (3, 2, 2)}, "2 x 2 x 3 = 12 completions per generation"),
         (CPUS, {"schedule": (3, 1, 2)}, "neither divides the other"),
         (CPUS, {"schedule": (4, 1, 4)}, "would be inert"),
-        (dataclasses.replace(GPUS, wrapper="FSDP2"), {"saves": True}, "under FSDP2"),
+        (dataclasses.replace(GPUS, wrapper="FSDP1"), {"saves": True}, "under FSDP1"),
     ],
 )
 def test_what_would_be_silent_is_one_error(world, changes, words):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import NEVER
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,7 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=NEVER,
     )
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import token_files
 from browser import opened, wait
+from patience import NEVER
 from synthetic_runs import Spec, make_run
 
 from trustclip.report import live
@@ -50,7 +51,7 @@ def served(*paths):
 
 
 def asked(server, path="/version", host=None):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=NEVER)
     connection.request("GET", path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
     body = answer.read()
@@ -81,6 +82,22 @@ def test_a_building_that_takes_long_is_not_repeated_at_once(runs, monkeypatch):
     assert report.refresh() == 2
     grow(early, later)
     assert report.refresh() == 2
+
+
+def test_the_server_listens_on_this_machine_alone(runs):
+    with served(runs[0]) as server:
+        assert server.socket.getsockname()[0] == "127.0.0.1"
+
+
+def test_the_page_can_be_framed_by_nobody(runs):
+    with served(runs[0]) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=NEVER)
+        for path in ("/", "/version", "/no-such-page"):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answer.read()
+            assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+        connection.close()
 
 
 def test_other_names_other_paths_and_damage(runs):

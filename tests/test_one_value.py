@@ -38,14 +38,18 @@ class _AtTheGate(Exception):
 
 def test_a_method_is_built_once_from_the_flag_to_the_first_gate(tmp_path, monkeypatch, built):
     from trustclip.cli.commands import experiments
+    from trustclip.recipes.models import save_model
+    from trustclip.recipes.tiny import tiny_model
+
+    save_model(*tiny_model(), tmp_path / "model")
 
     def gate(*_args, **_kwargs):
         raise _AtTheGate
 
     monkeypatch.setattr("trustclip.constraints.gates.interval", gate)
-    place = ["--output-dir", str(tmp_path / "run"), "--max-steps", "2"]
+    place = ["--model", str(tmp_path / "model"), "--output-dir", str(tmp_path / "run")]
     with pytest.raises(_AtTheGate):
-        experiments.rl([*PRESET, *place])
+        experiments.rl([*PRESET, *place, "--max-steps", "2"])
     assert len(built) == 1 and built[0].delta == 0.05
 
 

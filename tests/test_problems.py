@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import trustclip
 from rich.console import Console
-from test_cli import trustclip
 
 from trustclip.recipes import models, pipeline
 from trustclip.recipes.files import Source, build, preset
 from trustclip.recipes.preflight.dry_run import dry_run
-from trustclip.recipes.problems import enough, recipe_problems
+from trustclip.recipes.problems import enough, further_tests, overlap_text, recipe_problems
 from trustclip.recipes.rl import rl
 from trustclip.recipes.settings import Recipe, RecipeEval, RLSettings, RLStage, SFTStage
 from trustclip.recipes.tiny import save_tiny
@@ -51,13 +51,38 @@ def data_of(made: Recipe):
     return recipe_problems(made, RunDirectory(made.output_dir, "run", made))
 
 
-def test_a_test_problem_among_the_training_problems_is_refused_before_a_model_loads(
-    tmp_path, monkeypatch
-):
+def test_test_problems_are_left_out_by_default_reworded_or_not_and_reported(tmp_path):
+    text = ORCHARD.replace("{}", "23")
+    train = [text + "Find the mass.", "What is $2+2$?", "What is $2-2$?", "What is $7+8$?"]
+    test = [text + "How heavy is the harvest?", "What is  \\(2 + 2\\)?", "What is $9+9$?"]
+    made = recipe(tmp_path, train, test)
+    data = data_of(made)
+    assert [problem.id for problem in data.training] == ["train2", "train3"]
+    found = {"excluded": True, "problems": 2, "tests": {"held": ["held0", "held1"]}}
+    assert data.overlap == {"rl": found}
+    (said,) = overlap_text(data.overlap)
+    assert said.startswith("rl: 2 training problems left out: they are test problems (2 of held)")
+    run = RunDirectory.resumed(made.output_dir, "run", made)
+    run.summarize({"overlap": data.overlap})
+    assert "reworded, were left out (2)" in write_card(run.path).read_text()
+
+
+def test_none_trains_on_them_and_says_so(tmp_path):
+    made = recipe(tmp_path, ["What is $2+2$?", "What is $7+8$?"], ["What is $2+2$?"])
+    made = replace(made, rl=replace(made.rl, exclude="none"))
+    data = data_of(made)
+    assert len(data.training) == 2 and not data.overlap["rl"]["excluded"]
+    (said,) = overlap_text(data.overlap)
+    assert "1 training problems are test problems (1 of held), and `exclude: none`" in said
+    run = RunDirectory.resumed(made.output_dir, "run", made)
+    run.summarize({"overlap": data.overlap})
+    assert "no measure of what it learned" in write_card(run.path).read_text()
+
+
+def test_a_training_set_that_is_the_test_set_is_refused_before_a_model_loads(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "tiny_model", lambda *_: pytest.fail("a model was made"))
-    train = ["What is $1+2$?", "What is  \\(2 + 2\\)?"]
-    made = recipe(tmp_path, train, ["What is $2+2$?"])
-    message = r"1 of 2 training problems .*train1' is 'held0' of held.*exclude_overlap: true"
+    made = recipe(tmp_path, ["What is $2+2$?"], ["What is  \\(2 + 2\\)?"])
+    message = r"train\.jsonl: every training problem is also a test problem"
     with pytest.raises(ValueError, match=message):
         pipeline.run_recipe(made, Console(quiet=True))
     with pytest.raises(ValueError, match=message):
@@ -65,32 +90,27 @@ def test_a_test_problem_among_the_training_problems_is_refused_before_a_model_lo
     assert not (tmp_path / "run" / "sft").exists()
 
 
-def test_fine_tuning_on_a_test_problem_is_refused_as_well(tmp_path):
+def test_fine_tuning_leaves_test_problems_out_as_well(tmp_path):
     made = recipe(tmp_path, ["What is $1+2$?"], ["What is $2+2$?"])
     tuning = written(tmp_path / "solved.jsonl", ["What is $2+2$?", "What is $5+5$?"])
-    with pytest.raises(ValueError, match=r"1 of 2 training problems \(sft\.dataset"):
-        data_of(replace(made, sft=SFTStage(dataset=tuning)))
+    data = data_of(replace(made, sft=SFTStage(dataset=tuning)))
+    assert [problem.problem for problem in data.tuning] == ["What is $5+5$?"]
+    assert data.overlap["sft"]["tests"] == {"held": ["held0"]}
 
 
-def test_overlap_is_left_out_on_request_reworded_or_not_and_reported(tmp_path):
-    text = ORCHARD.replace("{}", "23")
-    train = [text + "Find the mass.", "What is $2+2$?", "What is $2-2$?", "What is $7+8$?"]
-    test = [text + "How heavy is the harvest?", "What is $2+2$?"]
-    made = recipe(tmp_path, train, test, exclude_overlap=True)
-    data = data_of(made)
-    assert [problem.id for problem in data.training] == ["train2", "train3"]
-    assert data.overlap == {
-        "reworded": True,
-        "left_out": {"rl": {"problems": 2, "tests": {"held": 2}}},
-    }
-    run = RunDirectory.resumed(made.output_dir, "run", made)
-    run.summarize({"overlap": data.overlap})
-    assert "reworded, were left out (2)" in write_card(run.path).read_text()
+def test_further_test_sets_are_named(tmp_path):
+    further = written(tmp_path / "further.jsonl", ["What is $1+2$?"])
+    made = recipe(tmp_path, ["What is $1+2$?", "What is $5+5$?"], ["What is $2+2$?"])
+    data = data_of(replace(made, rl=replace(made.rl, exclude=f"tests, {further}")))
+    assert [problem.problem for problem in data.training] == ["What is $5+5$?"]
+    with pytest.raises(ValueError, match=r"unknown problem source 'amc32' .did you mean 'amc23'"):
+        further_tests(replace(made.rl, exclude="amc32"), RunDirectory(tmp_path / "2", "run", made))
 
 
 def test_equal_texts_with_another_sign_are_no_overlap(tmp_path):
     data = data_of(recipe(tmp_path, ["What is 3 + 1 - 2?"], ["What is 3 - 1 + 2?"]))
-    assert len(data.training) == 1 and data.overlap == {"reworded": False, "left_out": {}}
+    assert len(data.training) == 1
+    assert data.overlap == {"rl": {"excluded": True, "problems": 0, "tests": {}}}
 
 
 def test_generated_problems_are_disjoint_without_a_check():
@@ -101,7 +121,6 @@ def test_generated_problems_are_disjoint_without_a_check():
             output_dir=Path("unused"),
             rl=RLStage(dataset=preset("rl", "tiny")["dataset"]),
             eval=RecipeEval(tasks=preset("eval", "tiny")["tasks"]),
-            exclude_overlap=True,
         ),
         None,  # type: ignore[arg-type]
     )

@@ -174,7 +174,7 @@ WRONG = [
     ("rl.loss_type", "dapoo", "Did you mean 'dapo'?"),
     ("rl.scale_rewards", "grup", "Did you mean 'group'?"),
     ("rl.lr_scheduler_type", "linaer", "Did you mean 'linear'?"),
-    ("rl.reward", "corect", "Did you mean 'correct'?"),
+    ("rl.reward", "corect", "did you mean 'correct'?"),
     ("rl.prompt_style", "plian", "Did you mean 'plain'?"),
     ("rl.sink", "wandbb", "Did you mean 'wandb'?"),
     ("rl.dataset", "arithmetc", "arithmetic"),

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from test_cli import trustclip
+from commands import trustclip
 
 from trustclip.runs.jsonl import append_jsonl, read_jsonl, write_json
 
@@ -128,11 +128,15 @@ def test_ctrl_c_saves_what_was_done(tmp_path):
     import sys
     import time
 
+    from trustclip.recipes.models import save_model
+    from trustclip.recipes.tiny import tiny_model
+
     run = tmp_path / "run"
+    save_model(*tiny_model(), tmp_path / "model")
     code = "import sys; from trustclip.cli.main import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "rl", "--preset", "tiny", "--max-steps", "4000",
-         "--output-dir", str(run)],
+         "--model", str(tmp_path / "model"), "--output-dir", str(run)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     metrics = run / "metrics.jsonl"

@@ -32,7 +32,7 @@ def test_every_figure_is_drawn(page, scheme):
         assert charts.count() >= 12
         for i in range(charts.count()):
             charts.nth(i).scroll_into_view_if_needed()
-        tab.wait_for_function(f"{UNDRAWN} === 0", timeout=20_000)
+        tab.wait_for_function(f"{UNDRAWN} === 0")
         background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         brightness = sum(int(part) for part in background[4:-1].split(",")[:3]) / 3
         assert brightness > 200 if scheme == "light" else brightness < 60
@@ -61,7 +61,8 @@ def test_a_click_on_a_method_hides_its_curves(page):
 
 def shown(tab) -> int:
     """Number of completions that the filters let through, once they have."""
-    tab.wait_for_timeout(300)
+    # The filters wait 120 ms for more to be typed; timers of a page end in their order.
+    tab.evaluate("new Promise(done => setTimeout(done, 200))")
     return int(tab.locator("#samples-status").inner_text().split(" of ")[0].replace(",", ""))
 
 
@@ -100,3 +101,16 @@ def test_a_completion_stays_text(page):
             assert block.inner_text() in HOSTILE
             assert block.locator("script, img").count() == 0
         assert tab.evaluate("window.hurt") is None
+
+
+def test_on_paper_no_chart_leaves_its_column(page):
+    with opened(page, viewport={"width": 1280, "height": 900}) as tab:
+        tab.emulate_media(media="print")
+        tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+        tab.wait_for_function(f"{UNDRAWN} === 0")
+        wider = """[...document.querySelectorAll('.chart .main-svg')].filter(drawn =>
+            drawn.getBoundingClientRect().right
+            > drawn.closest('.panel').getBoundingClientRect().right + 1).length"""
+        assert tab.evaluate(wider) == 0
+        assert tab.evaluate("document.querySelectorAll('.main-svg:not([viewBox])').length") == 0
+        tab.evaluate("dispatchEvent(new Event('afterprint'))")

@@ -8,7 +8,8 @@ import torch
 from trustclip.engines.trl.recording import Generation
 from trustclip.recipes.checks import complaints
 from trustclip.recipes.noise import flipped
-from trustclip.recipes.rl import NoisyReward, RunRecorder
+from trustclip.recipes.rewarding import Rewards
+from trustclip.recipes.rl import RunRecorder
 from trustclip.recipes.settings import RLStage
 from trustclip.runs.directory import RunDirectory, samples
 
@@ -28,8 +29,9 @@ def test_a_share_of_samples_by_their_key() -> None:
 def test_the_policy_is_told_the_opposite_and_the_file_the_truth(tmp_path, noise: float) -> None:
     run = RunDirectory(tmp_path / "run", "rl", RLStage(dataset="arithmetic"))
     told, logged = [], {}
-    reward = NoisyReward("boxed", noise, 3)
-    recorder = RunRecorder(run, reward, noise > 0)
+    rewards = Rewards(RLStage(dataset="arithmetic", reward_noise=noise), "boxed", 3)
+    (reward,) = rewards.functions
+    recorder = RunRecorder(run, rewards, noise > 0)
     completions = [[{"content": f"\\boxed{{{i % 2}}}"}] for i in range(64)]
     identities = [str(i // 8) for i in range(64)]
     try:
@@ -52,6 +54,7 @@ def test_the_policy_is_told_the_opposite_and_the_file_the_truth(tmp_path, noise:
                     completions=completions,
                     tokens=[[1]] * 64,
                     rewards={"correct": given},
+                    total=given,
                     advantages=torch.zeros(64),
                     truncated=[False] * 64,
                     mask=torch.ones(64, 1, dtype=torch.bool),
@@ -60,7 +63,7 @@ def test_the_policy_is_told_the_opposite_and_the_file_the_truth(tmp_path, noise:
                 )
             )
     finally:
-        reward.close()
+        rewards.close()
     rows = list(samples(run.path))
     truth = [float(i % 2) for i in range(64)] * 4
     assert [row["reward"] for row in rows] == truth

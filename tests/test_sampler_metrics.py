@@ -291,6 +291,9 @@ def test_trl_reports_a_sampler_that_differs_and_the_worst_tokens(tmp_path) -> No
         def gates(self, row):
             rows.append(row)
 
+        def notice(self, step, name, text):
+            pass
+
     class Foreign(ConstrainedGRPOTrainer):
         """Its sampler reports log-probabilities that are off by known amounts."""
 

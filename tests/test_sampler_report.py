@@ -139,6 +139,6 @@ def test_the_section_is_drawn_and_fits_a_phone(tmp_path, scheme) -> None:
         for i in range(charts.count()):
             charts.nth(i).scroll_into_view_if_needed()
         drawn = "document.querySelectorAll('#sampler .chart:has(svg path)').length === 8"
-        tab.wait_for_function(drawn, timeout=20_000)
+        tab.wait_for_function(drawn)
         tab.evaluate("document.querySelectorAll('section:not(#sampler)').forEach(s => s.remove())")
         assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -4,11 +4,11 @@ import json
 import socket
 import sqlite3
 import struct
-import time
 from contextlib import closing
 
 import pytest
 import yaml
+from patience import until
 from test_sinks import ROWS
 
 from trustclip.cli.main import main
@@ -113,12 +113,15 @@ def whole(file):
     """Records of a .wandb file, once its writer, a process of its own, has written the last."""
     from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
-    for _ in range(200):
-        records = list(wandb_records(file.read_bytes()))
-        if records and Record.FromString(records[-1]).WhichOneof("record_type") == "exit":
-            return records
-        time.sleep(0.05)
-    raise AssertionError(f"{file} has no end")
+    def records():
+        return list(wandb_records(file.read_bytes()))
+
+    def ended():
+        last = records()[-1:]
+        return last and Record.FromString(last[0]).WhichOneof("record_type") == "exit"
+
+    until(ended)
+    return records()
 
 
 def test_trackio(run):

@@ -7,6 +7,7 @@ import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from trustclip.tasks.rows import DAPO_PREFIX, DAPO_SUFFIX, clean_answer
 from trustclip.tasks.sources import TooManyBadRows, load_problems, load_task, read_problems
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-GOOD = {"id": "good", "problem": "What is 1+2?", "answer": "3"}
+GOOD: dict[str, Any] = {"id": "good", "problem": "What is 1+2?", "answer": "3"}
 
 
 def write_jsonl(path: Path, rows: list) -> str:

@@ -6,15 +6,18 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
 
 import pytest
 import yaml
+from patience import NEVER, until
 from rich.console import Console
-from test_suite import SUITE, WORKER, Folder, wait_for
+from test_suite import SUITE, WORKER, Folder
 
 from trustclip.cli.main import main
 from trustclip.runs.jsonl import read_jsonl
@@ -45,6 +48,9 @@ class Elsewhere(Folder):
         recipe = yaml.safe_load((self.path / "recipe.yaml").read_text()) | {"sft": None}
         methods = {name: SUITE["methods"][name] for name in ("atr", "clip")}
         self.write(recipe, seeds=[0], methods=methods)
+
+    def begun(self):
+        return [f for f in self.out.glob("*-seed*/run.log") if "began at" in f.read_text()]
 
     def workers(self):
         files = self.out.glob("*-seed*/worker.json")
@@ -119,7 +125,7 @@ def test_a_lost_worker_is_told_and_its_run_started_again(folder, on):
     (folder.control / "hold").touch()
 
     def lose():
-        wait_for(lambda: folder.alive() == 2 and len(folder.workers()) == 2)
+        until(lambda: folder.alive() == 2 and len(folder.begun()) == len(folder.workers()) == 2)
         for place in folder.workers():
             os.kill(place["pid"], signal.SIGKILL)
             os.kill(place["run"], signal.SIGKILL)
@@ -156,7 +162,7 @@ def test_asked_to_end_runs_save_and_the_next_call_continues(folder, on):
     (folder.control / "hold").touch()
 
     def interrupt():
-        wait_for(lambda: folder.alive() == 2 and len(folder.workers()) == 2)
+        until(lambda: folder.alive() == 2 and len(folder.workers()) == 2)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=interrupt)
@@ -182,12 +188,12 @@ def test_a_run_of_an_earlier_call_is_waited_for(folder, on):
     folder.small()
     (folder.control / "hold").touch()
     suite = folder.in_a_process()
-    wait_for(lambda: folder.alive() == 2)
+    until(lambda: folder.alive() == 2)
     suite.kill()
-    suite.communicate(timeout=60)
+    suite.communicate(timeout=NEVER)
 
     def release():
-        wait_for(lambda: len(folder.workers()) == 2)
+        until(lambda: len(folder.workers()) == 2)
         time.sleep(0.3)
         (folder.control / "hold").unlink()
 
@@ -196,6 +202,32 @@ def test_a_run_of_an_earlier_call_is_waited_for(folder, on):
     folder.run(on)
     thread.join()
     assert folder.status == 0 and len(folder.starts()) == 2
+
+
+LISTENS = """
+import json, psutil
+from trustclip.suite.launchers.base import Resources
+from trustclip.suite.launchers.ray import Ray
+
+ray = Ray(Resources(gpus=0, cpus=1))
+own = psutil.Process()
+sockets = [s for p in (own, *own.children(recursive=True)) for s in p.net_connections("inet")]
+print(json.dumps([s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN]))
+ray.close()
+"""
+
+
+@RAY
+def test_a_ray_of_our_own_listens_on_this_machine_alone():
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    with tempfile.TemporaryDirectory(prefix="ray") as short:  # the names of its sockets are limited
+        done = subprocess.run(
+            [sys.executable, "-c", LISTENS], env=environment | {"RAY_TMPDIR": short},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    places = json.loads(done.stdout.splitlines()[-1])
+    assert len(places) > 5 and {p.removeprefix("::ffff:") for p in places} == {"127.0.0.1"}
 
 
 @RAY
@@ -272,13 +304,13 @@ def test_sbatch_is_told_the_resources_and_finds_jobs_of_an_earlier_call(folder, 
     for line in ("partition=long", "account=me", "gpus-per-node=2", "cpus-per-task=3",
                  "time=30", "signal=USR2@600", "job-name=a-run"):  # fmt: skip
         assert f"--{line}" in script
-    wait_for(lambda: (path / "worker.json").exists())
+    until(lambda: (path / "worker.json").exists())
     second = Slurm(asked).start(path, waits, 0)
     assert second.pid is None and second.poll() is None  # found, not submitted again
     (folder.control / "go").touch()
-    wait_for(lambda: first.poll() is not None)
+    until(lambda: first.poll() is not None)
     assert first.poll() == 0 and (path / "run.log").read_text() == "went\n"
-    wait_for(lambda: second.poll() is not None)
+    until(lambda: second.poll() is not None)
     assert Slurm(asked).start(path, waits, 0).pid == "job 2"
 
 
@@ -307,7 +339,7 @@ def test_a_worker_told_that_time_is_up_ends_its_run(folder):
     path.mkdir(parents=True)
 
     def tell():
-        wait_for(lambda: (path / "run.log").exists() and "ready" in (path / "run.log").read_text())
+        until(lambda: (path / "run.log").exists() and "ready" in (path / "run.log").read_text())
         place = json.loads((path / "worker.json").read_text())
         os.kill(place["run"], signal.SIGUSR2)
         os.kill(place["pid"], signal.SIGUSR2)
@@ -325,7 +357,7 @@ def end(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
 print("ready")
-time.sleep(60)"""
+time.sleep(3600)"""
 
 
 class Queued:

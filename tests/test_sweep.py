@@ -75,8 +75,8 @@ def test_methods_are_compared_within_a_value(swept):
     [
         ({"rl.reward_nose": [0.1]}, ["'rl.reward_nose'", "did you mean 'rl.reward_noise'"]),
         ({"rl.reward_noise": [0.1, 0.6]}, ["rl.reward_noise", "less than or equal to 0.5", "0.6"]),
-        ({"rl.reward_noise": 0.1}, ["sweep.rl.reward_noise", "valid tuple", "0.1"]),
-        ({"rl.reward_noise": []}, ["sweep.rl.reward_noise", "at least 1 item"]),
+        ({"rl.reward_noise": 0.1}, ["sweep.rl.reward_noise", "list of values", "0.1"]),
+        ({"rl.reward_noise": []}, ["sweep.rl.reward_noise", "list of values", "[]"]),
         ({"rl.reward_noise": [0, 0.0]}, ["`sweep.rl.reward_noise` has a duplicate: 0, 0.0"]),
         ({"rl.dataset": ["a/b"]}, ["'a/b' cannot be part of a folder name"]),
         ({"rl.method": ["atr"]}, ["`sweep` may not set 'rl.method'"]),

@@ -3,16 +3,29 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from scipy import stats as scipy_stats
 
 import trustclip as tc
 from trustclip.constraints import intervals
-from trustclip.tabular import Schedule, TabularSettings, Tree, bandit, run_tabular, train, tree
-from trustclip.tabular.sweep import PRESETS
+from trustclip.tabular import (
+    Outcome,
+    Schedule,
+    TabularSettings,
+    Tree,
+    bandit,
+    run_tabular,
+    train,
+    tree,
+)
+from trustclip.tabular.sweep import MARGIN, PRESETS, Row, against, lines, made, markdown, tuned
 from trustclip.tabular.training import Generation
 from trustclip.theory import Case
 
@@ -181,6 +194,49 @@ def test_the_table_and_its_rows(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused(wrong: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         TabularSettings(**wrong)
+
+
+def _row(method: str, rate: float, returns: list[float]) -> Row:
+    some = Outcome(0.0, 1.0, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0)
+    return Row("tree", rate, method, tuple(replace(some, returns=value) for value in returns))
+
+
+def test_differences_are_tested_both_ways_with_holm() -> None:
+    base = [0.50, 0.60, 0.70, 0.55, 0.65, 0.58, 0.62, 0.71]
+    alike = [value + 0.001 * (-1) ** i for i, value in enumerate(base)]
+    better = [value + 0.05 + 0.001 * (-1) ** i for i, value in enumerate(base)]
+    rows = [_row("atr", 8, base), _row("same", 8, alike), _row("better", 8, better)]
+    found = against(rows, "atr")
+    assert {name: one.conclusion for name, one in found.items()} == {
+        "same": "equivalent", "better": "larger"
+    }  # fmt: skip
+    gap = np.array(better) - np.array(base)
+    expected: Any = scipy_stats.ttest_1samp(gap, 0)
+    assert found["better"].p_holm == pytest.approx(2 * expected.pvalue)  # the smaller of two
+    error = np.std(np.array(alike) - np.array(base), ddof=1) / math.sqrt(8)
+    one_sided = scipy_stats.t.cdf((abs(np.mean(alike) - np.mean(base)) - MARGIN) / error, 7)
+    assert found["same"].p_equivalent == pytest.approx(2 * one_sided)
+    text = markdown(rows, "atr", "tree")
+    assert "| better (8) | 5.0 [4.9, 5.1] | larger |" in text
+    assert len(list(lines(rows, "atr"))) == 3
+
+
+def test_a_rate_is_chosen_on_problems_that_are_not_reported() -> None:
+    """The first two of eight prefer 8; that the others prefer 32 must not be seen."""
+    low, high = [0.9, 0.9, *[0.1] * 6], [0.2, 0.2, *[0.8] * 6]
+    (row,) = tuned([_row("atr", 8, low), _row("atr", 32, high)], "tree")
+    assert row.learning_rate == 8 and row.values("returns") == low[2:]
+    assert tuned([_row("atr", 8, low)], "tree") == []
+    assert tuned([_row("atr", 8, low), _row("atr", 32, high)], "bandit") == []
+
+
+def test_the_arenas_intervals_are_those_of_atr() -> None:
+    """The twin's, its mirror image, and one as wide and the same up and down, in the log-ratio."""
+    low, high = (math.log(bound) for bound in tc.interval("atr"))
+    half = (high - low) / 2
+    found = [made(text).log_interval() for text in PRESETS["arena"].methods[-3:]]
+    expected = [(low, high), (-high, -low), (-half, half)]
+    assert np.array(found) == pytest.approx(np.array(expected), abs=1e-9)
 
 
 def test_the_full_table_has_every_method() -> None:

@@ -91,3 +91,15 @@ def test_less_than_never_is_refused(tmp_path):
         ConstrainedGRPOConfig(str(tmp_path), num_iterations=2, use_cpu=True, exact_kl_every=-1)
     wrong = [("exact_kl_every", "`trl.exact_kl_every` must be at least 0, got -1.")]
     assert list(complaints({"exact_kl_every": -1}, ())) == wrong  # before a recipe's fine-tuning
+
+
+@pytest.mark.parametrize(("delta", "fine"), [(1e-4, True), (9e-5, False)])
+def test_a_threshold_below_the_noise_is_decided_by_the_exact_sum_and_this_is_said_once(
+    tmp_path, recwarn, delta, fine
+):
+    run = constrained(tmp_path, "full_kl", {"delta": delta}, lora=True)
+    said = [str(w.message) for w in recwarn if "below what a KL divergence" in str(w.message)]
+    assert len(said) == (not fine)
+    assert (run.trainer._watch._request is not None) == fine
+    if not fine:
+        assert "'full_kl', 9e-05 nats" in said[0] and "float32 (0.0001)" in said[0]

@@ -86,11 +86,11 @@ def test_our_head_is_refused_where_a_router_has_a_loss(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m: setattr(m.config, "final_logit_softcapping", 30.0), "final_logit_softcapping"),
+        (lambda m: setattr(m.config, "final_logit_softcapping", 0.01), "as its configuration says"),
         (lambda m: setattr(m, "lm_head", Adapted(m.lm_head)), "Adapted, not a plain linear"),
         (lambda m: setattr(m.config, "vision_config", {}), "reads images"),
     ],
-    ids=["soft-cap", "adapter on the head", "images"],
+    ids=["a cap that its code has not", "adapter on the head", "images"],
 )
 def test_an_unusual_head_is_left_to_trl(tmp_path, change, reason):
     trainer = build(tmp_path, *BUILT)

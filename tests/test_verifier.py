@@ -9,11 +9,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from adversarial import WRONG, hostile
+from patience import NEVER, slowness, until
 
 from trustclip.rewards import (
     AnswerReward,
@@ -30,12 +30,11 @@ from trustclip.rewards import (
 pytest.importorskip("math_verify")
 
 SHARED = Path(__file__).parents[2] / "shared"
-TIMEOUT = 2.0
 
 
 @pytest.fixture(scope="module")
 def verifier():
-    with Verifier(workers=2, timeout=TIMEOUT) as v:
+    with Verifier(workers=2, timeout=2.0 * slowness()) as v:
         v.score(["1", "2"], [r"\boxed{\frac{2}{2}}", r"\boxed{\frac{4}{2}}"])  # both warm
         yield v
 
@@ -133,7 +132,7 @@ def _host(verifier: Verifier) -> int:
 
 
 def test_processes_are_bounded_recycled_and_ended():
-    v = Verifier(workers=1, memory_limit=3 << 29, recycle_after=2)
+    v = Verifier(workers=1, timeout=NEVER, memory_limit=3 << 29, recycle_after=2)
     host, judges = 0, set()
     for k in range(1, 6):
         assert v.equivalent("2", rf"\frac{{{2 * k}}}{{{k}}}")
@@ -144,7 +143,7 @@ def test_processes_are_bounded_recycled_and_ended():
     assert len(judges) == 3
     v.close()
     v.close()
-    _eventually(lambda: not any(_alive(pid) for pid in (host, *judges)))
+    until(lambda: not any(_alive(pid) for pid in (host, *judges)))
     with pytest.raises(ValueError, match="closed"):
         v.equivalent("2", r"\frac{4}{2}")
     assert v.score(["2"], ["Answer: 2"]) == [1.0]
@@ -158,8 +157,10 @@ def test_a_process_killed_from_outside_costs_the_answer_it_was_judging(verifier)
     texts = [rf"\boxed{{\frac{{{2 * k}}}{{{k}}}}}" for k in range(1, 9)]
     assert verifier.score(["2"] * 8, texts) == [1.0] * 8
     busy = threading.Thread(target=verifier.score, args=(["2"] * 2, hostile(2)))
+    judges = [_children(worker._process.pid)[0] for worker in verifier._pool._workers]
+    used = {judge: _cpu_ticks(judge) for judge in judges}
     busy.start()
-    time.sleep(TIMEOUT / 4)
+    until(lambda: all(_cpu_ticks(judge) > used[judge] + 5 for judge in used))  # both are at work
     os.killpg(verifier._pool._workers[0]._process.pid, signal.SIGKILL)
     busy.join()
     assert verifier.counts - before == {"algebra": 8, "crash": 1, "timeout": 1}
@@ -227,7 +228,7 @@ def test_a_worker_that_dies_while_it_starts_is_started_again(monkeypatch, tmp_pa
     )
     once.chmod(0o755)
     monkeypatch.setattr(pool.sys, "executable", str(once))
-    with Verifier(workers=1, timeout=60.0) as v:
+    with Verifier(workers=1, timeout=NEVER) as v:
         assert v.score(["2"], [r"\boxed{\frac{4}{2}}"]) == [1.0]
 
 
@@ -240,7 +241,7 @@ def test_closing_while_a_worker_starts_gives_no_error(monkeypatch, tmp_path):
     scores: list[float] = []
     asking = threading.Thread(target=lambda: scores.extend(v.score(["2"], [r"\boxed{4/2}"])))
     asking.start()
-    _eventually((tmp_path / "begun").exists, 300)
+    until((tmp_path / "begun").exists)
     v.close()
     asking.join()
     assert scores == [0.0] and v.counts == {"crash": 1}
@@ -258,7 +259,7 @@ def test_a_broken_math_verify_is_an_error(monkeypatch, tmp_path):
 SCRIPT = """
     import os, sys
     from trustclip.rewards import Verifier
-    v = Verifier(workers=1, timeout=60.0)
+    v = Verifier(workers=1, timeout=600.0)
     print(v.score(["2", "2"], ["Answer: 4/2", "Answer: 5/2"]), flush=True)
     print(v._pool._workers[0]._process.pid, flush=True)
 """
@@ -272,8 +273,8 @@ def _script(tmp_path: Path, ending: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_a_script_leaves_no_process_behind(tmp_path):
-    output, _ = _script(tmp_path, "").communicate(timeout=120)
-    _eventually(lambda: not _alive(int(output.splitlines()[1])))
+    output, _ = _script(tmp_path, "").communicate(timeout=NEVER)
+    until(lambda: not _alive(int(output.splitlines()[1])))
 
 
 def test_no_main_guard_is_needed_and_workers_do_not_outlive_a_killed_trainer(tmp_path):
@@ -284,10 +285,11 @@ def test_no_main_guard_is_needed_and_workers_do_not_outlive_a_killed_trainer(tmp
     assert _alive(pid)
     process.kill()
     process.communicate()
-    _eventually(lambda: not _alive(pid))
+    until(lambda: not _alive(pid))
 
 
 def test_a_forked_copy_neither_uses_nor_kills_its_parents_workers(verifier):
+    verifier.score(["3", "4"], [r"\boxed{\frac{6}{2}}", r"\boxed{\frac{8}{2}}"])  # both run
     hosts = [worker._process.pid for worker in verifier._pool._workers]
     child = os.fork()
     if child == 0:
@@ -303,11 +305,11 @@ def test_a_forked_copy_neither_uses_nor_kills_its_parents_workers(verifier):
 
 
 def test_a_fork_while_another_thread_scores_leaves_the_child_a_working_verifier():
-    with Verifier(workers=1, timeout=60.0) as v:
+    with Verifier(workers=1, timeout=NEVER) as v:
         assert v.equivalent("3", r"\frac{6}{2}")
         busy = threading.Thread(target=v.score, args=(["2"], hostile(1)))
         busy.start()
-        _eventually(lambda: v._pool._idle.empty(), 300)
+        until(lambda: v._pool._idle.empty())
         child = os.fork()
         if child == 0:
             right = v.equivalent("3", r"\frac{9}{3}")
@@ -338,12 +340,12 @@ def test_a_judge_at_work_ends_with_the_process_that_wanted_its_verdict(tmp_path,
     host = int(trainer.stdout.readline())
     (judge,) = _children(host)
     used = _cpu_ticks(judge)
-    _eventually(lambda: _cpu_ticks(judge) > used + 20, 300)  # it is at work
+    until(lambda: _cpu_ticks(judge) > used + 20)  # it is at work
     os.kill(trainer.pid if killed == "trainer" else host, signal.SIGKILL)
-    _eventually(lambda: not _alive(judge), 300)  # its own limit is a day of CPU away
+    until(lambda: not _alive(judge))  # its own limit is a day of CPU away
     trainer.kill()
     trainer.communicate()
-    _eventually(lambda: not _alive(host), 300)
+    until(lambda: not _alive(host))
 
 
 def test_a_judge_whose_host_is_stopped_ends_at_its_own_cpu_limit():
@@ -359,10 +361,10 @@ def test_a_judge_whose_host_is_stopped_ends_at_its_own_cpu_limit():
     task = {"gold": "2", "answer": answer, "kinds": ["latex"], "options": {}, "timeout": 3.0}
     host.stdin.write(json.dumps(task).encode() + b"\n")
     host.stdin.flush()
-    _eventually(lambda: len(_children(host.pid)) == 1, 300)
+    until(lambda: len(_children(host.pid)) == 1)
     os.kill(host.pid, signal.SIGSTOP)  # nobody is left to watch the judge
     (judge,) = _children(host.pid)
-    _eventually(lambda: not _alive(judge), 300)
+    until(lambda: not _alive(judge))
     host.kill()
     host.communicate()
 
@@ -480,7 +482,7 @@ def test_agreement_on_real_grader_cases():
     cases = [json.loads(line) for line in (SHARED / "data/grader_cases.jsonl").open()]
     names = ("float_rounding", "allow_set_relation_comp")
     wrong = []
-    with Verifier(timeout=10.0) as v:
+    with Verifier(timeout=10.0 * slowness()) as v:
         for case in cases:
             options = {name: case[name] for name in names if name in case}
             kinds = tuple(case.get("match_types", ("latex", "expr")))
@@ -510,10 +512,3 @@ def _alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in "ZX"
-
-
-def _eventually(condition, seconds: float = 600.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -230,3 +230,13 @@ def test_in_bypass_mode_a_correction_would_do_nothing() -> None:
     bypass = {"bypass_mode": True}
     (text,) = said(sampled(made=bypass, forwarded=bypass))
     assert "'icepop' would do nothing; name its inner method" in text
+
+
+def test_a_file_that_grows_without_bound_is_refused(tmp_path, capsys):
+    bomb = ["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]"]
+    bomb += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(bomb), "utf-8")
+    (tmp_path / "large.yaml").write_text("a: " + "x" * 2**22, "utf-8")
+    for name, why in (("bomb.yaml", "aliases written out"), ("large.yaml", "larger than 4 MiB")):
+        assert main(["doctor", "--verl", str(tmp_path / name)]) == 2
+        assert why in capsys.readouterr().err

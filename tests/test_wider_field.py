@@ -13,6 +13,7 @@ import torch
 import wider_oracle
 import wider_values as wider
 import yaml
+from patience import NEVER
 from torch import Tensor
 
 import trustclip as tc
@@ -453,7 +454,7 @@ def in_lockstep(
 ) -> list[Any]:
     """The function on every rank at once, with a sum over all of them to call."""
     told: list[Tensor] = [torch.empty(0)] * len(ranks)
-    barrier = threading.Barrier(len(ranks), timeout=30)
+    barrier = threading.Barrier(len(ranks), timeout=NEVER)
 
     def run(rank: int) -> Any:
         def total(x: Tensor) -> Tensor:

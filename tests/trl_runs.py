@@ -1,6 +1,7 @@
 """Small real TRL runs, shared by the engine's tests: a tiny Qwen3, a dense reward, no network."""
 
 import os
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -30,7 +31,7 @@ def fresh_model() -> tuple[Any, Any]:
     from transformers import Qwen3ForCausalLM
 
     state, config, tokenizer = _start()
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(deepcopy(config))  # a trainer changes it: caching, for one
     model.load_state_dict(state)
     model.tie_weights()
     return model, tokenizer

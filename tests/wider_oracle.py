@@ -143,7 +143,7 @@ def probability_divergence(divergence: str, t: Token) -> float:
         # An impossible probability above 1 leaves the least possible to the others.
         possible = min(t.logp, -(2.0**-52))
         excess = math.exp(t.logp_old) * (t.logp - possible)
-        return oracle.bernoulli_kl_old_new(t.logp_old, possible - t.logp_old) - excess
+        return oracle.outcomes_kl(t.logp_old, possible, possible - t.logp_old) - excess
     measured = {"top_k_kl": t.top_k_kl, "top_k_tv": t.top_k_tv}[divergence]
     assert measured is not None
     return measured

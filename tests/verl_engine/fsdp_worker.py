@@ -28,6 +28,7 @@ from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
+from trustclip.durable.rollcall import leave
 from trustclip.engines.verl import TrustclipLossConfig
 from trustclip.engines.verl.limits import WATCH
 
@@ -192,8 +193,8 @@ def main(model: str, out: str, losses: str = "trustclip") -> None:
         }
         Path(out).write_text(json.dumps({**setup, "updates": updates}), encoding="utf-8")
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave()

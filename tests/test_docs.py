@@ -1,0 +1,92 @@
+"""The documentation's code runs, its commands exist, and the site builds without a warning."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from doc_pages import DOCS, PAGES, ROOT, commands, help_of, name, python
+
+import trustclip as tc
+from trustclip.cli.main import COMMANDS, main
+
+#: Flags whose names a method, TRL or a recipe's sections give.
+OPEN = re.compile(r"--(methods?|trl|rl|sft|eval|sampler|brake|sweep|[a-z]+\.)\b")
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.name != "README.md" and "```python" in p.read_text()], ids=name
+)
+def test_the_pages_python_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if page.name == "control.md" and find_spec("stable_baselines3"):
+        from stable_baselines3 import PPO
+
+        learn = PPO.learn  # from one rollout in place of five
+        monkeypatch.setattr(PPO, "learn", lambda self, steps: learn(self, min(steps, 2048)))
+    scope: dict = {"__name__": "page"}
+    for block in python(page):
+        exec(compile(block, name(page), "exec"), scope)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=name)
+def test_the_pages_commands_exist(page):
+    for command, *rest in map(str.split, commands(page)):
+        assert command in COMMANDS or command in ("COMMAND", "..."), f"trustclip {command}"
+        for word in rest:
+            flag = word.split("=")[0]
+            if flag.startswith("--") and not OPEN.match(flag) and command != "control":
+                assert flag in help_of(command), f"trustclip {command} {flag}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    try:
+        status = main([command, "--help"])
+    except SystemExit as left:
+        status = left.code
+    told = capsys.readouterr()
+    assert status in (0, None) and not told.err and f"trustclip {command}" in told.out
+
+
+def test_notes_are_about_methods():
+    import tomllib
+
+    notes = tomllib.loads((DOCS / "methods.toml").read_text("utf-8"))
+    assert set(notes) == set(tc.methods())
+    assert all(set(of) <= {"defaults", "traps", "reports"} for of in notes.values())
+    assert all(of["traps"] and of["defaults"].endswith(".") for of in notes.values())
+
+
+def test_every_method_has_been_timed():
+    table = json.loads((ROOT / "benchmarks/methods.json").read_text("utf-8"))["tables"][0]
+    assert table["columns"] == ["method", "CPU µs a token", "× clip", "% of an update"]
+    assert {row[0] for row in table["rows"]} == set(tc.methods())
+    assert all(0 < number < 100 for row in table["rows"] for number in row[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("sphinx"), reason="Sphinx is not installed")
+def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", DOCS, tmp_path],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for method in tc.methods():
+        page = (tmp_path / "methods" / f"{method}.html").read_text("utf-8")
+        assert "<h2>Measured" in page and f"{method}.svg" in page and "× <code" in page
+        assert f"atlas.html?alone#{method}" in page
+        assert ("<math" in page) == ("$" in (tc.methods()[method].__doc__ or ""))
+    for path in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=\"https?:[^\"]+",
+            path.read_text("utf-8"),
+        )
+        assert not loaded, path.name

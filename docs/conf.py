@@ -40,6 +40,7 @@ copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
+html_favicon = "_static/icon.svg"
 html_title = f"trustclip {release}"
 html_extra_path = ["_extra"]
 html_static_path = ["_static"]

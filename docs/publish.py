@@ -14,6 +14,7 @@ from pathlib import Path
 FIRST = """<!doctype html>
 <meta charset="utf-8">
 <title>trustclip</title>
+<link rel="icon" href="{0}/_static/icon.svg">
 <meta http-equiv="refresh" content="0; url={0}/">
 <a href="{0}/">trustclip</a>
 """

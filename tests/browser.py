@@ -51,7 +51,7 @@ def opened(page: Path | str, **context: Any) -> Iterator[Any]:
             yield tab
         finally:
             browser.close()
-    assert complaints == []
+    assert not complaints, complaints
 
 
 def wait(tab: Any, condition: str) -> None:

@@ -22,7 +22,7 @@ publish = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(publish)
 
 PAGE = """<!doctype html><html data-content_root="{up}"><meta charset="utf-8">
-<link rel="icon" href="data:,">
+<link rel="icon" href="{up}_static/icon.svg">
 <label class="versions" hidden>Version <select></select></label>
 <h1>{title}</h1><script src="{up}_static/site.js"></script></html>"""
 
@@ -35,8 +35,8 @@ def built(folder: Path, version: str, pages: tuple[str, ...]) -> Path:
         up = "../" * page.count("/") or "./"
         path.write_text(PAGE.format(up=up, title=f"{version} {page}"), "utf-8")
     (folder / "_static").mkdir(exist_ok=True)
-    script = (ROOT / "docs/_static/site.js").read_text("utf-8")
-    (folder / "_static/site.js").write_text(script, "utf-8")
+    for file in ("site.js", "icon.svg"):
+        shutil.copy(ROOT / "docs/_static" / file, folder / "_static")
     (folder / "llms.txt").write_text("- [Start](start.html), [code](https://x.org/a)\n", "utf-8")
     return folder
 
@@ -53,7 +53,10 @@ def site(tmp_path):
 def test_the_newest_release_is_first(site):
     listed = json.loads((site / "versions.json").read_text("utf-8"))
     assert [one["name"] for one in listed] == ["v0.10.0", "v0.9.0", "main"]
-    assert "url=v0.10.0/" in (site / "index.html").read_text("utf-8")
+    first = (site / "index.html").read_text("utf-8")
+    assert "url=v0.10.0/" in first
+    assert 'rel="icon" href="v0.10.0/_static/icon.svg"' in first  # or a browser asks for another
+    assert (site / "v0.10.0/_static/icon.svg").is_file()
     text = (site / "llms.txt").read_text("utf-8")
     assert text == "- [Start](v0.10.0/start.html), [code](https://x.org/a)\n"
 

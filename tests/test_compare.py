@@ -207,3 +207,33 @@ def test_a_fall_that_few_answers_explain_is_no_collapse(tmp_path):
         run for run in runs if mean_of(final_of(run)) < 0.7 * max(map(mean_of, run.evaluations))
     ]
     assert fallen and not any(map(collapsed, runs))
+
+
+def test_other_numbers_of_samples_are_compared_at_the_pass_that_both_have(tmp_path):
+    """Pass@8 of the one stood beside Pass@4 of the other."""
+    many = make_run(tmp_path / "many", replace(ATR, k=8))
+    few = make_run(tmp_path / "few", replace(CLIP, k=4))
+    (mean, passed), text = compared(few, many)
+    assert (mean.metric, passed.metric) == ("mean@K", "pass@4")
+    said = " ".join(text.split())
+    assert "clip ε=0.2 4, atr δ=0.07 8. Mean@K is of the same quantity" in said
+    assert "so Pass@4 is compared" in said and "Pass@8" not in said
+    answers = {
+        path: [a for task in final_of(read_run(path)).answers.values() for a in task.values()]
+        for path in (many, few)
+    }
+    strata = ["amc23"] * 20 + ["aime24"] * 10
+    expected = stats.pass_at_k(answers[many], 4, strata)
+    rows = [line.split() for line in text.splitlines()]
+    assert f"{100 * expected:.1f}" in next(r for r in rows if r[:3] == ["Pass@4", "average", "atr"])
+    assert passed.difference is not None
+    gap = expected - stats.pass_at_k(answers[few], 4, strata)
+    assert passed.difference.value == pytest.approx(gap)
+    assert sum(row[:1] == ["Pass@4"] for row in rows) == 6  # the tasks, too
+
+
+def test_all_methods_are_compared_at_one_k(tmp_path):
+    specs = (replace(ATR, k=8), replace(CLIP, k=8), Spec({"name": "kl2"}, k=2))
+    folders = [make_run(tmp_path / str(i), spec) for i, spec in enumerate(specs)]
+    found, _ = compared(*folders)
+    assert [c.metric for c in found] == ["mean@K"] * 2 + ["pass@2"] * 2

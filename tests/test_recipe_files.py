@@ -1,6 +1,7 @@
 """Recipe files: what is right loads and comes back, what is wrong is named, all of it at once."""
 
 import random
+import shlex
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 import trustclip as tc
+from trustclip.cli.arguments import parse
 from trustclip.constraints.names import nearest
 from trustclip.recipes.checks import schedule_of
 from trustclip.recipes.files import (
@@ -19,7 +21,14 @@ from trustclip.recipes.files import (
     load_yaml,
     preset,
 )
-from trustclip.recipes.settings import DemoSettings, Recipe, RecipeEval, RLStage, SFTStage
+from trustclip.recipes.settings import (
+    DemoSettings,
+    EvalSettings,
+    Recipe,
+    RecipeEval,
+    RLStage,
+    SFTStage,
+)
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 
@@ -109,6 +118,19 @@ def test_no_second_constraint_acts_in_a_recipe_of_the_paper(path):
     stage = load_recipe(path).rl
     assert stage is not None and stage.use_vllm
     assert stage.trl["vllm_importance_sampling_correction"] is False
+
+
+@pytest.mark.parametrize("path", [p for p in RECIPES if p.name.startswith("paper")], ids=str)
+def test_the_command_for_figure_4_evaluates_as_the_recipe_does(path):
+    lines = [line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#")]
+    first = next(i for i, line in enumerate(lines) if line.startswith("trustclip eval"))
+    argv = shlex.split(" ".join(lines[first : first + 2]))[2:]
+    given, recipe = parse(EvalSettings, argv, "eval"), load_recipe(path)
+    assert given.k == 128 and recipe.eval is not None
+    assert given.model == f"{recipe.output_dir}/final"
+    assert f"{given.output_dir} " in lines[first + 2]  # what the report is made of
+    for name in ("tasks", "prompt_style", "temperature", "top_p", "max_tokens", "reward"):
+        assert getattr(given, name) == getattr(recipe.eval, name), name
 
 
 def test_a_recipe_comes_back_from_what_it_writes(tmp_path):

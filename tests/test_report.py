@@ -23,7 +23,7 @@ from trustclip.report import results
 from trustclip.report.build import build
 from trustclip.report.collect import collect
 from trustclip.report.comparison import compare
-from trustclip.report.draw import plots
+from trustclip.report.draw import budget, plots
 from trustclip.report.draw.charts import spec
 from trustclip.report.draw.curves import bucket_figure, lines_of
 from trustclip.report.draw.marks import Mark, Panel
@@ -400,9 +400,73 @@ def test_budgets_end_at_the_scores(report):
     mean, passed = report["budget"].figures[0].panels
     group = next(g for g in report.groups if g.label == "atr")
     for panel, metric in ((mean, "mean@4"), (passed, "pass@4")):
-        mark = next(m for m in panel.marks if m.name == "atr")
+        mark = next(m for m in panel.marks if m.name == "atr" and m.style == "line")
         assert list(mark.x) == [1, 2, 3, 4]
         assert mark.y[-1] == pytest.approx(100 * group.estimate(None, metric).value)
+
+
+PAPERS = {"amc23": 83, "aime24": 30, "aime25": 30}
+
+
+def of_the_papers_benchmarks(folder: Path, *methods: Any, **changes: Any):
+    for number, method in enumerate(methods):
+        given = Spec(method, steps=8, every=8, tasks=PAPERS, **changes)
+        make_run(folder / str(number), given)
+    return collect([*folder.iterdir()])
+
+
+def test_figure_3_shows_the_papers_points_beside_ours(tmp_path):
+    values = ({"name": "atr", "delta": delta} for delta in (0.05, 0.07))
+    found = of_the_papers_benchmarks(tmp_path, *values, k=8)
+    (figure,) = found["sweep"].figures
+    assert "Open diamonds are the paper's printed numbers" in figure.caption
+    (mark,) = (mark for mark in figure.panels[0].marks if mark.style == "printed")
+    # Table 3: 23.42 ± 1.04 over three runs; the ± has the divisor 3, and t(2) is 4.3027.
+    assert mark.y == [23.42] and mark.x == [pytest.approx(0.072)]
+    half = 4.302653 * 1.04 * np.sqrt(3 / 2) / np.sqrt(3)
+    assert [*mark.low, *mark.high] == pytest.approx([23.42 - half, 23.42 + half])
+
+
+def test_the_papers_single_runs_have_no_interval_and_other_metrics_no_number(tmp_path):
+    ours = {"name": "soft_gate"}
+    found = of_the_papers_benchmarks(tmp_path, ours, k=8)
+    (group,) = found.groups
+    mark = budget.beside(group, "pass@8", 1.0)
+    assert mark is not None and mark.y == [39.56] and mark.low == []
+    assert budget.beside(group, "pass@4", 1.0) is None
+
+
+def test_figure_4_shows_what_the_paper_prints_of_its_own(tmp_path):
+    found = of_the_papers_benchmarks(tmp_path, ATR, k=128)
+    mean, passed = found["budget"].figures[0].panels
+    assert [(m.x, m.y) for m in mean.marks if m.style == "dashed"] == [([1, 128], [23.0, 23.0])]
+    points = {m.name: (m.x, m.y) for m in passed.marks if m.style == "printed"}
+    assert points["the paper: Figure 4"] == ([1, 128], [24.36, 56.29])
+    assert points["the paper"][1] == [41.78]
+
+
+def test_the_paper_is_beside_no_other_benchmarks(report):
+    marks = [m for f in report.figures for panel in f.panels for m in panel.marks]
+    assert not [m for m in marks if m.style == "printed"]
+
+
+def test_bands_of_budgets_end_at_the_intervals_of_the_scores(report):
+    for panel, metric in zip(report["budget"].figures[0].panels, ("mean@4", "pass@4"), strict=True):
+        for group in report.groups:
+            e = group.estimate(None, metric)
+            (band,) = (m for m in panel.marks if m.style == "band" and m.name == group.label)
+            ends = [100 * e.low, 100 * e.high]
+            assert list(band.x) == [1, 2, 4]
+            assert [band.low[-1], band.high[-1]] == pytest.approx(ends)
+
+
+def test_budgets_of_few_runs_of_which_one_collapsed_have_no_band(tmp_path):
+    for seed, loss in ((0, 0.0), (1, 9.0)):
+        make_run(tmp_path / str(seed), Spec(ATR, seed=seed, loss=loss, gain=3.0))
+    found = collect([*tmp_path.iterdir()])
+    (figure,) = found["budget"].figures
+    assert not [m for panel in figure.panels for m in panel.marks if m.style == "band"]
+    assert "no band would cover" in figure.caption
 
 
 def test_every_figure_is_one_that_plotly_knows(report):

@@ -1,8 +1,11 @@
 """The paper's printed numbers, for comparison with runs of its models and benchmarks."""
 
+from collections.abc import Collection
 from functools import cache
+from math import nan
 from typing import Any
 
+from trustclip import stats
 from trustclip.constraints.base import Method
 from trustclip.constraints.registry import as_method
 from trustclip.paper.cells import Row, printed
@@ -36,8 +39,15 @@ REPEATED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("KL3 (δ = 0.07, ratio in [0.671, 1.422])", {"name": "atr", "delta": 0.07}),
 )
 
-#: Model of Table 3.
+#: Model of Table 3 and of Figure 4.
 REPEATED_MODEL = "Qwen3-1.7B"
+#: Runs behind each row of Table 3.
+REPEATED_RUNS = 3
+
+#: What is printed of Figure 4, percent by K: ATR-GRPO, averaged over the benchmarks. Of Mean@K the
+#: text says "around 0.23" for every K.
+BUDGET_PASS = {1: 24.36, 128: 56.29}
+BUDGET_MEAN = 23.0
 
 
 @cache
@@ -84,6 +94,35 @@ def repeated_runs(model: str, method: Method | None) -> Row | None:
         if ours.keys() == theirs.keys() and all(_alike(ours[k], theirs[k]) for k in ours):
             return _row("table3", title, None)
     return None
+
+
+def score(row: Row | None, tasks: Collection[str], metric: str) -> stats.Interval | None:
+    """A score of a row, percent, of the benchmarks that a run was evaluated on.
+
+    Of Table 3, the mean with Student's interval over the three runs; of Table 2, whose runs are
+    single, without bounds (nan).
+
+    Args:
+      row: of either table.
+      tasks: names of tasks, all of the paper's for its average, or one of them.
+      metric: ``"mean@8"`` or ``"pass@8"``.
+
+    Returns:
+      The score, or None where the paper prints none.
+
+    Example:
+      >>> score(single_run("Qwen3-1.7B", as_method("atr")), TASKS, "mean@8").value
+      22.93
+    """
+    if row is None or not (set(tasks) == set(TASKS) or (len(tasks) == 1 and set(tasks) < {*TASKS})):
+        return None
+    task = "avg" if len(tasks) > 1 else next(iter(tasks))
+    cell = f"{task}_{metric.replace('@', '')}"
+    if f"{cell}_mean" in row:
+        mean, std = float(row[f"{cell}_mean"]), float(row[f"{cell}_std"])
+        return stats.RunSummary.from_population_std(mean, std, REPEATED_RUNS).interval()
+    final = row.get(f"{cell}_final")
+    return None if final is None else stats.Interval(float(final), nan, nan)
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -9,7 +9,7 @@ from trustclip.paper import published
 from trustclip.report import results, sampler, shadows, verdict
 from trustclip.report.comparison import Compared, compare
 from trustclip.report.contamination import clean_table
-from trustclip.report.draw import curves, mismatch, plots, swept
+from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.groups import Group, by_setting, group_runs
 from trustclip.report.tables import Table
@@ -157,7 +157,7 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups)), intervals),
             Section("training", "Training", training),
             Section("sweep", "Sweep", sweeps),
-            Section("budget", "Samples and K", _for_each(groups, plots.budget_figure)),
+            Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),
             Section("sampler", "Sampler", policies, _some(sampler.worst_table(groups))),
             Section("shadows", "Shadows", [], shadows.tables(groups)),

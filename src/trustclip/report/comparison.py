@@ -21,7 +21,8 @@ class Compared:
     Args:
       group: the group.
       reference: of its setting.
-      metric: for example ``"mean@8"``.
+      metric: ``"mean@8"``; ``"mean@K"`` where the groups of the setting have different numbers of
+        samples; ``"pass@4"`` with the fewest samples of any of them.
       seeds: runs of the group, and as a rule of the reference, in the comparison.
       step: update at which they are compared while one of them is unfinished; None at the end.
       difference: group - reference, in shares of 1, with its own p; None if not comparable.
@@ -50,7 +51,8 @@ class Compared:
 class _Pair:
     """Runs of a group and of its reference, and their answers at ``step`` or (None) at the end.
 
-    ``same_seeds``: run i of the one and run i of the other have the same seed.
+    ``same_seeds``: run i of the one and run i of the other have the same seed. ``k``: of Pass@k,
+    one for all pairs of a setting; ``unequal``: whether that is fewer samples than some have.
     """
 
     group: Group
@@ -62,10 +64,17 @@ class _Pair:
     same_seeds: bool
     step: int | None = None
     obstacle: str = ""
+    k: int = 0
+    unequal: bool = False
 
     @property
-    def k(self) -> int:
-        return int(min(stats.tally(answers).total.min() for answers in (self.a, self.b)))
+    def samples(self) -> tuple[int, ...]:
+        """Fewest samples of a problem of each of the two."""
+        return tuple(int(stats.tally(answers).total.min()) for answers in (self.a, self.b))
+
+    def metric(self, kind: str) -> str:
+        """Name of the score that is compared."""
+        return f"mean@{'K' if self.unequal else self.k}" if kind == "mean" else f"pass@{self.k}"
 
     def difference(self, kind: str) -> stats.Difference:
         """Of Mean@K or Pass@K; exactly 0 where every completion is the same."""
@@ -107,6 +116,7 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
         for group in groups
         if not group.is_reference and group.scored and references[group.setting].scored
     ]
+    pairs = _at_one_k(pairs)
     family = [pair for pair in pairs if not pair.obstacle]
     found = [pair.difference(kind) for pair in family]
     adjusted = stats.holm([difference.p for difference in found]).tolist()
@@ -117,6 +127,19 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
     return [
         _compared(pair, kind, *worth[id(pair)], len(family)) if id(pair) in worth
         else Compared(pair.group, pair.reference, kind, 0, None, None, float("nan"), pair.obstacle)
+        for pair in pairs
+    ]  # fmt: skip
+
+
+def _at_one_k(pairs: Sequence[_Pair]) -> list[_Pair]:
+    """The pairs with the fewest samples of their setting: another Pass@k is another quantity."""
+    samples: dict[str, set[int]] = {}
+    for pair in pairs:
+        if not pair.obstacle:
+            samples.setdefault(pair.reference.setting, set()).update(pair.samples)
+    return [
+        pair if pair.obstacle
+        else replace(pair, k=min(found := samples[pair.reference.setting]), unequal=len(found) > 1)
         for pair in pairs
     ]  # fmt: skip
 
@@ -134,17 +157,19 @@ def _compared(
             pair.a, pair.b, pair.strata, k=k, level=level, same_seeds=pair.same_seeds
         )
         sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
-    metric = f"{kind}@{pair.k}"
     return Compared(
-        pair.group, pair.reference, metric, len(pair.a), pair.step, difference, p, sentence,
-        pair.same_seeds,
+        pair.group, pair.reference, pair.metric(kind), len(pair.a), pair.step, difference, p,
+        sentence, pair.same_seeds,
     )  # fmt: skip
 
 
 def difference_on(compared: Compared, kind: str, task: str) -> stats.Difference | None:
     """The difference on one task, uncorrected; None where the two are not comparable."""
     pair = _pair(compared.group, compared.reference, task)
-    return None if pair.obstacle else pair.difference(kind)
+    if pair.obstacle:
+        return None
+    tries = compared.metric.partition("@")[2]
+    return replace(pair, k=int(tries) if kind == "pass" else 0).difference(kind)
 
 
 def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:

@@ -1,10 +1,10 @@
 """How runs were evaluated: whether the same problems, prompts and sampling stand behind scores."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trustclip.runs.jsonl import read_jsonl
-from trustclip.runs.reader import Run
+from trustclip.runs.reader import Evaluation, Run
 
 #: What determines a prompt, and how completions are drawn.
 _PROMPT = ("system", "template", "answer", "thinking", "chat_template")
@@ -36,6 +36,39 @@ def unlike(runs: Sequence[Run]) -> Iterator[str]:
                     f"({'; '.join(differing)}): their difference is not of the models alone."
                 )
                 break
+
+
+def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
+    """The sentence about methods that were evaluated with different numbers of samples.
+
+    Args:
+      groups: runs that are compared, by the name of their method.
+    """
+    samples = {
+        name: fewest(run.final for run in runs if run.final is not None)
+        for name, runs in groups.items()
+    }
+    known = {name: k for name, k in samples.items() if k}
+    if len(set(known.values())) > 1:
+        each = ", ".join(f"{name} {k}" for name, k in known.items())
+        yield (
+            f"Different numbers of samples a problem: {each}. Mean@K is of the same quantity for "
+            f"every K and is compared as it is; Pass@K rises with K, so Pass@{min(known.values())} "
+            "is compared, estimated from all samples of each."
+        )
+
+
+def fewest(evaluations: Iterable[Evaluation]) -> int:
+    """The fewest samples that a problem of some evaluations has; 0 where they are gone."""
+    return min(
+        (
+            len(given)
+            for evaluation in evaluations
+            for problems in evaluation.answers.values()
+            for given in problems.values()
+        ),
+        default=0,
+    )
 
 
 def require_equal_texts(runs: Sequence[Run]) -> None:

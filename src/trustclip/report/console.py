@@ -10,7 +10,7 @@ from rich.table import Table
 from trustclip import stats
 from trustclip.report.comparison import LEVEL, Compared, compare, difference_on
 from trustclip.report.conditions import require_equal_texts
-from trustclip.report.groups import Group, group_runs, names
+from trustclip.report.groups import Estimate, Group, group_runs, names, pass_estimate
 from trustclip.report.results import bracket, percent, title_of
 from trustclip.report.verdict import cautions
 from trustclip.runs.reader import Run, find, read_run
@@ -154,10 +154,10 @@ def _table(groups: Sequence[Group], found: Sequence[Compared]) -> Table:
         compared = {c.group.label: c for c in found if c.metric.startswith(kind)}
         for task in [None, *tasks] if len(tasks) > 1 else [None]:
             for group in groups:
-                metric = next(m for m in group.metrics if m.startswith(kind))
+                metric = _metric(group, kind, found)
                 name = task or ("average" if len(tasks) > 1 else tasks[0])
                 cells = [title_of(metric), name, group.label, str(len(group.scored))]
-                e = group.estimate(task, metric)
+                e = _estimate(group, task, metric)
                 cells.append(f"{percent(e.value)} {bracket(e.low, e.high)}".rstrip() if e else "-")
                 if c := compared.get(group.label):
                     d = c.difference if task is None else difference_on(c, kind, task)
@@ -166,6 +166,19 @@ def _table(groups: Sequence[Group], found: Sequence[Compared]) -> Table:
                     cells.append(f"{c.p_holm:.2g}" if task is None else "")
                 table.add_row(*cells)
     return table
+
+
+def _metric(group: Group, kind: str, found: Sequence[Compared]) -> str:
+    """Mean@K of all of its samples; Pass@k of the k that is compared."""
+    compared = {c.metric for c in found if c.metric.startswith("pass")} if kind == "pass" else ()
+    return next(iter(compared), None) or next(m for m in group.metrics if m.startswith(kind))
+
+
+def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
+    """The score of a group, also of a k below its number of samples."""
+    if metric in group.metrics:
+        return group.estimate(task, metric)
+    return pass_estimate(group, task, int(metric.partition("@")[2]))
 
 
 def _signed(d: stats.Difference) -> str:

@@ -155,6 +155,22 @@ def pooled(
     return Estimate(interval.value, interval.low, interval.high, std, best)
 
 
+def pass_estimate(group: Group, task: str | None, k: int) -> Estimate | None:
+    """Pass@k of a k below a group's number of samples, from all of them; None where they are gone.
+
+    Args:
+      group: runs.
+      task: the task; None for the average.
+      k: at most the fewest samples of a problem.
+    """
+    answers, strata = shared_answers(group.evaluations("final"), task)
+    if not answers:
+        return None
+    found = stats.pass_interval(answers, k, strata)
+    low, high = (None, None) if group.unsteady else (found.low, found.high)
+    return Estimate(found.value, low, high)
+
+
 def shared_answers(
     evaluations: Sequence[Evaluation], task: str | None = None
 ) -> tuple[list[list[list[int]]], list[str]]:

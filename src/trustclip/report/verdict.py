@@ -8,7 +8,7 @@ from trustclip import stats
 from trustclip.constraints.base import Trait
 from trustclip.report import collapse, course
 from trustclip.report.comparison import Compared, gain
-from trustclip.report.conditions import unlike
+from trustclip.report.conditions import unequal_samples, unlike
 from trustclip.report.contamination import trained_on
 from trustclip.report.draw.curves import points_of
 from trustclip.report.groups import Group, by_setting, names
@@ -246,6 +246,9 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
     pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
     differing = dict.fromkeys(text for pair in pairs for text in unlike(pair))
     yield from (Finding("fault", text) for text in differing)
+    for here in by_setting(groups).values() if compared else ():
+        counts = unequal_samples({group.label: group.scored for group in here})
+        yield from (Finding("caution", text) for text in counts)
     if len(by_setting(groups)) > 1 and compared:
         within = "setting" if any(g.setting != g.model for g in groups) else "model"
         yield Finding("caution", f"Groups are compared within their {within} only.")

@@ -38,7 +38,7 @@ def _trace(mark: Mark, panel: Panel) -> dict[str, Any]:
         "type": "scatter", "mode": "lines", "name": name, "meta": meta,
         "x": _numbers(mark.x), "y": _numbers(mark.y), "hovertemplate": "%{y:.4~g}",
     }  # fmt: skip
-    if mark.style == "points":
+    if mark.style in ("points", "printed"):
         return trace | _points(mark, panel, name)
     if mark.style == "band":
         back = slice(None, None, -1)
@@ -71,7 +71,8 @@ def _points(mark: Mark, panel: Panel, name: str) -> dict[str, Any]:
         }  # fmt: skip
     if not panel.across:
         mode = "markers" if whiskers or not isinstance(mark.x[0], str) else "lines+markers"
-        return {"mode": mode, "marker": {"size": 8}, "error_y": whiskers, "line": {"width": 1.2}}
+        marker = {"size": 8} if mark.style == "points" else {"size": 9, "symbol": "diamond-open"}
+        return {"mode": mode, "marker": marker, "error_y": whiskers, "line": {"width": 1.2}}
     low, high = (_shown(bounds) for bounds in (mark.low, mark.high))
     interval = f" [{low}, {high}]" if low and high else ""
     return {

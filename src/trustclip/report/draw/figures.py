@@ -69,7 +69,7 @@ def save(figure: Figure, folder: Path) -> list[Path]:
 
 
 #: Marks that a legend names; inches of a line of it; names that fit without room of their own.
-_LISTED = ("line", "area")
+_LISTED = ("line", "area", "printed")
 LEGEND, FEW = 0.19, 6
 
 
@@ -151,7 +151,7 @@ def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> N
         high = [below + v for below, v in zip(low, y, strict=True)]
         axis.fill_between(mark.x, low, high, color=colour, alpha=0.7, linewidth=0, label=mark.name)
         base.update(zip(mark.x, high, strict=True))
-    elif mark.style == "points":
+    elif mark.style in ("points", "printed"):
         at, place = (mark.x, [mark.name]) if panel.across else (y, mark.x)
         known = mark.low and None not in mark.low
         reach = [
@@ -160,7 +160,9 @@ def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> N
         ] if known else None  # fmt: skip
         whiskers = {"xerr": reach} if panel.across else {"yerr": reach}
         x, y = (at, place) if panel.across else (place, at)
-        axis.errorbar(x, y, fmt="o", color=colour, markersize=5, elinewidth=1.4, **whiskers)
+        printed = {"fmt": "D", "markerfacecolor": "white", "label": mark.name}
+        form = printed if mark.style == "printed" else {"fmt": "o"}
+        axis.errorbar(x, y, color=colour, markersize=5, elinewidth=1.4, **form, **whiskers)
     elif mark.style == "faint":
         axis.plot(mark.x, y, color=colour, linewidth=0.7, alpha=0.4)
     elif mark.style == "dashed":

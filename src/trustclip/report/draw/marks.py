@@ -23,7 +23,7 @@ WINDOW = 100
 #: Bands of more groups than this, one over the other, say nothing.
 BANDS = 3
 
-Style = Literal["line", "faint", "dashed", "band", "area", "points"]
+Style = Literal["line", "faint", "dashed", "band", "area", "points", "printed"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Mark:
     Args:
       style: ``"line"``; ``"faint"``, a line behind another; ``"dashed"``, a bound; ``"band"``
         from `low` to `high`; ``"area"``, stacked on the areas before it; ``"points"``, with
-        whiskers from `low` to `high` where given.
+        whiskers from `low` to `high` where given; ``"printed"``, the same as open diamonds, for
+        numbers of a paper.
       x: places; text for a category.
       y: values.
       name: what it is.

@@ -1,20 +1,24 @@
-"""Figures of methods and of final scores: constraint, differences, sweep, budget."""
+"""Figures of methods and of final scores: constraint, differences, sweep."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from trustclip.constraints.registry import interval
 from trustclip.report.comparison import Compared
+from trustclip.report.draw.budget import beside, told
 from trustclip.report.draw.curves import points_of
 from trustclip.report.draw.marks import NEUTRAL, Figure, Mark, Panel
 from trustclip.report.groups import Group, by_setting, names
 from trustclip.report.results import tasks_of, title_of
 from trustclip.report.weights import P_OLD, curve
 
+#: Distance of the paper's numbers from ours, as a share of that to the next value.
+ASIDE = 0.1
 #: Ratios up to which a gate is drawn: the first, if nothing happens between the two.
 _NEAR, _FAR = 2.0, 3.4
 
@@ -143,6 +147,7 @@ def sweep_figures(groups: Sequence[Group]) -> list[Figure]:
         caption = f"{len(members)} values, all other settings equal (Figure 3 of the paper)."
         if len(members) < 4:
             caption += " So few values say little about where the optimum is."
+        caption += told([mark for panel in panels for mark in panel.marks])
         figures.append(Figure(slug(key), f"{name} against {parameter}", caption, panels))
     return figures
 
@@ -160,6 +165,7 @@ def _sweep_panels(members: Sequence[Group], name: str, parameter: str) -> list[P
             marks = [
                 Mark("line", x, y, name, series),
                 Mark("points", x, y, name, series, low, high),
+                *_printed(members, metric, x),
             ]
             panels.append(Panel(title_of(metric), parameter, "percent", marks, ticks=x))
     gated = [share for group in members if (share := mean_gated(group)) is not None]
@@ -167,6 +173,16 @@ def _sweep_panels(members: Sequence[Group], name: str, parameter: str) -> list[P
         marks = [Mark("line", x, [100 * share for share in gated], name, series)]
         panels.append(Panel("Gated tokens", parameter, "percent of tokens", marks, ticks=x))
     return panels
+
+
+def _printed(members: Sequence[Group], metric: str, x: Sequence[float]) -> list[Mark]:
+    """The paper's numbers, beside the places of ours so that the whiskers can be told apart."""
+    aside = ASIDE * min(after - before for before, after in pairwise(x))
+    return [
+        mark
+        for group, place in zip(members, x, strict=True)
+        if (mark := beside(group, metric, place + aside, members[0].series))
+    ]
 
 
 def sweeps(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[Group]]:
@@ -201,34 +217,6 @@ def mean_gated(group: Group) -> float | None:
     """Mean share of gated tokens over the updates of all runs."""
     values = [v for run in group.runs for v in points_of(run, "trustclip/gated").values()]
     return sum(values) / len(values) if values else None
-
-
-def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
-    """Figure 4: Mean@K and Pass@K of the final evaluation against K."""
-    panels = []
-    for kind in ("mean", "pass"):
-        marks = []
-        for group in groups:
-            curves = [e.scores["average"].get("curve") for e in group.evaluations("final")]
-            if not curves or None in curves or len({tuple(c["k"]) for c in curves}) > 1:
-                continue
-            each = [c[kind] for c in curves]
-            y = [100 * sum(values) / len(each) for values in zip(*each, strict=True)]
-            marks.append(Mark("line", curves[0]["k"], y, group.label, group.series))
-        longest = max((mark.x[-1] for mark in marks), default=0)
-        if isinstance(longest, int) and longest > 1:
-            ticks = [2.0**i for i in range(longest.bit_length())]
-            title = f"{title_of(kind)}@K"
-            panels.append(
-                Panel(title, "K, samples per problem", "percent", marks, True, ticks=ticks)
-            )
-    if not panels:
-        return None
-    caption = (
-        "Mean@K is the mean over the first K samples: only its noise depends on K. Pass@K is the "
-        "unbiased estimate from all samples (Figure 4 of the paper)."
-    )
-    return Figure(f"figure4{suffix}", "Scores against the number of samples", caption, panels)
 
 
 def slug(text: str) -> str:

@@ -1,0 +1,141 @@
+"""Scores against the number of samples, and the paper's printed numbers beside ours."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from trustclip import stats
+from trustclip.paper import published
+from trustclip.paper.cells import SAMPLES
+from trustclip.report.draw.marks import BANDS, NEUTRAL, Figure, Mark, Panel
+from trustclip.report.groups import Group, shared_answers
+from trustclip.report.results import tasks_of, title_of
+
+#: Name of the paper's numbers in a legend, and their distance from ours, as a factor of K.
+PAPER, ASIDE = "the paper", 1.06
+
+
+def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+    """Figure 4: Mean@K and Pass@K of the final evaluation against K.
+
+    Args:
+      groups: of one setting.
+      suffix: of the figure's key, where there are several settings.
+    """
+    panels = []
+    for kind in ("mean", "pass"):
+        lines = [line for group in groups if (line := _curve(group, kind))]
+        longest = max((int(line.x[-1]) for line in lines), default=1)
+        if longest < 2:
+            continue
+        bands = [band for group in groups if (band := _band(group, kind, longest))]
+        theirs = [mark for group in groups for mark in _printed(group, kind, longest)]
+        marks = [*bands, *lines, *theirs, *_figure4(groups, kind, longest)]
+        ticks = [2.0**i for i in range(longest.bit_length())]
+        label = f"{title_of(kind)}@K"
+        panels.append(Panel(label, "K, samples per problem", "percent", marks, True, ticks=ticks))
+    if not panels:
+        return None
+    marks = [mark for panel in panels for mark in panel.marks]
+    caption = (
+        "Mean@K is the mean over the first K samples: only its noise depends on K. Pass@K is the "
+        "unbiased estimate from all samples (Figure 4 of the paper)."
+    ) + _of_bands(groups, marks)
+    if any(mark.style == "dashed" for mark in marks):
+        caption += ' Dashed: Mean@K of ATR-GRPO, of which the paper says "around 0.23".'
+    return Figure(
+        f"figure4{suffix}", "Scores against the number of samples", caption + told(marks), panels
+    )
+
+
+def _curve(group: Group, kind: str) -> Mark | None:
+    """Mean over runs at every K; None where their numbers of samples differ, or are not known."""
+    curves = [e.scores["average"].get("curve") for e in group.evaluations("final")]
+    if not curves or None in curves or len({tuple(c["k"]) for c in curves}) > 1:
+        return None
+    each = [c[kind] for c in curves]
+    y = [100 * sum(values) / len(each) for values in zip(*each, strict=True)]
+    return Mark("line", curves[0]["k"], y, group.label, group.series)
+
+
+def _band(group: Group, kind: str, longest: int) -> Mark | None:
+    """95 % intervals at powers of 2 and at the end; None where none is known, or none covers."""
+    curve = _curve(group, kind)
+    answers, strata = shared_answers(group.evaluations("final"))
+    if curve is None or not answers or group.unsteady:
+        return None
+    last = int(curve.x[-1])
+    ks = sorted({last, *(2**i for i in range(longest.bit_length()) if 2**i <= last)})
+    found = [_interval(answers, strata, kind, k) for k in ks]
+    if not all(isfinite(one.low + one.high) for one in found):
+        return None
+    low, high = [100 * one.low for one in found], [100 * one.high for one in found]
+    y = [100 * one.value for one in found]
+    return Mark("band", ks, y, group.label, group.series, low, high)
+
+
+def _interval(
+    answers: Sequence[Sequence[Sequence[int]]], strata: Sequence[str], kind: str, k: int
+) -> stats.Interval:
+    if kind == "pass":
+        return stats.pass_interval(answers, k, strata)
+    return stats.mean_interval([[given[:k] for given in run] for run in answers], strata)
+
+
+def _of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
+    text = ""
+    if any(mark.style == "band" for mark in marks):
+        seeds = " and seed" * any(len(group.scored) > 1 for group in groups)
+        text += (
+            f" Bands are 95 % intervals, clustered by problem{seeds}, shown for at most {BANDS} "
+            "methods at a time."
+        )
+    if any(group.unsteady for group in groups):
+        text += " Where some of few runs collapsed no band would cover, and none is drawn."
+    return text
+
+
+def _printed(group: Group, kind: str, longest: int) -> list[Mark]:
+    """The paper's table at its K beside the curve of a group that has as many samples."""
+    mark = beside(group, f"{kind}@{SAMPLES}", SAMPLES * ASIDE) if longest >= SAMPLES else None
+    return [] if mark is None else [mark]
+
+
+def _figure4(groups: Sequence[Group], kind: str, longest: int) -> list[Mark]:
+    """What the paper prints of its own Figure 4, beside runs of its model and benchmarks."""
+    alike = published.model_of(groups[0].model) == published.REPEATED_MODEL
+    if not alike or {*tasks_of(groups)} != {*published.TASKS}:
+        return []
+    if kind == "mean":
+        y = [published.BUDGET_MEAN] * 2
+        return [Mark("dashed", [1, longest], y, f"{PAPER}, about", NEUTRAL)]
+    known = {k: y for k, y in published.BUDGET_PASS.items() if k <= longest}
+    return [Mark("printed", [*known], [*known.values()], f"{PAPER}: Figure 4", NEUTRAL)]
+
+
+def beside(group: Group, metric: str, place: float, series: int | None = None) -> Mark | None:
+    """The paper's number for the same model, method and benchmarks; None where it prints none.
+
+    Args:
+      group: our runs.
+      metric: ``"mean@8"`` or ``"pass@8"``.
+      place: on x.
+      series: number of its colour; the group's if None.
+    """
+    row = published.repeated_runs(group.model, group.method)
+    row = row or published.single_run(group.model, group.method)
+    found = published.score(row, tasks_of([group]), metric)
+    if found is None:
+        return None
+    colour = group.series if series is None else series
+    low, high = ([found.low], [found.high]) if isfinite(found.low) else ([], [])
+    return Mark("printed", [place], [found.value], PAPER, colour, low, high)
+
+
+def told(marks: Sequence[Mark]) -> str:
+    """The sentence of a caption about the paper's numbers among some marks; empty without any."""
+    if not any(mark.style == "printed" for mark in marks):
+        return ""
+    return (
+        " Open diamonds are the paper's printed numbers, as they stand: where it has three runs, "
+        "their mean with Student's 95 % interval over them; others are single runs."
+    )

@@ -154,11 +154,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """The program ``trustclip``: run one command and exit, along with the job's other ranks."""
-    status = main()
+    try:
+        status, done = main(), True
+    except SystemExit as end:  # by SIGTERM, in the middle of something
+        if not isinstance(end.code, int):
+            raise
+        status, done = end.code, False
     if "torch.distributed" in sys.modules:
         from trustclip.durable.rollcall import leave
 
-        leave(status)
+        leave(status, done=done)
     sys.exit(status)
 
 

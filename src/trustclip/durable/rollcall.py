@@ -36,6 +36,10 @@ class LostRankError(TrainingError):
     """Ranks needed by a collective call do not answer: they hang or have ended."""
 
 
+class Interrupted(Exception):
+    """The run was asked to stop, and everything is saved."""
+
+
 @contextlib.contextmanager
 def roll_call(seconds: float) -> Iterator[None]:
     """Limit every wait for another rank in this block, and name the rank that did not answer.
@@ -56,6 +60,8 @@ def roll_call(seconds: float) -> Iterator[None]:
     _get_default_store().delete_key(_key(dist.get_rank()))
     try:
         yield
+    except Interrupted:  # on every rank, and no failure
+        raise
     except Exception as error:
         _sign()
         missing = _unsigned() if _collective(error) else ""
@@ -81,7 +87,7 @@ def leave_if_lost() -> None:
         os._exit(1)
 
 
-def leave(status: int = 0) -> NoReturn:
+def leave(status: int = 0, *, done: bool = True) -> NoReturn:
     """End this process with a status that nothing can change any more, whether or not it is a rank.
 
     Of a job that is done, the process group is destroyed, as torch asks for. Then the functions of
@@ -91,10 +97,11 @@ def leave(status: int = 0) -> NoReturn:
 
     Args:
       status: 0 for success; after a failure the group is left alone, since others may hang in it.
+      done: False leaves it alone whatever the status: the job is not over for the others.
     """
     if not (dist.is_available() and dist.is_initialized()):
         sys.exit(status)
-    if status == 0:
+    if status == 0 and done:
         dist.destroy_process_group()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

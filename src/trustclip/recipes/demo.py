@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from trustclip.durable.handover import by_first
 from trustclip.recipes.files import demo_recipe
 from trustclip.recipes.pipeline import run_recipe
 from trustclip.recipes.settings import DemoSettings
@@ -26,7 +27,8 @@ def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     # A model this small gains nothing from threads, and their number would change the numbers.
     torch.set_num_threads(1)
     chosen = settings.method
-    folder = settings.output_dir or _free(Path(f"runs/demo-{chosen.name}-seed{settings.seed}"))
+    own = Path(f"runs/demo-{chosen.name}-seed{settings.seed}")
+    folder = settings.output_dir or Path(by_first(lambda: str(_free(own))))
     console.print(f"{chosen}, seed {settings.seed}, run directory {folder}", highlight=False)
     return run_recipe(demo_recipe(settings, folder), console)
 

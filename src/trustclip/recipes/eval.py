@@ -4,7 +4,7 @@ from collections import Counter
 
 from rich.console import Console
 
-from trustclip.durable.lock import only_process
+from trustclip.durable.lock import only_process, rank
 from trustclip.evaluation.backends.local import Backend, Local, Sampling
 from trustclip.evaluation.evaluate import Plan, evaluate, recover, scores_table
 from trustclip.evaluation.measures import Measures
@@ -23,12 +23,15 @@ def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     """Run `trustclip eval`: sample every task's problems, grade, print and record the scores.
 
     A run directory with the same settings is resumed: completions it holds are not sampled again.
+    It is the work of one process: of several ranks, those after the first have nothing to do.
 
     Raises:
       ValueError: a model, task, run directory or server that cannot be used, or another process
         uses the run directory.
     """
     refuse(settings)
+    if rank() > 0:
+        return RunDirectory(settings.output_dir, "eval", settings)
     with only_process(settings.output_dir):
         return _run_evaluation(settings, console)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trustclip.constraints.names import nearest
 from trustclip.durable.flush import flush_tree
-from trustclip.durable.lock import rank
+from trustclip.durable.handover import by_first
 from trustclip.durable.store import same_mode, writing_to
 from trustclip.recipes.prompting import FILE
 from trustclip.recipes.settings import TINY
@@ -233,22 +233,24 @@ def save_model(
 ) -> None:
     """Write a model that any Hugging Face program loads: adapters merged, tokenizer beside it.
 
-    ``prompt`` is what it was trained with, written beside it as well. Every rank must call it;
-    where the weights are sharded, the first one writes.
+    ``prompt`` is what it was trained with, written beside it as well. Every rank must call it; the
+    first one writes, and the others find the whole folder there.
     """
     from trustclip.durable.zero import gathered
 
     whole = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
     weights = gathered(whole)
-    if weights is not None and rank() > 0:
-        return
-    with writing_to(folder):
-        whole.save_pretrained(folder, **({"state_dict": weights} if weights else {}))
-        tokenizer.save_pretrained(folder)
-        if prompt is not None:
-            write_json(folder / FILE, prompt)
-        same_mode(folder / "config.json", folder.glob("*.safetensors"))
-        flush_tree(folder)
+
+    def write() -> None:
+        with writing_to(folder):
+            whole.save_pretrained(folder, **({"state_dict": weights} if weights else {}))
+            tokenizer.save_pretrained(folder)
+            if prompt is not None:
+                write_json(folder / FILE, prompt)
+            same_mode(folder / "config.json", folder.glob("*.safetensors"))
+            flush_tree(folder)
+
+    by_first(write)
 
 
 def lora_config(r: int, alpha: int) -> Any:

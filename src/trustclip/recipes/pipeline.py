@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from trustclip import stats
-from trustclip.durable.lock import only_process
+from trustclip.durable.handover import by_first
+from trustclip.durable.rollcall import Interrupted
 from trustclip.evaluation.backends.local import (
     Backend,
     Completion,
@@ -21,6 +22,7 @@ from trustclip.evaluation.evaluate import Plan, evaluate, scores_table
 from trustclip.evaluation.measures import Measures
 from trustclip.recipes.checks import packages
 from trustclip.recipes.models import load_tokenizer, save_model
+from trustclip.recipes.opening import opened
 from trustclip.recipes.problems import overlap_text, recipe_problems
 from trustclip.recipes.prompting import differences, record, show, unlike
 from trustclip.recipes.rl import (
@@ -33,7 +35,7 @@ from trustclip.recipes.rl import (
 )
 from trustclip.recipes.settings import Recipe, RLSettings, SFTSettings
 from trustclip.recipes.sft import sft
-from trustclip.recipes.watch.callbacks import Checkups, Interrupted
+from trustclip.recipes.watch.callbacks import Checkups
 from trustclip.runs.answers import outcomes, overlapping, score_rows, scores
 from trustclip.runs.card import write_card
 from trustclip.runs.directory import RunDirectory, samples
@@ -54,15 +56,10 @@ def run_recipe(recipe: Recipe, console: Console) -> RunDirectory:
     """
     if absent := [*packages(recipe.rl)]:  # now, not after hours of fine-tuning
         raise ValueError("\n".join(absent))
-    with only_process(recipe.output_dir):
-        run = RunDirectory.resumed(recipe.output_dir, "run", recipe)
-        if run.extended:
-            console.print(run.extended, highlight=False, markup=False, soft_wrap=True)
-        if run.summary.get("finished"):
-            console.print(f"{run.path} is finished; nothing to do.", highlight=False)
-            return run
+    with opened("run", recipe, console) as (run, finished):
         try:
-            _run(recipe, run, console)
+            if not finished:
+                _run(recipe, run, console)
         except Interrupted:
             console.print(f"stopped; the same command continues {run.path}.", highlight=False)
         return run
@@ -107,8 +104,12 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
     if evaluation is not None:
         evaluation(trained.trainer)
     save_model(trained.trainer.model, tokenizer, run.final, prompt)
-    run.summarize({**identity, **_course(run), **trained.metrics, "finished": True})
-    write_card(run.path)
+
+    def finish() -> None:
+        run.summarize({**identity, **_course(run), **trained.metrics, "finished": True})
+        write_card(run.path)
+
+    by_first(finish)
     _conclude(run, console)
 
 

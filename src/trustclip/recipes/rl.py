@@ -7,10 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
-from trustclip.durable.lock import only_process
+from trustclip.durable.handover import by_first
+from trustclip.durable.rollcall import Interrupted
 from trustclip.recipes.checks import refuse, schedule_of
 from trustclip.recipes.grpo import grpo_config
 from trustclip.recipes.models import load_model, lora_config, save_model
+from trustclip.recipes.opening import opened
 from trustclip.recipes.problems import (
     enough,
     further_tests,
@@ -22,7 +24,7 @@ from trustclip.recipes.prompting import record, show, unlike
 from trustclip.recipes.rewarding import Rewards, check_data, keep_code, training_row
 from trustclip.recipes.settings import TINY, RLSettings
 from trustclip.recipes.watch.agreement import FirstCompletions
-from trustclip.recipes.watch.callbacks import Checkups, Interrupted, Recorder, silence
+from trustclip.recipes.watch.callbacks import Checkups, Recorder, silence
 from trustclip.recipes.watch.completions import Completions
 from trustclip.recipes.watch.guards import Guards, Notice
 from trustclip.recipes.watch.recorder import outcome, plan_of, shown_too, token_sampler
@@ -44,17 +46,13 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
         another process uses the run directory.
     """
     refuse(settings)
-    with only_process(settings.output_dir):
-        return _rl(settings, console)
-
-
-def _rl(settings: RLSettings, console: Console) -> RunDirectory:
-    run = RunDirectory.resumed(settings.output_dir, "rl", settings)
-    if run.extended:
-        console.print(run.extended, highlight=False, markup=False, soft_wrap=True)
-    if run.summary.get("finished"):
-        console.print(f"{run.path} is finished; nothing to do.", highlight=False)
+    with opened("rl", settings, console) as (run, finished):
+        if not finished:
+            _rl(settings, run, console)
         return run
+
+
+def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
     loaded = training_problems(settings, run, settings.seed)
     problems, overlap = kept_apart(loaded, further_tests(settings, run), settings)
     for line in overlap_text({"rl": overlap}):
@@ -68,17 +66,17 @@ def _rl(settings: RLSettings, console: Console) -> RunDirectory:
         model, tokenizer = starting_model(settings, run, console)
     except Interrupted:
         console.print(f"stopped; the same command continues {run.path}.", highlight=False)
-        return run
+        return
     problems = short_enough(problems, tokenizer, settings)
     trained = reinforce(model, tokenizer, problems, settings, run, console)
     if trained is None:
-        return run
+        return
     prompt = record(settings.style, tokenizer, problems[0].problem)
     save_model(trained.trainer.model, tokenizer, run.final, prompt)
     counts = {"problems": len(problems), "overlap": {"rl": overlap}, "prompt": prompt}
-    run.summarize({"command": "rl", **counts, "finished": True, **trained.metrics})
+    summary = {"command": "rl", **counts, "finished": True, **trained.metrics}
+    by_first(lambda: run.summarize(summary))
     console.print(f"model in {run.final}", highlight=False)
-    return run
 
 
 def opening(settings: RLSettings, problems: int) -> str:
@@ -159,7 +157,8 @@ def reinforce(
     style = settings.style.extraction
     rewards = Rewards(settings, style, settings.seed)
     keep_code(run, settings)
-    sink = open_sink(settings.sink, run.path.name, redacted(plain(settings)), run.path)
+    shown_in = settings.sink if run.leads else "none"  # one run in it, not one of each rank
+    sink = open_sink(shown_in, run.path.name, redacted(plain(settings)), run.path)
     if command := viewer(settings.sink, run.path):
         console.print(f"to watch: {command}", highlight=False, markup=False, soft_wrap=True)
     try:

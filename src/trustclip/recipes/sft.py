@@ -6,10 +6,12 @@ from typing import Any
 
 from rich.console import Console
 
-from trustclip.durable.lock import only_process
+from trustclip.durable.handover import by_first
+from trustclip.durable.rollcall import Interrupted
 from trustclip.recipes.checks import refuse
 from trustclip.recipes.files import Source, build, preset
 from trustclip.recipes.models import load_model, lora_config, save_model
+from trustclip.recipes.opening import opened
 from trustclip.recipes.problems import (
     further_tests,
     kept_apart,
@@ -18,7 +20,7 @@ from trustclip.recipes.problems import (
 )
 from trustclip.recipes.prompting import record, show, unlike
 from trustclip.recipes.settings import SFTSettings
-from trustclip.recipes.watch.callbacks import Interrupted, Recorder, silence
+from trustclip.recipes.watch.callbacks import Recorder, silence
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 from trustclip.runs.terminal import told
@@ -42,19 +44,18 @@ def sft(
         the run directory.
     """
     refuse(settings)
-    with only_process(settings.output_dir):
-        return _sft(settings, console, problems)
+    with opened("sft", settings, console) as (run, finished):
+        if not finished:
+            _sft(settings, run, console, problems)
+        return run
 
 
 def _sft(
-    settings: SFTSettings, console: Console, problems: Sequence[Problem] | None
-) -> RunDirectory:
-    run = RunDirectory.resumed(settings.output_dir, "sft", settings)
-    if run.extended:
-        console.print(run.extended, highlight=False, markup=False, soft_wrap=True)
-    if run.summary.get("finished"):
-        console.print(f"{run.path} is finished; nothing to do.", highlight=False)
-        return run
+    settings: SFTSettings,
+    run: RunDirectory,
+    console: Console,
+    problems: Sequence[Problem] | None,
+) -> None:
     counts: dict[str, Any] = {}
     if problems is None:
         loaded = training_problems(settings, run, settings.seed, solutions=True)
@@ -68,11 +69,10 @@ def _sft(
     problems = format_examples(problems, tokenizer, settings)
     metrics = fine_tune(model, tokenizer, problems, settings, run, console)
     if metrics is None:
-        return run
+        return
     counts |= {"problems": len(problems), "finished": True}
-    run.summarize({"command": "sft", **counts, **metrics})
+    by_first(lambda: run.summarize({"command": "sft", **counts, **metrics}))
     console.print(f"model in {run.final}", highlight=False)
-    return run
 
 
 def prime(folder: Path, seed: int, console: Console, *, steps: int = 60) -> Path:

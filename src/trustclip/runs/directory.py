@@ -143,9 +143,9 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
-    def quarantine(self) -> Path:
-        """Where unreadable problem rows are listed."""
-        return self.path / "quarantine.jsonl"
+    def quarantine(self) -> Path | None:
+        """Where unreadable problem rows are listed, by the first rank."""
+        return self.path / "quarantine.jsonl" if self.leads else None
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -190,6 +190,8 @@ class RunDirectory:
 
     def problems(self, problems: Iterable[Problem], task: str | None = None) -> None:
         """Record the problems used, each once."""
+        if not self.leads:
+            return
         path = self.path / "problems.jsonl"
         known = {(row["task"], row["id"]) for row in read_jsonl(path)} if path.exists() else set()
         new = [
@@ -197,7 +199,7 @@ class RunDirectory:
             for p in problems
             if (task, p.id) not in known
         ]
-        if self.leads and new:
+        if new:
             extend_jsonl(path, new)
 
     def cursor(self) -> dict[str, Any]:

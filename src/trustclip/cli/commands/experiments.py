@@ -21,7 +21,7 @@ def demo(argv: Sequence[str]) -> int:
 
     console = Terminal()
     done = run(chosen, console)
-    if done.summary.get("finished"):
+    if done.leads and done.summary.get("finished"):
         _show(done.path, "A small policy learns", console)
     return 0
 

@@ -10,10 +10,6 @@ from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 
 
-class Interrupted(Exception):
-    """The run was asked to stop, and everything is saved."""
-
-
 class Recorder(TrainerCallback):
     """Writes every log line of a trainer to ``metrics.jsonl`` and shows it.
 

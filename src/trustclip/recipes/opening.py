@@ -1,0 +1,43 @@
+"""The beginning of a command: its run, new or to be continued, which no other process uses."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from trustclip.durable.handover import by_first
+from trustclip.durable.lock import only_process
+from trustclip.runs.directory import RunDirectory
+
+
+@contextlib.contextmanager
+def opened(command: str, settings: Any, console: Console) -> Iterator[tuple[RunDirectory, bool]]:
+    """The run of a command, new or to be continued, and whether it is finished already.
+
+    No other process works in its folder meanwhile. Every rank of the job calls it.
+
+    Args:
+      command: its name, e.g. ``"rl"``.
+      settings: of the command, with an ``output_dir``.
+      console: is told of what there is.
+
+    Raises:
+      ValueError: the folder holds another run, or another process uses it.
+      TrainingError: the same, on ranks other than the first.
+    """
+    folder, runs = settings.output_dir, []
+    with contextlib.ExitStack() as held:
+
+        def begin() -> bool:
+            held.enter_context(only_process(folder))
+            runs.append(RunDirectory.resumed(folder, command, settings))
+            return bool(runs[0].summary.get("finished"))
+
+        finished = by_first(begin)
+        run = runs[0] if runs else RunDirectory(folder, command, settings)
+        if run.extended:
+            console.print(run.extended, highlight=False, markup=False, soft_wrap=True)
+        if finished:
+            console.print(f"{run.path} is finished; nothing to do.", highlight=False)
+        yield run, finished

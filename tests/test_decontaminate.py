@@ -201,6 +201,26 @@ def test_numbers_in_words_and_sentences_in_another_order_are_the_same_problem():
     )
 
 
+def test_clauses_turned_round_are_the_same_problem_where_many_numbers_agree():
+    """A question that comes first, and one that comes last: half of the words match in order."""
+    first = (
+        "What is the sum of the first and second coordinate of the point to which $(-4, 7)$ moves "
+        r"when rotated by $135^{\circ}$ clockwise about the point $(6, -2)$?"
+    )
+    last = (
+        r"The point $(-4, 7)$ is rotated by $135^{\circ}$ clockwise about the point $(6, -2)$. "
+        "To which point does it move? Give the sum of the first and the second coordinate."
+    )
+    assert found(first, last) and found(last, first)
+    assert not found(first, last.replace("135", "225"))
+    assert not found(first, last.replace("$(6, -2)$", "$(-2, 6)$"))  # in another order
+    other = (
+        "A line through $(-4, 7)$ meets, at an angle of $135$ degrees and clockwise about the "
+        "point $(6, -2)$, the axes. How long is the part of it between them, in units?"
+    )
+    assert not found(first, other)
+
+
 @pytest.mark.parametrize("swap", [False, True])
 def test_a_problem_inside_a_prompt_or_a_story_is_the_same_problem(swap):
     text = ORCHARD + "How many kilograms is that?"
@@ -285,15 +305,18 @@ def test_command_refuses_to_write_over_a_source(tmp_path):
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared problem sets")
 @pytest.mark.slow
 def test_real_amc_and_aime_against_dapo():
-    # All pairs of AMC were read: 54 are the same problem, 45 of them ask for the same answer.
+    # All pairs of AMC were read: 55 are the same problem, 46 of them ask for the same answer.
     # An earlier count by another method had 53 and 44.
     train = load_problems(str(SHARED / "dapo_math_17k.jsonl"))
     start = time.process_time()
     amc = decontaminate(train, load_problems(str(SHARED / "amc23_83.jsonl")))
     assert time.process_time() - start < 20
-    assert (len(amc.contaminated), len(amc.same_answer), len(amc.clean)) == (54, 45, 29)
-    assert min(pair.similarity for pair in amc.pairs) >= 0.75
+    assert (len(amc.contaminated), len(amc.same_answer), len(amc.clean)) == (55, 46, 28)
+    assert min(pair.similarity for pair in amc.pairs) >= 0.69
     for name in ("aime24", "aime25"):
         assert decontaminate(train, load_problems(str(SHARED / f"{name}.jsonl"))).pairs == []
     kept = [problem for problem in train if problem.id not in amc.train_ids]
     assert decontaminate(kept, load_problems(str(SHARED / "amc23_83.jsonl"))).pairs == []
+    # Of MATH-500's 27, 19 are the same problem, 5 siblings, 3 others: no more may be added.
+    math = decontaminate(train, load_problems(str(SHARED / "math500.jsonl")))
+    assert (len(math.contaminated), len(math.same_answer)) == (27, 11)

@@ -213,7 +213,7 @@ def test_render_prints_what_was_found():
         "exceed sampling noise: none",
         "find 1 points 1% and 11%; 2 points 8% and 60%; 3 points 24% and 96%",
         "Had the printed stds been sample stds, 1 of 22 gaps would survive Holm's correction",
-        "54 of the 83 AMC problems occur in DAPO-Math-17k",
+        "55 of the 83 AMC problems occur in DAPO-Math-17k",
         "every ratio is 1 and no constraint acts",
         "clip-higher (0.329, 0.422) token by token; Table 3 has no such row",
         "for Pass@8 it is Soft Gate",

@@ -405,6 +405,16 @@ def test_budgets_end_at_the_scores(report):
         assert mark.y[-1] == pytest.approx(100 * group.estimate(None, metric).value)
 
 
+def test_no_single_run_is_marked_as_the_highest(report, tmp_path):
+    for name, method in (("a", ATR), ("b", CLIP)):
+        make_run(tmp_path / name, Spec(method, steps=8, every=8))
+    for found, several in ((report, True), (collect([*tmp_path.iterdir()]), False)):
+        (scores,) = (table for table in found.tables if table.key == "scores")
+        assert any(c.strong for row in scores.rows for c in row.cells) == several
+        said = " ".join(scores.notes)
+        assert ("Bold" in said, "none can be called better" in said) == (several, not several)
+
+
 PAPERS = {"amc23": 83, "aime24": 30, "aime25": 30}
 
 

@@ -13,7 +13,7 @@ DELTA = 0.07
 #: steps_per_generation is then gradient_accumulation_steps, and num_iterations 1.
 SCHEDULE = Schedule(steps_per_generation=4, num_iterations=1, gradient_accumulation_steps=4)
 #: AMC problems that `trustclip decontaminate` finds in DAPO-Math-17k, each pair read.
-CONTAMINATED = 54
+CONTAMINATED = 55
 
 
 @dataclass(frozen=True)

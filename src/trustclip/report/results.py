@@ -73,9 +73,10 @@ def single_table(groups: Sequence[Group]) -> Table:
         highest = [
             max((e.value for e in column if e), default=0.0) for column in zip(*finals, strict=True)
         ]
+        several = len(here) > 1 and not any(map(_one_training, here))
         for group, found in zip(here, finals, strict=True):
             cells = [
-                _single_cell(e, len(here) > 1 and e is not None and e.value == top)
+                _single_cell(e, several and e is not None and e.value == top)
                 for e, top in zip(found, highest, strict=True)
             ]
             rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
@@ -86,9 +87,19 @@ def single_table(groups: Sequence[Group]) -> Table:
     ]
     if any(cell.text.endswith(")") for row in rows if row.kind == "ours" for cell in row.cells):
         notes.append(OPTIMISTIC)
-    if len(groups) > 1:
+    if any(cell.strong for row in rows for cell in row.cells):
         notes.append("Bold: the highest value of a column; the tests of the differences are below.")
+    if len(groups) > 1 and all(map(_one_training, groups)):
+        notes.append(
+            "One run of each method: none can be called better, because the intervals leave out "
+            "how much training runs differ."
+        )
     return Table("scores", "Scores, percent", "method", _head(cols), rows, notes)
+
+
+def _one_training(group: Group) -> bool:
+    """Whether a method's score is that of a single training run."""
+    return group.runs[0].method is not None and len(group.scored) == 1
 
 
 def _base_rows(
@@ -222,7 +233,8 @@ def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
         rows.append(TableRow(label, [*numbers, Cell(c.verdict)], "ours", note, c.group.series))
     paired = "problem and seed" if any(c.seeds > 1 for c in found) else "problem"
     family = len([c for c in found if c.difference is not None])
-    notes = [f"Final evaluations, paired by {paired}; Holm's correction for {family} comparisons."]
+    many = f"{family} comparison{'s' * (family != 1)}"
+    notes = [f"Final evaluations, paired by {paired}; Holm's correction for {many}."]
     if any(c.step is not None for c in found):
         notes.append(
             "Unfinished runs are compared at the last update at which both were evaluated."

@@ -266,7 +266,10 @@ def _differences_note(table: Mapping[str, Any]) -> str:
         "resolved is not evidence of equality."
     )
     if any(found["seeds"] == 1 for found in compared):
-        note += " With one run each, the interval excludes the variation between training runs."
+        note += (
+            " Methods with one run each are not compared by it: no method can be called better, "
+            "because the intervals and p-values leave out how much training runs differ."
+        )
     return note
 
 

@@ -43,9 +43,9 @@ def by_first(action: Callable[[], Any]) -> Any:
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return action()
-    key = f"trustclip/by-first/{next(_calls)}"
+    store, key = _store(), f"trustclip/by-first/{next(_calls)}"
     if rank() > 0:
-        return _awaited(key)
+        return _awaited(store, key)
     told: dict[str, Any] = {"stopped": True}
     try:
         result = action()
@@ -54,12 +54,11 @@ def by_first(action: Callable[[], Any]) -> Any:
         told = {"failure": f"rank 0: {error}"}
         raise
     finally:
-        _store().set(key, json.dumps(told))
+        store.set(key, json.dumps(told))
     return result
 
 
-def _awaited(key: str) -> Any:
-    store = _store()
+def _awaited(store: Any, key: str) -> Any:
     while not store.check([key]):
         time.sleep(_PAUSE)
     told = json.loads(store.get(key))

@@ -1,0 +1,39 @@
+"""The program ``trustclip`` as one rank of a job that a test times.
+
+LATE=0 makes the first rank wait before each file that it writes whole, and the others find out
+whether they wait for it. HOLD=FILE makes it create the file when it logs for the first time, and
+go on when the file is gone.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from trustclip.cli.main import command
+from trustclip.runs import jsonl
+from trustclip.runs.directory import RunDirectory
+
+if os.environ["RANK"] == os.environ.get("LATE"):
+    write = jsonl.write_bytes
+
+    def write_late(path: Path, content: bytes) -> None:
+        time.sleep(1)
+        write(path, content)
+
+    jsonl.write_bytes = write_late
+
+if os.environ["RANK"] == "0" and "HOLD" in os.environ:
+    log, hold = RunDirectory.log, [Path(os.environ["HOLD"])]
+
+    def log_and_wait(run: RunDirectory, row: dict) -> None:
+        log(run, row)
+        if hold:
+            here = hold.pop()
+            here.touch()
+            while here.exists():
+                time.sleep(0.02)
+
+    RunDirectory.log = log_and_wait  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    command()

@@ -89,6 +89,8 @@ def test_tally_accepts_bools_lists_and_itself():
     [
         ([[0, 2]], "only 0 and 1.*got 2"),
         ([[0, 1], [0.5]], "problem 1 must hold only 0 and 1"),
+        ([["a"]], "correct must hold only 0 and 1 .or bool.: could not convert"),
+        ([[{}]], "correct must hold only 0 and 1"),
         ([[float("nan"), 1]], "only 0 and 1"),
         ([0, 1], r"shape \(2,\)"),
         ([], "shape"),

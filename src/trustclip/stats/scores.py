@@ -65,7 +65,7 @@ def samples(correct: Correct) -> Floats:
     """0/1 samples as one float array [seeds, problems, samples], padded at the end with nan."""
     try:
         array = np.asarray(correct, dtype=float)
-    except ValueError:
+    except (ValueError, TypeError):
         return _padded(correct)
     if array.ndim not in (2, 3) or 0 in array.shape:
         raise ValueError(
@@ -82,7 +82,10 @@ def _padded(correct: Any) -> Floats:
         raise ValueError(
             f"every seed needs the same problems; got {[len(problems) for problems in seeds]}"
         )
-    rows = [[np.asarray(row, dtype=float) for row in problems] for problems in seeds]
+    try:
+        rows = [[np.asarray(row, dtype=float) for row in problems] for problems in seeds]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"correct must hold only 0 and 1 (or bool): {error}") from error
     for problems in rows:
         for index, row in enumerate(problems):
             if row.ndim != 1 or not row.size:

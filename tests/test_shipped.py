@@ -1,11 +1,14 @@
 """Recipes and suites come with the package, and can be run by name from any folder."""
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trustclip.cli.main import main
-from trustclip.recipes.shipped import FOLDER, command_of, copied, located, shipped, title
+from trustclip.recipes.shipped import command_of, copied, located, shipped, title
 
 REPOSITORY = Path(__file__).parents[1] / "recipes"
 
@@ -20,14 +23,29 @@ def test_every_file_of_the_repository_comes_with_the_package():
 
 
 def test_a_wheel_holds_them(tmp_path):
-    """Setuptools copies what links point to: the patterns of package data match every file."""
-    import tomllib
+    """The build copies every file to where the installed package looks first."""
+    pytest.importorskip("setuptools")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY.parent / name, source)
+    shutil.copytree(REPOSITORY, source / "recipes")
+    ours = source / "src" / "trustclip" / "recipes"
+    ours.mkdir(parents=True)
+    (ours.parent / "__init__.py").touch()
+    shutil.copy(REPOSITORY.parent / "src/trustclip/recipes/shipped.py", ours)
+    (ours / "__init__.py").touch()
+    command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    built = tmp_path / "build" / "lib" / "trustclip" / "recipes" / "shipped"
+    assert {p.stem for p in built.rglob("*.yaml")} == shipped().keys()
+    assert (built / "suites" / "table3-tiny.yaml").read_text().startswith("#")
 
-    project = tomllib.loads((REPOSITORY.parent / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["trustclip"]
-    package = FOLDER.parents[1]
-    held = {path for pattern in patterns for path in package.glob(pattern)}
-    assert set(shipped().values()) <= held
+
+def test_no_file_is_a_link_s_text():
+    """A checkout without symbolic links holds their targets as text, which runs nothing."""
+    for path in shipped().values():
+        assert len(path.read_text().splitlines()) > 5, path
 
 
 def test_a_name_is_a_file_where_there_is_none(tmp_path, monkeypatch, capsys):

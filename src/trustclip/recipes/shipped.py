@@ -5,8 +5,10 @@ from pathlib import Path
 
 from trustclip.constraints.names import unknown
 
-#: Where they are: links to the repository's ``recipes/``, which a wheel holds as files.
-FOLDER = Path(__file__).with_name("shipped")
+_PLACES = (Path(__file__).with_name("shipped"), Path(__file__).parents[3] / "recipes")
+#: Where they are: in a wheel beside this module, where ``setup.py`` copies them; in a checkout the
+#: repository's ``recipes/``.
+FOLDER = next((folder for folder in _PLACES if folder.is_dir()), _PLACES[0])
 
 #: Folder -> command that runs what is in it.
 _COMMANDS = {"": "run", "suites": "suite", "lab": "lab", "arena": "arena"}

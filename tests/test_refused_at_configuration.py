@@ -13,7 +13,7 @@ from test_recipe_files import changed, errors_of, written
 import trustclip as tc
 from trustclip.cli.arguments import settings
 from trustclip.engines.limits import ENGINES, refusal
-from trustclip.recipes.checks import complaints, packages
+from trustclip.recipes.checks import absent, complaints
 from trustclip.recipes.files import load_recipe
 from trustclip.recipes.settings import EvalSettings, RLSettings
 
@@ -153,7 +153,7 @@ def test_what_is_not_installed_is_refused_before_a_run_directory_is_made(tmp_pat
         recipe = load_recipe(written(tmp_path), changes)  # it may be right on another machine
         with pytest.raises(ValueError, match=words):
             run_recipe(recipe, QUIET)
-        assert any("pip install" in text for text in packages(recipe.rl))
+        assert any("pip install" in text for text in absent(recipe.rl))
     with pytest.raises(ValueError, match="`backend` needs vLLM"):
         run_evaluation(settings(EvalSettings, [*preset, "--backend", "vllm"], "eval"), QUIET)
     assert not out.exists()

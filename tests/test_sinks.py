@@ -121,7 +121,8 @@ def test_a_sink_that_breaks_warns_once_and_stops_nothing(name, monkeypatch, tmp_
 def test_a_missing_package_is_one_clear_error_before_training(name, monkeypatch, tmp_path):
     inner = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow.entities"}
     monkeypatch.setitem(sys.modules, inner.get(name, name), None)
-    monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
+    for variable in ("TRACKIO_DIR", "WANDB_MODE", "WANDB_ERROR_REPORTING"):
+        monkeypatch.setenv(variable, "offline")  # what the sink sets by itself would stay
     with pytest.raises(ValueError, match=rf"pip install {name}, or set the sink"):
         open_sink(name, "tiny", CONFIG, tmp_path)
     monkeypatch.setitem(sys.modules, name, None)
@@ -176,5 +177,6 @@ def test_the_command_that_shows_a_sink_names_its_folder(monkeypatch, tmp_path):
         f"TRACKIO_DIR='{folder}/trackio' trackio show --project trustclip"
     )
     assert viewer("wandb", folder) == f"wandb sync '{folder}/wandb'/wandb/offline-run-*"
-    monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
+    for variable in ("TRACKIO_DIR", "WANDB_MODE", "WANDB_ERROR_REPORTING"):
+        monkeypatch.setenv(variable, "offline")  # what the sink sets by itself would stay
     assert viewer("trackio", folder) == "TRACKIO_DIR=elsewhere trackio show --project trustclip"

@@ -1,4 +1,4 @@
-"""Checks beyond types: conflicting values, unknown names, packages that are not installed."""
+"""Checks beyond types: conflicting values, unknown names, packages and logins that are missing."""
 
 import contextlib
 import importlib.util
@@ -157,16 +157,20 @@ def uncopied(sampler: Sampler, model: str) -> Iterator[str]:
             yield f"`sampler` copies {DECODED} only, and {model!r} is {kinds}: leave it out."
 
 
-def packages(settings: Any) -> Iterator[str]:
-    """Packages that settings need and that are missing here; elsewhere they may be installed.
+def absent(settings: Any) -> Iterator[str]:
+    """Packages, logins and servers that settings need and that are missing here, if not elsewhere.
 
     Args:
       settings: of a stage or a command.
     """
+    from trustclip.recipes.preflight.services import unavailable
     from trustclip.recipes.watch.sinks import missing
 
-    if reason := missing(getattr(settings, "sink", "none")):
+    sink: Any = getattr(settings, "sink", "none")
+    if reason := missing(sink):
         yield reason
+    else:
+        yield from unavailable(sink)
     if isinstance(settings, RLStage | SFTStage) and importlib.util.find_spec("trl") is None:
         yield "training needs TRL, which is not installed: pip install 'trustclip[train]'."
     if importlib.util.find_spec("vllm") is None:
@@ -223,9 +227,9 @@ def refuse(settings: Any) -> None:
     """Raise one error that lists all problems of a command's settings, its model included.
 
     Raises:
-      ValueError: all `complaints`, and the `packages` that are not installed.
+      ValueError: all `complaints`, and what is `absent`.
     """
-    found = [*(text for _, text in complaints(settings)), *packages(settings)]
+    found = [*(text for _, text in complaints(settings)), *absent(settings)]
     if getattr(settings, "backend", None) != "openai":
         found += [text for _, text in complaints(settings.model)]
     if found:

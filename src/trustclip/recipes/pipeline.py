@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from trustclip.evaluation.backends.local import (
 )
 from trustclip.evaluation.evaluate import Plan, evaluate, scores_table
 from trustclip.evaluation.measures import Measures
-from trustclip.recipes.checks import packages
+from trustclip.recipes.checks import absent
+from trustclip.recipes.equipment import Equipment
 from trustclip.recipes.models import load_tokenizer, save_model
 from trustclip.recipes.opening import opened
 from trustclip.recipes.problems import overlap_text, recipe_problems
@@ -52,10 +54,10 @@ def run_recipe(recipe: Recipe, console: Console) -> RunDirectory:
 
     Raises:
       ValueError: the folder holds another run, another process uses it, or a model, data set or
-        package is missing.
+        package, login or server is missing.
     """
-    if absent := [*packages(recipe.rl)]:  # now, not after hours of fine-tuning
-        raise ValueError("\n".join(absent))
+    if lacking := [*absent(recipe.rl)]:  # now, not after hours of fine-tuning
+        raise ValueError("\n".join(lacking))
     with opened("run", recipe, console) as (run, finished):
         try:
             if not finished:
@@ -78,27 +80,27 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
         *([f"evaluations on {tests}"] if tests else []),
     ]
     told(console, f"{recipe.name}: {', '.join(stages)}; from {recipe.model}, in {run.path}")
-    if recipe.sft is not None and not (run.path / "sft" / "final").exists():
-        _refuse_before_tuning(recipe, data.training)
     settings = RLSettings(
-        model=_tuned(recipe, run, data.tuning, console),
-        output_dir=run.path,
-        seed=recipe.seed,
-        **vars(recipe.rl),
+        model=recipe.model, output_dir=run.path, seed=recipe.seed, **vars(recipe.rl)
     )
+    if recipe.sft is not None and not (run.path / "sft" / "final").exists():
+        _refuse_before_tuning(recipe, settings, data.training)
     run.problems(data.training)
-    model, tokenizer = starting_model(settings, run, console)
-    problems = short_enough(data.training, tokenizer, settings)
-    prompt = record(recipe.rl.style, tokenizer, problems[0].problem)
-    identity = {**_identity(recipe), "overlap": data.overlap, "prompt": prompt}
-    if recipe.eval is not None and recipe.eval.style.asked != recipe.rl.style.asked:
-        identity["eval_prompt"] = record(recipe.eval.style, tokenizer)
-    run.summarize({**identity, "finished": False})
-    evaluation = checkups = None
-    if recipe.eval is not None:
-        evaluation = _Evaluation(recipe, data.tests, run, tokenizer, console)
-        checkups = Checkups(recipe.eval.every, evaluation)
-    trained = reinforce(model, tokenizer, problems, settings, run, console, checkups)
+    evaluation = None if recipe.eval is None else _Evaluation(recipe, data.tests, run, console)
+    with Equipment(settings, run, console) as equipment:
+        settings = replace(settings, model=_tuned(recipe, run, data.tuning, console))
+        model, tokenizer = starting_model(settings, run, console)
+        problems = short_enough(data.training, tokenizer, settings)
+        prompt = record(recipe.rl.style, tokenizer, problems[0].problem)
+        identity = {**_identity(recipe), "overlap": data.overlap, "prompt": prompt}
+        if recipe.eval is not None and recipe.eval.style.asked != recipe.rl.style.asked:
+            identity["eval_prompt"] = record(recipe.eval.style, tokenizer)
+        run.summarize({**identity, "finished": False})
+        checkups = None
+        if recipe.eval is not None and evaluation is not None:
+            evaluation.tokenizer = tokenizer
+            checkups = Checkups(recipe.eval.every, evaluation)
+        trained = reinforce(model, tokenizer, problems, settings, equipment, checkups)
     if trained is None:
         return
     if evaluation is not None:
@@ -113,16 +115,15 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
     _conclude(run, console)
 
 
-def _refuse_before_tuning(recipe: Recipe, problems: Sequence[Problem]) -> None:
+def _refuse_before_tuning(
+    recipe: Recipe, settings: RLSettings, problems: Sequence[Problem]
+) -> None:
     """Raise now, rather than after the fine-tuning, what reinforcement learning would refuse.
 
     Raises:
       ValueError: the data fit into no table, no prompt is short enough, or adapters on a launch
         that shards weights.
     """
-    settings = RLSettings(
-        model=recipe.model, output_dir=recipe.output_dir, seed=recipe.seed, **vars(recipe.rl)
-    )
     whole_adapters(settings, sharded=launched_sharded())
     data_table(problems, settings)
     if settings.max_prompt_length is not None:
@@ -189,19 +190,27 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 
 
 class _Evaluation:
-    """Evaluations of one recipe: the same problems and sampling at every step."""
+    """Evaluations of one recipe: the same problems and sampling at every step.
+
+    Made before the model, so that a reward that cannot be made is known; ``tokenizer`` is set once
+    there is one.
+
+    Raises:
+      ValueError: a reward of the evaluation cannot be made.
+    """
+
+    tokenizer: Any = None
 
     def __init__(
         self,
         recipe: Recipe,
         tests: dict[str, list[Problem]],
         run: RunDirectory,
-        tokenizer: Any,
         console: Console,
     ) -> None:
         assert recipe.eval is not None
         self._settings, self._seed, self._run = recipe.eval, recipe.seed, run
-        self._tokenizer, self._console, self._tasks = tokenizer, console, tests
+        self._console, self._tasks = console, tests
         self._measures = Measures(recipe.eval.reward, recipe.eval.style.extraction)
         for task, problems in self._tasks.items():
             run.problems(problems, task)
@@ -233,9 +242,9 @@ class _Evaluation:
         if getattr(trainer.args, "use_vllm", False):
             from trustclip.evaluation.backends.vllm import TrainingVLLM
 
-            return TrainingVLLM(trainer.vllm_generation, self._tokenizer, sampling)
+            return TrainingVLLM(trainer.vllm_generation, self.tokenizer, sampling)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        return Local(model, self._tokenizer, sampling, s.batch_size)
+        return Local(model, self.tokenizer, sampling, s.batch_size)
 
 
 class _Watched:

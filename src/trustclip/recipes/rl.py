@@ -10,6 +10,7 @@ from rich.console import Console
 from trustclip.durable.handover import by_first
 from trustclip.durable.rollcall import Interrupted
 from trustclip.recipes.checks import refuse, schedule_of
+from trustclip.recipes.equipment import Equipment
 from trustclip.recipes.grpo import grpo_config
 from trustclip.recipes.models import load_model, lora_config, save_model
 from trustclip.recipes.opening import opened
@@ -28,11 +29,8 @@ from trustclip.recipes.watch.callbacks import Checkups, Recorder, silence
 from trustclip.recipes.watch.completions import Completions
 from trustclip.recipes.watch.guards import Guards, Notice
 from trustclip.recipes.watch.recorder import outcome, plan_of, shown_too, token_sampler
-from trustclip.recipes.watch.sinks import open_sink, viewer
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import plain
 from trustclip.runs.progress import Stage
-from trustclip.runs.secrets import redacted
 from trustclip.runs.terminal import told
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import messages
@@ -62,13 +60,14 @@ def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
     run.problems(problems)
     show(console, unlike(settings.model, settings.style))
     told(console, opening(settings, len(problems)))
-    try:
-        model, tokenizer = starting_model(settings, run, console)
-    except Interrupted:
-        console.print(f"stopped; the same command continues {run.path}.", highlight=False)
-        return
-    problems = short_enough(problems, tokenizer, settings)
-    trained = reinforce(model, tokenizer, problems, settings, run, console)
+    with Equipment(settings, run, console) as equipment:
+        try:
+            model, tokenizer = starting_model(settings, run, console)
+        except Interrupted:
+            console.print(f"stopped; the same command continues {run.path}.", highlight=False)
+            return
+        problems = short_enough(problems, tokenizer, settings)
+        trained = reinforce(model, tokenizer, problems, settings, equipment)
     if trained is None:
         return
     prompt = record(settings.style, tokenizer, problems[0].problem)
@@ -135,8 +134,7 @@ def reinforce(
     tokenizer: Any,
     problems: Sequence[Problem],
     settings: RLSettings,
-    run: RunDirectory,
-    console: Console,
+    equipment: Equipment,
     checkups: Checkups | None = None,
 ) -> Trained | None:
     """Train ``model`` in place on verified rewards, from the newest checkpoint if there is one.
@@ -146,40 +144,31 @@ def reinforce(
       tokenizer: its tokenizer.
       problems: to train on.
       settings: of the training.
-      run: gets metrics, samples, gated shares, checkpoints and notices.
-      console: gets the progress.
+      equipment: rewards, the run directory that gets metrics, samples, gated shares, checkpoints
+        and notices, and the console that gets the progress.
       checkups: evaluations during training.
 
     Returns:
       None when SIGTERM or Ctrl-C stopped it; everything is saved, and the same call continues.
     """
+    run, console, rewards = equipment.run, equipment.console, equipment.rewards
     run.start_over()
-    style = settings.style.extraction
-    rewards = Rewards(settings, style, settings.seed)
     keep_code(run, settings)
-    shown_in = settings.sink if run.leads else "none"  # one run in it, not one of each rank
-    sink = open_sink(shown_in, run.path.name, redacted(plain(settings)), run.path)
-    if command := viewer(settings.sink, run.path):
-        console.print(f"to watch: {command}", highlight=False, markup=False, soft_wrap=True)
-    try:
-        trainer = _trainer(model, tokenizer, problems, settings, run, rewards)
-        FirstCompletions(run, console).listen(trainer)
-        guards = Guards(shown_too(run, console))
-        trainer.recorder = RunRecorder(run, rewards, settings.reward_noise > 0, guards.report)
-        told(console, "sampling the first completions")
-        with Stage(console, "rl", settings.max_steps) as stage:
-            trainer.add_callback(Recorder(run, stage, "rl", sink))
-            trainer.add_callback(guards)
-            if checkups is not None:
-                checkups.trainer = trainer
-                trainer.add_callback(checkups)
-            try:
-                complete = trainer.train_durably()
-            except Interrupted:
-                complete = False
-    finally:
-        rewards.close()
-        sink.close()
+    trainer = _trainer(model, tokenizer, problems, settings, run, rewards)
+    FirstCompletions(run, console).listen(trainer)
+    guards = Guards(shown_too(run, console))
+    trainer.recorder = RunRecorder(run, rewards, settings.reward_noise > 0, guards.report)
+    told(console, "sampling the first completions")
+    with Stage(console, "rl", settings.max_steps) as stage:
+        trainer.add_callback(Recorder(run, stage, "rl", equipment.sink))
+        trainer.add_callback(guards)
+        if checkups is not None:
+            checkups.trainer = trainer
+            trainer.add_callback(checkups)
+        try:
+            complete = trainer.train_durably()
+        except Interrupted:
+            complete = False
     if complete and not trainer.state.global_step:
         raise ValueError("training made no update: the model is unchanged and was not saved.")
     if not complete:

@@ -25,7 +25,7 @@ import trustclip
 from trustclip.constraints.consent import consent, named
 from trustclip.durable.extents import Cursor, Extents
 from trustclip.durable.flush import flush, flush_tree
-from trustclip.durable.lock import rank
+from trustclip.durable.lock import LOCK, rank
 from trustclip.durable.store import CheckpointStore
 from trustclip.runs.extension import LENGTH, Extension, extension, unchangeable
 from trustclip.runs.identity import essential, flat, with_method
@@ -47,6 +47,8 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "m
 
 #: A line for each time that the run was given more updates.
 EXTENSIONS = "extensions.jsonl"
+#: What a run directory holds before anything was computed.
+UNBEGUN = {LOCK, "config.yaml", "environment.json", "problems.jsonl", "quarantine.jsonl"}
 #: A shard of samples is followed by another when it has grown past this.
 SHARD_BYTES = 64 * 2**20
 
@@ -85,7 +87,7 @@ class RunDirectory:
           settings: its settings, all of them as they were, or with more updates.
 
         Raises:
-          ValueError: the folder holds a run of another command or with other settings, or its
+          ValueError: the folder holds what another command or other settings have begun, or its
             ``config.yaml`` is damaged; or it is to get more updates and kept no checkpoint.
         """
         if not (path / "config.yaml").exists() or rank() != 0:
@@ -99,6 +101,8 @@ class RunDirectory:
         for key in {**asked, **stored}:
             same = key in stored and key in asked and stored[key] == asked[key]
             if not same and key != allowed:
+                if not _begun(path):
+                    return cls._instead(path, command, settings)
                 values = stored.get(key), asked.get(key)
                 raise ValueError(unchangeable(path, command, key, values))
         run = cls.__new__(cls)
@@ -106,6 +110,13 @@ class RunDirectory:
         if longer is not None:
             run._extend(longer, command, settings)
         return run
+
+    @classmethod
+    def _instead(cls, path: Path, command: str, settings: Any) -> Self:
+        """A new run in place of one that was refused before it did anything."""
+        for name in ("config.yaml", "problems.jsonl", "quarantine.jsonl"):
+            (path / name).unlink(missing_ok=True)
+        return cls(path, command, settings)
 
     def _extend(self, longer: Extension, command: str, settings: Any) -> None:
         """Record that the run gets more updates; it is not finished any more."""
@@ -282,6 +293,11 @@ def samples(folder: Path) -> Iterator[dict[str, Any]]:
     """Rows of all shards of a run directory's samples, in the order they were written."""
     for path in shards(folder):
         yield from read_jsonl(path)
+
+
+def _begun(path: Path) -> bool:
+    """Whether a run has done anything: more than its settings and problems are there."""
+    return not {entry.name for entry in path.iterdir()} <= UNBEGUN
 
 
 def _whole(path: Path) -> dict[str, Any]:

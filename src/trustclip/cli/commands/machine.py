@@ -125,7 +125,7 @@ def _distributed(arguments: Sequence[str]) -> int:
 
     from trustclip.engines.findings import Finding
     from trustclip.engines.limits import check
-    from trustclip.recipes.checks import packages, schedule_of
+    from trustclip.recipes.checks import absent, schedule_of
     from trustclip.recipes.files import load_recipe
     from trustclip.recipes.preflight.ranks import Load, described, findings, found
     from trustclip.recipes.settings import RLStage
@@ -168,8 +168,8 @@ def _distributed(arguments: Sequence[str]) -> int:
         return 0  # the first rank reports for all
     for label, text in described(world, load):
         say(f"{label:<14}{text}")
-    absent = (Finding("error", text) for text in packages(stage))
-    return _report([*findings(world, load), *absent])
+    lacking = (Finding("error", text) for text in absent(stage))
+    return _report([*findings(world, load), *lacking])
 
 
 def _sampler(arguments: Sequence[str]) -> int:

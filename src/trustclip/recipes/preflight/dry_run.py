@@ -13,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from trustclip.constraints.base import Trait
-from trustclip.recipes.checks import packages, schedule_of
+from trustclip.evaluation.measures import Measures
+from trustclip.recipes.checks import absent, schedule_of
 from trustclip.recipes.preflight.longest import Longest, longest, model_shape, run_longest
 from trustclip.recipes.preflight.memory import PHASES, Memory, estimate
+from trustclip.recipes.preflight.services import answers, unanswered, vllm_server
 from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.settings import Recipe, RLSettings, RLStage
@@ -166,11 +168,18 @@ def dry_run(recipe: Recipe, console: Console) -> int:
     made = plan(recipe, len(problems), tests, processes)
     console.print(_plan_table(recipe, made, memory))
     _preview(recipe, settings, problems[0], tokenizer, console)
-    for text in packages(recipe.rl):
+    for text in _lacking(recipe.rl):
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
     if memory is not None:
         console.print(_memory_table(memory, device))
     return run_longest(settings, console, hardest, memory)
+
+
+def _lacking(settings: RLStage) -> list[str]:
+    """What is missing here; a server that is not up yet may be so when the run needs it."""
+    url = vllm_server(settings)
+    waits = [] if url is None or answers(f"{url}/health", healthy=True) else [unanswered(url)]
+    return [*absent(settings), *waits]
 
 
 def _preview(
@@ -179,7 +188,7 @@ def _preview(
     """Show a prompt as the model gets it, and what each reward gives two completions of it.
 
     Raises:
-      ValueError: a reward fails.
+      ValueError: a reward cannot be made, or fails.
     """
 
     def say(text: str) -> None:
@@ -190,6 +199,8 @@ def _preview(
     for line in rendered(tokenizer, problem.problem, settings.style).splitlines():
         say(f"  | {line}")
     texts = {"nothing": "", "its gold answer": written(problem, settings.style)}
+    if recipe.eval is not None:
+        Measures(recipe.eval.reward, recipe.eval.style.extraction).close()
     rewards = Rewards(settings, settings.style.extraction, settings.seed)
     try:
         given = rewards.tried(problem, settings, list(texts.values()))

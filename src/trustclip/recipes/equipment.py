@@ -1,0 +1,48 @@
+"""What a training needs beside its model, made before one loads: what fails, fails at once."""
+
+from typing import Any, Self
+
+from rich.console import Console
+
+from trustclip.recipes.preflight.services import await_server
+from trustclip.recipes.rewarding import Rewards
+from trustclip.recipes.settings import RLSettings
+from trustclip.recipes.watch.sinks import open_sink, viewer
+from trustclip.runs.directory import RunDirectory
+from trustclip.runs.jsonl import plain
+from trustclip.runs.secrets import redacted
+
+
+class Equipment:
+    """Rewards and tracker of a training, and where it reports; closed at the end of a ``with``.
+
+    Args:
+      settings: of the training.
+      run: its run directory.
+      console: gets its progress.
+
+    Raises:
+      ValueError: a reward that cannot be made, a tracker that cannot start, or a vLLM server that
+        does not answer.
+    """
+
+    def __init__(self, settings: RLSettings, run: RunDirectory, console: Console) -> None:
+        self.run, self.console = run, console
+        await_server(settings, console)
+        self.rewards = Rewards(settings, settings.style.extraction, settings.seed)
+        shown = redacted(plain(settings))
+        kind = settings.sink if run.leads else "none"  # one run in it, not one of each rank
+        try:
+            self.sink = open_sink(kind, run.path.name, shown, run.path)
+        except ValueError:
+            self.rewards.close()
+            raise
+        if command := viewer(kind, run.path):
+            console.print(f"to watch: {command}", highlight=False, markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.rewards.close()
+        self.sink.close()

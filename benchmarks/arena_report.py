@@ -14,13 +14,14 @@ from pathlib import Path
 
 import arena_tabular
 import arena_trl
+from arena_again import Added, counted
 
-from trustclip.arena.analysis import Answer, Question, Runs, answers, by_depth
+from trustclip.arena.analysis import Answer, answers
 from trustclip.arena.entry import Entry, read_entry
 from trustclip.arena.page import contents, tables_text, write_figures, write_page
-from trustclip.arena.tables import contrast_table, task_table
 from trustclip.arena.tuning import at_equal, width_effects
 from trustclip.report.collect import Contents
+from trustclip.report.draw.figures import save
 from trustclip.report.tables import Table, markdown
 from trustclip.runs.text import bracket, percent
 from trustclip.stats import Difference
@@ -28,7 +29,6 @@ from trustclip.stats.equivalence import paired_runs
 
 ROOT = Path(__file__).parents[1]
 FOLDER, PAGE, PAPER = ROOT / "benchmarks/arena", ROOT / "docs/arena.md", ROOT / "docs/paper.md"
-SAME = ROOT / "benchmarks/arena-same-trial"
 
 
 def summary(entry: Entry) -> list[str]:
@@ -42,9 +42,10 @@ def summary(entry: Entry) -> list[str]:
         if (found := at_equal(own["atr"], own[name], "gated")) is not None
     }
 
+    one = Added(entry).same
     same, trl = (
         {a.question.theirs: a for a in found}
-        for found in (answers(*same_trial()), arena_trl.answered())
+        for found in (answers(one.main, one.questions), arena_trl.answered())
     )
 
     def against(name: str, found: Mapping[str, Answer] = by) -> str:
@@ -76,68 +77,29 @@ def points(found: Difference) -> str:
     return f"{sign}{percent(found.value)} points {bracket(found.low, found.high)}"
 
 
-def settings_of(entry: Entry) -> str:
-    """Which settings are complete, and how many runs they have."""
-    main, trials = entry.main, entry.trials
-    cells = ", ".join(f"`{task}` at depth {depth}" for task, depth in main.cells)
-    return (
-        f"{len(main.values('constraint'))} constraints in {len(main.cells)} settings ({cells}): "
-        f"{len(trials):,} tuning runs on {len(trials.values('seed'))} seeds, {len(main):,} test "
-        f"runs on {len(main.values('seed'))} fresh ones."
-    )
-
-
 def blocks(entry: Entry, found: Contents) -> dict[str, str]:
     """Text of every block of the page, by name: a table's key, or one of its own."""
     said = [found.headline, *(finding.text for finding in found.findings)]
+    more = Added(entry)
     tables: dict[str, Table] = {t.key: t for section in found.sections for t in section.tables}
     return (
-        added(entry)
+        {key: body(table) for key, table in (tables | more.tables() | arena_trl.tables()).items()}
+        | more.said()
         | {
-            "settings": settings_of(entry),
+            "settings": counted(entry),
+            "trl-settings": arena_trl.said(),
+            "tabular": arena_tabular.block(),
             "sentences": "\n".join(
                 f"{i}. {text}" for i, text in enumerate(summary(entry), start=1)
             ),
             "findings": "\n".join(f"- {text}" for text in said),
         }
-        | {key: markdown(table).partition("\n\n")[2].strip() for key, table in tables.items()}
     )
 
 
-def same_trial() -> tuple[Runs, list[Question]]:
-    """Runs and contrasts at one trial."""
-    same = read_entry(SAME)
-    return same.main, same.questions
-
-
-def added(entry: Entry) -> dict[str, str]:
-    """Blocks of what was added later: asymmetry at one trial, and the confirmation in TRL."""
-    same = read_entry(SAME)
-    found = {
-        "same-contrasts": contrast_table(by_depth(same.main, same.questions)),
-        "same-tasks": task_table(same.main, {}),
-        **arena_trl.tables(),
-    }
-    kept, shared = choices(entry.main), choices(same.main)
-    if kept["atr"] != shared["atr"]:
-        raise ValueError("the same tuning seeds have chosen another trial for atr")
-    return {
-        "same-settings": f"{len(same.main):,} test runs on {len(same.main.values('seed'))} seeds "
-        f"in {len(same.main.cells)} settings; the trials of `atr` are those of the table above.",
-        "trl-settings": arena_trl.said(),
-        "tabular": arena_tabular.block(),
-    } | {key: markdown(table).partition("\n\n")[2].strip() for key, table in found.items()}
-
-
-def choices(runs: Runs) -> dict[str, dict[tuple[str, int], str]]:
-    """Constraint -> setting -> the trial that was tested."""
-    return {
-        name: {
-            cell: f"{one['label'][0]} {one['learning_rate'][0]:.4g}"
-            for cell, one in own.by("task", "depth").items()
-        }
-        for name, own in runs.constraints.items()
-    }  # type: ignore[misc]
+def body(table: Table) -> str:
+    """A table in Markdown without its title."""
+    return markdown(table).partition("\n\n")[2].strip()
 
 
 def filled(text: str, entry: Entry, found: Contents) -> str:
@@ -165,6 +127,9 @@ def main() -> None:
         write_page(found, to)
         return
     write_figures(found, FOLDER)
+    for folder, figure in Added(entry).figures().items():
+        pdf, _ = save(figure, folder)
+        pdf.unlink()
     text = f"# The arena: every table\n\n{tables_text(found)}"
     (FOLDER / "tables.md").write_text(text, encoding="utf-8")
     for page in (PAGE, PAPER):

@@ -1,4 +1,4 @@
-"""What pytest leaves out: doctests whose package has an environment of its own, and garbage."""
+"""What pytest leaves out: doctests of packages with their own environment, chance, and garbage."""
 
 import gc
 from importlib.util import find_spec
@@ -19,6 +19,20 @@ collect_ignore_glob = [
 collect_ignore_glob.append("tests/peers/*")
 if not find_spec("verl"):
     collect_ignore_glob.append("tests/verl_calls.py")
+
+
+if find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    # The same examples every time, on machines of any speed.
+    settings.register_profile(
+        "steady",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("steady")
 
 
 def pytest_collection_finish() -> None:

@@ -505,7 +505,9 @@ def write(step):
 began = time.monotonic()
 write(0)
 pace = time.monotonic() - began
-for _ in range(60):
+kills = 0
+while kills < 60 or torn < 5 or reached < 5:  # on a machine that has become slower, more of them
+    kills += 1
     child = os.fork()
     if child == 0:
         for step in range(reached + 1, reached + 1000):
@@ -527,7 +529,7 @@ print(json.dumps({"torn": torn, "lost": lost, "reached": reached, "left": left})
 
 
 def test_killed_while_writing(tmp_path):
-    """Sixty kills of a process that does nothing but write; the newest is valid every time."""
+    """Sixty kills or more of a process that only writes; the newest is valid every time."""
     told = json.loads(python(KILLING, tmp_path / "run"))
     assert told["lost"] == 0 and told["left"] == []
     assert told["torn"] >= 5 and told["reached"] >= 5

@@ -129,6 +129,7 @@ def test_sampling_and_scoring_agree_and_nothing_looks_ahead(kind):
 def test_sampled_tokens_follow_the_policy():
     made = task("teacher", Stream([0], "problem"))
     policy = POLICIES["window"](made, 16)
+    torch.manual_seed(0)
     weights = [w + 0.5 * torch.randn_like(w) for w in policy.initial(Stream([0], "weights"))]
     features = made.seen(made.prompts(1, Stream([0], "training"))).expand(-1, 20_000, -1, -1)
     uniform = Stream([1], "training").uniform(20_000, made.length)
@@ -151,6 +152,7 @@ def test_a_seed_that_diverges_stays_where_it_is_and_the_others_go_on():
 
 def test_the_sampler_is_the_copy_that_is_asked_for():
     copies = Copies(Sampler(dtype="int4", lag=2))
+    torch.manual_seed(0)
     history = [[torch.randn(2, 3, 4), torch.randn(2, 3)] for _ in range(5)]
     for number, weights in enumerate(history):
         sampler, version = copies.next(weights, 10 * number)
@@ -288,6 +290,7 @@ def test_help_lists_the_settings(capsys):
 @pytest.mark.parametrize("rule", ["token_mean", "sequence_mean", "dr_grpo", "dapo"])
 def test_the_loss_of_each_seed_is_the_librarys_aggregation(rule):
     settings = _brief(aggregation=rule)
+    torch.manual_seed(0)
     values = torch.randn(3, 8, 4)
     mask = torch.ones(8, 4, dtype=torch.bool)
     own = [aggregate(rule, x, mask, max_length=4) for x in values]

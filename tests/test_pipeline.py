@@ -103,8 +103,11 @@ def test_a_finished_run_stays_and_other_settings_are_refused(whole):
 
 def until(path, text, process):
     """Wait for ``text`` in a file that ``process`` writes while it lives."""
-    while not (path.exists() and text in path.read_text()):
-        assert process.poll() is None, f"it ended before {text!r} stood in {path}"
+    while True:
+        over = process.poll() is not None
+        if path.exists() and text in path.read_text():
+            return
+        assert not over, f"it ended before {text!r} stood in {path}"
         time.sleep(0.05)
 
 

@@ -131,7 +131,8 @@ def test_a_temperature_is_recognised_and_estimated(temperature, undone) -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.003])
 def test_a_truncated_sampler_finds_every_token_likelier(options, noise) -> None:
     plain, said = logp(logits()), logp(logits(), **options)
-    found = compare(pairs(said, said + noise * torch.randn(said.shape), plain))
+    errors = torch.randn(said.shape, generator=torch.Generator().manual_seed(3))
+    found = compare(pairs(said, said + noise * errors, plain))
     assert found.cause == "truncation" and not found.harmless, found.text
     if "top_p" in options and not noise:
         told = float(found.text.partition("top_p of about ")[2].partition(",")[0])

@@ -340,6 +340,7 @@ def test_a_worker_told_that_time_is_up_ends_its_run(folder):
 
     def tell():
         until(lambda: (path / "run.log").exists() and "ready" in (path / "run.log").read_text())
+        until((path / "worker.json").exists)
         place = json.loads((path / "worker.json").read_text())
         os.kill(place["run"], signal.SIGUSR2)
         os.kill(place["pid"], signal.SIGUSR2)

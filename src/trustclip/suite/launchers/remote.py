@@ -43,9 +43,9 @@ def attend(folder: Path, command: Sequence[str], where: Path, threads: int) -> i
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     process = RunProcess(folder, command, around, where)
     place = {"host": os.uname().nodename, "pid": os.getpid(), "run": process.pid}
-    write_text(folder / WORKER, json.dumps(place))
     try:
         with Interruptions(signal.SIGINT, signal.SIGTERM, signal.SIGUSR2) as interruptions:
+            write_text(folder / WORKER, json.dumps(place))  # who reads it may send a signal
             status = _until_end(folder, process, interruptions)
     finally:
         process.kill()

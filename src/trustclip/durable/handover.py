@@ -74,8 +74,9 @@ def _store() -> Any:
     """The ranks' store; kept, since on some launches it lives in the first rank."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store
+    from torch.distributed.rendezvous import rendezvous
 
     if dist.is_initialized():
         return _get_default_store()
-    store, _, _ = next(iter(dist.rendezvous("env://")))
+    store, _, _ = next(iter(rendezvous("env://")))
     return store

@@ -1,9 +1,9 @@
 """Several turns with an environment: `python examples/multi_turn.py [OUT]`, ten seconds of CPU.
 
 A model that knows nothing writes a line, a tool answers how many plain letters are in it, and the
-model writes a second line; the reward is the number of letters per token of both. `rollout_func` of TRL plays
-the turns and says by `env_mask` which tokens the tool wrote: no gradient, no gate and no metric
-counts these.
+model writes a second line; the reward is the number of letters per token of both. `rollout_func`
+of TRL plays the turns and says by `env_mask` which tokens the tool wrote: no gradient, no gate and
+no metric counts these.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Several turns with an environment: `python examples/multi_turn.py [OUT]`, ten seconds of CPU.
 
 A model that knows nothing writes a line, a tool answers how many plain letters are in it, and the
-model writes a second line; the reward is the share of letters in both. `rollout_func` of TRL plays
-the turns and says by `env_mask` which tokens the tool wrote: no gradient, no gate and no metric
-counts these.
+model writes a second line; the reward is the number of letters per token of both. `rollout_func`
+of TRL plays the turns and says by `env_mask` which tokens the tool wrote: no gradient, no gate and
+no metric counts these.
 """
 
 import sys
@@ -27,7 +27,7 @@ def count_letters(text: str) -> str:
 
 
 def letters(completions: list[str], turns: list[list[str]], **_: Any) -> list[float]:
-    """Mean share of plain letters over the model's own turns; TRL hands on what the rollout has."""
+    """Plain letters per token of a turn, over both turns; TRL hands on what the rollout has."""
     shares = [[sum(c.isascii() and c.isalpha() for c in t) / TURN for t in own] for own in turns]
     return [sum(each) / len(each) for each in shares]
 

@@ -198,3 +198,37 @@ def test_a_dry_run_says_it_too(monkeypatch):
     trl = {"vllm_mode": "server", "vllm_server_host": "127.0.0.1", "vllm_server_port": 9}
     found = _lacking(RLStage(dataset="arithmetic", use_vllm=True, sink="wandb", trl=trl))
     assert len(found) == 2 and "no API key" in found[0] and NOWHERE in found[1]
+
+
+def test_a_run_of_a_release_without_a_setting_goes_on(tmp_path, monkeypatch, capsys, loads):
+    """`exclude` came later: such a run did what "none" does now."""
+    import yaml
+
+    from trustclip.recipes.files import of_run
+
+    monkeypatch.chdir(tmp_path)
+    rl = ["rl", "--preset", "tiny", "--output-dir", "old"]
+    with pytest.raises(AssertionError, match="a model loads"):
+        main(rl)
+    config = Path("old/config.yaml")
+    content = yaml.safe_load(config.read_text())
+    del content["exclude"]
+    config.write_text(yaml.safe_dump(content))
+    assert main(rl) == 2
+    said = capsys.readouterr().err
+    assert "had no setting exclude, and did what 'none' does now, not 'tests'" in said
+    assert "continue it with --exclude none, or choose another --output-dir" in said
+    for command in ([*rl, "--exclude", "none"], ["resume", "old"]):
+        with pytest.raises(AssertionError, match="a model loads"):
+            main(command)
+    assert of_run(Path("old"))[2]["exclude"] == "none"
+
+
+def test_a_folder_in_a_file_s_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("d.yaml").mkdir()
+    assert main(["run", "d.yaml"]) == 2
+    assert "'d.yaml' is a folder; name a YAML file in it." in capsys.readouterr().err
+    Path("model").write_text("x")
+    assert main(["rl", "--preset", "tiny", "--model", "model"]) == 2
+    assert "Did you mean 'model'" not in capsys.readouterr().err

@@ -13,7 +13,16 @@ from synthetic_runs import Spec, make_run
 import trustclip as tc
 from trustclip.report.build import build
 from trustclip.report.page import token_page
-from trustclip.report.tokens import COLUMNS, OWN, SHADOWS, Words, judged, judged_rows, view, views
+from trustclip.report.tokens import (
+    COLUMNS,
+    OWN,
+    SHADOWS,
+    CutStrings,
+    judged,
+    judged_rows,
+    view,
+    views,
+)
 from trustclip.runs.tokens import TokenRow, token_batch
 
 
@@ -42,7 +51,7 @@ def test_a_row_without_its_own_gate_has_shadows_alone():
 
 
 def test_the_strings_cut_most_often_are_counted_over_all_completions(path):
-    rows, words = token_files.made(), Words()
+    rows, words = token_files.made(), CutStrings()
     for item in judged_rows(path):
         words.add(item)
     tokens = [

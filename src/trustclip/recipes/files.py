@@ -34,6 +34,7 @@ from trustclip.recipes.settings import (
     SFTStage,
 )
 from trustclip.recipes.shipped import FOLDER, shipped
+from trustclip.runs.identity import completed
 from trustclip.runs.jsonl import plain
 
 T = TypeVar("T")
@@ -122,8 +123,14 @@ def load_yaml(path: Path) -> tuple[Any, Lines]:
     Raises:
       ValueError: no such file, not YAML, a key given twice, or more than a settings file holds.
     """
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder; name a YAML file in it.")
     if not path.is_file():
-        beside = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+        beside = (
+            [p.name for p in path.parent.glob("*.yaml") if p.is_file()]
+            if path.parent.is_dir()
+            else []
+        )
         near = nearest(path.name, beside)
         named = nearest(path.stem, shipped())
         hint = f"; did you mean {str(path.parent / near)!r}?" if near else "."
@@ -165,6 +172,8 @@ def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
     command = content.pop("command", None) if isinstance(content, dict) else None
     if command not in classes:
         raise ValueError(f"{folder}/config.yaml is of no run that can be continued: {command!r}.")
+    if command != "eval":
+        content = completed(content)
     return command, classes[command], content | {"output_dir": str(folder)}
 
 

@@ -57,8 +57,9 @@ def check_model(name: str) -> None:
     if path.is_dir():
         raise ValueError(f"the folder {name!r} does not hold a model: it has no config.json.")
     if path.is_absolute() or name.startswith(".") or name.count("/") != 1 or path.parent.is_dir():
-        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = nearest(path.name, [*beside, TINY])
+        around = path.parent.iterdir() if path.parent.is_dir() else ()
+        folders = [p.name for p in around if p.is_dir()]
+        near = nearest(path.name, [*folders, TINY])
         found = near if near == TINY else str(path.parent / near) if near else ""
         hint = f" Did you mean {found!r}?" if found else ""
         raise ValueError(

@@ -9,7 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from trustclip.constraints.names import unknown
-from trustclip.report.tokens import MAX_STRINGS, OWN, SHADOWS, Judged, Words, judged_rows, strings
+from trustclip.report.tokens import (
+    MAX_STRINGS,
+    OWN,
+    SHADOWS,
+    CutStrings,
+    Judged,
+    judged_rows,
+    strings,
+)
 from trustclip.runs.text import control_named, percent
 from trustclip.runs.watched import sources
 
@@ -43,7 +51,7 @@ def print_tokens(
         raise ValueError(unknown("constraint", constraint, (OWN, *SHADOWS)))
     (source,) = sources([path])
     shadows = [constraint] if constraint != OWN else []
-    words, chosen, number = Words(), [], 0
+    words, chosen, number = CutStrings(), [], 0
     steps = set()
     for item in judged_rows(source, shadows):
         steps.add(item.row.step)
@@ -119,7 +127,7 @@ def visible(string: str) -> str:
     return "⏎\n".join(map(control_named, string.replace("\t", "⇥").split("\n")))
 
 
-def _table(words: Words, constraint: str, completions: int) -> Table:
+def _table(words: CutStrings, constraint: str, completions: int) -> Table:
     rows = words.most_cut(constraint, MAX_STRINGS)
     share = percent(words.share(constraint), 2)
     title = f"{constraint} cuts {share} % of {words.tokens:,} tokens in {completions:,} completions"

@@ -94,7 +94,7 @@ def strings(row: TokenRow) -> Sequence[str]:
 
 
 @dataclass
-class Words:
+class CutStrings:
     """Which strings each constraint cuts, over all completions that were added."""
 
     _numbers: dict[str, int] = field(default_factory=dict)
@@ -181,7 +181,7 @@ def view(path: Path, name: str, texts: Texts, share: int = 1) -> dict[str, Any]:
     Raises:
       ValueError: there are no tokens, or a row is not as `trustclip.runs.tokens` says.
     """
-    words, total = Words(), 0
+    words, total = CutStrings(), 0
     places = max(MAX_COMPLETIONS // share, 1)
     shown: list[tuple[int, Judged]] = []
     random = np.random.default_rng(0)

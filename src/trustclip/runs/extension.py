@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trustclip.runs.identity import NEUTRAL
+from trustclip.runs.identity import NEUTRAL, UNUSED
 
 #: Where the number of updates stands in the settings of each command.
 LENGTH: Mapping[str, str] = {"rl": "max_steps", "sft": "max_steps", "run": "rl.max_steps"}
@@ -74,6 +74,13 @@ def unchangeable(path: Any, command: str, key: str, values: tuple[Any, Any]) -> 
     """
     stored, asked = values
     free = ", ".join(name for name in NEUTRAL if name != "output_dir")
+    name = key.rpartition(".")[2]
+    if stored is None and UNUSED.get(name) is not None:
+        return (
+            f"{path} holds a run of a release that had no setting {key}, and did what "
+            f"{UNUSED[name]!r} does now, not {asked!r}: continue it with --{key} {UNUSED[name]}, "
+            "or choose another --output-dir."
+        )
     if key == LENGTH.get(command):
         more = f"a run that has begun may get more updates, not fewer ({stored!r} so far)"
     else:

@@ -21,7 +21,7 @@ NEUTRAL: Mapping[str, str] = {
     "logging_steps": "how often metrics are written; nothing is trained on them",
 }
 #: Settings that older runs do not have, with the value that changes nothing.
-UNUSED: Mapping[str, Any] = {"split": None, "columns": {}}
+UNUSED: Mapping[str, Any] = {"split": None, "columns": {}, "exclude": "none"}
 #: Parts of a recipe that have settings of their own.
 STAGES = ("sft", "rl", "eval")
 
@@ -46,6 +46,19 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(evaluation, dict) and evaluation.get("reward") == "correct":
             del evaluation["reward"]
     return found
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run of an older release, with what newer settings say of it written out.
+
+    Example:
+      >>> completed({"sft": {"dataset": "a.csv"}, "seed": 0})["sft"]["exclude"]
+      'none'
+    """
+    if any(key in config for key in STAGES):
+        trains = {k: completed(v) for k, v in config.items() if k in ("sft", "rl") and v}
+        return {**config, **trains}
+    return {**config, "exclude": config.get("exclude", UNUSED["exclude"])}
 
 
 def _without_neutral(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import arena_tabular
 import arena_trl
-from arena_again import Added, counted
+from arena_parts import Parts, counted, seeds, verdict
 
 from trustclip.arena.analysis import Answer, answers
 from trustclip.arena.entry import Entry, read_entry
@@ -32,8 +32,17 @@ FOLDER, PAGE, PAPER = ROOT / "benchmarks/arena", ROOT / "docs/arena.md", ROOT / 
 
 
 def summary(entry: Entry) -> list[str]:
-    """The answer in three sentences: width, asymmetry and shape, level and what is measured."""
-    by = {a.question.theirs: a for a in answers(entry.main, entry.questions)}
+    """The answer in sentences: width, asymmetry and shape, level and what is measured, tuning."""
+    parts = Parts(entry)
+    by, same, trl, first = (
+        {a.question.theirs: a for a in found}
+        for found in (
+            answers(entry.main, entry.questions),
+            answers(parts.same.main, parts.same.questions),
+            arena_trl.answered(),
+            answers(parts.first.main, parts.first.questions),
+        )
+    )
     widths = width_effects(entry.trials)["all"]
     own = entry.trials.constraints
     equal = {
@@ -41,46 +50,57 @@ def summary(entry: Entry) -> list[str]:
         for name in ("mirrored", "symmetric")
         if (found := at_equal(own["atr"], own[name], "gated")) is not None
     }
-
-    one = Added(entry).same
-    same, trl = (
-        {a.question.theirs: a for a in found}
-        for found in (answers(one.main, one.questions), arena_trl.answered())
-    )
+    none = {
+        scope: points(a.contrast.difference)
+        for scope, found in parts.at_depths.items()
+        for a in found
+        if a.question.theirs == "none"
+    }
+    told = [name for name, a in first.items() if a.contrast.conclusion == "larger"]
+    sizes = sorted(first[name].contrast.difference.value for name in told)
+    kept = [name for name in told if verdict(first[name], by[name]) != "does not hold"]
 
     def against(name: str, found: Mapping[str, Answer] = by) -> str:
         one = found[name].contrast
         return f"{points(one.difference)} ({one.conclusion})"
 
     return [
-        f"**Width, and having a constraint at all.** `atr` minus none is {against('none')}; "
-        f"of five thresholds, over all constraints and each at its best rate, the narrowest is "
-        f"{points(widths[0])} and the widest {points(widths[-1])} from the middle one. In TRL, "
-        f"each at its own learning rate, `atr` minus none is {against('none', trl)} and minus a "
-        f"narrower clip {against('clip', trl)}.",
-        f"**Asymmetry and shape.** At one threshold and one rate, those of `atr`, `atr` minus its "
-        f"mirror image is {against('mirrored', same)} and minus the symmetric interval "
-        f"{against('symmetric', same)}; each tuned by itself, {against('mirrored')} and "
-        f"{against('symmetric')}; where both cut the same share of tokens, over all trials, "
-        f"{equal.get('mirrored', 'not known')} and {equal.get('symmetric', 'not known')}. A hard "
-        f"gate minus a soft one is {against('soft_gate')}, and in TRL {against('soft-gate', trl)}.",
+        f"**Width, and having a constraint at all.** `atr` minus none is {against('none')} at 16 "
+        f"and 64 updates a generation, {none['depth 4']} at 4 and {none['depth 256']} at 256, "
+        f"where trials were chosen on three seeds and nothing was tested. Of five thresholds, over "
+        f"all constraints and each at its best rate, the narrowest is {points(widths[0])} and the "
+        f"widest {points(widths[-1])} from the middle one. In TRL, each at its own learning rate, "
+        f"`atr` minus none is {against('none', trl)} and minus a narrower clip "
+        f"{against('clip', trl)}.",
+        f"**Asymmetry and shape.** `atr` minus its mirror image is {against('mirrored')} and minus "
+        f"the symmetric interval of equal width {against('symmetric')}; at one threshold and one "
+        f"rate {against('mirrored', same)} and {against('symmetric', same)}; where both cut the "
+        f"same share of tokens, over all trials, {equal.get('mirrored', 'not known')} and "
+        f"{equal.get('symmetric', 'not known')}. A hard gate minus a soft one is "
+        f"{against('soft_gate')}, and in TRL {against('soft-gate', trl)}.",
         f"**Level and what is measured.** Token minus prefix is {against('prefix')}, token "
         f"minus sequence {against('gspo')}, the sampled gate minus the exact KL divergence "
         f"{against('full_kl')}, constant bounds minus bounds that know the probability "
         f"{against('dppo')}.",
+        f"**How many seeds to tune on.** The same plan with {seeds(parts.first)} had told "
+        f"{len(told)} of the {len(first)} contrasts from 0, by {percent(sizes[0])} to "
+        f"{percent(sizes[-1])} points; with {seeds(entry)}, none of them the same, "
+        f"{len(told) - len(kept)} of these do not hold"
+        + "".join(f", and `atr` minus {name} is {against(name)}" for name in kept)
+        + ".",
     ]
 
 
 def points(found: Difference) -> str:
     """A difference in points with its interval."""
-    sign = "+" if found.value > 0 else ""
+    sign = "+" if round(found.value, 3) > 0 else ""
     return f"{sign}{percent(found.value)} points {bracket(found.low, found.high)}"
 
 
 def blocks(entry: Entry, found: Contents) -> dict[str, str]:
     """Text of every block of the page, by name: a table's key, or one of its own."""
     said = [found.headline, *(finding.text for finding in found.findings)]
-    more = Added(entry)
+    more = Parts(entry)
     tables: dict[str, Table] = {t.key: t for section in found.sections for t in section.tables}
     return (
         {key: body(table) for key, table in (tables | more.tables() | arena_trl.tables()).items()}
@@ -127,7 +147,7 @@ def main() -> None:
         write_page(found, to)
         return
     write_figures(found, FOLDER)
-    for folder, figure in Added(entry).figures().items():
+    for folder, figure in Parts(entry).figures().items():
         pdf, _ = save(figure, folder)
         pdf.unlink()
     text = f"# The arena: every table\n\n{tables_text(found)}"

@@ -16,6 +16,7 @@ PAGE = ROOT / "docs/arena.md"
 #: Tables of runs, the block of the page with their contrasts, how many, margin, settings of a seed.
 PARTS = [
     ("arena", "contrasts", 8, 0.01, 6),
+    ("arena-first", "first-contrasts", 8, 0.01, 6),
     ("arena-same-trial", "same-contrasts", 2, 0.01, 6),
     ("arena-trl", "trl-contrasts", 3, 0.03, 1),
 ]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from trustclip.cli.main import main
-from trustclip.recipes.preflight.services import answers, unavailable
+from trustclip.recipes.services import answers, unavailable
 
 #: Nothing answers on this port, which belongs to nobody.
 NOWHERE = "http://127.0.0.1:9"

@@ -264,7 +264,7 @@ def _in_the_arena(name: str, root: Path) -> str:
         if label in ours or label in BESIDE
     ]
     return (
-        "Tuned with the same budget as every other, 64 fresh seeds, percent right at the end "
+        "Tuned with the same budget as every other, 128 fresh seeds, percent right at the end "
         "([the arena](../arena.md)).\n\n"
         + markdown_table(("entry", *(ARENA.get(c, c) for c in columns)), rows)
     )

@@ -352,8 +352,7 @@ def _share(interval: stats.Interval, *, strong: bool = False) -> Cell:
 
 
 def _bracket(low: float, high: float) -> str:
-    # What rounds to zero has no sign.
-    return "" if isnan(low + high) else bracket(*(round(x, 3) + 0.0 for x in (low, high)))
+    return "" if isnan(low + high) else bracket(low, high)
 
 
 def _key(name: str, title: str) -> str:

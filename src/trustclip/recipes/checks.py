@@ -163,7 +163,7 @@ def absent(settings: Any) -> Iterator[str]:
     Args:
       settings: of a stage or a command.
     """
-    from trustclip.recipes.preflight.services import unavailable
+    from trustclip.recipes.services import unavailable
     from trustclip.recipes.watch.sinks import missing
 
     sink: Any = getattr(settings, "sink", "none")

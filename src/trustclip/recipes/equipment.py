@@ -4,8 +4,8 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from trustclip.recipes.preflight.services import await_server
 from trustclip.recipes.rewarding import Rewards
+from trustclip.recipes.services import await_server
 from trustclip.recipes.settings import RLSettings
 from trustclip.recipes.watch.sinks import open_sink, viewer
 from trustclip.runs.directory import RunDirectory

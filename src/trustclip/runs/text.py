@@ -20,12 +20,12 @@ def percent(share: float | None, digits: int = 1) -> str:
     """A share in percent, or ``"-"`` where it is unknown.
 
     Example:
-      >>> percent(0.125), percent(-0.5, 0), percent(None)
-      ('12.5', '−50', '-')
+      >>> percent(0.125), percent(-0.5, 0), percent(-0.0001), percent(None)
+      ('12.5', '−50', '0.0', '-')
     """
     if share is None or math.isnan(share):
         return "-"
-    return f"{100 * share:.{digits}f}".replace("-", "−")
+    return f"{100 * share:z.{digits}f}".replace("-", "−")
 
 
 def bracket(low: float | None, high: float | None) -> str:

@@ -17,9 +17,9 @@ from trustclip.evaluation.measures import Measures
 from trustclip.recipes.checks import absent, schedule_of
 from trustclip.recipes.preflight.longest import Longest, longest, model_shape, run_longest
 from trustclip.recipes.preflight.memory import PHASES, Memory, estimate
-from trustclip.recipes.preflight.services import answers, unanswered, vllm_server
 from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
+from trustclip.recipes.services import answers, unanswered, vllm_server
 from trustclip.recipes.settings import Recipe, RLSettings, RLStage
 from trustclip.runs.text import readable
 from trustclip.tasks.problem import Problem

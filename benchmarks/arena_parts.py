@@ -1,4 +1,4 @@
-"""What was added to the arena in the lab: asymmetry at one trial, all of it again, other depths.
+"""What stands beside the arena: its first time, asymmetry at one trial, and two further depths.
 
 Each part has a table of runs of its own in ``benchmarks/arena-*``; `arena_report.py` writes what is
 made here into the page.
@@ -19,31 +19,31 @@ from trustclip.runs.text import bracket, percent
 from trustclip.stats import Difference
 
 ROOT = Path(__file__).parent
-SAME, AGAIN, DEPTHS = (ROOT / f"arena-{name}" for name in ("same-trial", "again", "depths"))
+FIRST, SAME, DEPTHS = (ROOT / f"arena-{name}" for name in ("first", "same-trial", "depths"))
 
 
 @dataclass(frozen=True)
-class Added:
-    """The added parts beside the first arena.
+class Parts:
+    """The parts beside the arena.
 
     Args:
-      first: the arena as it was run first.
+      arena: the arena itself.
     """
 
-    first: Entry
+    arena: Entry
+
+    @cached_property
+    def first(self) -> Entry:
+        """The same plan as it was run first, with fewer seeds."""
+        return read_entry(FIRST)
 
     @cached_property
     def same(self) -> Entry:
-        """Asymmetry at the trials of `atr`."""
+        """Asymmetry at the trials that the first time chose for `atr`."""
         same = read_entry(SAME)
         if choices(self.first.main)["atr"] != choices(same.main)["atr"]:
             raise ValueError("the same tuning seeds have chosen another trial for atr")
         return same
-
-    @cached_property
-    def again(self) -> Entry:
-        """The whole with other seeds."""
-        return read_entry(AGAIN)
 
     @cached_property
     def depths(self) -> Entry:
@@ -52,35 +52,30 @@ class Added:
 
     def said(self) -> dict[str, str]:
         """What was run, by block of the page."""
-        same, again, depths = self.same.main, self.again, self.depths
+        same = self.same.main
         return {
+            "first-settings": counted(self.first),
             "same-settings": f"{len(same):,} test runs on {len(same.values('seed'))} seeds in "
-            f"{len(same.cells)} settings; the trials of `atr` are those of the table above.",
-            "again-settings": counted(again),
-            "depths-settings": counted(depths),
+            f"{len(same.cells)} settings; the trials of `atr` are those of the first time.",
+            "depths-settings": counted(self.depths),
         }
 
     def tables(self) -> dict[str, Table]:
         """Tables, by block of the page."""
-        same, again = self.same, self.again
+        first, same = self.first, self.same
         return {
+            "held": held_table(first, self.arena),
+            "first-contrasts": contrast_table(by_depth(first.main, first.questions)),
+            "first-chosen": chosen_table(first.main, first.trials, {}),
             "same-contrasts": contrast_table(by_depth(same.main, same.questions)),
             "same-tasks": task_table(same.main, {}),
-            "held": held_table(self.first, again),
-            "again-contrasts": contrast_table(by_depth(again.main, again.questions)),
-            "again-tasks": task_table(again.main, {}),
-            "again-chosen": chosen_table(again.main, again.trials, {}),
             "depths": self.depths_table(),
             "depths-tasks": task_table(self.depths.main, {}),
         }
 
     def figures(self) -> dict[Path, Figure]:
         """Folder -> the contrasts of its runs."""
-        again = self.again
-        return {
-            AGAIN: contrasts_figure(by_depth(again.main, again.questions)),
-            DEPTHS: contrasts_figure(self.at_depths),
-        }
+        return {DEPTHS: contrasts_figure(self.at_depths)}
 
     @cached_property
     def at_depths(self) -> dict[str, list[Answer]]:
@@ -88,7 +83,7 @@ class Added:
         seeds = self.depths.main.values("seed")
         found = {
             depth: answers(own, entry.questions, f"depth {depth}")
-            for entry in (self.again, self.depths)
+            for entry in (self.arena, self.depths)
             for (depth,), own in entry.main.where(seed=seeds).by("depth").items()
         }
         return {f"depth {depth}": found[depth] for depth in sorted(found)}
@@ -109,7 +104,7 @@ class Added:
             f"({self.depths.settings.test.count} seeds), with 95 % intervals that are not "
             "corrected. No hypothesis was fixed here. Depths 4 and 256 were tuned on "
             f"{self.depths.settings.tuning.count} seeds, the others on "
-            f"{self.again.settings.tuning.count}."
+            f"{self.arena.settings.tuning.count}."
         ]
         return Table("depths", "Depths", "question", [("", list(every))], rows, notes)
 
@@ -159,7 +154,7 @@ def verdict(then: Answer, now: Answer) -> str:
 
 def seeds(entry: Entry) -> str:
     """How many seeds it was tuned and tested on."""
-    return f"{entry.settings.tuning.count} + {entry.settings.test.count} seeds"
+    return f"{entry.settings.tuning.count} tuning and {entry.settings.test.count} test seeds"
 
 
 def concluded(answer: Answer) -> Cell:
@@ -171,7 +166,7 @@ def concluded(answer: Answer) -> Cell:
 def gap(found: Difference) -> Cell:
     """A difference in points with its interval."""
     sign = "+" if round(found.value, 3) > 0 else ""
-    return Cell(sign + percent(round(found.value, 3) + 0.0), bracket(found.low, found.high))
+    return Cell(sign + percent(found.value), bracket(found.low, found.high))
 
 
 def choices(runs: Runs) -> Mapping[str, dict[tuple[str, int], str]]:

@@ -152,8 +152,8 @@ def headline(found: Sequence[Answer]) -> str:
     differ = sum(word in ("larger", "smaller") for word in words)
     same, unknown = words.count("equivalent"), words.count("not told apart")
     return (
-        f"Of {len(words)} contrasts fixed beforehand: told apart {differ}, equivalent within "
-        f"{100 * MARGIN:g} point {same}, neither {unknown}."
+        f"Of {len(words)} contrasts fixed beforehand: {differ} told apart, {same} equivalent "
+        f"within {100 * MARGIN:g} point, {unknown} neither."
     )
 
 

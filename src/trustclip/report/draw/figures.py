@@ -40,7 +40,7 @@ def save(figure: Figure, folder: Path) -> list[Path]:
     Returns:
       The two files.
     """
-    first, wide = figure.panels[0], min(len(figure.panels), 3)
+    first, wide = figure.panels[0], 2 if len(figure.panels) == 4 else min(len(figure.panels), 3)
     lines = -(-len(figure.panels) // wide)
     tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
     named = {m.name for p in figure.panels if _named(p) for m in p.marks if m.style in _LISTED}
@@ -52,8 +52,8 @@ def save(figure: Figure, folder: Path) -> list[Path]:
         )  # fmt: skip
         for axis, panel in zip(axes.flat, figure.panels, strict=False):
             _draw(axis, panel)
-            # Names that stand to the left of the first panel leave room for the others.
-            repeated = axis is not axes.flat[0] and panel.across and _rows(panel) == _rows(first)
+            # Names that stand to the left of a line of panels leave room for the others.
+            repeated = axis not in axes[:, 0] and panel.across and _rows(panel) == _rows(first)
             axis.tick_params(labelleft=not repeated)
         for axis in axes.flat[len(figure.panels) :]:
             axis.set_axis_off()

@@ -13,7 +13,9 @@ from trustclip.cli.main import command
 from trustclip.runs import jsonl
 from trustclip.runs.directory import RunDirectory
 
-if os.environ["RANK"] == os.environ.get("LATE"):
+
+def be_late() -> None:
+    """Wait before each file that is written whole."""
     write = jsonl.write_bytes
 
     def write_late(path: Path, content: bytes) -> None:
@@ -22,8 +24,10 @@ if os.environ["RANK"] == os.environ.get("LATE"):
 
     jsonl.write_bytes = write_late
 
-if os.environ["RANK"] == "0" and "HOLD" in os.environ:
-    log, hold = RunDirectory.log, [Path(os.environ["HOLD"])]
+
+def hold_at(file: Path) -> None:
+    """Create a file at the first line of the log, and wait until it is gone."""
+    log, hold = RunDirectory.log, [file]
 
     def log_and_wait(run: RunDirectory, row: dict) -> None:
         log(run, row)
@@ -35,5 +39,10 @@ if os.environ["RANK"] == "0" and "HOLD" in os.environ:
 
     RunDirectory.log = log_and_wait  # type: ignore[method-assign]
 
+
 if __name__ == "__main__":
+    if os.environ["RANK"] == os.environ.get("LATE"):
+        be_late()
+    if os.environ["RANK"] == "0" and "HOLD" in os.environ:
+        hold_at(Path(os.environ["HOLD"]))
     command()

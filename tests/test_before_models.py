@@ -176,7 +176,7 @@ def test_a_vllm_server_that_does_not_answer(tmp_path, monkeypatch, capsys, loads
 
 
 def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
-    from trustclip.recipes.preflight import services
+    from trustclip.recipes import services
     from trustclip.recipes.settings import RLStage
     from trustclip.runs.terminal import Terminal
 

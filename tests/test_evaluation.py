@@ -172,7 +172,7 @@ def test_batches_in_further_shards_are_recovered(tmp_path, monkeypatch):
     "changes, said", [({"k": 4}, "k=3, not 4"), ({"temperature": 0.5}, "temperature=1.0, not 0.5")]
 )
 def test_other_settings_do_not_continue_a_run(tmp_path, changes, said):
-    RunDirectory(tmp_path, "eval", settings(tmp_path))
+    RunDirectory(tmp_path, "eval", settings(tmp_path)).summarize({})
     with pytest.raises(ValueError, match=said):
         run_evaluation(settings(tmp_path, **changes), quiet())
     with pytest.raises(ValueError, match="command='eval', not 'rl'"):

@@ -173,7 +173,7 @@ def test_run_directories_of_older_releases_are_read_and_continued(tmp_path):
     stored["rl"] |= {"method": "atr", "method_args": {"delta": 0.05}}
     path.write_text(yaml.safe_dump(stored))
     assert read_run(tmp_path / "run").method == {"name": "atr", "delta": 0.05}
-    RunDirectory.resumed(tmp_path / "run", "run", recipe)
+    RunDirectory.resumed(tmp_path / "run", "run", recipe).summarize({})
     other = load_recipe(written(tmp_path), {"method.delta": 0.1})
     with pytest.raises(ValueError, match=r"rl\.method\.delta=0\.05, not 0\.1"):
         RunDirectory.resumed(tmp_path / "run", "run", other)

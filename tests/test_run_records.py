@@ -30,7 +30,7 @@ def settings(folder, **changes):
 
 
 def test_a_run_is_resumed_whatever_its_neutral_settings(tmp_path):
-    RunDirectory(tmp_path, "rl", settings(tmp_path))
+    RunDirectory(tmp_path, "rl", settings(tmp_path)).summarize({})
     changed = {"save_steps": 3, "save_total_limit": 7, "sink": "wandb", "logging_steps": 5}
     assert set(changed) < set(NEUTRAL)
     assert RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, **changed)).path == tmp_path

@@ -7,6 +7,8 @@ Ranks meet in the store by which the launcher lets them find each other. It is t
 process group is, and who waits for it hears signals, which a rank in a collective call does not.
 """
 
+import atexit
+import contextlib
 import functools
 import itertools
 import json
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trustclip.durable.lock import rank
+from trustclip.durable.rollcall import GRACE
 from trustclip.durable.store import TrainingError
 
 #: Seconds between two looks into the store.
@@ -27,8 +30,9 @@ _calls = itertools.count()
 def by_first(action: Callable[[], Any]) -> Any:
     """Call a function on the first rank; the others wait for its result, or its failure.
 
-    Every rank of the job calls it, in the same order. The first one does not wait. The others wait
-    as long as it takes: saving a large model may take longer than any collective call.
+    Every rank of the job calls it, in the same order. The first one does not wait, except at its
+    end and for a moment, for those that have not read yet. The others wait as long as it takes:
+    saving a large model may take longer than any collective call.
 
     Args:
       action: returns what JSON can hold.
@@ -55,6 +59,8 @@ def by_first(action: Callable[[], Any]) -> Any:
         raise
     finally:
         store.set(key, json.dumps(told))
+        atexit.unregister(_until_read)
+        atexit.register(_until_read, store, key)
     return result
 
 
@@ -62,11 +68,19 @@ def _awaited(store: Any, key: str) -> Any:
     while not store.check([key]):
         time.sleep(_PAUSE)
     told = json.loads(store.get(key))
+    store.set(f"{key}/{rank()}", "")
     if "failure" in told:
         raise TrainingError(told["failure"])
     if "stopped" in told:
         raise KeyboardInterrupt
     return told["result"]
+
+
+def _until_read(store: Any, key: str) -> None:
+    """Keep a store that lives in this process until the other ranks have read from it."""
+    others = range(1, int(os.environ["WORLD_SIZE"]))
+    with contextlib.suppress(RuntimeError):  # one of them has ended
+        store.wait([f"{key}/{other}" for other in others], GRACE)
 
 
 @functools.cache

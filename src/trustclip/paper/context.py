@@ -43,7 +43,7 @@ def context() -> Context:
     Example:
       >>> found = context()
       >>> found.inert, found.twin_tested, found.contaminated, found.amc
-      (True, False, 54, 83)
+      (True, False, 55, 83)
       >>> print("[{:.3f}, {:.3f}]".format(*found.interval))
       [0.671, 1.422]
     """

@@ -12,11 +12,9 @@ from pathlib import Path
 from trustclip.arena.analysis import Answer, Runs, answers, by_depth
 from trustclip.arena.entry import Entry, read_entry
 from trustclip.arena.figures import contrasts_figure
-from trustclip.arena.tables import chosen_table, contrast_table, task_table
+from trustclip.arena.tables import chosen_table, concluded, contrast_table, signed, task_table
 from trustclip.report.draw.marks import Figure
 from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.runs.text import bracket, percent
-from trustclip.stats import Difference
 
 ROOT = Path(__file__).parent
 FIRST, SAME, DEPTHS = (ROOT / f"arena-{name}" for name in ("first", "same-trial", "depths"))
@@ -94,7 +92,7 @@ class Parts:
         rows = [
             TableRow(
                 of_one[0].question.asks,
-                [gap(answer.contrast.difference) for answer in of_one],
+                [signed(answer.contrast.difference) for answer in of_one],
                 note=f"{of_one[0].question.ours} − {of_one[0].question.theirs}",
             )
             for of_one in zip(*every.values(), strict=True)
@@ -155,18 +153,6 @@ def verdict(then: Answer, now: Answer) -> str:
 def seeds(entry: Entry) -> str:
     """How many seeds it was tuned and tested on."""
     return f"{entry.settings.tuning.count} tuning and {entry.settings.test.count} test seeds"
-
-
-def concluded(answer: Answer) -> Cell:
-    """A difference with its interval and conclusion."""
-    shown = gap(answer.contrast.difference)
-    return Cell(shown.text, f"{shown.note} {answer.contrast.conclusion}")
-
-
-def gap(found: Difference) -> Cell:
-    """A difference in points with its interval."""
-    sign = "+" if round(found.value, 3) > 0 else ""
-    return Cell(sign + percent(found.value), bracket(found.low, found.high))
 
 
 def choices(runs: Runs) -> Mapping[str, dict[tuple[str, int], str]]:

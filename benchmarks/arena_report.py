@@ -17,13 +17,14 @@ import arena_trl
 from arena_parts import Parts, counted, seeds, verdict
 
 from trustclip.arena.analysis import Answer, answers
-from trustclip.arena.entry import Entry, read_entry
+from trustclip.arena.entry import read_entry
 from trustclip.arena.page import contents, tables_text, write_figures, write_page
+from trustclip.arena.tables import signed
 from trustclip.arena.tuning import at_equal, width_effects
 from trustclip.report.collect import Contents
 from trustclip.report.draw.figures import save
 from trustclip.report.tables import Table, markdown
-from trustclip.runs.text import bracket, percent
+from trustclip.runs.text import percent
 from trustclip.stats import Difference
 from trustclip.stats.equivalence import paired_runs
 
@@ -31,9 +32,9 @@ ROOT = Path(__file__).parents[1]
 FOLDER, PAGE, PAPER = ROOT / "benchmarks/arena", ROOT / "docs/arena.md", ROOT / "docs/paper.md"
 
 
-def summary(entry: Entry) -> list[str]:
+def summary(parts: Parts) -> list[str]:
     """The answer in sentences: width, asymmetry and shape, level and what is measured, tuning."""
-    parts = Parts(entry)
+    entry = parts.arena
     by, same, trl, first = (
         {a.question.theirs: a for a in found}
         for found in (
@@ -93,24 +94,23 @@ def summary(entry: Entry) -> list[str]:
 
 def points(found: Difference) -> str:
     """A difference in points with its interval."""
-    sign = "+" if round(found.value, 3) > 0 else ""
-    return f"{sign}{percent(found.value)} points {bracket(found.low, found.high)}"
+    shown = signed(found)
+    return f"{shown.text} points {shown.note}"
 
 
-def blocks(entry: Entry, found: Contents) -> dict[str, str]:
-    """Text of every block of the page, by name: a table's key, or one of its own."""
+def blocks(parts: Parts, found: Contents) -> dict[str, str]:
+    """Text of every block of the pages, by name: a table's key, or one of its own."""
     said = [found.headline, *(finding.text for finding in found.findings)]
-    more = Parts(entry)
     tables: dict[str, Table] = {t.key: t for section in found.sections for t in section.tables}
     return (
-        {key: body(table) for key, table in (tables | more.tables() | arena_trl.tables()).items()}
-        | more.said()
+        {key: body(table) for key, table in (tables | parts.tables() | arena_trl.tables()).items()}
+        | parts.said()
         | {
-            "settings": counted(entry),
+            "settings": counted(parts.arena),
             "trl-settings": arena_trl.said(),
             "tabular": arena_tabular.block(),
             "sentences": "\n".join(
-                f"{i}. {text}" for i, text in enumerate(summary(entry), start=1)
+                f"{i}. {text}" for i, text in enumerate(summary(parts), start=1)
             ),
             "findings": "\n".join(f"- {text}" for text in said),
         }
@@ -122,13 +122,12 @@ def body(table: Table) -> str:
     return markdown(table).partition("\n\n")[2].strip()
 
 
-def filled(text: str, entry: Entry, found: Contents) -> str:
+def filled(text: str, made: Mapping[str, str]) -> str:
     """A page with its blocks written anew.
 
     Raises:
-      KeyError: the page has a block that the arena has not.
+      KeyError: the page has a block that is not among those made.
     """
-    made = blocks(entry, found)
 
     def block(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- /{match[1]} -->"
@@ -147,13 +146,15 @@ def main() -> None:
         write_page(found, to)
         return
     write_figures(found, FOLDER)
-    for folder, figure in Parts(entry).figures().items():
+    parts = Parts(entry)
+    for folder, figure in parts.figures().items():
         pdf, _ = save(figure, folder)
         pdf.unlink()
     text = f"# The arena: every table\n\n{tables_text(found)}"
     (FOLDER / "tables.md").write_text(text, encoding="utf-8")
+    made = blocks(parts, found)
     for page in (PAGE, PAPER):
-        page.write_text(filled(page.read_text(encoding="utf-8"), entry, found), encoding="utf-8")
+        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
 
 
 if __name__ == "__main__":

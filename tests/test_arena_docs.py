@@ -119,16 +119,18 @@ def test_the_confirmation_was_tuned_as_it_says() -> None:
 
 @pytest.mark.slow
 def test_every_block_of_the_page_is_as_the_program_writes_it() -> None:
-    from arena_report import FOLDER, PAPER, filled
+    from arena_parts import Parts
+    from arena_report import FOLDER, PAPER, blocks, filled
 
     from trustclip.arena.entry import read_entry
     from trustclip.arena.page import contents, tables_text
 
     entry = read_entry(FOLDER)
     found = contents(entry, entry.links("methods/{}.md"))
+    made = blocks(Parts(entry), found)
     for page in (PAGE, PAPER):
         text = page.read_text(encoding="utf-8")
-        assert_alike(filled(text, entry, found), text)
+        assert_alike(filled(text, made), text)
     tables, stored = tables_text(found), (FOLDER / "tables.md").read_text(encoding="utf-8")
     assert_alike(tables, stored[-len(tables) :])
 

@@ -40,7 +40,7 @@ def leaderboard(
             one.constraint,
             [
                 _share(one.end),
-                NOTHING if one.minus is None else _signed(one.minus),
+                NOTHING if one.minus is None else signed(one.minus),
                 _share(one.middle),
                 NOTHING if one.better is None else _share(one.better),
                 _share(one.area),
@@ -80,7 +80,7 @@ def contrast_table(found: Mapping[str, Sequence[Answer]]) -> Table:
         TableRow(
             a.question.asks,
             [
-                _concluded(a),
+                concluded(a),
                 *(_gap(by.get((scope, a.question))) for scope, _ in others),
                 *_beside(a),
             ],
@@ -128,11 +128,11 @@ ABOUT_BESIDE = (
 
 
 def _beside(answer: Answer) -> list[Cell]:
-    return [_signed(answer.area), _share(answer.better), _signed(answer.collapse)]
+    return [signed(answer.area), _share(answer.better), signed(answer.collapse)]
 
 
 def _gap(answer: Answer | None) -> Cell:
-    return NOTHING if answer is None else _signed(answer.contrast.difference)
+    return NOTHING if answer is None else signed(answer.contrast.difference)
 
 
 def control_table(runs: Runs, controls: Sequence[Question], title: str) -> Table | None:
@@ -227,7 +227,7 @@ def sensitivity_table(found: Sequence[Sensitivity], reference: str, series: Seri
             one.constraint,
             [
                 Cell(percent(one.mean.value)),
-                NOTHING if one.minus is None else _signed(one.minus),
+                NOTHING if one.minus is None else signed(one.minus),
                 Cell(percent(one.best)),
                 Cell(percent(one.near, 0)),
                 Cell(percent(one.edge, 0)),
@@ -255,7 +255,7 @@ def width_table(trials: Runs, series: Series) -> Table | None:
     rows = [
         TableRow(
             name,
-            [NOTHING if i == count // 2 else _signed(one) for i, one in enumerate(row)],
+            [NOTHING if i == count // 2 else signed(one) for i, one in enumerate(row)],
             kind="base" if name == "all" else "ours",
             series=series.get(name),
         )
@@ -326,21 +326,22 @@ def _nats(found: stats.Difference) -> Cell:
 
 def _at_equal(ours: Runs | None, theirs: Runs | None, column: str) -> Cell:
     found = None if ours is None or theirs is None else at_equal(ours, theirs, column)
-    return NOTHING if found is None else _signed(paired_runs(found))
+    return NOTHING if found is None else signed(paired_runs(found))
 
 
 def _points(share: float) -> str:
     return f"{100 * share:g} point{'s' * (share != MARGIN)}"
 
 
-def _concluded(answer: Answer) -> Cell:
+def concluded(answer: Answer) -> Cell:
+    """A contrast's difference with its interval and conclusion."""
     found = answer.contrast
-    shown = _signed(found.difference)
+    shown = signed(found.difference)
     strong = found.conclusion in ("larger", "smaller")
     return Cell(shown.text, f"{shown.note} {found.conclusion}", strong=strong)
 
 
-def _signed(difference: stats.Difference) -> Cell:
+def signed(difference: stats.Difference) -> Cell:
     """A difference in points with its sign and interval."""
     points = 100 * difference.value
     sign = "" if f"{abs(points):.1f}" == "0.0" else "+" if points > 0 else "−"

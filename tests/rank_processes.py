@@ -9,24 +9,21 @@ each other for so many seconds.
 Importing takes longer than a run, so one launch does many.
 """
 
-import json
 import math
 import os
 import signal
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import rank_program
 import torch
 import trl_runs
 from durable_runs import grpo, timeless
 from patience import NEVER
 
 import trustclip as tc
-from trustclip.durable.rollcall import leave
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, hidden
 from trustclip.engines.trl.phases import Generating
 
@@ -293,20 +290,15 @@ def fault(folder: Path, kind: str, seconds: str = f"{NEVER:.0f}") -> None:
     trainer.train_durably()
 
 
-def main(command: str, folder: Path, rest: list[str]) -> None:
-    told = {
+def commands(folder: Path, rest: list[str]) -> dict[str, Callable[[], Any]]:
+    return {
         "train": lambda: train(folder, rest),
         "fsdp2": lambda: fsdp2(folder),
         "zero": lambda: zero(folder, int(rest[0])),
         "record": lambda: record(folder),
         "fault": lambda: fault(folder, *rest),
-    }[command]()
-    if os.environ["RANK"] == "0":
-        (folder / "told.json").write_text(json.dumps(told))
+    }
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
-    leave()
+    rank_program.run(commands)

@@ -13,12 +13,13 @@ import json
 import os
 import resource
 import signal
-import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import rank_program
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
@@ -26,7 +27,6 @@ from durable_processes import SETTINGS
 from durable_runs import cut, differences, grpo
 
 from trustclip.durable import content
-from trustclip.durable.rollcall import leave
 from trustclip.durable.store import CheckpointError
 from trustclip.recipes.models import save_model
 
@@ -144,20 +144,15 @@ def no_room() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
 
-def main(command: str, folder: Path, rest: list[str]) -> None:
-    told = {
+def commands(folder: Path, rest: list[str]) -> dict[str, Callable[[], Any]]:
+    return {
         "cuts": lambda: cuts(folder, *rest),
         "train": lambda: train(folder, *rest),
         "full": lambda: on_write(rest[0], folder, no_room),
         "kill": lambda: on_write(rest[0], folder, lambda: os.kill(os.getpid(), signal.SIGKILL)),
         "lag": lambda: on_write(rest[0], folder, lambda: time.sleep(5)),
-    }[command]()
-    if os.environ["RANK"] == "0":
-        (folder / "told.json").write_text(json.dumps(told))
+    }
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
-    leave()
+    rank_program.run(commands)

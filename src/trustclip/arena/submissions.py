@@ -13,6 +13,7 @@ import numpy as np
 
 from trustclip.arena.analysis import CELL, Runs
 from trustclip.arena.tuning import TRIAL
+from trustclip.constraints.names import some
 
 #: Columns that a share of 1 stands in.
 SHARES = ("start", "end", "best", "area", "passk", "gated")
@@ -224,5 +225,4 @@ def _setting(setting: tuple[Any, ...]) -> str:
 
 
 def _some(values: list[int]) -> str:
-    shown = ", ".join(map(str, values[:5]))
-    return shown + (f", ... ({len(values)} in all)" if len(values) > 5 else "")
+    return some(values) + (f" ({len(values)} in all)" if len(values) > 5 else "")

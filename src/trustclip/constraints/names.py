@@ -1,6 +1,6 @@
-"""Error text for an unknown name: what was given, what is allowed, the nearest right name."""
+"""Names in error texts: what was given, what is allowed, the nearest right one; some of many."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 #: Of more right names than this only the closest are listed.
@@ -29,6 +29,16 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> str:
         closest = get_close_matches(str(given), names, n=SHOWN, cutoff=0.0)
         listed = f"{', '.join(closest)} and {len(names) - SHOWN} others"
     return f"unknown {kind} {given!r}{hint} Allowed: {listed}."
+
+
+def some(items: Sequence[object], most: int = 5) -> str:
+    """The first of many, for a sentence that counts them.
+
+    Example:
+      >>> some([1, 2, 3]), some("abcdefg", most=2)
+      ('1, 2, 3', 'a, b, ...')
+    """
+    return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")
 
 
 def nearest(given: object, allowed: Iterable[str]) -> str | None:

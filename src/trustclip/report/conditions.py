@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trustclip.constraints.names import some
 from trustclip.runs.jsonl import read_jsonl
 from trustclip.runs.reader import Evaluation, Run
 
@@ -83,11 +84,10 @@ def require_equal_texts(runs: Sequence[Run]) -> None:
         theirs = _texts(run)
         wrong = sorted(key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
         if wrong:
-            shown = ", ".join(f"{task}: {problem}" for task, problem in wrong[:5])
-            more = ", ..." if len(wrong) > 5 else ""
+            shown = some([f"{task}: {problem}" for task, problem in wrong])
             raise ValueError(
                 f"{first.path} and {run.path} were evaluated on different problems: {len(wrong)} "
-                f"have one id and two texts or answers ({shown}{more})."
+                f"have one id and two texts or answers ({shown})."
             )
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip import stats
+from trustclip.constraints.names import some
 from trustclip.report.comparison import LEVEL, Compared, compare, difference_on
 from trustclip.report.conditions import require_equal_texts
 from trustclip.report.groups import Estimate, Group, group_runs, names, pass_estimate
@@ -118,11 +119,10 @@ def _require_equal_problems(runs: Sequence[Run]) -> None:
     for run in others:
         unmatched = sorted(problems ^ _problems(run))
         if unmatched:
-            shown = ", ".join(f"{task}: {problem}" for task, problem in unmatched[:5])
-            more = ", ..." if len(unmatched) > 5 else ""
+            shown = some([f"{task}: {problem}" for task, problem in unmatched])
             raise ValueError(
                 f"{first.path} and {run.path} were evaluated on different problems: "
-                f"{len(unmatched)} are in one of them only ({shown}{more})."
+                f"{len(unmatched)} are in one of them only ({shown})."
             )
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trustclip.constraints.names import unknown
+from trustclip.constraints.names import some, unknown
 from trustclip.report.tokens import (
     MAX_STRINGS,
     OWN,
@@ -76,8 +76,7 @@ def print_tokens(
 
 
 def _none(source: Path, step: int | None, steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
-    return f"{source} has no tokens of step {step}; recorded: {shown or 'none'}."
+    return f"{source} has no tokens of step {step}; recorded: {some(steps, most=20) or 'none'}."
 
 
 def _facts(item: Judged, constraint: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import chdtri, nctdtrinc
 
+from trustclip.constraints.names import some
 from trustclip.stats.confidence import Interval, mean_interval, pass_interval, t_quantile
 from trustclip.stats.differences import (
     Difference,
@@ -338,10 +339,9 @@ def align(
     for other in others:
         unmatched = sorted(runs[first].keys() ^ runs[other].keys())
         if unmatched:
-            shown = ", ".join(unmatched[:5]) + (", ..." if len(unmatched) > 5 else "")
             raise ValueError(
                 f"{first} and {other} must hold the same problems; {len(unmatched)} "
-                f"are in one of them only: {shown}"
+                f"are in one of them only: {some(unmatched)}"
             )
     return problems, {
         name: _by_seed(name, [answers[problem] for problem in problems])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from trustclip.constraints.names import nearest
+from trustclip.constraints.names import nearest, some
 from trustclip.runs.foreign import neutral, prime_rl, tensorboard, trl, verl, wandb
 from trustclip.runs.foreign.log import Log, first_row
 from trustclip.runs.tokens import REQUIRED, TokenRow
@@ -78,9 +78,8 @@ def located(path: Path) -> tuple[ModuleType, Path]:
     if not found:
         raise ValueError(f"{path} holds no log that can be read: {looked_for()}.")
     if len(found) > 1:
-        listed = ", ".join(str(place.relative_to(path)) for _, place in found[:5])
-        more = ", ..." if len(found) > 5 else ""
-        raise ValueError(f"{path} holds {len(found)} logs; give one of them: {listed}{more}.")
+        listed = some([place.relative_to(path) for _, place in found])
+        raise ValueError(f"{path} holds {len(found)} logs; give one of them: {listed}.")
     return found[0]
 
 

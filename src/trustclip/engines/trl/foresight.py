@@ -37,8 +37,9 @@ def told(
     """
     old = inputs.get("old_per_token_logps")
     mask = token_mask(inputs)
-    placeholder = torch.zeros(mask.shape, device=mask.device) if old is None else old
-    batch = trainer._tokens(inputs, placeholder, placeholder)
+    # The head makes the log-probabilities of now; without old ones it takes its own for them.
+    before = torch.zeros(mask.shape, device=mask.device) if old is None else old
+    batch = trainer._tokens(inputs, before, before)
     corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     shares = weights(inputs, mask, trainer.loss_type, corrected)
     scored = torch.arange(len(mask), device=mask.device) if rows is None else rows

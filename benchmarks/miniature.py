@@ -11,6 +11,7 @@ and benchmarks/RESULTS.md, what stands between ``<!-- NAME -->`` and ``<!-- /NAM
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import isnan
 from pathlib import Path
 from statistics import fmean, median
 
@@ -20,7 +21,7 @@ from trustclip import stats
 from trustclip.report.collapse import KEPT, collapsed, mean_of
 from trustclip.report.comparison import LEVEL, Compared, compare
 from trustclip.report.groups import Group, group_runs, shared_answers
-from trustclip.report.learning import Learning, Number, learning
+from trustclip.report.learning import Learning, Number, learning, time_of
 from trustclip.runs.reader import read_runs
 from trustclip.runs.run import Run
 from trustclip.runs.text import bracket, percent
@@ -213,7 +214,7 @@ def _way(mini: Miniature) -> str:
     times = {label: way.time["value"] or 0 for label, way in mini.ways.items() if way.time}
     fast, slow = min(times, key=lambda x: times[x]), max(times, key=lambda x: times[x])
     which = "; ".join(told) if told else "none"
-    hits = sum(round((way.reached or {})["value"] * way.runs) for way in mini.ways.values())
+    hits = sum(not isnan(time_of(run, REACHES)) for run in mini.runs)
     return (
         f"**On the way**, in the area under the learning curve, these differ from `{REFERENCE}` "
         f"after the correction, in points: {which}. {hits} of {len(mini.runs)} runs reached "

@@ -33,6 +33,7 @@ PAGES = ROOT / "docs/miniature.md", ROOT / "benchmarks/RESULTS.md"
 COMMAND = "trustclip suite recipes/suites/table3-tiny.yaml --max-parallel 2"
 #: The score whose time is reported; of its suite.
 REACHES = 0.9
+SCORES = {"mean": "Mean@8", "pass": "Pass@8"}
 TWIN, NONE, REFERENCE = "twin", "none", "atr"
 
 
@@ -60,7 +61,11 @@ class Miniature:
     @cached_property
     def compared(self) -> list[Compared]:
         """Every constraint but the twin against the reference, by Mean@8 at the end."""
-        return [one for one in compare(self.groups, "mean") if one.group.label != TWIN]
+        return self.told_by("mean")
+
+    def told_by(self, kind: str) -> list[Compared]:
+        """The same by ``"mean"`` or ``"pass"``."""
+        return [one for one in compare(self.groups, kind) if one.group.label != TWIN]
 
     @cached_property
     def ways(self) -> dict[str, Learning]:
@@ -119,21 +124,22 @@ def sentences(mini: Miniature) -> list[str]:
 
 
 def _ends(mini: Miniature) -> str:
-    found = [one for one in mini.compared if one.difference is not None]
-    told = sorted((one for one in found if one.resolved), key=_value)
-    many = len(found) + 1
-    if not told:
-        nearest = min(found, key=lambda one: one.difference.p if one.difference else 1.0)
-        return (
-            f"**At the end** no constraint differs significantly from `{REFERENCE}` after Holm's "
-            f"correction for {many} comparisons; the nearest to a difference is {_gap(nearest)}."
-        )
-    each = "; ".join(map(_gap, told))
+    many = len(mini.groups) - 1
+    parts = [_told(mini.told_by(kind), name) for kind, name in SCORES.items()]
     return (
-        f"**At the end** {len(told)} of {many} constraints differ from `{REFERENCE}` after Holm's "
-        f"correction, in points: {each}. A constraint that is not among them is not shown to be "
-        "equal."
+        f"**At the end**, after Holm's correction for {many} comparisons of each score: "
+        f"{'; '.join(parts)}. A constraint that is not told from `{REFERENCE}` is not shown to be "
+        "its equal."
     )
+
+
+def _told(found: Sequence[Compared], name: str) -> str:
+    told = sorted((one for one in found if one.resolved), key=_value)
+    if told:
+        verb = "differs" if len(told) == 1 else "differ"
+        return f"in {name} {', '.join(map(_gap, told))} {verb} from `{REFERENCE}`, in points"
+    nearest = min(found, key=lambda one: one.difference.p if one.difference else 1.0)
+    return f"in {name} none differs from `{REFERENCE}`, and {_gap(nearest)} comes nearest to it"
 
 
 def _value(one: Compared) -> float:
@@ -144,7 +150,7 @@ def _gap(one: Compared) -> str:
     assert one.difference is not None
     d = one.difference
     p = "p < 0.001" if one.p_holm < 0.001 else f"p = {one.p_holm:.2g}"
-    return f"`{one.group.label}` {_interval(vars(d))} ({p} after the correction)"
+    return f"`{one.group.label}` {_interval(vars(d))} ({p})"
 
 
 def _interval(number: Number) -> str:
@@ -185,7 +191,7 @@ def _collapses(mini: Miniature) -> str:
     most = max(rates, key=lambda label: rates[label].value)
     spared = sum(not rate.value for rate in rates.values())
     more = rates[most].value > rates[NONE].value
-    highest = f" The highest is {_rate(rates[most])} (`{most}`)." if more else " None is higher."
+    highest = f" The highest is {_rate(rates[most])} (`{most}`)." if more else " No rate is higher."
     return (
         f"**Collapses**, runs that ended below {percent(KEPT, 0)} % of their best evaluation: "
         f"{whole} of {len(mini.runs)}, none under {spared} of {len(rates)} constraints. In percent "
@@ -224,21 +230,28 @@ def _finals(group: Group) -> list[float]:
 
 def _way(mini: Miniature) -> str:
     told = [
-        f"`{label}` {_interval(way.area_minus)}"
+        f"`{label}` {_interval(way.area_minus or {})}"
         for label, way in sorted(mini.ways.items(), key=lambda one: _area(one[1]))
-        if way.area_minus is not None and (way.area_minus["p_holm"] or 0) <= 1 - LEVEL
+        if _p_of(way.area_minus) <= 1 - LEVEL
     ]
     times = {label: way.time["value"] or 0 for label, way in mini.ways.items() if way.time}
     fast, slow = min(times, key=lambda x: times[x]), max(times, key=lambda x: times[x])
     which = "; ".join(told) if told else "none"
+    late = [f"`{label}`" for label, way in mini.ways.items() if _p_of(way.time_minus) <= 1 - LEVEL]
+    beside = f"; the times of {', '.join(late)} differ from its" if late else ""
     hits = sum(not isnan(time_of(run, REACHES)) for run in mini.runs)
     return (
         f"**On the way**, in the area under the learning curve, these differ from `{REFERENCE}` "
         f"after the correction, in points: {which}. {hits} of {len(mini.runs)} runs reached "
         f"{percent(REACHES, 0)} % at an evaluation, `{REFERENCE}` after {times[REFERENCE]:.0f} "
         f"updates on average, `{fast}` after {times[fast]:.0f} and `{slow}` after "
-        f"{times[slow]:.0f}, runs that never did counted with all of theirs."
+        f"{times[slow]:.0f}, runs that never did counted with all of theirs{beside}."
     )
+
+
+def _p_of(number: Number | None) -> float:
+    """Corrected p of a difference; 1 where there is none."""
+    return 1.0 if number is None or number["p_holm"] is None else number["p_holm"]
 
 
 def _area(way: Learning) -> float:
@@ -259,14 +272,18 @@ def said(mini: Miniature) -> str:
 
 def headline(mini: Miniature) -> str:
     """What docs/paper.md says of it."""
-    told = [f"`{one.group.label}`" for one in mini.compared if one.resolved]
-    differ = f"{', '.join(told)} from ATR's" if told else "none from ATR's"
+    parts = [_named(mini.told_by(kind), name) for kind, name in SCORES.items()]
     gap = percent(median(mini.detectable()), 0)
     return (
-        f"Of the final scores of {len(mini.groups)} constraints with {mini.seeds} seeds each, at "
-        f"one learning rate, Holm's correction tells {differ}; gaps of {gap} points are found with "
-        "80 % power before it."
+        f"Of {len(mini.groups)} constraints with {mini.seeds} seeds each, at one learning rate, "
+        f"Holm's correction tells from ATR at the end {' and '.join(parts)}; gaps of {gap} points "
+        "of Mean@8 are found with 80 % power before it."
     )
+
+
+def _named(found: Sequence[Compared], name: str) -> str:
+    told = ", ".join(f"`{one.group.label}`" for one in found if one.resolved)
+    return f"{told or 'none'} by {name}"
 
 
 def blocks(mini: Miniature) -> dict[str, str]:

@@ -33,7 +33,7 @@ SHOWN = {
         ("exceed sampling noise: none", "No gap of Table 2 to the best baseline exceeds"),
     ],
     "bounds atr --delta 0.07": [
-        ("clip_higher --low 0.329028261750126 --high 0.42221", "clip-higher with 0.329 and 0.422"),
+        ("clip_higher --low 0.329028261750126 --high 0.42221", "clip-higher with 0.329028 and"),
     ],
     "doctor --gradient-accumulation-steps 4": [
         ("4 x 1 / 4 = 1 optimizer update per generation", "there is one update per generation"),

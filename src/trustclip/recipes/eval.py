@@ -13,7 +13,8 @@ from trustclip.recipes.models import adapter_of, load_model
 from trustclip.recipes.problems import test_problems
 from trustclip.recipes.prompting import record, show, trained_with, unlike
 from trustclip.recipes.rewarding import keep_code
-from trustclip.recipes.settings import TINY, EvalSettings
+from trustclip.recipes.settings import EvalSettings
+from trustclip.recipes.tiny import BUILT_IN
 from trustclip.runs.answers import scores
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.terminal import print_table
@@ -90,9 +91,10 @@ def open_backend(settings: EvalSettings) -> Backend:
             settings.style.thinking,
         )
     if settings.backend == "vllm":
-        if settings.model == TINY:
+        if settings.model in BUILT_IN:
             raise ValueError(
-                f"vLLM cannot load the built-in model {TINY!r}: give a folder or a hub id."
+                f"vLLM cannot load the built-in model {settings.model!r}: give a folder or a hub "
+                "id."
             )
         if adapter_of(settings.model) is not None:
             raise ValueError(

@@ -40,7 +40,7 @@ def summary(parts: Parts) -> list[str]:
         for found in (
             answers(entry.main, entry.questions),
             answers(parts.same.main, parts.same.questions),
-            arena_trl.answered(),
+            arena_trl.TINY.answered(),
             answers(parts.first.main, parts.first.questions),
         )
     )
@@ -102,12 +102,16 @@ def blocks(parts: Parts, found: Contents) -> dict[str, str]:
     """Text of every block of the pages, by name: a table's key, or one of its own."""
     said = [found.headline, *(finding.text for finding in found.findings)]
     tables: dict[str, Table] = {t.key: t for section in found.sections for t in section.tables}
+    tables |= parts.tables()
+    texts = parts.said()
+    for experiment in arena_trl.made():
+        tables |= experiment.tables()
+        texts |= experiment.said()
     return (
-        {key: body(table) for key, table in (tables | parts.tables() | arena_trl.tables()).items()}
-        | parts.said()
+        {key: body(table) for key, table in tables.items()}
+        | texts
         | {
             "settings": counted(parts.arena),
-            "trl-settings": arena_trl.said(),
             "tabular": arena_tabular.block(),
             "sentences": "\n".join(
                 f"{i}. {text}" for i, text in enumerate(summary(parts), start=1)

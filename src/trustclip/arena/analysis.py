@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trustclip import stats
+from trustclip.stats import curves
 from trustclip.stats.aggregates import improvement, interquartile_interval, profile
 from trustclip.stats.equivalence import Contrast, adjusted_runs, contrasts, paired_runs
 from trustclip.stats.rates import paired_rates
@@ -263,8 +264,7 @@ def restricted(runs: Runs) -> float:
 
     All runs of a cell are equally long, so this is Kaplan and Meier's restricted mean.
     """
-    time = np.where(np.isnan(runs["time"]), runs["generations"], runs["time"])
-    return float(time.mean()) if len(runs) else nan
+    return float(curves.restricted(runs["time"], runs["generations"]).mean()) if len(runs) else nan
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from trustclip.lab.run import curves_of
 from trustclip.lab.training import Trained, train
 from trustclip.recipes.files import Source, build, load_yaml
 from trustclip.runs.jsonl import plain, write_text
+from trustclip.stats import curves
 
 #: Names of the plan and of the table in the folder of the arena.
 PLAN, TABLE = "arena.yaml", "runs.parquet"
@@ -238,7 +239,7 @@ def reached(curve: Curve, tail: int, score: float) -> float:
       (1.0, nan)
     """
     settled = curve.settled(tail)
-    return float(next((i for i, value in enumerate(settled) if value >= score), float("nan")))
+    return curves.reached(range(len(settled)), settled, score)
 
 
 def estimate(settings: ArenaSettings) -> Table:

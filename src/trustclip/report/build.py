@@ -3,29 +3,36 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trustclip.report import results
-from trustclip.report.collect import collect
+from trustclip.report import learning, results
+from trustclip.report.collect import Report, collect
 from trustclip.report.draw import figures
 from trustclip.report.page import render, token_page
 from trustclip.report.tables import latex, markdown
 from trustclip.runs.foreign.recognise import holds_tokens
 from trustclip.runs.jsonl import write_text
+from trustclip.runs.table import is_table, write_table
 
 
 def build(
-    runs: Sequence[Path], out: Path, *, reference: str | None = None, title: str | None = None
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    reference: str | None = None,
+    title: str | None = None,
+    reaches: float | None = None,
 ) -> list[Path]:
-    """Build the report of runs: ``index.html``, ``tables.*`` and ``figures/``.
+    """Build the report of runs: ``index.html``, ``tables.*``, ``runs.parquet`` and ``figures/``.
 
     Run directories are only read; unfinished runs are reported up to their last update.
 
     Args:
-      runs: run directories, and suites for all of theirs; or files of tokens alone, of any engine,
-        whose report is the page of the tokens.
+      runs: run directories, suites for all of theirs, and the ``runs.parquet`` of other reports;
+        or files of tokens alone, of any engine, whose report is the page of the tokens.
       out: folder of the report, created if missing; files of an earlier report are replaced.
       reference: label of the method that the others are compared with; the suite's own, or the
         first, when None.
       title: of the page.
+      reaches: score whose time is reported, a share of 1; the suite's own when None.
 
     Returns:
       The files written, the page first.
@@ -33,12 +40,12 @@ def build(
     Raises:
       ValueError: no run, or a path that is neither a run directory nor a suite.
     """
-    if runs and all(path.is_file() and holds_tokens(path) for path in runs):
+    if runs and all(map(_of_tokens, runs)):
         page = token_page(runs, title or "Tokens")
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / "index.html", page)
         return [out / "index.html"]
-    report = collect(runs, reference)
+    report = collect(runs, reference, reaches)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     texts = {
         "index.html": render(report, title or "Report", saved=True),
@@ -49,4 +56,18 @@ def build(
     for name, text in texts.items():
         write_text(out / name, text)
     drawn = [path for figure in report.figures for path in figures.save(figure, out / "figures")]
-    return [*(out / name for name in texts), *drawn]
+    return [*(out / name for name in texts), *_tabled(report, out / "runs.parquet"), *drawn]
+
+
+def _of_tokens(path: Path) -> bool:
+    return path.is_file() and not is_table(path) and holds_tokens(path)
+
+
+def _tabled(report: Report, path: Path) -> list[Path]:
+    """The runs of a report as a table, from which it can be made again; not logs of others."""
+    found = [(g.label, run) for g in report.groups for run in g.runs if run.log is None]
+    if not found:
+        return []
+    beside = [{"label": label, **learning.beside(run)} for label, run in found]
+    write_table(path, [run for _, run in found], beside)
+    return [path]

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from trustclip.paper import published
-from trustclip.report import results, sampler, shadows, verdict
+from trustclip.report import learning, results, sampler, shadows, verdict
 from trustclip.report.comparison import Compared, compare
 from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.groups import Group, by_setting, group_runs
 from trustclip.report.tables import Table
-from trustclip.runs.reader import find, read_run
+from trustclip.runs.reader import find, read_runs
 
 Item = TypeVar("Item")
 
@@ -107,21 +107,24 @@ def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}" if count else ""
 
 
-def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
+def collect(
+    paths: Sequence[Path], reference: str | None = None, reaches: float | None = None
+) -> Report:
     """Read run directories, and make the contents of their report.
 
     Args:
-      paths: run directories, and suites for all of theirs.
+      paths: run directories, suites for all of theirs, and tables of runs.
       reference: label of the method that the others are compared with; the suite's own, or the
         first, when None.
+      reaches: score whose time is reported, a share of 1; the suite's own when None.
 
     Raises:
       ValueError: no path, or one that is not a run directory.
     """
-    folders = list(dict.fromkeys(path for path in find(paths)))
-    if not folders:
+    runs = read_runs(list(dict.fromkeys(find(paths))))
+    if not runs:
         raise ValueError("a report needs at least one run directory.")
-    groups = group_runs([read_run(folder) for folder in folders], reference)
+    groups = group_runs(runs, reference)
     by_mean, by_pass = compare(groups, "mean"), compare(groups, "pass")
     tables = [results.single_table(groups)] if results.columns(groups) else []
     tables += _some(
@@ -131,15 +134,16 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
         results.comparison_table(by_pass, "pass-differences"),
     )
     beside = any(row.kind == "paper" for table in tables for row in table.rows)
+    logged = [group for group in groups if not any(run.tabled for run in group.runs)]
     gate = [
-        *_for_each(groups, curves.gate_figure),
-        *_some(curves.quadrant_figure(groups), curves.ratio_figure(groups)),
-        *_for_each(groups, curves.bucket_figure),
+        *_for_each(logged, curves.gate_figure),
+        *_some(curves.quadrant_figure(logged), curves.ratio_figure(logged)),
+        *_for_each(logged, curves.bucket_figure),
     ]
     policies = [
-        *_for_each(groups, mismatch.distance_figure),
-        *_some(mismatch.quantile_figure(groups)),
-        *_for_each(groups, mismatch.lag_figure),
+        *_for_each(logged, mismatch.distance_figure),
+        *_some(mismatch.quantile_figure(logged)),
+        *_for_each(logged, mismatch.lag_figure),
     ]
     training = [
         *_for_each(groups, curves.training_figure),
@@ -147,6 +151,7 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
     ]
     sweeps = [*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)]
     intervals = _some(results.interval_table(groups))
+    ways = _some(learning.table_of(groups, learning.threshold(groups, reaches)))
     return Report(
         groups=groups,
         compared=by_mean,
@@ -155,7 +160,7 @@ def collect(paths: Sequence[Path], reference: str | None = None) -> Report:
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups)), intervals),
-            Section("training", "Training", training),
+            Section("training", "Training", training, ways),
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),

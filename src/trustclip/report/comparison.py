@@ -7,9 +7,7 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.report.groups import Group, shared_answers
-from trustclip.runs.jsonl import scan
 from trustclip.runs.reader import Evaluation, Run
-from trustclip.runs.samples import shards
 
 LEVEL = 0.95
 
@@ -51,6 +49,7 @@ class Compared:
 class _Pair:
     """Runs of a group and of its reference, and their answers at ``step`` or (None) at the end.
 
+    ``texts``: of each of the runs, those of the group first, what stands for its completions;
     ``same_seeds``: run i of the one and run i of the other have the same seed. ``k``: of Pass@k,
     one for all pairs of a setting; ``unequal``: whether that is fewer samples than some have.
     """
@@ -58,6 +57,7 @@ class _Pair:
     group: Group
     reference: Group
     runs: tuple[Sequence[Run], Sequence[Run]]
+    texts: Sequence[str]
     a: Any
     b: Any
     strata: Sequence[str]
@@ -88,12 +88,9 @@ class _Pair:
     @cached_property
     def identical(self) -> bool:
         """Whether the runs wrote the same text, completion by completion."""
-        if not self.same_seeds or self.a != self.b:
-            return False
-        return all(
-            bool(found := _completions(x, self.step)) and found == _completions(y, self.step)
-            for x, y in zip(*self.runs, strict=True)
-        )
+        many = len(self.runs[0])
+        ours, theirs = self.texts[:many], self.texts[many:]
+        return self.same_seeds and self.a == self.b and all(ours) and ours == theirs
 
 
 def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
@@ -184,7 +181,8 @@ def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:
         else "not compared: the problems differ, or the samples are missing"
     )  # fmt: skip
     a, b = answers[: len(first)], answers[len(first) :]
-    return _Pair(group, reference, runs, a, b, strata, same_seeds, step, obstacle)
+    texts = [evaluation.texts for evaluation in evaluations]
+    return _Pair(group, reference, runs, texts, a, b, strata, same_seeds, step, obstacle)
 
 
 def _matched(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[Run]], bool]:
@@ -198,18 +196,6 @@ def _matched(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[
     if alone or min(len(ours), len(theirs)) > 1:
         return ([*ours.values()], [*theirs.values()]), alone
     return ([], []), False
-
-
-def _completions(run: Run, step: int | None) -> dict[tuple[Any, ...], Any]:
-    """Text of each completion of the evaluation at ``step``; of the last evaluation if None."""
-    if step is None and run.final is not None:
-        step = run.final.step
-    return {
-        (row["task"], row.get("id"), row.get("k")): row.get("response")
-        for shard in shards(run.path)
-        for line in scan(shard)
-        if (row := line.row) and row.get("task") is not None and row.get("step") == step
-    }
 
 
 def _alike(runs: Sequence[Run]) -> tuple[list[Evaluation], int | None]:

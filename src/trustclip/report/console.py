@@ -14,7 +14,7 @@ from trustclip.report.conditions import require_equal_texts
 from trustclip.report.groups import Estimate, Group, group_runs, names, pass_estimate
 from trustclip.report.results import bracket, percent, title_of
 from trustclip.report.verdict import cautions
-from trustclip.runs.reader import Run, find, read_run
+from trustclip.runs.reader import Run, find, read_runs
 from trustclip.runs.terminal import print_table
 
 
@@ -39,7 +39,7 @@ def print_comparison(
     paths = list(find(folders))
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise ValueError(f"{twice[0]} is given twice; a comparison needs two runs.")
-    groups = _arms([_evaluated(read_run(folder), step) for folder in paths])
+    groups = _arms([_evaluated(run, step) for run in read_runs(paths)])
     runs = [run for group in groups for run in group.scored]
     _require_equal_updates(runs)
     _require_equal_problems(runs)

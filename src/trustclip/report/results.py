@@ -224,8 +224,8 @@ def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
             low, high = (f"{100 * bound:+.1f}".replace("-", "−") for bound in (d.low, d.high))
             numbers = [
                 Cell(value, f"[{low}, {high}]" if d.low == d.low else ""),
-                Cell(_p(d.p)),
-                Cell(_p(c.p_holm), strong=c.resolved),
+                Cell(p_text(d.p)),
+                Cell(p_text(c.p_holm), strong=c.resolved),
             ]
         parts = [f"{c.seeds} seeds"] if c.seeds > 1 else []
         parts += [f"at update {c.step}"] if c.step is not None else []
@@ -244,8 +244,14 @@ def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
     return Table(key, title, "method", head, rows, notes, wide=True)
 
 
-def _p(p: float) -> str:
-    return "-" if p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
+def p_text(p: float | None) -> str:
+    """A p-value with three digits.
+
+    Example:
+      >>> p_text(0.0412), p_text(0.0002), p_text(None)
+      ('0.041', '< 0.001', '-')
+    """
+    return "-" if p is None or p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 #: Old probabilities at which an interval that depends on them is listed.

@@ -6,11 +6,10 @@ from typing import Literal
 
 from trustclip import stats
 from trustclip.constraints.base import Trait
-from trustclip.report import collapse, course
+from trustclip.report import collapse, course, rows
 from trustclip.report.comparison import Compared, gain
 from trustclip.report.conditions import unequal_samples, unlike
 from trustclip.report.contamination import trained_on
-from trustclip.report.draw.curves import points_of
 from trustclip.report.groups import Group, by_setting, names
 from trustclip.report.results import title_of
 from trustclip.runs.text import bracket, percent
@@ -177,7 +176,7 @@ def _logs(groups: Sequence[Group]) -> Iterator[Finding]:
 def _gates(groups: Sequence[Group]) -> Iterator[Finding]:
     shares = {}
     for name, group in _named(groups):
-        values = [v for run in group.runs for v in points_of(run, "trustclip/gated").values()]
+        values = rows.values([row for run in group.runs for row in run.training], "gated")
         if values and (group.method is None or Trait.CUTS in group.method.traits):
             shares[name] = sum(values) / len(values)
     for label, share in shares.items():

@@ -7,6 +7,7 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.runs.jsonl import Row
+from trustclip.runs.samples import fingerprint
 
 
 def score_rows(result: Mapping[str, Any], step: int) -> list[Row]:
@@ -63,36 +64,65 @@ def scores(rows: Sequence[Row]) -> dict[str, Any]:
       0.667
     """
     by_task = outcomes(rows)
-    parts = {
-        task: _scores(list(problems.values()), None, [r for r in rows if r["task"] == task])
-        for task, problems in by_task.items()
-    }
-    for task, part in parts.items():
-        if means := _rewards([row for row in rows if row["task"] == task]):
+    found = of_answers(by_task)
+    for task, part in found["tasks"].items():
+        own = [row for row in rows if row["task"] == task]
+        part |= _endings(own)
+        if means := _rewards(own):
             part["rewards"] = means
-    every = [answers for problems in by_task.values() for answers in problems.values()]
-    strata = [task for task, problems in by_task.items() for _ in problems]
-    return {"tasks": parts, "average": _scores(every, strata, rows)}
+    found["average"] |= _endings(rows)
+    return found
 
 
-def _scores(
-    correct: list[list[int]], strata: list[str] | None, rows: Sequence[Row]
-) -> dict[str, Any]:
+def of_answers(answers: Mapping[str, Mapping[str, list[int]]]) -> dict[str, Any]:
+    """The part of `scores` that follows from correctness alone.
+
+    Args:
+      answers: as `outcomes` makes them.
+
+    Example:
+      >>> found = of_answers({"t": {"1": [0, 1], "2": [1, 1]}})
+      >>> found["average"]["mean@2"]["value"], found["tasks"]["t"]["problems"]
+      (0.75, 2)
+    """
+    every = [given for problems in answers.values() for given in problems.values()]
+    strata = [task for task, problems in answers.items() for _ in problems]
+    parts = {task: _scores([*problems.values()], None) for task, problems in answers.items()}
+    return {"tasks": parts, "average": _scores(every, strata)}
+
+
+def _scores(correct: list[list[int]], strata: list[str] | None) -> dict[str, Any]:
     k = min(len(answers) for answers in correct)
     return {
         f"mean@{k}": vars(stats.mean_interval(correct, strata)),
         f"pass@{k}": vars(stats.pass_interval(correct, k, strata)),
         "problems": len(correct),
-        "truncated": sum(row["truncated"] for row in rows) / len(rows),
-        "no_answer": sum(row["extracted"] is None for row in rows) / len(rows),
-        "timeout": sum(row["judged"] == "timeout" for row in rows) / len(rows),
-        "length": sum(row["tokens"] for row in rows) / len(rows),
         "curve": {
             "k": list(range(1, k + 1)),
             "mean": stats.mean_curve(correct, strata).tolist(),
             "pass": stats.pass_curve(correct, strata).tolist(),
         },
     }
+
+
+def _endings(rows: Sequence[Row]) -> dict[str, float]:
+    """How answers end: shares of completions, and their mean length in tokens."""
+    return {
+        "truncated": sum(row["truncated"] for row in rows) / len(rows),
+        "no_answer": sum(row["extracted"] is None for row in rows) / len(rows),
+        "timeout": sum(row["judged"] == "timeout" for row in rows) / len(rows),
+        "length": sum(row["tokens"] for row in rows) / len(rows),
+    }
+
+
+def digest(rows: Iterable[Row]) -> str:
+    """A text that stands for every completion of an evaluation, whatever their order.
+
+    Args:
+      rows: of an evaluation, as `trustclip.runs.samples.Samples` keeps them.
+    """
+    named = sorted(f"{r['task']}\t{r['id']}\t{r['k']}\t{r['text']}" for r in rows)
+    return fingerprint("\n".join(named)) if named else ""
 
 
 def _rewards(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:

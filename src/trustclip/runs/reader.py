@@ -1,183 +1,21 @@
 """Reading run directories, and logs of other trainers, for a report; nothing is written."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from trustclip.constraints.names import nearest
-from trustclip.runs.answers import outcomes, scores
+from trustclip.runs.answers import digest, outcomes, scores
 from trustclip.runs.foreign.log import Log
 from trustclip.runs.foreign.recognise import holds_log, looked_for, read_log
 from trustclip.runs.identity import with_method
 from trustclip.runs.jsonl import Row, read_mapping, scan
+from trustclip.runs.run import Evaluation, Run, in_words, setting_of
 from trustclip.runs.samples import Samples
+from trustclip.runs.table import is_table, read_table
 
-#: Stands for the last row of a training that has logged nothing.
-_NOTHING: Row = {"step": 0}
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The answers to all test problems at one point of a run.
-
-    Args:
-      step: updates done by then; None where no training took part.
-      scores: as `trustclip.evaluation.evaluate.scores` makes them.
-      answers: correctness, ``{task: {problem: [0, 1, ...]}}``; empty where samples are gone.
-    """
-
-    step: int | None
-    scores: Mapping[str, Any]
-    answers: Mapping[str, Mapping[str, list[int]]]
-
-    @property
-    def tasks(self) -> list[str]:
-        """Names of the tasks."""
-        return list(self.scores["tasks"])
-
-    @property
-    def metrics(self) -> list[str]:
-        """Names of the scores: ``["mean@8", "pass@8"]``."""
-        return [name for name in self.scores["average"] if "@" in name]
-
-    def score(self, task: str | None, metric: str) -> Mapping[str, float] | None:
-        """``{"value", "low", "high"}`` of a task, or of the average (None), if it was measured."""
-        part = self.scores["average"] if task is None else self.scores["tasks"].get(task, {})
-        return part.get(metric)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run directory, or the log of another trainer's run.
-
-    Args:
-      path: the folder, or the log's file.
-      config: its ``config.yaml``.
-      environment: its ``environment.json``.
-      summary: its ``summary.json``, empty as long as there is none.
-      metrics: rows of ``metrics.jsonl`` by stage; of a step logged twice, the later.
-      evaluations: complete ones, in order.
-      samples: where its completions are.
-      remarks: sentences about the state of this folder, for the reader of a report.
-      entry: its entry in its suite (label, model, seed, method, reference), empty without one.
-      log: the log that it was read from, where that is another trainer's.
-    """
-
-    path: Path
-    config: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    metrics: Mapping[str, Sequence[Row]]
-    evaluations: Sequence[Evaluation]
-    samples: Samples
-    remarks: Sequence[str]
-    entry: Mapping[str, Any]
-    log: Log | None = None
-
-    @property
-    def command(self) -> str:
-        return str(self.config.get("command") or self.summary.get("command") or "run")
-
-    @property
-    def name(self) -> str:
-        """Name of the folder; of a log, that of its file, unless every run's is the same."""
-        path = self.path.resolve()
-        return path.parent.name if path.name == "trainer_state.json" else path.name
-
-    @property
-    def seed(self) -> Any:
-        return self.entry.get("seed", self.config.get("seed"))
-
-    @property
-    def model(self) -> str:
-        """Name of the model that training began with, without its folders."""
-        if self.command == "demo":
-            return "tiny"
-        model = self.entry.get("model") or self.config.get("model") or "model"
-        parts = Path(str(model)).parts
-        return "/".join(parts[-2:]) if parts[-1:] == ("final",) else parts[-1]
-
-    @property
-    def swept(self) -> Mapping[str, Any]:
-        """Values of the settings that its suite sweeps, by their paths in the recipe."""
-        return self.entry.get("swept") or {}
-
-    @property
-    def setting(self) -> str:
-        """Model and swept values, in words; methods are compared within a setting."""
-        return setting_of(self.model, self.swept)
-
-    @property
-    def method(self) -> Mapping[str, Any] | None:
-        """Method and hyper-parameters, ``{"name": ..., ...}``; None where nothing was trained."""
-        stage = self.config.get("rl") if self.command == "run" else self.config
-        told = stage.get("method") if isinstance(stage, Mapping) else None
-        given = (self.entry.get("method"), self.summary.get("method"), told)
-        return next((m for m in given if m and isinstance(m, Mapping)), None)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run is complete."""
-        whole = bool(self.summary)
-        return bool(self.summary.get("finished", whole and self.command not in ("run", "demo")))
-
-    @property
-    def training(self) -> Sequence[Row]:
-        """Logged rows of reinforcement learning."""
-        return self.metrics.get("rl", ())
-
-    @property
-    def last_step(self) -> int:
-        """Last logged update."""
-        return max((row["step"] for row in (self.training or (_NOTHING,))), default=0)
-
-    @property
-    def notices(self) -> list[Row]:
-        """Warnings of the guards, oldest first."""
-        return [*self.metrics.get("notice", ())]
-
-    @property
-    def initial(self) -> Evaluation | None:
-        """The evaluation before any update."""
-        return next((e for e in self.evaluations if e.step == 0), None)
-
-    @cached_property
-    def trained(self) -> list[Evaluation]:
-        """The evaluations after some update, or of no training at all."""
-        return [e for e in self.evaluations if e.step != 0]
-
-    @property
-    def final(self) -> Evaluation | None:
-        """The last evaluation after training."""
-        return self.trained[-1] if self.trained else None
-
-
-def setting_of(model: str, swept: Mapping[str, Any]) -> str:
-    """A model and swept values, in words.
-
-    Example:
-      >>> setting_of("tiny", {"rl.reward_noise": 0.1})
-      'tiny, reward_noise 0.1'
-    """
-    return ", ".join([model, *in_words(swept)])
-
-
-def in_words(swept: Mapping[str, Any]) -> list[str]:
-    """Swept settings, each as its name and value.
-
-    Example:
-      >>> in_words({"rl.reward_noise": 0.1})
-      ['reward_noise 0.1']
-    """
-    return [
-        f"{path.rpartition('.')[2]} {value:g}" if isinstance(value, float)
-        else f"{path.rpartition('.')[2]} {value}"
-        for path, value in swept.items()
-    ]  # fmt: skip
-
+__all__ = ["Evaluation", "Run", "find", "in_words", "read_run", "read_runs", "setting_of"]
 
 #: Stages whose rows hold numbers, and the columns of these that hold texts.
 _MEASURED, _TEXTS = ("rl", "sft", "eval"), ("stage", "task")
@@ -192,6 +30,8 @@ def read_run(path: Path) -> Run:
     Raises:
       ValueError: it is neither, or one of its files is damaged.
     """
+    if is_table(path):
+        raise ValueError(f"{path} is a table of runs; report and compare read it.")
     if not (path / "config.yaml").is_file():
         return _of_log(path, read_log(path))
     config = with_method(read_mapping(path / "config.yaml"))
@@ -214,6 +54,18 @@ def read_run(path: Path) -> Run:
     return run
 
 
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read run directories, suites, logs and tables of runs: every run of each.
+
+    Raises:
+      ValueError: as `find` and `read_run`.
+    """
+    found: list[Run] = []
+    for path in find(paths):
+        found += read_table(path) if is_table(path) else [read_run(path)]
+    return found
+
+
 def _of_log(path: Path, log: Log) -> Run:
     """A log as a run, for reports that compare it with others."""
     return Run(
@@ -231,7 +83,7 @@ def _of_log(path: Path, log: Log) -> Run:
 
 
 def find(paths: Sequence[Path]) -> Iterator[Path]:
-    """Run directories and logs among ``paths``: each itself, or all runs of a suite.
+    """Run directories, logs and tables among ``paths``: each itself, or all runs of a suite.
 
     Raises:
       ValueError: a path is neither; the message names it, and run directories near it.
@@ -245,7 +97,7 @@ def find(paths: Sequence[Path]) -> Iterator[Path]:
             if not trained:
                 raise ValueError(f"the suite {path} has no runs yet.")
             yield from sorted(trained, key=lambda run: order.get(run.name, len(order)))
-        elif (path / "config.yaml").is_file() or _is_log(path):
+        elif (path / "config.yaml").is_file() or is_table(path) or _is_log(path):
             yield path
         else:
             raise ValueError(_no_run(path))
@@ -271,11 +123,14 @@ def _no_run(path: Path) -> str:
 
 
 def _entry(path: Path) -> Mapping[str, Any]:
-    """The entry of a run directory in its suite, with the label of the reference."""
+    """The entry of a run directory in its suite, with what the suite says of all its runs."""
     suite = read_mapping(path.resolve().parent / "suite.yaml")
     runs = suite.get("runs")
     entry = runs.get(path.resolve().name) if isinstance(runs, Mapping) else None
-    return {**entry, "reference": suite.get("reference")} if isinstance(entry, Mapping) else {}
+    if not isinstance(entry, Mapping):
+        return {}
+    shared = {key: suite[key] for key in ("reference", "reaches") if suite.get(key) is not None}
+    return {**entry, "suite": suite.get("name"), **shared}
 
 
 def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:
@@ -318,7 +173,7 @@ def _evaluations(
         step = {"before": 0, "after": last}.get(stage or "", given)
         if step in found:
             rows = list(answers.values())
-            found[step] = Evaluation(step, scores(rows), outcomes(rows))
+            found[step] = Evaluation(step, scores(rows), outcomes(rows), digest(rows))
         else:
             at = "" if step is None else f" at step {step}"
             remarks.append(f"the evaluation{at} is incomplete: {len(answers)} answers, not scored")

@@ -1,5 +1,6 @@
 """Completions of a run for the page: a stated number of them, spread evenly over the run."""
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -84,6 +85,8 @@ class Samples:
             brief = {
                 "task": task,
                 "id": str(identity),
+                "k": number,
+                "text": fingerprint(str(row.get("response"))),
                 "correct": int(row["correct"]),
                 "tokens": float("nan") if tokens is None else tokens,
                 "truncated": bool(row.get("truncated")),
@@ -113,6 +116,11 @@ class Samples:
                 break
             taken.append((number, place))
         return [place for _, place in sorted(taken, key=lambda item: item[0])]
+
+
+def fingerprint(text: str) -> str:
+    """Sixteen hexadecimal digits that stand for a text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class Problems:

@@ -71,6 +71,8 @@ class SuiteSettings:
     """Methods by label: `name`, hyper-parameters, and `sweep`, with a label for each value."""
     reference: str | None = None
     """Label that the others are compared with; the first one when unset."""
+    reaches: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Mean@K whose time is reported, a share of 1: 0.9, say; no time when unset."""
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     """Seeds of the runs."""
     models: tuple[str, ...] = ()

@@ -13,7 +13,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from trustclip.report.comparison import Compared, compare
-from trustclip.report.groups import Estimate, Group, pooled
+from trustclip.report.groups import Estimate, Group, group_runs, pooled
+from trustclip.report.learning import Learning, learning, learning_table, threshold
 from trustclip.report.results import NOTHING
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.report.tables import markdown as written
@@ -66,10 +67,11 @@ class Results:
         Returns:
           ``rows``, one for each setting (a model, and swept values) and label: ``final`` and
           ``best`` scores and, by task, final ones (``mean@K`` and ``pass@K``, each ``value``,
-          ``low``, ``high``; shares of 1), ``gated`` (share of tokens), and ``difference`` to the
-          reference of the setting by metric with ``p``, ``p_holm`` (over all labels and settings)
-          and ``verdict``. ``before``: scores in each setting before training. The other keys are
-          those of the caption.
+          ``low``, ``high``; shares of 1), ``gated`` (share of tokens), ``learning`` (the fields of
+          `trustclip.report.learning.Learning`), and ``difference`` to the reference of the setting
+          by metric with ``p``, ``p_holm`` (over all labels and settings) and ``verdict``.
+          ``before``: scores in each setting before training. The other keys are those of the
+          caption.
         """
         reference, found = self._plan.reference, self._runs
         models = {job.setting: job.model for job in self._plan.runs}
@@ -78,44 +80,91 @@ class Results:
             for setting, model in models.items()
             for label in self._plan.methods
         ]
-        compared = [found for kind in ("mean", "pass") for found in compare(groups, kind)]
         settings = [job.settings for job in self._plan.runs]
-        return {
+        about = {
             "name": self._plan.settings.name,
             "command": self._command,
             "reference": reference,
+            "reaches": self._plan.settings.reaches,
             "seeds": list(self._plan.settings.seeds),
-            "steps": sorted({run["rl"]["max_steps"] for run in settings}),
-            "k": sorted({run["eval"]["k"] for run in settings if run["eval"]}),
-            "problems": _problems(groups),
-            "before": {g.setting: self._before(g) for g in groups if g.is_reference},
-            "rows": [
-                self._row(group, [found for found in compared if found.group is group])
-                for group in groups
-            ],
+            **_budgets(settings),
         }
+        methods = {label: method.to_dict() for label, method in self._plan.methods.items()}
+        return _content(about, groups, methods)
 
-    def _before(self, group: Group) -> dict[str, Any]:
-        """Scores before training, from each run's evaluation of its initial model."""
-        return _scores(group, [run.initial for run in group.runs if run.initial is not None])
 
-    def _row(self, group: Group, compared: Sequence[Compared]) -> dict[str, Any]:
-        final = _moment(group, "final")
-        tasks = final[0].tasks if final else []
-        found = [_gated(run) for run in group.runs]
-        gated = [share for share in found if share is not None]
-        return {
-            "setting": group.setting,
-            "model": group.model,
-            "label": group.label,
-            "method": self._plan.methods[group.label].to_dict(),
-            "seeds": sorted(group.seeds),
-            "final": _final(group),
-            "best": _scores(group, _moment(group, "best")),
-            "tasks": {task: _final(group, task) for task in tasks},
-            "gated": sum(gated) / len(gated) if gated else None,
-            "difference": {one.metric: _difference(one) for one in compared},
-        }
+def remade(runs: Sequence[Run], command: str, reaches: float | None = None) -> dict[str, Any]:
+    """The content of ``table.json`` again, from all finished runs of a suite.
+
+    Args:
+      runs: of one suite, as `trustclip.runs.reader.read_runs` finds them.
+      command: the command line, for the caption.
+      reaches: score whose time is reported; the suite's own when None.
+    """
+    groups, entry = group_runs(runs), runs[0].entry
+    about = {
+        "name": entry["suite"],
+        "command": command,
+        "reference": entry["reference"],
+        "reaches": threshold(groups, reaches),
+        "seeds": sorted({run.seed for run in runs}),
+        **_budgets([run.config for run in runs]),
+    }
+    return _content(about, groups, {group.label: group.runs[0].method for group in groups})
+
+
+def _budgets(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Updates of the runs, and samples of each problem."""
+    return {
+        "steps": sorted({run["rl"]["max_steps"] for run in settings}),
+        "k": sorted({run["eval"]["k"] for run in settings if run["eval"]}),
+    }
+
+
+def _content(
+    about: Mapping[str, Any], groups: Sequence[Group], methods: Mapping[str, Any]
+) -> dict[str, Any]:
+    compared = [found for kind in ("mean", "pass") for found in compare(groups, kind)]
+    ways = learning(groups, about["reaches"])
+    return {
+        **about,
+        "problems": _problems(groups),
+        "before": {g.setting: _before(g) for g in groups if g.is_reference},
+        "rows": [
+            _row(group, methods[group.label], way, [c for c in compared if c.group is group])
+            for group, way in zip(groups, ways, strict=True)
+        ],
+    }
+
+
+def _before(group: Group) -> dict[str, Any]:
+    """Scores before training, from each run's evaluation of its initial model."""
+    return _scores(group, [run.initial for run in group.runs if run.initial is not None])
+
+
+def _row(
+    group: Group,
+    method: Mapping[str, Any],
+    way: Learning | None,
+    compared: Sequence[Compared],
+) -> dict[str, Any]:
+    final = _moment(group, "final")
+    tasks = final[0].tasks if final else []
+    found = [_gated(run) for run in group.runs]
+    gated = [share for share in found if share is not None]
+    return {
+        "setting": group.setting,
+        "model": group.model,
+        "label": group.label,
+        "method": method,
+        "seeds": sorted(group.seeds),
+        "final": _final(group),
+        "best": _scores(group, _moment(group, "best")),
+        "tasks": {task: _final(group, task) for task in tasks},
+        "gated": sum(gated) / len(gated) if gated else None,
+        "learning": None if way is None else vars(way),
+        "difference": {one.metric: _difference(one) for one in compared},
+    }
 
 
 def _moment(group: Group, moment: str) -> list[Evaluation]:
@@ -168,10 +217,12 @@ def _problems(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def markdown(table: Mapping[str, Any]) -> str:
-    """`Results.table` in Markdown: scores, differences and, if several, the benchmarks."""
+    """`Results.table` in Markdown: scores, differences, the way there, and several benchmarks."""
     k = table["k"][0] if len(table["k"]) == 1 else "K"
     metrics = f"Mean@{k}", f"Pass@{k}"
     tables = [_scores_table(table, metrics), _differences_table(table, metrics)]
+    if (ways := _learning_table(table)) is not None:
+        tables.append(ways)
     if len(table["problems"]) > 1:
         tables.append(_benchmarks_table(table, metrics))
     parts = [f"# {table['name']}\n", _caption(table, metrics), *map(written, tables)]
@@ -271,6 +322,17 @@ def _differences_note(table: Mapping[str, Any]) -> str:
             "because the intervals and p-values leave out how much training runs differ."
         )
     return note
+
+
+def _learning_table(table: Mapping[str, Any]) -> Table | None:
+    labels: list[TableRow] = []
+    ways: list[Learning | None] = []
+    for setting, section in _sections(table):
+        found = [(row["label"], row["learning"]) for row in _rows(table, setting)]
+        labels += [*section, *(TableRow(label) for label, _ in found)]
+        ways += [None] * len(section)
+        ways += [None if way is None else Learning(**way) for _, way in found]
+    return learning_table(labels, ways, table["reaches"])
 
 
 def _benchmarks_table(table: Mapping[str, Any], metrics: Metrics) -> Table:

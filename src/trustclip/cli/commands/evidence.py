@@ -105,9 +105,13 @@ def report(argv: Sequence[str]) -> int:
     @dataclasses.dataclass
     class Options:
         runs: tyro.conf.Positional[tuple[Path, ...]]
-        """Run directories, the folder of a suite, logs of TRL, verl and prime-rl, or tokens."""
+        """Run directories, the folder of a suite, logs of TRL, verl and prime-rl, tokens, or the
+        runs.parquet of another report."""
         output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
         """Where the page, the tables and the figures go."""
+        reaches: float | None = None
+        """Also report how many updates it takes to score this, a share of 1 such as 0.9; a suite
+        file may say it as well."""
         serve: bool = False
         """Instead of writing files, show the page to this machine's browser and follow the runs
         while they train, until Ctrl-C."""
@@ -120,7 +124,7 @@ def report(argv: Sequence[str]) -> int:
         return 0
     from trustclip.report.build import build
 
-    for path in build(options.runs, options.output_dir):
+    for path in build(options.runs, options.output_dir, reaches=options.reaches):
         say(path)
     return 0
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from trustclip.constraints.registry import interval
+from trustclip.report import rows
 from trustclip.report.comparison import Compared
 from trustclip.report.draw.budget import beside, told
-from trustclip.report.draw.curves import points_of
 from trustclip.report.draw.marks import NEUTRAL, Figure, Mark, Panel
 from trustclip.report.groups import Group, by_setting, names
 from trustclip.report.results import tasks_of, title_of
@@ -215,7 +215,7 @@ def _is_number(value: Any) -> bool:
 
 def mean_gated(group: Group) -> float | None:
     """Mean share of gated tokens over the updates of all runs."""
-    values = [v for run in group.runs for v in points_of(run, "trustclip/gated").values()]
+    values = rows.values([row for run in group.runs for row in run.training], "gated")
     return sum(values) / len(values) if values else None
 
 

@@ -1,0 +1,255 @@
+"""Table 3 of the paper in miniature: its table and what it says, from the committed runs alone.
+
+    trustclip report runs/table3-tiny -o report/
+    cp report/runs.parquet report/figures/{scores,figure2,figure3-clip-epsilon,quadrants}.svg \
+      benchmarks/table3-tiny/
+    python benchmarks/miniature.py
+
+The last command needs the first file alone. It writes table.md beside it and, in docs/miniature.md
+and benchmarks/RESULTS.md, what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, median
+
+from arena_report import filled
+
+from trustclip import stats
+from trustclip.report.collapse import collapsed, mean_of
+from trustclip.report.comparison import LEVEL, Compared, compare
+from trustclip.report.groups import Group, group_runs, shared_answers
+from trustclip.report.learning import Learning, Number, learning
+from trustclip.runs.reader import read_runs
+from trustclip.runs.run import Run
+from trustclip.runs.text import bracket, percent
+from trustclip.suite.table import markdown, remade
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks/table3-tiny"
+PAGES = ROOT / "docs/miniature.md", ROOT / "benchmarks/RESULTS.md"
+COMMAND = "trustclip suite recipes/suites/table3-tiny.yaml --max-parallel 2"
+#: The score whose time is reported; of its suite.
+REACHES = 0.9
+TWIN, NONE, REFERENCE = "twin", "none", "atr"
+
+
+class Miniature:
+    """The runs of the suite, read once.
+
+    Args:
+      path: the table of runs.
+    """
+
+    def __init__(self, path: Path = FOLDER / "runs.parquet") -> None:
+        self.runs: list[Run] = read_runs([path])
+        self.groups: list[Group] = group_runs(self.runs)
+
+    @cached_property
+    def by(self) -> dict[str, Group]:
+        """Groups by their labels."""
+        return {group.label: group for group in self.groups}
+
+    @cached_property
+    def seeds(self) -> int:
+        """Seeds that every constraint has."""
+        return len(set.intersection(*(set(group.seeds) for group in self.groups)))
+
+    @cached_property
+    def compared(self) -> list[Compared]:
+        """Every constraint but the twin against the reference, by Mean@8 at the end."""
+        return [one for one in compare(self.groups, "mean") if one.group.label != TWIN]
+
+    @cached_property
+    def ways(self) -> dict[str, Learning]:
+        """Areas, collapses and times by label."""
+        found = zip(self.groups, learning(self.groups, REACHES), strict=True)
+        return {group.label: one for group, one in found if one is not None}
+
+    def fallen(self, runs: Sequence[Run]) -> stats.Interval:
+        """Share of runs that collapsed."""
+        return stats.rate_interval(sum(map(collapsed, runs)), len(runs))
+
+    def detectable(self, family: int = 1) -> list[float]:
+        """The smallest gap that these seeds find with 80 % power, of each comparison, sorted.
+
+        Args:
+          family: comparisons that the level is divided by.
+        """
+        level, theirs = 1 - (1 - LEVEL) / family, self.by[REFERENCE]
+        found = []
+        for one in self.compared:
+            both = [*one.group.evaluations("final"), *theirs.evaluations("final")]
+            answers, strata = shared_answers(both)
+            many = len(one.group.scored)
+            a, b = answers[:many], answers[many:]
+            found.append(stats.required(a, b, strata, level=level, same_seeds=True).detectable)
+        return sorted(found)
+
+    def twins(self) -> tuple[int, int]:
+        """Evaluations in which the twin wrote the very completions of the reference, and all."""
+        pairs = [
+            (a, b)
+            for ours, theirs in zip(self.by[TWIN].runs, self.by[REFERENCE].runs, strict=True)
+            for a, b in zip(ours.evaluations, theirs.evaluations, strict=True)
+        ]
+        return sum(bool(a.texts) and a.texts == b.texts for a, b in pairs), len(pairs)
+
+    def cpu_seconds(self) -> list[float]:
+        """CPU seconds of each run, without its fine-tuning."""
+        return [run.summary["cpu_seconds"] for run in self.runs]
+
+
+def table(mini: Miniature) -> str:
+    """The table that the suite writes."""
+    return markdown(remade(mini.runs, COMMAND, REACHES))
+
+
+def sentences(mini: Miniature) -> list[str]:
+    """What the table says."""
+    return [_ends(mini), _power(mini), _twin(mini), _collapses(mini), _best(mini), _way(mini)]
+
+
+def _ends(mini: Miniature) -> str:
+    found = [one for one in mini.compared if one.difference is not None]
+    told = sorted((one for one in found if one.resolved), key=_value)
+    many = len(found) + 1
+    if not told:
+        nearest = min(found, key=lambda one: one.difference.p if one.difference else 1.0)
+        return (
+            f"**At the end** no constraint differs significantly from `{REFERENCE}` after Holm's "
+            f"correction for {many} comparisons; the nearest to a difference is {_gap(nearest)}."
+        )
+    each = "; ".join(map(_gap, told))
+    return (
+        f"**At the end** {len(told)} of {many} constraints differ from `{REFERENCE}` after Holm's "
+        f"correction, in points: {each}. A constraint that is not among them is not shown to be "
+        "equal."
+    )
+
+
+def _value(one: Compared) -> float:
+    return 0.0 if one.difference is None else one.difference.value
+
+
+def _gap(one: Compared) -> str:
+    assert one.difference is not None
+    d = one.difference
+    p = "p < 0.001" if one.p_holm < 0.001 else f"p = {one.p_holm:.2g}"
+    return f"`{one.group.label}` {_interval(vars(d))} ({p} after the correction)"
+
+
+def _interval(number: Number) -> str:
+    return f"{percent(number['value'])} {bracket(number['low'], number['high'])}".rstrip()
+
+
+def _power(mini: Miniature) -> str:
+    alone, corrected = mini.detectable(), mini.detectable(len(mini.compared) + 1)
+    return (
+        f"**What {mini.seeds} seeds find**, with 80 % power: gaps of {percent(median(alone), 0)} "
+        f"points, and of {percent(median(corrected), 0)} where the correction takes one comparison "
+        f"as hardly as it can (medians over the constraints; {percent(alone[0], 0)} to "
+        f"{percent(alone[-1], 0)}, and {percent(corrected[0], 0)} to {percent(corrected[-1], 0)})."
+    )
+
+
+def _twin(mini: Miniature) -> str:
+    same, all_ = mini.twins()
+    return (
+        f"**The twin** `clip_higher(0.329, 0.422)` wrote the very completions of `{REFERENCE}` in "
+        f"{same} of {all_} evaluations ({mini.seeds} seeds): nothing at the token level is special "
+        "to k3 but where its bounds lie."
+    )
+
+
+def _collapses(mini: Miniature) -> str:
+    rates = {label: mini.fallen(group.scored) for label, group in mini.by.items()}
+    whole = mini.fallen([run for group in mini.groups for run in group.scored])
+    most = max(rates, key=lambda label: rates[label].value)
+    spared = [f"`{label}`" for label, rate in rates.items() if not rate.value]
+    none = f"; none of {', '.join(spared)}" if spared else ""
+    return (
+        f"**Collapses**, runs that ended below 70 % of their best evaluation: "
+        f"{round(whole.value * len(mini.runs))} of {len(mini.runs)}. In percent of the seeds, "
+        f"`{REFERENCE}` {_interval(vars(rates[REFERENCE]))}, without any constraint "
+        f"{_interval(vars(rates[NONE]))}, at most {_interval(vars(rates[most]))} "
+        f"(`{most}`){none}."
+    )
+
+
+def _best(mini: Miniature) -> str:
+    best = {label: fmean(_bests(group)) for label, group in mini.by.items()}
+    end = {label: fmean(_finals(group)) for label, group in mini.by.items()}
+    top, low = max(best, key=lambda x: best[x]), min(best, key=lambda x: best[x])
+    place = sorted(best, key=lambda x: -best[x]).index(NONE) + 1
+    worst = min(end, key=lambda x: end[x])
+    return (
+        f"**The best evaluation of a run**, which the paper reports, is between "
+        f"{percent(best[low])} (`{low}`) and {percent(best[top])} (`{top}`), the end between "
+        f"{percent(end[worst])} (`{worst}`) and {percent(max(end.values()))}: the best hides what "
+        f"was lost after it. Without any constraint it is {percent(best[NONE])}, number {place} of "
+        f"{len(best)}, and the end {percent(end[NONE])}."
+    )
+
+
+def _bests(group: Group) -> list[float]:
+    return [max(map(mean_of, run.trained)) for run in group.scored]
+
+
+def _finals(group: Group) -> list[float]:
+    return [mean_of(run.final) for run in group.scored if run.final is not None]
+
+
+def _way(mini: Miniature) -> str:
+    told = [
+        f"`{label}` {_interval(way.area_minus)}"
+        for label, way in sorted(mini.ways.items(), key=lambda one: _area(one[1]))
+        if way.area_minus is not None and (way.area_minus["p_holm"] or 0) <= 1 - LEVEL
+    ]
+    times = {label: way.time["value"] or 0 for label, way in mini.ways.items() if way.time}
+    fast, slow = min(times, key=lambda x: times[x]), max(times, key=lambda x: times[x])
+    which = "; ".join(told) if told else "none"
+    hits = sum(round((way.reached or {})["value"] * way.runs) for way in mini.ways.values())
+    return (
+        f"**On the way**, in the area under the learning curve, these differ from `{REFERENCE}` "
+        f"after the correction, in points: {which}. {hits} of {len(mini.runs)} runs reached "
+        f"{percent(REACHES, 0)} % at an evaluation, `{REFERENCE}` after {times[REFERENCE]:.0f} "
+        f"updates on average, `{fast}` after {times[fast]:.0f} and `{slow}` after "
+        f"{times[slow]:.0f}, runs that never did counted with all of theirs."
+    )
+
+
+def _area(way: Learning) -> float:
+    return (way.area_minus or {}).get("value") or 0.0
+
+
+def said(mini: Miniature) -> str:
+    """How many runs there are, and what they took."""
+    seconds, seeds = mini.cpu_seconds(), sorted({run.seed for run in mini.runs})
+    return (
+        f"{len(mini.runs)} runs: {len(mini.groups)} constraints on the seeds {seeds[0]} to "
+        f"{seeds[-1]}, from one fine-tuned model, 96 updates in 6 generations of 16, learning rate "
+        f"3e-4. {fmean(seconds):.0f} CPU seconds a run on average ({min(seconds):.0f} to "
+        f"{max(seconds):.0f}, as the runs recorded), {sum(seconds) / 60:.0f} CPU minutes in all."
+    )
+
+
+def blocks(mini: Miniature) -> dict[str, str]:
+    """What the pages say between their marks."""
+    listed = "\n".join(f"- {one}" for one in sentences(mini))
+    return {"miniature-runs": said(mini), "miniature-says": listed}
+
+
+def main() -> None:
+    """Write the table, and the parts of both pages."""
+    mini = Miniature()
+    (FOLDER / "table.md").write_text(table(mini), encoding="utf-8")
+    made = blocks(mini)
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+    print(made["miniature-says"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""A run and its evaluations, as reports see them, wherever they were read from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trustclip.runs.foreign.log import Log
+from trustclip.runs.jsonl import Row
+from trustclip.runs.samples import Samples
+
+#: Stands for the last row of a training that has logged nothing.
+_NOTHING: Row = {"step": 0}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The answers to all test problems at one point of a run.
+
+    Args:
+      step: updates done by then; None where no training took part.
+      scores: as `trustclip.evaluation.evaluate.scores` makes them.
+      answers: correctness, ``{task: {problem: [0, 1, ...]}}``; empty where samples are gone.
+      texts: digest of all completions; empty where samples are gone.
+    """
+
+    step: int | None
+    scores: Mapping[str, Any]
+    answers: Mapping[str, Mapping[str, list[int]]]
+    texts: str = ""
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks."""
+        return list(self.scores["tasks"])
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the scores: ``["mean@8", "pass@8"]``."""
+        return [name for name in self.scores["average"] if "@" in name]
+
+    def score(self, task: str | None, metric: str) -> Mapping[str, float] | None:
+        """``{"value", "low", "high"}`` of a task, or of the average (None), if it was measured."""
+        part = self.scores["average"] if task is None else self.scores["tasks"].get(task, {})
+        return part.get(metric)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, or the log of another trainer's run.
+
+    Args:
+      path: the folder, or the log's file.
+      config: its ``config.yaml``.
+      environment: its ``environment.json``.
+      summary: its ``summary.json``, empty as long as there is none.
+      metrics: rows of ``metrics.jsonl`` by stage; of a step logged twice, the later.
+      evaluations: complete ones, in order.
+      samples: where its completions are.
+      remarks: sentences about the state of this folder, for the reader of a report.
+      entry: its entry in its suite (label, model, seed, method), with its
+        reference and name and the score that it `reaches`; empty without one.
+      log: the log that it was read from, where that is another trainer's.
+      tabled: whether it was read from a table of runs, where all updates are one row of means.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    metrics: Mapping[str, Sequence[Row]]
+    evaluations: Sequence[Evaluation]
+    samples: Samples
+    remarks: Sequence[str]
+    entry: Mapping[str, Any]
+    log: Log | None = None
+    tabled: bool = False
+
+    @property
+    def command(self) -> str:
+        return str(self.config.get("command") or self.summary.get("command") or "run")
+
+    @property
+    def name(self) -> str:
+        """Name of the folder; of a log, that of its file, unless every run's is the same."""
+        path = self.path.resolve()
+        return path.parent.name if path.name == "trainer_state.json" else path.name
+
+    @property
+    def seed(self) -> Any:
+        return self.entry.get("seed", self.config.get("seed"))
+
+    @property
+    def model(self) -> str:
+        """Name of the model that training began with, without its folders."""
+        if self.command == "demo":
+            return "tiny"
+        model = self.entry.get("model") or self.config.get("model") or "model"
+        parts = Path(str(model)).parts
+        return "/".join(parts[-2:]) if parts[-1:] == ("final",) else parts[-1]
+
+    @property
+    def swept(self) -> Mapping[str, Any]:
+        """Values of the settings that its suite sweeps, by their paths in the recipe."""
+        return self.entry.get("swept") or {}
+
+    @property
+    def setting(self) -> str:
+        """Model and swept values, in words; methods are compared within a setting."""
+        return setting_of(self.model, self.swept)
+
+    @property
+    def method(self) -> Mapping[str, Any] | None:
+        """Method and hyper-parameters, ``{"name": ..., ...}``; None where nothing was trained."""
+        stage = self.config.get("rl") if self.command == "run" else self.config
+        told = stage.get("method") if isinstance(stage, Mapping) else None
+        given = (self.entry.get("method"), self.summary.get("method"), told)
+        return next((m for m in given if m and isinstance(m, Mapping)), None)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        whole = bool(self.summary)
+        return bool(self.summary.get("finished", whole and self.command not in ("run", "demo")))
+
+    @property
+    def training(self) -> Sequence[Row]:
+        """Logged rows of reinforcement learning."""
+        return self.metrics.get("rl", ())
+
+    @property
+    def last_step(self) -> int:
+        """Last logged update."""
+        return max((row["step"] for row in (self.training or (_NOTHING,))), default=0)
+
+    @property
+    def notices(self) -> list[Row]:
+        """Warnings of the guards, oldest first."""
+        return [*self.metrics.get("notice", ())]
+
+    @property
+    def initial(self) -> Evaluation | None:
+        """The evaluation before any update."""
+        return next((e for e in self.evaluations if e.step == 0), None)
+
+    @cached_property
+    def trained(self) -> list[Evaluation]:
+        """The evaluations after some update, or of no training at all."""
+        return [e for e in self.evaluations if e.step != 0]
+
+    @property
+    def final(self) -> Evaluation | None:
+        """The last evaluation after training."""
+        return self.trained[-1] if self.trained else None
+
+
+def setting_of(model: str, swept: Mapping[str, Any]) -> str:
+    """A model and swept values, in words.
+
+    Example:
+      >>> setting_of("tiny", {"rl.reward_noise": 0.1})
+      'tiny, reward_noise 0.1'
+    """
+    return ", ".join([model, *in_words(swept)])
+
+
+def in_words(swept: Mapping[str, Any]) -> list[str]:
+    """Swept settings, each as its name and value.
+
+    Example:
+      >>> in_words({"rl.reward_noise": 0.1})
+      ['reward_noise 0.1']
+    """
+    return [
+        f"{path.rpartition('.')[2]} {value:g}" if isinstance(value, float)
+        else f"{path.rpartition('.')[2]} {value}"
+        for path, value in swept.items()
+    ]  # fmt: skip

@@ -1,0 +1,278 @@
+"""Learning curves of many runs: area, time to a score; and the table that a report is made from."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from math import isnan, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+from synthetic_runs import Spec, make_run, make_suite
+
+from trustclip import stats
+from trustclip.report.build import build
+from trustclip.report.collect import collect
+from trustclip.report.console import print_comparison
+from trustclip.report.explain import explain
+from trustclip.report.groups import group_runs
+from trustclip.report.learning import Learning, area_of, learning, table_of, threshold, time_of
+from trustclip.runs.reader import read_run, read_runs
+from trustclip.runs.table import is_table
+from trustclip.stats import curves
+from trustclip.suite.table import markdown, remade
+
+ATR = {"name": "atr", "delta": 0.07}
+CLIP = {"name": "clip", "epsilon": 0.2}
+NONE = {"name": "clip_higher", "low": 1.0, "high": 1e9}
+SPECS = {
+    "clip": Spec(CLIP, gain=0.1),
+    "atr": Spec(ATR, gain=3.0),
+    "none": Spec(NONE, gain=3.0, loss=4.0),
+}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory) -> Path:
+    folder = make_suite(
+        tmp_path_factory.mktemp("learning") / "made-up", SPECS, seeds=(0, 1, 2), reference="atr"
+    )
+    path = folder / "suite.yaml"
+    path.write_text(path.read_text() + "reaches: 0.45\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(suite, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("built")
+    build([suite], out)
+    return out
+
+
+def scores_of(run) -> tuple[list[int], list[float]]:
+    found = [(e.step, e.scores["average"]["mean@4"]["value"]) for e in run.evaluations]
+    return [step for step, _ in found], [score for _, score in found]
+
+
+# Formulas
+
+
+def test_the_area_is_that_of_the_trapezoidal_rule_at_irregular_updates():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        at = np.cumsum(rng.integers(1, 40, 6))
+        scores = rng.random(6)
+        mean = np.trapezoid(scores, at) / (at[-1] - at[0])
+        assert curves.area(at.tolist(), scores) == pytest.approx(mean, abs=1e-12)
+    with pytest.raises(ValueError, match="two evaluations or more"):
+        curves.area([8], [0.5])
+    with pytest.raises(ValueError, match="rising"):
+        curves.area([0, 8, 8], [0.5, 0.5, 0.5])
+
+
+def test_counted_answers_have_the_area_of_every_problem_and_seed():
+    rng = np.random.default_rng(1)
+    at, totals = [0, 5, 20, 21], (4, 4, 6, 8)
+    counts = [stats.Tally(rng.integers(0, k + 1, (2, 5)), np.full((2, 5), k)) for k in totals]
+    found = curves.area_tally(at, counts)
+    shares = np.stack([c.right / c.total for c in counts])
+    expected = np.trapezoid(shares, at, axis=0) / 21
+    assert np.allclose(found.right / found.total, expected, atol=1e-14)
+
+
+def test_a_time_that_never_came_counts_to_the_end():
+    assert curves.reached([0, 16, 32], [0.2, 0.9, 0.3], 0.9) == 16
+    assert isnan(curves.reached([0, 16], [0.2, 0.8], 0.9))
+    assert curves.restricted([16, nan], [96, 64]).tolist() == [16, 64]
+
+
+# Groups
+
+
+def test_areas_and_times_of_groups_are_those_of_their_runs(suite):
+    groups = group_runs(read_runs([suite]))
+    found = dict(zip([g.label for g in groups], learning(groups, 0.45), strict=True))
+    for group in groups:
+        one = found[group.label]
+        assert isinstance(one, Learning) and one.area is not None and one.time is not None
+        areas, times = [], []
+        for run in group.runs:
+            at, scores = scores_of(run)
+            areas.append(np.trapezoid(scores, at) / 60)
+            times.append(next((t for t, s in zip(at, scores, strict=True) if s >= 0.45), None))
+            assert area_of(run) == pytest.approx(areas[-1])
+            assert time_of(run, 0.45) == times[-1] or (times[-1] is None)
+        assert one.area["value"] == pytest.approx(np.mean(areas))
+        assert one.time["value"] == pytest.approx(np.mean([60 if t is None else t for t in times]))
+        hits = sum(t is not None for t in times)
+        assert one.reached == vars(stats.rate_interval(hits, 3))
+    assert found["atr"].area_minus is None and found["none"].collapsed["value"] > 0
+    assert found["atr"].reached["value"] > found["clip"].reached["value"]
+
+
+def test_differences_of_areas_are_paired_and_corrected(suite):
+    groups = group_runs(read_runs([suite]))
+    found = dict(zip([g.label for g in groups], learning(groups, 0.45), strict=True))
+    gaps = [found[label].area_minus for label in ("clip", "none")]
+    atr = found["atr"].area["value"]
+    for label, gap in zip(("clip", "none"), gaps, strict=True):
+        assert gap["value"] == pytest.approx(found[label].area["value"] - atr)
+        assert gap["low"] < gap["value"] < gap["high"]
+    assert [gap["p_holm"] for gap in gaps] == stats.holm([gap["p"] for gap in gaps]).tolist()
+    # Three seeds alone cannot be further from chance than their signs.
+    assert all(found[label].time_minus["p"] >= 0.25 for label in ("clip", "none"))
+
+
+def test_runs_with_the_same_answers_have_the_same_area(tmp_path):
+    for name in ("a", "b"):
+        make_suite(tmp_path / name, {"atr": SPECS["atr"]}, seeds=(0, 1))
+    runs = read_runs([tmp_path / "a", tmp_path / "b"])
+    groups = [replace(g, label=str(i)) for i, g in enumerate(group_runs(runs))]
+    groups[1] = replace(groups[1], is_reference=False)
+    gap = learning(groups, None)[1].area_minus
+    assert gap == {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "p_holm": 1.0}
+
+
+def test_where_few_runs_collapsed_the_area_has_no_interval(suite):
+    table = table_of(group_runs(read_runs([suite])), None)
+    cells = {row.label: row.cells for row in table.rows}
+    assert cells["atr"][0].note and not cells["none"][0].note
+    assert len(table.columns) == 4  # no time without a threshold
+
+
+def test_the_threshold_is_the_one_given_or_the_suites(suite):
+    groups = group_runs(read_runs([suite]))
+    assert (threshold(groups), threshold(groups, 0.3)) == (0.45, 0.3)
+    assert "to 45 % updates" in collect([suite])["training"].tables[0].columns
+    assert "to 30 % updates" in collect([suite], reaches=0.3)["training"].tables[0].columns
+    with pytest.raises(ValueError, match=r"in \(0, 1\], e.g. 0.9; got 90"):
+        collect([suite], reaches=90)
+
+
+def test_one_run_is_no_table(tmp_path):
+    path = make_run(tmp_path / "run", SPECS["atr"])
+    assert collect([path])["training"].tables == []
+
+
+# The table of runs
+
+
+def test_a_report_of_the_table_is_the_report_of_its_runs(built, tmp_path):
+    table = built / "runs.parquet"
+    assert is_table(table)
+    build([table], tmp_path)
+    for name in ("tables.md", "tables.csv", "tables.tex"):
+        assert (tmp_path / name).read_text() == (built / name).read_text()
+    first, again = collect([table]), collect([built / "runs.parquet"])
+    assert first.headline == again.headline
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {"scores.svg", "figure4.svg", "figure2.svg"} <= drawn
+    # The single updates are not in it.
+    assert not {"quadrants.svg", "ratios.svg"} & drawn
+    # And the report of the report has the same table.
+    assert (
+        read_runs([table])[0].evaluations == read_runs([tmp_path / "runs.parquet"])[0].evaluations
+    )
+
+
+def test_a_read_back_run_has_what_its_folder_has(suite, built):
+    own, back = read_runs([suite]), read_runs([built / "runs.parquet"])
+    by_name = {run.name: run for run in own}
+    assert len(back) == 9
+    for run in back:
+        theirs = by_name[run.name]
+        assert run.evaluations == theirs.evaluations and run.entry == theirs.entry
+        assert all(e.texts for e in run.evaluations)
+        same = ("method", "seed", "model", "setting", "finished", "last_step", "notices", "config")
+        assert all(getattr(run, name) == getattr(theirs, name) for name in same)
+        gated = [row["trustclip/gated"] for row in theirs.training]
+        assert run.training[0]["trustclip/gated"] == pytest.approx(np.mean(gated))
+
+
+def test_the_table_is_for_other_programs_too(built):
+    pq = pytest.importorskip("pyarrow.parquet")
+    rows = pq.read_table(built / "runs.parquet").to_pylist()
+    runs = {run.name: run for run in read_runs([built / "runs.parquet"])}
+    for row in rows:
+        at, scores = scores_of(runs[row["name"]])
+        assert (row["end"], row["best"]) == (scores[-1], max(scores[1:]))
+        assert row["area"] == pytest.approx(np.trapezoid(scores, at) / 60)
+        assert json.loads(row["method"])["name"] in ("atr", "clip", "clip_higher")
+    assert {row["label"] for row in rows if row["collapsed"]} == {"none"}
+
+
+def test_runs_are_compared_from_the_table_too(suite, built):
+    said = []
+    for path in (suite, built / "runs.parquet"):
+        text = io.StringIO()
+        found = print_comparison([path], Console(file=text, width=200))
+        said.append((text.getvalue(), [one.difference for one in found]))
+    assert said[0] == said[1]
+
+
+def test_a_twin_is_known_from_the_table(tmp_path):
+    """By what stands for its completions, not by its scores."""
+    twins = make_suite(tmp_path / "runs", {"atr": SPECS["atr"], "twin": SPECS["atr"]})
+    build([twins], tmp_path / "report")
+    (one,) = collect([tmp_path / "report/runs.parquet"]).compared
+    assert one.verdict == "identical to atr, completion by completion"
+    (folder,) = twins.glob("twin-seed0-*")
+    samples = folder / "samples.jsonl"
+    samples.write_text(samples.read_text().replace("So x = 4.", "So, x = 4."))
+    build([twins], tmp_path / "other")
+    (one,) = collect([tmp_path / "other/runs.parquet"]).compared
+    assert one.difference.value == 0 and "identical" not in one.verdict
+
+
+def test_a_table_has_no_secret_and_nothing_of_the_machine(tmp_path):
+    path = make_run(tmp_path / "run", SPECS["atr"])
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["rl"]["hub_token"] = "open sesame"
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    environment = json.loads((path / "environment.json").read_text())
+    environment["argv"] = ["rl", "--trl.hub_token", "open sesame"]
+    (path / "environment.json").write_text(json.dumps(environment))
+    build([path], tmp_path / "report")
+    (run,) = read_runs([tmp_path / "report/runs.parquet"])
+    assert run.config["rl"]["hub_token"] == "[redacted]"
+    assert set(run.environment) == {"versions", "processors"}
+
+
+def test_runs_whose_samples_are_gone_keep_their_logged_scores(suite, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(suite, copy)
+    for samples in copy.glob("*/samples.jsonl"):
+        samples.unlink()
+    build([copy], tmp_path / "report")
+    own, back = collect([copy]), collect([tmp_path / "report/runs.parquet"])
+    assert [table.rows for table in back.tables] == [table.rows for table in own.tables]
+    areas = own["training"].tables[0].rows
+    assert all(row.cells[0].text != "-" and not row.cells[0].note for row in areas)
+
+
+def test_only_reports_and_comparisons_read_a_table(built):
+    for read in (read_run, explain):
+        with pytest.raises(ValueError, match=r"runs\.parquet is a table of runs"):
+            read(built / "runs.parquet")
+
+
+def test_another_file_is_no_table(tmp_path):
+    (tmp_path / "runs.parquet").write_text("no Parquet")
+    assert not is_table(tmp_path / "runs.parquet")
+
+
+def test_the_suites_table_is_made_again(suite, built):
+    """As `trustclip suite` writes it: from the folders and from the table of runs alike."""
+    for folder in suite.glob("*-seed*"):
+        path = folder / "config.yaml"
+        assert yaml.safe_load(path.read_text())["eval"]["k"] == 4
+    ours, again = (remade(read_runs([path]), "x") for path in (suite, built / "runs.parquet"))
+    text = markdown(ours)
+    gated = [row.pop("gated") for row in ours["rows"]], [row.pop("gated") for row in again["rows"]]
+    assert gated[0] == pytest.approx(gated[1])
+    assert json.dumps(ours) == json.dumps(again)
+    assert "**Learning curves, percent**" in text and "to 45 % updates" in text
+    assert "# made up" in text and "seeds 0, 1, 2" in text

@@ -8,7 +8,7 @@ another tuning, on as many other seeds, would have led to. Both together have th
 
 since test seeds are none of the tuning's. The second term is estimated by choosing again from
 tuning seeds drawn with replacement. In simulated tunings of the committed arena the interval of
-both covers what tunings lead to on average in 94 % of cases with 16 tuning seeds, that of the test
+both covers what tunings lead to on average in 93 % of cases with 16 tuning seeds, that of the test
 alone in 70 % (``benchmarks/arena_coverage.py``).
 """
 

@@ -7,6 +7,8 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 
+import pytest
+
 from trustclip.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -72,3 +74,17 @@ def help_of(command: str) -> str:
     with redirect_stdout(text), suppress(SystemExit):
         main([command, "--help"])
     return text.getvalue()
+
+
+def assert_alike(made: str, stored: str, told: str) -> None:
+    """The same words and, to the last printed digit, numbers: sums depend on the processor.
+
+    Args:
+      made: by the program, now.
+      stored: in the repository.
+      told: what writes it anew.
+    """
+    number = re.compile(r"[−-]?\d+(?:\.\d+)?(?:e[−-]?\d+)?")
+    assert number.sub("#", made) == number.sub("#", stored), told
+    ours, theirs = ([float(n.replace("−", "-")) for n in number.findall(t)] for t in (made, stored))
+    assert ours == pytest.approx(theirs, abs=0.11, rel=0.02), told

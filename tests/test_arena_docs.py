@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from doc_pages import assert_alike
 from scipy import stats
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/arena.md"
+TOLD = "python benchmarks/arena_report.py"
 
 
 #: Tables of runs, the block of the page with their contrasts, how many, margin, settings of a seed.
@@ -131,15 +133,6 @@ def test_every_block_of_the_page_is_as_the_program_writes_it() -> None:
     made = blocks(Parts(entry), found)
     for page in (PAGE, PAPER):
         text = page.read_text(encoding="utf-8")
-        assert_alike(filled(text, made), text)
+        assert_alike(filled(text, made), text, TOLD)
     tables, stored = tables_text(found), (FOLDER / "tables.md").read_text(encoding="utf-8")
-    assert_alike(tables, stored[-len(tables) :])
-
-
-def assert_alike(made: str, stored: str) -> None:
-    """The same words and, to the last printed digit, numbers: sums depend on the processor."""
-    number = re.compile(r"[−-]?\d+(?:\.\d+)?(?:e[−-]?\d+)?")
-    told = "python benchmarks/arena_report.py"
-    assert number.sub("#", made) == number.sub("#", stored), told
-    ours, theirs = ([float(n.replace("−", "-")) for n in number.findall(t)] for t in (made, stored))
-    assert ours == pytest.approx(theirs, abs=0.11, rel=0.02), told
+    assert_alike(tables, stored[-len(tables) :], TOLD)

@@ -1,6 +1,7 @@
 """The report as files: a page, its tables and its figures."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trustclip.report import learning, results
@@ -56,18 +57,28 @@ def build(
     for name, text in texts.items():
         write_text(out / name, text)
     drawn = [path for figure in report.figures for path in figures.save(figure, out / "figures")]
-    return [*(out / name for name in texts), *_tabled(report, out / "runs.parquet"), *drawn]
+    return [
+        *(out / name for name in texts),
+        *_tabled(report, out / "runs.parquet", reaches),
+        *drawn,
+    ]
 
 
 def _of_tokens(path: Path) -> bool:
     return path.is_file() and not is_table(path) and holds_tokens(path)
 
 
-def _tabled(report: Report, path: Path) -> list[Path]:
+def _tabled(report: Report, path: Path, reaches: float | None) -> list[Path]:
     """The runs of a report as a table, from which it can be made again; not logs of others."""
     found = [(g.label, run) for g in report.groups for run in g.runs if run.log is None]
     if not found:
         return []
+    if reaches is not None:
+        # Runs outside of a suite have no entry: then the score is named again.
+        found = [
+            (label, replace(run, entry={**run.entry, "reaches": reaches} if run.entry else {}))
+            for label, run in found
+        ]
     beside = [{"label": label, **learning.beside(run)} for label, run in found]
     write_table(path, [run for _, run in found], beside)
     return [path]

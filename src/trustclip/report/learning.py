@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from trustclip import stats
-from trustclip.report.collapse import collapsed, mean_of
+from trustclip.report.collapse import KEPT, collapsed, mean_of
 from trustclip.report.groups import Group, names, shared_answers
 from trustclip.report.results import NOTHING, p_text
 from trustclip.report.tables import Cell, Table, TableRow
@@ -208,10 +208,11 @@ def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> N
     if len(ours) < 2:
         return None
     gaps = stats.RunSummary.of(_times(ours, reaches) - _times(theirs, reaches))
-    found = paired_runs(gaps)
+    found, end = paired_runs(gaps), max(run.last_step for run in [*ours, *theirs])
     p = max(found.p, 2.0 ** (1 - gaps.runs))
-    bounds = {"low": found.low, "high": found.high} if gaps.std else {"low": None, "high": None}
-    return {"value": found.value, **bounds, "p": p}
+    if not gaps.std:
+        return {"value": found.value, "low": None, "high": None, "p": p}
+    return {"value": found.value, "low": max(found.low, -end), "high": min(found.high, end), "p": p}
 
 
 def _corrected(found: Sequence[Number | None]) -> list[Number | None]:
@@ -238,29 +239,24 @@ def learning_table(
         for row, one in zip(labels, found, strict=True)
         if one is not None or row.kind == "section"
     ]
-    head = [
-        ("", ["area"]),
-        ("area against the reference", ["points", "p (Holm)"]),
-        ("", ["collapsed"]),
-    ]
+    head = [("area", ["mean", "difference", "p (Holm)"]), ("", ["collapsed"])]
     notes = [
         "Area: under the learning curve of Mean@K, divided by its length (trapezoidal rule over "
-        "the updates of all evaluations, from the first to the last): the mean score of a run on "
-        "its way. Collapsed: share of runs that ended below 70 % of their best evaluation, in "
-        "percent. 95 % intervals, of areas as of final scores, of rates Clopper and Pearson's."
+        "the updates of all evaluations, from the first to the last), in percent: the mean score "
+        "of a run on its way. Differences are to the reference, p after Holm's correction for all "
+        f"of them. Collapsed: share of runs that ended below {percent(KEPT, 0)} % of their best "
+        "evaluation, in percent. 95 % intervals, of areas as of final scores, of rates Clopper and "
+        "Pearson's."
     ]
     if reaches is not None:
-        head += [
-            (f"to {percent(reaches, 0)} %", ["reached", "updates"]),
-            ("updates against the reference", ["updates", "p (Holm)"]),
-        ]
+        head += [(f"to {percent(reaches, 0)} %", ["reached", "updates", "difference", "p (Holm)"])]
         notes.append(
             f"Reached: share of runs that an evaluation found at {percent(reaches, 0)} % or more, "
             "in percent. Updates: until the first such evaluation, those of runs that never got "
             "there counted to their ends (restricted mean), with intervals over seeds; seeds are "
             "paired in the differences."
         )
-    return Table("learning", "Learning curves, percent", "method", head, rows, notes)
+    return Table("learning", "Learning curves", "method", head, rows, notes)
 
 
 def _cells(found: Learning) -> list[Cell]:

@@ -135,6 +135,17 @@ class Run:
         return max((row["step"] for row in (self.training or (_NOTHING,))), default=0)
 
     @property
+    def silence(self) -> str:
+        """Why there is nothing to say of it, in one sentence; empty where something is logged."""
+        rows = any(self.metrics.get(stage) for stage in _MEASURED)
+        if rows or self.evaluations or self.log is not None:
+            return ""
+        file = self.path / "metrics.jsonl"
+        size = file.stat().st_size if file.exists() else -1
+        state = "is missing" if size < 0 else "holds neither" if size else "is empty"
+        return f"{self.path} has logged neither an update nor an evaluation: {file.name} {state}."
+
+    @property
     def notices(self) -> list[Row]:
         """Warnings of the guards, oldest first."""
         return [*self.metrics.get("notice", ())]
@@ -211,6 +222,8 @@ def read_run(path: Path) -> Run:
     )  # fmt: skip
     if not run.finished:
         remarks.insert(0, f"unfinished: {run.last_step} updates logged so far")
+    elif run.silence:
+        remarks.insert(0, "neither an update nor an evaluation logged")
     return run
 
 

@@ -31,6 +31,10 @@ def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
         uses the run directory.
     """
     refuse(settings)
+    if settings.backend == "openai":
+        from trustclip.evaluation.backends.served import check_address
+
+        check_address(settings.base_url)
     if rank() > 0:
         return RunDirectory(settings.output_dir, "eval", settings)
     with only_process(settings.output_dir):

@@ -90,7 +90,7 @@ def paper(argv: Sequence[str]) -> int:
     elif options.out is not None:
         render(audit(), Terminal(file=text, width=160, soft_wrap=True))
     else:
-        render(audit())
+        render(audit(), Terminal(soft_wrap=True))
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_text(options.out, text.getvalue())

@@ -141,7 +141,8 @@ def parse(
             for field in fields(cls)  # type: ignore[arg-type]
             if "Positional" not in str(field.type) and "POSITIONAL" not in str(field.type)
         ]
-        complaint = _in_a_sentence(said.getvalue(), names, command)
+        told = _in_a_sentence(said.getvalue(), names, command)
+        complaint = told.removeprefix(f"{cls.__name__}: ")
     raise ValueError(complaint)
 
 

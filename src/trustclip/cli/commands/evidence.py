@@ -54,6 +54,8 @@ def compare(argv: Sequence[str]) -> int:
         """Compare at this update instead of at each run's last evaluation."""
 
     options = parse(Options, argv, "compare")
+    if not options.runs:
+        raise ValueError("a comparison needs two runs or more; see trustclip compare --help.")
     from trustclip.report.console import print_comparison
 
     print_comparison(options.runs, Terminal(), step=options.step)

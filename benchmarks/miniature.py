@@ -11,6 +11,7 @@ and benchmarks/RESULTS.md, what stands between ``<!-- NAME -->`` and ``<!-- /NAM
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import isnan
 from pathlib import Path
 from statistics import fmean, median
 
@@ -20,7 +21,7 @@ from trustclip import stats
 from trustclip.report.collapse import KEPT, collapsed, mean_of
 from trustclip.report.comparison import LEVEL, Compared, compare
 from trustclip.report.groups import Group, group_runs, shared_answers
-from trustclip.report.learning import Learning, Number, learning
+from trustclip.report.learning import Learning, Number, learning, time_of
 from trustclip.runs.reader import read_runs
 from trustclip.runs.run import Run
 from trustclip.runs.text import bracket, percent
@@ -87,14 +88,20 @@ class Miniature:
             found.append(stats.required(a, b, strata, level=level, same_seeds=True).detectable)
         return sorted(found)
 
-    def twins(self) -> tuple[int, int]:
-        """Evaluations in which the twin wrote the very completions of the reference, and all."""
-        pairs = [
-            (a, b)
-            for ours, theirs in zip(self.by[TWIN].runs, self.by[REFERENCE].runs, strict=True)
-            for a, b in zip(ours.evaluations, theirs.evaluations, strict=True)
-        ]
-        return sum(bool(a.texts) and a.texts == b.texts for a, b in pairs), len(pairs)
+    def parted(self) -> dict[int, float]:
+        """Twin minus reference at the end, of the seeds in which their completions are not equal.
+
+        The twin has the reference's bounds to three digits; a token between the two is rare.
+        """
+        pairs = zip(self.by[TWIN].runs, self.by[REFERENCE].runs, strict=True)
+        return {
+            ours.seed: mean_of(ours.evaluations[-1]) - mean_of(theirs.evaluations[-1])
+            for ours, theirs in pairs
+            if any(
+                not a.texts or a.texts != b.texts
+                for a, b in zip(ours.evaluations, theirs.evaluations, strict=True)
+            )
+        }
 
     def cpu_seconds(self) -> list[float]:
         """CPU seconds of each run, without its fine-tuning."""
@@ -155,12 +162,21 @@ def _power(mini: Miniature) -> str:
 
 
 def _twin(mini: Miniature) -> str:
-    same, all_ = mini.twins()
-    return (
-        f"**The twin** `clip_higher(0.329, 0.422)` wrote the very completions of `{REFERENCE}` in "
-        f"{same} of {all_} evaluations ({mini.seeds} seeds): nothing at the token level is special "
-        "to k3 but where its bounds lie."
+    parted = mini.parted()
+    text = (
+        f"**The twin** `clip_higher(0.329, 0.422)` has the bounds of `{REFERENCE}`, 0.329028 and "
+        f"0.422217, to three digits. In {mini.seeds - len(parted)} of {mini.seeds} seeds it wrote "
+        "the very completions of all seven evaluations: nothing at the token level is special to "
+        "k3 but where its bounds lie."
     )
+    if parted:
+        which = " and ".join(f"{seed} ({percent(gap)} points)" for seed, gap in parted.items())
+        text += (
+            f" They part in the seeds {which}, once a ratio falls between a rounded bound and the "
+            "exact one and a single token is cut by the twin alone: so far apart may two runs end "
+            "that differ in one token of one update."
+        )
+    return text
 
 
 def _collapses(mini: Miniature) -> str:
@@ -168,12 +184,14 @@ def _collapses(mini: Miniature) -> str:
     whole = sum(collapsed(run) for run in mini.runs)
     most = max(rates, key=lambda label: rates[label].value)
     spared = sum(not rate.value for rate in rates.values())
-    highest = "" if most == NONE else f" The highest is {_rate(rates[most])} (`{most}`)."
+    more = rates[most].value > rates[NONE].value
+    highest = f" The highest is {_rate(rates[most])} (`{most}`)." if more else " None is higher."
     return (
         f"**Collapses**, runs that ended below {percent(KEPT, 0)} % of their best evaluation: "
         f"{whole} of {len(mini.runs)}, none under {spared} of {len(rates)} constraints. In percent "
-        f"of the runs: {_rate(rates[NONE])} without any constraint, {_rate(rates[REFERENCE])} with "
-        f"`{REFERENCE}`.{highest} Rates of {mini.seeds} runs leave much open."
+        f"of the runs: {_rate(rates[REFERENCE])} with `{REFERENCE}`, {_rate(rates[TWIN])} with its "
+        f"twin, {_rate(rates[NONE])} without any constraint.{highest} Rates of {mini.seeds} runs "
+        "leave much open."
     )
 
 
@@ -213,7 +231,7 @@ def _way(mini: Miniature) -> str:
     times = {label: way.time["value"] or 0 for label, way in mini.ways.items() if way.time}
     fast, slow = min(times, key=lambda x: times[x]), max(times, key=lambda x: times[x])
     which = "; ".join(told) if told else "none"
-    hits = sum(round((way.reached or {})["value"] * way.runs) for way in mini.ways.values())
+    hits = sum(not isnan(time_of(run, REACHES)) for run in mini.runs)
     return (
         f"**On the way**, in the area under the learning curve, these differ from `{REFERENCE}` "
         f"after the correction, in points: {which}. {hits} of {len(mini.runs)} runs reached "
@@ -234,7 +252,8 @@ def said(mini: Miniature) -> str:
         f"{len(mini.runs)} runs: {len(mini.groups)} constraints on the seeds {seeds[0]} to "
         f"{seeds[-1]}, from one fine-tuned model, 96 updates in 6 generations of 16, learning rate "
         f"3e-4. {fmean(seconds):.0f} CPU seconds a run on average ({min(seconds):.0f} to "
-        f"{max(seconds):.0f}, as the runs recorded), {sum(seconds) / 60:.0f} CPU minutes in all."
+        f"{max(seconds):.0f}, as the runs recorded, the start of the "
+        f"process left out), {sum(seconds) / 60:.0f} CPU minutes in all."
     )
 
 

@@ -16,7 +16,7 @@ from trustclip.runs.card import write_card
 from trustclip.runs.directory import RunDirectory, environment
 from trustclip.runs.identity import NEUTRAL, essential
 from trustclip.runs.jsonl import append_jsonl, read_jsonl, read_mapping
-from trustclip.runs.reader import read_run
+from trustclip.runs.reader import read_run, read_runs
 from trustclip.runs.samples import Samples, shards
 from trustclip.runs.text import duration, markdown_text
 from trustclip.suite.plan import digest
@@ -112,7 +112,8 @@ def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path):
     (run / "environment.json").write_text(json.dumps({"argv": argv}))
     out = tmp_path / "report"
     build([run], out)
-    written = "".join(path.read_text() for path in out.glob("*.*")) + write_card(run).read_text()
+    texts = [path.read_text() for path in out.glob("*.*") if path.suffix != ".parquet"]
+    written = "".join([*texts, str(read_runs([out / "runs.parquet"])), write_card(run).read_text()])
     assert SECRET not in written and written.count("[redacted]") >= 4
 
 

@@ -17,6 +17,7 @@ import arena_trl
 from arena_parts import Parts, counted, seeds, verdict
 
 from trustclip.arena.analysis import Answer, answers
+from trustclip.arena.choice import Choice, choices
 from trustclip.arena.entry import read_entry
 from trustclip.arena.page import contents, tables_text, write_figures, write_page
 from trustclip.arena.tables import signed
@@ -40,7 +41,7 @@ def summary(parts: Parts) -> list[str]:
         for found in (
             answers(entry.main, entry.questions),
             answers(parts.same.main, parts.same.questions),
-            arena_trl.answered(),
+            arena_trl.TINY.answered(),
             answers(parts.first.main, parts.first.questions),
         )
     )
@@ -57,6 +58,10 @@ def summary(parts: Parts) -> list[str]:
         for a in found
         if a.question.theirs == "none"
     }
+    counted_in = {
+        one.question.theirs: one for one in choices(entry.trials, entry.main, entry.questions)
+    }
+    apart = [name for name, one in counted_in.items() if one.both.low > 0 or one.both.high < 0]
     told = [name for name, a in first.items() if a.contrast.conclusion == "larger"]
     sizes = sorted(first[name].contrast.difference.value for name in told)
     kept = [name for name in told if verdict(first[name], by[name]) != "does not hold"]
@@ -88,8 +93,17 @@ def summary(parts: Parts) -> list[str]:
         f"{percent(sizes[-1])} points; with {seeds(entry)}, none of them the same, "
         f"{len(told) - len(kept)} of these do not hold"
         + "".join(f", and `atr` minus {name} is {against(name)}" for name in kept)
-        + ".",
+        + ". Intervals that also count what 16 other tuning seeds would have chosen exclude 0 for "
+        + " and ".join(f"{name} ({points(counted_in[name].both)})" for name in apart)
+        + f" alone; with three, the choice would spread a contrast by {spread(counted_in, 3)} "
+        f"points, with 16 by {spread(counted_in, None)}.",
     ]
+
+
+def spread(found: Mapping[str, Choice], seeds: int | None) -> str:
+    """Least and largest standard deviation of a contrast over tunings on so many seeds."""
+    every = sorted(one.spread if seeds is None else one.fewer[seeds] for one in found.values())
+    return f"{percent(every[0])} to {percent(every[-1])}"
 
 
 def points(found: Difference) -> str:
@@ -102,12 +116,16 @@ def blocks(parts: Parts, found: Contents) -> dict[str, str]:
     """Text of every block of the pages, by name: a table's key, or one of its own."""
     said = [found.headline, *(finding.text for finding in found.findings)]
     tables: dict[str, Table] = {t.key: t for section in found.sections for t in section.tables}
+    tables |= parts.tables()
+    texts = parts.said()
+    for experiment in arena_trl.made():
+        tables |= experiment.tables()
+        texts |= experiment.said()
     return (
-        {key: body(table) for key, table in (tables | parts.tables() | arena_trl.tables()).items()}
-        | parts.said()
+        {key: body(table) for key, table in tables.items()}
+        | texts
         | {
             "settings": counted(parts.arena),
-            "trl-settings": arena_trl.said(),
             "tabular": arena_tabular.block(),
             "sentences": "\n".join(
                 f"{i}. {text}" for i, text in enumerate(summary(parts), start=1)

@@ -1,13 +1,15 @@
-"""The runs of recipes/suites/arena-trl.yaml as a table, and what that table says.
+"""The runs of a suite of the arena in TRL as a table, and what that table says.
 
     python benchmarks/arena_trl.py runs/arena-trl-tuning runs/arena-trl
+    python benchmarks/arena_trl.py runs/arena-trl-small-tuning runs/arena-trl-small
 
-It writes benchmarks/arena-trl/runs.parquet, in the arena's columns, and answers.parquet;
-benchmarks/arena_report.py writes the page from it.
+It writes runs.parquet, in the arena's columns, and answers.parquet to the folder of benchmarks that
+has the suite's name; benchmarks/arena_report.py writes the page from them.
 """
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -26,15 +28,8 @@ from trustclip.stats.aggregates import crossed_interval
 from trustclip.stats.equivalence import paired_runs
 from trustclip.stats.scores import Floats
 
-FOLDER = Path(__file__).parents[1] / "benchmarks/arena-trl"
 #: Margin of equivalence, and the fall from the best generation that counts as a collapse.
 MARGIN, FALL = 0.03, 0.10
-#: The contrasts that were fixed before the runs.
-QUESTIONS = [
-    Question("a constraint against none", "atr", "none"),
-    Question("hard against soft", "atr", "soft-gate"),
-    Question("wide against narrow", "atr", "clip"),
-]
 METRIC = "4"
 #: Designs of the runs: tuned, and at the rate of atr; what labels of the latter end with.
 MAIN, RATE, AT_RATE = "trl", "trl-rate", "-at-atr-rate"
@@ -88,39 +83,62 @@ def _whole(rows: list[dict[str, Any]], design: str) -> list[dict[str, Any]]:
     return [row for row in own if found[row["seed"]] == labels]
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """Write both tables."""
-    FOLDER.mkdir(exist_ok=True)
-    write_runs(FOLDER / "runs.parquet", rows)
-    rows = [row for row in rows if (row["stage"], row["design"]) == ("test", MAIN)]
-    names = {"constraint": pa.string(), "seed": pa.int32(), "right": pa.list_(pa.int8())}
-    columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in names.items()}
-    pq.write_table(pa.table(columns), FOLDER / "answers.parquet", compression="zstd")
+@dataclass(frozen=True)
+class Experiment:
+    """A suite whose constraints were tuned by another, and its tables of runs.
 
+    Args:
+      folder: of the tables, with the suite's name.
+      questions: the contrasts that were fixed before the runs.
+    """
 
-def read(design: str = MAIN) -> tuple[Runs, dict[str, Floats]]:
-    """The runs, and by constraint what share each problem was solved in, [seeds, problems]."""
-    rows = [row for row in read_runs(FOLDER / "runs.parquet") if row["stage"] == "test"]
-    rows = [row for row in rows if row["design"] == design]
-    solved: dict[str, list[list[int]]] = {}
-    for row in pq.read_table(FOLDER / "answers.parquet").to_pylist():
-        solved.setdefault(row["constraint"], []).append(row["right"])
-    runs = Runs({name: [row[name] for row in rows] for name in COLUMNS})
-    return runs, {name: np.array(right) / int(METRIC) for name, right in solved.items()}
+    folder: Path
+    questions: tuple[Question, ...]
 
+    @property
+    def block(self) -> str:
+        """What the names of its blocks of the page begin with."""
+        return self.folder.name.removeprefix("arena-")
 
-def answered() -> list[Answer]:
-    """The contrasts that were fixed before the runs, answered."""
-    return answers(read()[0], QUESTIONS, "Mean@4", MARGIN)
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        """Write both tables."""
+        self.folder.mkdir(exist_ok=True)
+        write_runs(self.folder / "runs.parquet", rows)
+        rows = [row for row in rows if (row["stage"], row["design"]) == ("test", MAIN)]
+        names = {"constraint": pa.string(), "seed": pa.int32(), "right": pa.list_(pa.int8())}
+        columns = {n: pa.array([row[n] for row in rows], kind) for n, kind in names.items()}
+        pq.write_table(pa.table(columns), self.folder / "answers.parquet", compression="zstd")
 
+    def read(self) -> tuple[Runs, dict[str, Floats]]:
+        """The tests, and by constraint what share each problem was solved in, [seeds, problems]."""
+        rows = [row for row in read_runs(self.folder / "runs.parquet") if row["stage"] == "test"]
+        rows = [row for row in rows if row["design"] == MAIN]
+        solved: dict[str, list[list[int]]] = {}
+        for row in pq.read_table(self.folder / "answers.parquet").to_pylist():
+            solved.setdefault(row["constraint"], []).append(row["right"])
+        runs = Runs({name: [row[name] for row in rows] for name in COLUMNS})
+        return runs, {name: np.array(right) / int(METRIC) for name, right in solved.items()}
 
-def tables() -> dict[str, Table]:
-    """The contrasts, and every constraint's scores."""
-    runs, solved = read()
-    return {
-        "trl-contrasts": contrast_table({"Mean@4": answered()}),
-        "trl-scores": _scores(runs, solved),
-    }
+    def answered(self) -> list[Answer]:
+        """The contrasts that were fixed before the runs, answered."""
+        return answers(self.read()[0], self.questions, "Mean@4", MARGIN)
+
+    def tables(self) -> dict[str, Table]:
+        """The contrasts, and every constraint's scores, by block of the page."""
+        return {
+            f"{self.block}-contrasts": contrast_table({"Mean@4": self.answered()}),
+            f"{self.block}-scores": _scores(*self.read()),
+        }
+
+    def said(self) -> dict[str, str]:
+        """How many runs there are, by block of the page."""
+        runs, _ = self.read()
+        seeds = runs.values("seed")
+        text = (
+            f"{len(runs)} runs: {len(runs.constraints)} constraints on the {len(seeds)} seeds "
+            f"{seeds[0]} to {seeds[-1]}."
+        )
+        return {f"{self.block}-settings": text}
 
 
 def _scores(runs: Runs, solved: dict[str, Floats]) -> Table:
@@ -165,24 +183,33 @@ def _beside(runs: Runs, reference: Runs, solved: dict[str, Floats], name: str) -
     yield Cell(f"{seeds.value:+.3f}".replace("-", "−"), f"[{seeds.low:.3f}, {seeds.high:.3f}]")
 
 
-def said() -> str:
-    """How many runs there are."""
-    runs, _ = read()
-    seeds = runs.values("seed")
-    return (
-        f"{len(runs)} runs: {len(runs.constraints)} constraints on the {len(seeds)} seeds "
-        f"{seeds[0]} to {seeds[-1]}."
-    )
+ROOT = Path(__file__).parent
+NONE, SOFT, NARROW = (
+    Question("a constraint against none", "atr", "none"),
+    Question("hard against soft", "atr", "soft-gate"),
+    Question("wide against narrow", "atr", "clip"),
+)
+#: Policies of 0.4 and of 3.2 million parameters.
+TINY = Experiment(ROOT / "arena-trl", (NONE, SOFT, NARROW))
+SMALL = Experiment(ROOT / "arena-trl-small", (NONE, NARROW))
+
+
+def made() -> list[Experiment]:
+    """Those whose tables are there."""
+    return [one for one in (TINY, SMALL) if one.folder.is_dir()]
 
 
 def main() -> None:
-    """Write the tables from the folder of the suite."""
+    """Write the tables from the folders of the suites."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tuning", type=Path, help="folder of the suite arena-trl-tuning")
-    parser.add_argument("test", type=Path, help="folder of the suite arena-trl")
+    parser.add_argument("tuning", type=Path, help="folder of the suite that tuned")
+    parser.add_argument("test", type=Path, help="folder of the suite, which has its name")
     given = parser.parse_args()
-    write(collect(given.tuning, "tuning") + collect(given.test, "test"))
-    print(said())
+    named = {one.folder.name: one for one in (TINY, SMALL)}
+    if (one := named.get(given.test.name)) is None:
+        parser.error(f"the folder {given.test} is not named {' or '.join(named)}")
+    one.write(collect(given.tuning, "tuning") + collect(given.test, "test"))
+    print(*one.said().values())
 
 
 if __name__ == "__main__":

@@ -95,10 +95,11 @@ def test_the_tables_are_compact() -> None:
     assert len(tables) >= 4 and sum(table.stat().st_size for table in tables) < 2_000_000
 
 
-def test_the_confirmation_was_tuned_as_it_says() -> None:
+@pytest.mark.parametrize("folder", [part[0] for part in PARTS if part[0].startswith("arena-trl")])
+def test_the_confirmations_were_tuned_as_they_say(folder) -> None:
     """Every constraint at the best of the same rates on the tuning seeds, of equal ones the lower;
     and what each problem's answers come to is the score of the run."""
-    columns = columns_of("arena-trl")
+    columns = columns_of(folder)
     tuning, main = columns["stage"] == "tuning", columns["design"] == "trl"
     main &= ~tuning
     trials = {}
@@ -112,7 +113,7 @@ def test_the_confirmation_was_tuned_as_it_says() -> None:
         tested = columns["learning_rate"][main & (columns["constraint"] == name)]
         assert set(tested.tolist()) == {best}
     assert not set(columns["seed"][tuning].tolist()) & set(columns["seed"][~tuning].tolist())
-    answers = parquet.read_table(ROOT / "benchmarks/arena-trl/answers.parquet").to_pylist()
+    answers = parquet.read_table(ROOT / "benchmarks" / folder / "answers.parquet").to_pylist()
     scores = {(row["constraint"], row["seed"]): np.mean(row["right"]) / 4 for row in answers}
     for name in trials:
         for (seed, *_), end in ends(columns, name).items():

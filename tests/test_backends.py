@@ -17,7 +17,7 @@ from trustclip.evaluation.backends.served import Served
 from trustclip.evaluation.backends.vllm import VLLM
 from trustclip.recipes.eval import open_backend
 from trustclip.recipes.settings import EvalSettings
-from trustclip.recipes.tiny import tiny_model
+from trustclip.recipes.tiny import BUILT_IN, tiny_model
 
 SAMPLING = Sampling(temperature=0.3, top_p=0.95, max_tokens=100)
 PROMPTS = [[{"role": "user", "content": name}] for name in ("one", "zwei ½", "three")]
@@ -238,12 +238,16 @@ def test_vllm_keeps_a_template_and_draws_once_when_greedy(vllm):
     assert found == [[Completion("one/0", 1, truncated=False)] * 3]
 
 
-def test_vllm_missing_or_given_the_tiny_model(monkeypatch, tmp_path):
+def test_vllm_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match=r"pip install 'trustclip\[vllm\]'"):
         VLLM("org/model", SAMPLING, "plain", seed=0)
-    settings = EvalSettings(model="tiny", tasks="arithmetic", output_dir=tmp_path, backend="vllm")
-    with pytest.raises(ValueError, match="tiny"):
+
+
+@pytest.mark.parametrize("model", BUILT_IN)
+def test_vllm_given_a_built_in_model(model, tmp_path):
+    settings = EvalSettings(model=model, tasks="arithmetic", output_dir=tmp_path, backend="vllm")
+    with pytest.raises(ValueError, match=f"the built-in model '{model}'"):
         open_backend(settings)
 
 

@@ -118,7 +118,23 @@ def test_doctor_does_the_arithmetic():
         (["rl", "--preset", "tiny", "--loss-type", "sapo"], ["loss_type", "dr_grpo"]),
         (["sft", "--model", "tiny"], ["`dataset` is missing", "`output_dir` is missing"]),
         (["eval", "--preset", "tiny", "--tasks", "aime42"], ["aime24"]),
+        (
+            ["eval", "--preset", "tiny", "--backend", "openai", "--base-url", "notaurl"],
+            ["'notaurl' must start with http:// or https://"],
+        ),
         (["compare", "nowhere", "neither"], ["nowhere"]),
+        (["control", "--see", "3"], ["unknown option of control '--see'", "'--seeds'"]),
+        (["control", "--seeds", "x"], ["--seeds INT: got 'x'", "control --help"]),
+        (["control", "--device", "gpu"], ["'gpu'", "'cpu', 'cuda'"]),
+        (["tabular", "--nonsense"], ["unknown option of tabular '--nonsense'"]),
+        (["control", "--methods"], ["control: `methods` needs at least one name"]),
+        (["control", "--seeds", "0"], ["control: `seeds` should be greater"]),
+        (["compare"], ["a comparison needs two runs or more"]),
+        (["suite"], ["PATH is missing; see trustclip suite --help."]),
+        (["suite", "a", "b"], ["unexpected argument 'b'"]),
+        (["suite", "a", "--hours", "x"], ["--hours {None}|FLOAT: got 'x'"]),
+        (["doctor", "--method"], ["--method needs a value"]),
+        (["decontaminate", "--train", "x"], ["--test, --out are missing"]),
         (["grade", "missing.jsonl"], ["missing.jsonl"]),
     ],
 )
@@ -127,9 +143,22 @@ def test_bad_input_gets_one_clear_error(args, words, tmp_path):
     done = trustclip(*args, *(["--output-dir", str(tmp_path / "run")] if needs_place else []))
     said = done.stdout + done.stderr
     assert done.returncode == 2, said
-    assert "Traceback" not in said
+    assert "Traceback" not in said and "\u2502" not in said
+    assert not (tmp_path / "run").exists()  # what is refused leaves nothing
     for word in words:
         assert word in said
+
+
+def test_the_atlas_says_at_once_what_it_does(tmp_path, monkeypatch, capsys):
+    from trustclip.cli.commands.constraints import atlas
+    from trustclip.report import atlas as made
+
+    def page():
+        assert capsys.readouterr().out.startswith("atlas: every method at every setting")
+        return "page"
+
+    monkeypatch.setattr(made, "atlas_page", page)
+    assert atlas(["-o", str(tmp_path / "atlas.html")]) == 0
 
 
 def test_a_method_of_the_users_own(tmp_path):
@@ -152,13 +181,65 @@ def test_a_method_of_the_users_own(tmp_path):
     assert "[0.778800783071, 1.284025416688]" in done.stdout, done.stderr
 
 
-def test_a_reader_that_has_left_is_no_traceback():
-    command = [sys.executable, "-m", "trustclip", "bounds", "atr"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+@pytest.mark.parametrize(
+    "words", ["bounds atr", "--help", "--version", "methods", "control --help"]
+)
+def test_a_reader_that_has_left_is_no_traceback(words, unbuffered):
+    command = [sys.executable, "-m", "trustclip", *words.split()]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(NEVER) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("words", ["bounds atr", "--help", "methods"])
+def test_output_that_cannot_be_written_is_one_sentence(words):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "trustclip", *words.split()]
+        env = os.environ | {"PYTHONUNBUFFERED": ""}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env)
+    assert done.returncode == 2
+    assert "No space left on device (free some space" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_output_in_ascii_says_the_same():
+    done = trustclip("explain", "--help", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "A run directory" in done.stdout
+    shown = "\\u2212\\u00b1\\u03b4\\u00e9\\u6c49"
+    probe = f"from trustclip.cli import main; main._write_readably(); print('{shown}')"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.stdout.split() == [b"-+-deltae?"], done.stderr
+
+
+def test_ctrl_c_during_an_import_ends_the_command_whatever_the_module_does(tmp_path):
+    (tmp_path / "swallows.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    sum(range(1000))\n"
+        "except BaseException:\n    pass\n"
+    )
+    code = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from trustclip.cli import main\n"
+        "from trustclip.cli.commands import machine\n"
+        "machine.doctor = lambda _: print(__import__('swallows')) or 0\n"
+        "sys.argv = ['trustclip', 'doctor']\n"
+        "main.command()\n"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "RANK"}
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted.\n")
 
 
 @pytest.fixture

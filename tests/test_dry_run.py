@@ -14,10 +14,10 @@ from patience import NEVER
 from rich.console import Console
 
 from trustclip.recipes.preflight.dry_run import dry_run, plan
-from trustclip.recipes.preflight.longest import longest
+from trustclip.recipes.preflight.longest import longest, model_shape
 from trustclip.recipes.preflight.memory import PHASES, estimate, footprint
-from trustclip.recipes.settings import Recipe, RecipeEval, RLStage
-from trustclip.recipes.tiny import tiny_model, tiny_tokenizer
+from trustclip.recipes.settings import Recipe, RecipeEval, RLSettings, RLStage
+from trustclip.recipes.tiny import BUILT_IN, tiny_tokenizer
 from trustclip.runs.text import readable
 from trustclip.tasks.problem import Problem
 
@@ -244,17 +244,20 @@ def test_a_model_that_cannot_be_read_is_told(tmp_path):
     assert "in 3 of the 4 updates" in out.getvalue()  # what is known is said all the same
 
 
+@pytest.mark.parametrize(("name", "shape"), BUILT_IN.items())
+def test_a_built_in_model_is_estimated_in_its_own_size(name, shape, tmp_path):
+    config, _ = model_shape(RLSettings(model=name, dataset="arithmetic", output_dir=tmp_path))
+    assert (config.num_hidden_layers, config.hidden_size) == (shape["layers"], shape["hidden"])
+
+
 @pytest.mark.slow
 def test_the_estimate_is_near_the_measured_peak(tmp_path):
     """In a process of its own: the peak is that of the process."""
-    model, tokenizer = tiny_model(layers=4, hidden=256)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
     file = tmp_path / "recipe.yaml"
     file.write_text(
         f"""
 name: measured
-model: {tmp_path / "model"}
+model: small
 output_dir: {tmp_path / "run"}
 rl: {{dataset: arithmetic, prompt_style: plain, limit: 64, max_steps: 4, lora_r: 0,
      max_completion_length: 128, per_device_train_batch_size: 16, gradient_accumulation_steps: 1,

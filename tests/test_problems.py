@@ -80,7 +80,7 @@ def test_none_trains_on_them_and_says_so(tmp_path):
 
 
 def test_a_training_set_that_is_the_test_set_is_refused_before_a_model_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "tiny_model", lambda *_: pytest.fail("a model was made"))
+    monkeypatch.setattr(models, "tiny_model", lambda *_, **__: pytest.fail("a model was made"))
     made = recipe(tmp_path, ["What is $2+2$?"], ["What is  \\(2 + 2\\)?"])
     message = r"train\.jsonl: every training problem is also a test problem"
     with pytest.raises(ValueError, match=message):

@@ -156,6 +156,12 @@ def test_the_command_line_is_over_the_file(tmp_path):
     assert load_recipe(path, {"sft": None}).sft is None
 
 
+@pytest.mark.parametrize(("given", "near"), [("tinny", "tiny"), ("smal", "small")])
+def test_a_built_in_model_that_is_misspelt_is_named(tmp_path, given, near):
+    told = errors_of(written(tmp_path, GOOD.replace("model: tiny", f"model: {given}")))
+    assert "a hub id owner/name, 'tiny' or 'small'" in told and f"Did you mean '{near}'?" in told
+
+
 def test_every_error_is_told_at_once_with_its_line_and_the_nearest_name(tmp_path):
     text = GOOD.replace("model: tiny", "model: tinny").replace("max_steps: 8\n", "max_steps: 1.5\n")
     text = text.replace("name: atr", "name: art").replace("every: 4", "evrey: 4")

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -27,6 +28,7 @@ from trustclip.report.draw import budget, plots
 from trustclip.report.draw.charts import spec
 from trustclip.report.draw.curves import bucket_figure, lines_of
 from trustclip.report.draw.marks import Mark, Panel
+from trustclip.report.explain import explain
 from trustclip.report.groups import group_runs
 from trustclip.report.page import write_page
 from trustclip.report.tables import Cell, Table, TableRow, latex, markdown
@@ -652,6 +654,26 @@ def test_runs_of_single_commands_have_a_report(tmp_path, command):
 def test_a_report_of_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one run directory"):
         build([], tmp_path)
+
+
+@pytest.mark.parametrize("state", ["missing", "empty"])
+def test_a_run_that_has_logged_nothing_gives_no_page_but_what_is_missing(tmp_path, state):
+    path, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    path.mkdir()
+    (path / "config.yaml").write_text("command: sft\nmodel: some/model\nseed: 0\n")
+    if state == "empty":
+        metrics.touch()
+    said = f"run has logged neither an update nor an evaluation: metrics.jsonl is {state}"
+    for make in (explain, lambda run: build([run], tmp_path / "out")):
+        with pytest.raises(ValueError, match=said):
+            make(path)
+    with pytest.raises(ValueError, match="none of 2 runs has logged"):
+        build([path, shutil.copytree(path, tmp_path / "copy")], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert collect([path]).headline == "Neither an update nor an evaluation is logged."  # --serve
+    append_jsonl(metrics, [{"stage": "sft", "step": 7, "loss": 0.5}])
+    assert "7 steps" in explain(path)[0]
+    assert build([path], tmp_path / "out")
 
 
 def test_neither_plotly_nor_matplotlib_is_loaded_to_read_runs():

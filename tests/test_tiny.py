@@ -1,14 +1,27 @@
 """The tiny model: any text survives its tokenizer, chats end, folders load, a step learns."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from trustclip.recipes.files import Source, build, preset  # noqa: E402
 from trustclip.recipes.models import check_model, check_tokenizer, load_model  # noqa: E402
-from trustclip.recipes.tiny import TAGS, save_tiny, tiny_model, tiny_tokenizer  # noqa: E402
+from trustclip.recipes.rl import starting_model  # noqa: E402
+from trustclip.recipes.settings import RLSettings  # noqa: E402
+from trustclip.recipes.tiny import (  # noqa: E402
+    BUILT_IN,
+    TAGS,
+    save_tiny,
+    tiny_model,
+    tiny_tokenizer,
+)
+from trustclip.runs.directory import RunDirectory  # noqa: E402
 from trustclip.tasks.arithmetic import Arithmetic  # noqa: E402
 
 CHAT = [
@@ -127,9 +140,10 @@ def test_special_tokens_are_skipped_and_agree_with_the_generation_config(tokeniz
     assert tokenizer.decode(tokenizer.encode("3<|eos|><|pad|>"), skip_special_tokens=True) == "3"
 
 
-def test_the_model_is_small_tied_and_in_float32():
-    model, tokenizer = tiny_model()
-    assert 300_000 < model.num_parameters() < 1_000_000
+@pytest.mark.parametrize(("name", "parameters"), [("tiny", 427_904), ("small", 3_216_128)])
+def test_the_models_have_their_size_are_tied_and_in_float32(name, parameters):
+    model, tokenizer = tiny_model(**BUILT_IN[name])
+    assert model.num_parameters() == parameters
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.config.vocab_size == len(tokenizer)
@@ -144,6 +158,18 @@ def test_the_seed_decides_the_weights_and_leaves_the_random_state_alone():
     assert torch.equal(torch.rand(3), expected)
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_reinforcement_learning_primes_the_built_in_model_it_is_given(tmp_path, monkeypatch):
+    def untuned(settings, _):
+        return SimpleNamespace(summary={"finished": True}, final=settings.model)
+
+    monkeypatch.setattr("trustclip.recipes.sft.sft", untuned)
+    asked = build(RLSettings, preset("rl", "tiny"), Source(changes={"model": "small"}))
+    run = RunDirectory(tmp_path, "rl", asked)
+    config = starting_model(asked, run, Console(quiet=True))[0].config
+    shape = {"layers": config.num_hidden_layers, "hidden": config.hidden_size}
+    assert shape == BUILT_IN["small"]
 
 
 def test_a_saved_folder_loads_with_the_auto_classes(folder, loaded):

@@ -15,6 +15,7 @@ from trustclip.arena.analysis import (
     by_depth,
     standings,
 )
+from trustclip.arena.choice import choices
 from trustclip.arena.entry import Entry
 from trustclip.arena.tuning import sensitivities
 from trustclip.report.collect import Contents, Section
@@ -68,7 +69,10 @@ def _contrast_tables(
     found: Mapping[str, Sequence[Answer]], main: Runs, entry: Entry
 ) -> list[Table]:
     entropy = tables.entropy_table(main, entry.questions)
-    return [tables.contrast_table(found), *([entropy] if entropy else [])]
+    chosen = choices(entry.trials, main, entry.questions)
+    shown = [tables.contrast_table(found)]
+    shown += [tables.choice_table(chosen, entry.settings.tuning.count)] if chosen else []
+    return shown + ([entropy] if entropy else [])
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from trustclip.arena.analysis import (
     identical,
     rate,
 )
+from trustclip.arena.choice import Choice
 from trustclip.arena.tuning import NEAR, Sensitivity, at_equal, width_effects
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.text import bracket, percent
@@ -133,6 +134,34 @@ def _beside(answer: Answer) -> list[Cell]:
 
 def _gap(answer: Answer | None) -> Cell:
     return NOTHING if answer is None else signed(answer.contrast.difference)
+
+
+def choice_table(found: Sequence[Choice], tuning_seeds: int) -> Table:
+    """The contrasts with the choice of their trials counted."""
+    fewer = [*found[0].fewer]
+    rows = [
+        TableRow(
+            one.question.asks,
+            [
+                signed(one.both),
+                Cell(" / ".join(percent(share, 0) for share in one.again)),
+                *(Cell(percent(one.fewer[seeds])) for seeds in fewer),
+                Cell(percent(one.spread)),
+            ],
+            note=f"{one.question.ours} − {one.question.theirs}",
+        )
+        for one in found
+    ]
+    notes = [
+        "Points of the score at the end. All settings: each with a 95 % interval over test seeds "
+        "and over what other tuning seeds would have chosen, not corrected. Chosen again: percent "
+        "of tunings that choose the same trial in a setting, of the first and of the second. "
+        "Spread: standard deviation of the contrast over tunings on so many seeds, drawn from the "
+        f"{tuning_seeds} (with replacement for the last, without for the others).",
+    ]
+    of_seeds = [f"{seeds} seed{'s' * (seeds > 1)}" for seeds in (*fewer, tuning_seeds)]
+    head = [("", ["all settings", "chosen again"]), ("spread of the choice", of_seeds)]
+    return Table("choice", "With the choice of trials", "question", head, rows, notes)
 
 
 def control_table(runs: Runs, controls: Sequence[Question], title: str) -> Table | None:

@@ -6,9 +6,12 @@ for the options of every other command.
 """
 
 import contextlib
+import io
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
@@ -100,7 +103,7 @@ def require(*packages: str) -> None:
 def parse(
     cls: type[T], argv: Sequence[str], command: str, presets: Mapping[str, T] | None = None
 ) -> T:
-    """Parse the options of a command with tyro, which exits with status 2 on wrong usage.
+    """Parse the options of a command with tyro, which prints the help and exits where asked to.
 
     Args:
       cls: class of the options.
@@ -109,7 +112,7 @@ def parse(
       presets: defaults by name, for ``--preset NAME``.
 
     Raises:
-      ValueError: unknown preset, or a value out of range.
+      ValueError: wrong usage, unknown preset, or a value out of range.
     """
     if (classes := _ASKED.get()) is not None:
         classes.append(cls)
@@ -124,7 +127,54 @@ def parse(
         if preset not in (presets or {}):
             raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
         options["default"] = (presets or {})[preset]
-    return tyro.cli(cls, args=rest, prog=f"trustclip {command}", registry=_REGISTRY, **options)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                cls, args=rest, prog=f"trustclip {command}", registry=_REGISTRY, **options
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        names = [
+            f"--{field.name.replace('_', '-')}"
+            for field in fields(cls)  # type: ignore[arg-type]
+            if "Positional" not in str(field.type) and "POSITIONAL" not in str(field.type)
+        ]
+        told = _in_a_sentence(said.getvalue(), names, command)
+        complaint = told.removeprefix(f"{cls.__name__}: ")
+    raise ValueError(complaint)
+
+
+def _in_a_sentence(box: str, names: Sequence[str], command: str) -> str:
+    """What tyro says of wrong usage in a box, as the other commands say it.
+
+    Example:
+      >>> _in_a_sentence("\u2502 Unrecognized options: --sed, 3 \u2502", ["--seeds"], "control")
+      "unknown option of control '--sed'; did you mean '--seeds'? Allowed: --seeds."
+    """
+    rows = [row.strip("\u2502 ") for row in box.splitlines() if row.startswith("\u2502")]
+    ruled = [place for place, row in enumerate(rows) if row and not row.strip("\u2500")]
+    first = min(ruled, default=len(rows))
+    text = " ".join(rows[:first]) or " ".join(box.split())
+    see = f"; see trustclip {command} --help."
+    if found := re.match(r"Unrecognized options: (.+?)(,|$)", text):
+        if found[1].startswith("-"):
+            return unknown(f"option of {command}", found[1], names)
+        return f"unexpected argument {found[1]!r}{see}"
+    if text.startswith("Missing from"):
+        # Of an argument that is missing tyro shows the name, and under it, deeper, what it is.
+        lacking = re.findall(r"^\u2502 {5}(\S+)", box.partition("\u2502 \u2500")[0], re.MULTILINE)
+        return f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing{see}"
+    if found := re.match(r"Missing value for argument '(.+?)'", text):
+        return f"{found[1]} needs a value{see}"
+    kind = next((row for row in rows if re.match(r"(--\S+|[A-Z|]+) [{A-Z]", row)), "")
+    if found := re.match(
+        r"Error parsing (\S+): (?:invalid literal|could not convert|no type)", text
+    ):
+        value = re.findall(r"'([^']*)'", text)[-1:] or ["nothing"]
+        return f"{kind or found[1]}: got {value[0]!r}{see}"
+    return f"{text.removeprefix('Error parsing ').rstrip('.')}{see}"
 
 
 @contextlib.contextmanager

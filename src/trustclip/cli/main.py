@@ -3,17 +3,22 @@
 A command's own imports wait until it is called, so that help and wrong usage answer at once.
 """
 
+import codecs
+import contextlib
 import errno
 import importlib
+import io
 import os
 import re
 import signal
 import sys
 import threading
 import traceback
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
+from types import FrameType
 from typing import Any, NoReturn
 
 from trustclip.constraints.consent import ALL, consent, named
@@ -75,6 +80,16 @@ INSTEAD = {
     "sweep": "suite",
 }
 
+#: Name of `_closest` among Python's ways to treat characters that an encoding lacks.
+_CLOSEST = "trustclip.closest"
+#: Characters of what the commands print, in ASCII; the others are decomposed, or "?".
+ASCII = str.maketrans(
+    dict.fromkeys("\u2212\u2013\u2014\u2500", "-")
+    | dict.fromkeys("\u2018\u2019", "'") | dict.fromkeys("\u201c\u201d", '"')
+    | {"\u00b1": "+-", "\u2192": "->", "\u2190": "<-", "\u00b7": "*", "\u00d7": "x", "\u2264": "<=",
+       "\u2265": ">=", "\u03b5": "epsilon", "\u03b4": "delta", "\u2207": "grad"}
+)  # fmt: skip
+
 USAGE = "usage: trustclip COMMAND [options]        trustclip COMMAND --help"
 
 #: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
@@ -109,36 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
       reader of the output has closed the pipe.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    if argv[0] in ("-V", "--version"):
-        print(_versions())
-        return 0
-    name, *rest = argv
-    if name not in COMMANDS:
-        print(f"trustclip: {harmless(_no_command(name))}", file=sys.stderr)
-        return 2
-    missing = [package for package in NEEDED if find_spec(package) is None]
-    if missing:
-        print(
-            f"trustclip {name}: {', '.join(missing)} not installed: "
-            f"pip install 'trustclip[{EXTRAS.get(name, 'cli')}]'.",
-            file=sys.stderr,
-        )
-        return 2
-    _be_quiet()
-    _leave_on_sigterm(name)
+    name = argv[0] if argv else "--help"
+    _write_readably()
     try:
-        with consent(*_consented(rest)):
-            module = importlib.import_module(f"trustclip.cli.commands.{COMMANDS[name][0]}")
-            rest = [argument for argument in rest if argument != ALLOW_CODE]
-            code = getattr(module, "evaluate" if name == "eval" else name)(rest)
-        sys.stdout.flush()
-        return code
+        try:
+            return _done(name, argv[1:])
+        finally:
+            sys.stdout.flush()  # here, where it can be answered, and not when Python ends
     except BrokenPipeError:
-        # The rest of the buffer has nowhere to go, and Python would report that at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141
     except KeyboardInterrupt:
         return _stopped(name, signal.SIGINT)
@@ -148,12 +142,74 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if os.environ.get("TRUSTCLIP_TRACEBACK"):
             traceback.print_exc()
-        print(f"trustclip {name}: {harmless(text)}", file=sys.stderr)
+        if isinstance(error, OSError) and error.filename is None:
+            _discard_output()  # it may be the output that cannot be written
+        _complain(f"trustclip {name}: {harmless(text)}")
         return 2
+
+
+def _done(name: str, rest: Sequence[str]) -> int:
+    """Do what was asked for; returns the exit status."""
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name in ("-V", "--version"):
+        print(_versions())
+        return 0
+    if name not in COMMANDS:
+        _complain(f"trustclip: {harmless(_no_command(name))}")
+        return 2
+    missing = [package for package in NEEDED if find_spec(package) is None]
+    if missing:
+        _complain(
+            f"trustclip {name}: {', '.join(missing)} not installed: "
+            f"pip install 'trustclip[{EXTRAS.get(name, 'cli')}]'."
+        )
+        return 2
+    _be_quiet()
+    _leave_on_sigterm(name)
+    with consent(*_consented(rest)):
+        module = importlib.import_module(f"trustclip.cli.commands.{COMMANDS[name][0]}")
+        rest = [argument for argument in rest if argument != ALLOW_CODE]
+        return getattr(module, "evaluate" if name == "eval" else name)(rest)
+
+
+def _complain(text: str) -> None:
+    """Print to standard error, if anybody reads it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _write_readably() -> None:
+    """On a terminal or a file that takes ASCII only, write what comes closest to each character."""
+    codecs.register_error(_CLOSEST, _closest)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors=_CLOSEST)
+
+
+def _closest(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that an encoding lacks.
+
+    Example:
+      >>> _closest(UnicodeEncodeError("ascii", "a \u2212 \u00b1\u00e9 \u03b4 \u6c49", 0, 10, ""))[0]
+      'a - +-e delta ?'
+    """
+    assert isinstance(error, UnicodeEncodeError)
+    found = unicodedata.normalize("NFKD", error.object[error.start : error.end].translate(ASCII))
+    plain = "".join(one for one in found if not unicodedata.combining(one))
+    return plain.encode("ascii", "replace").decode(), error.end
+
+
+def _discard_output() -> None:
+    """Let what is left of the output go nowhere: Python would report at exit that it could not."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command() -> NoReturn:
     """The program ``trustclip``: run one command and exit, along with the job's other ranks."""
+    _leave_while_importing(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
         status, done = main(), True
     except SystemExit as end:  # by SIGTERM, in the middle of something
@@ -230,11 +286,33 @@ def _leave_on_sigterm(name: str) -> None:
         signal.signal(signal.SIGTERM, leave)
 
 
+def _leave_while_importing(name: str) -> None:
+    """End at once when Ctrl-C comes during an import, where an exception can be swallowed.
+
+    Nothing is in the making then. At any other time it is Python's own `KeyboardInterrupt`; a job
+    of several ranks keeps that always, because the others are told.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or "RANK" in os.environ:
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        below = frame
+        while below is not None:
+            if below.f_code.co_filename.startswith("<frozen importlib"):
+                with contextlib.suppress(Exception):
+                    sys.stdout.flush()
+                os._exit(_stopped(name, signal.SIGINT))
+            below = below.f_back
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, leave)
+
+
 def _stopped(name: str, number: signal.Signals) -> int:
     """Report that a signal has ended the command; returns its exit status."""
     continued = name in CONTINUED
     text = "stopped; the same command continues." if continued else "interrupted."
-    print(f"\n{text}", file=sys.stderr)
+    _complain(f"\n{text}")
     return 0 if continued else 128 + number
 
 

@@ -63,6 +63,9 @@ class ControlSettings:
     """Folder with one file per run; runs that have a file are skipped."""
 
     def __post_init__(self) -> None:
+        for name in ("envs", "methods"):
+            if not getattr(self, name):
+                raise ValueError(f"`{name}` needs at least one name.")
         for text in self.methods:
             parsed(text)
         if self.reference not in (None, *self.methods):

@@ -19,17 +19,17 @@ from trustclip.recipes.rewarding import CORRECT
 from trustclip.recipes.settings import (
     ARITHMETIC,
     PRIMER,
-    TINY,
     DemoSettings,
     EvalStage,
     RLStage,
     SFTStage,
     source_of,
 )
+from trustclip.recipes.tiny import BUILT_IN
 from trustclip.rewards.chosen import RESERVED
 from trustclip.tasks.rows import Fields, mapped
 
-#: The architecture of the tiny models, which `trustclip.engines.trl.decoding` decodes.
+#: The architecture of the built-in models, which `trustclip.engines.trl.decoding` decodes.
 DECODED = "Qwen3ForCausalLM"
 
 Complaint = tuple[tuple[str, ...], str]
@@ -146,10 +146,10 @@ def uncopied(sampler: Sampler, model: str) -> Iterator[str]:
 
     Args:
       sampler: in what the copy differs.
-      model: folder, hub id, or "tiny".
+      model: folder, hub id, or the name of a built-in model.
     """
     config = Path(model) / "config.json"
-    if sampler.exact or model == TINY or not config.is_file():
+    if sampler.exact or model in BUILT_IN or not config.is_file():
         return
     with contextlib.suppress(ValueError, AttributeError):  # the loader reports a damaged file
         kinds = json.loads(config.read_text(encoding="utf-8")).get("architectures")

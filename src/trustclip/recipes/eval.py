@@ -13,7 +13,8 @@ from trustclip.recipes.models import adapter_of, load_model
 from trustclip.recipes.problems import test_problems
 from trustclip.recipes.prompting import record, show, trained_with, unlike
 from trustclip.recipes.rewarding import keep_code
-from trustclip.recipes.settings import TINY, EvalSettings
+from trustclip.recipes.settings import EvalSettings
+from trustclip.recipes.tiny import BUILT_IN
 from trustclip.runs.answers import scores
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.terminal import print_table
@@ -30,6 +31,10 @@ def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
         uses the run directory.
     """
     refuse(settings)
+    if settings.backend == "openai":
+        from trustclip.evaluation.backends.served import check_address
+
+        check_address(settings.base_url)
     if rank() > 0:
         return RunDirectory(settings.output_dir, "eval", settings)
     with only_process(settings.output_dir):
@@ -90,9 +95,10 @@ def open_backend(settings: EvalSettings) -> Backend:
             settings.style.thinking,
         )
     if settings.backend == "vllm":
-        if settings.model == TINY:
+        if settings.model in BUILT_IN:
             raise ValueError(
-                f"vLLM cannot load the built-in model {TINY!r}: give a folder or a hub id."
+                f"vLLM cannot load the built-in model {settings.model!r}: give a folder or a hub "
+                "id."
             )
         if adapter_of(settings.model) is not None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Loading and saving of models: a folder, a hub id, or the tiny one."""
+"""Loading and saving of models: a folder, a hub id, or a built-in one."""
 
 import json
 from collections.abc import Mapping
@@ -11,8 +11,7 @@ from trustclip.durable.flush import flush_tree
 from trustclip.durable.handover import by_first
 from trustclip.durable.store import same_mode, writing_to
 from trustclip.recipes.prompting import FILE
-from trustclip.recipes.settings import TINY
-from trustclip.recipes.tiny import tiny_model, tiny_tokenizer
+from trustclip.recipes.tiny import BUILT_IN, tiny_model, tiny_tokenizer
 from trustclip.runs.jsonl import write_json
 from trustclip.tasks.prompts import PromptStyle, set_chat_template
 
@@ -35,7 +34,7 @@ def check_model(name: str) -> None:
     """Refuse a name or folder that is not a model, before anything heavy is imported.
 
     Args:
-      name: folder, hub id ``owner/name``, ``"tiny"``, or the folder of a LoRA adapter.
+      name: folder, hub id ``owner/name``, one of `BUILT_IN`, or the folder of a LoRA adapter.
 
     Raises:
       ValueError: there is no such folder, or it lacks a part of a model: it has no tokenizer, or it
@@ -44,7 +43,7 @@ def check_model(name: str) -> None:
     if (found := adapter_of(name)) is not None:
         return _check_adapter(*found)
     path = Path(name)
-    if name == TINY:
+    if name in BUILT_IN:
         return
     if (path / "config.json").is_file():
         if not _has_tokenizer(path):
@@ -59,12 +58,12 @@ def check_model(name: str) -> None:
     if path.is_absolute() or name.startswith(".") or name.count("/") != 1 or path.parent.is_dir():
         around = path.parent.iterdir() if path.parent.is_dir() else ()
         folders = [p.name for p in around if p.is_dir()]
-        near = nearest(path.name, [*folders, TINY])
-        found = near if near == TINY else str(path.parent / near) if near else ""
+        near = nearest(path.name, [*folders, *BUILT_IN])
+        found = near if near in BUILT_IN else str(path.parent / near) if near else ""
         hint = f" Did you mean {found!r}?" if found else ""
         raise ValueError(
-            f"no model {name!r}: give a folder with a config.json, a hub id owner/name, or "
-            f"{TINY!r}.{hint}"
+            f"no model {name!r}: give a folder with a config.json, a hub id owner/name, "
+            f"{' or '.join(map(repr, BUILT_IN))}.{hint}"
         )
 
 
@@ -145,10 +144,10 @@ def load_model(name: str, prompt_style: str | PromptStyle, seed: int = 0) -> tup
     gets that of the prompt style.
 
     Args:
-      name: folder, hub id, or ``"tiny"`` for a fresh, untrained tiny model; of a LoRA adapter, the
-        folder, whose weights are added to those of its base model.
+      name: folder, hub id, or one of `BUILT_IN` for a fresh, untrained model; of a LoRA adapter,
+        the folder, whose weights are added to those of its base model.
       prompt_style: see `trustclip.tasks.prompts`.
-      seed: of the tiny model's weights.
+      seed: of the weights of a built-in model.
 
     Returns:
       A Hugging Face causal language model and its tokenizer.
@@ -158,8 +157,8 @@ def load_model(name: str, prompt_style: str | PromptStyle, seed: int = 0) -> tup
         tokenizer does not belong to it.
     """
     check_model(name)
-    if name == TINY:
-        return tiny_model(seed)
+    if name in BUILT_IN:
+        return tiny_model(seed, **BUILT_IN[name])
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -198,7 +197,7 @@ def load_tokenizer(name: str, prompt_style: str | PromptStyle) -> Any:
       ValueError: there is none, or its files are damaged.
     """
     check_model(name)
-    if name == TINY:
+    if name in BUILT_IN:
         return tiny_tokenizer()
     from transformers import AutoTokenizer
 

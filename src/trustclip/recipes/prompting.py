@@ -46,7 +46,7 @@ def unlike(model: str, style: PromptStyle) -> Iterator[str]:
     """The sentence about a model that was trained with other prompts than it will get.
 
     Args:
-      model: folder, hub id, or "tiny".
+      model: folder, hub id, or the name of a built-in model.
       style: of the prompts to come.
     """
     before = trained_with(model)

@@ -23,7 +23,8 @@ from trustclip.recipes.problems import (
 )
 from trustclip.recipes.prompting import record, show, unlike
 from trustclip.recipes.rewarding import Rewards, check_data, keep_code, training_row
-from trustclip.recipes.settings import TINY, RLSettings
+from trustclip.recipes.settings import RLSettings
+from trustclip.recipes.tiny import BUILT_IN
 from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.callbacks import Checkups, Recorder, silence
 from trustclip.recipes.watch.completions import Completions
@@ -102,17 +103,17 @@ completions, 8 of each problem'
 
 
 def starting_model(settings: RLSettings, run: RunDirectory, console: Console) -> tuple[Any, Any]:
-    """The model that training starts from; the tiny one is made and primed, in ``sft/``.
+    """The model that training starts from; a built-in one is made and primed, in ``sft/``.
 
     Raises:
       Interrupted: asked to stop while priming; the same call continues.
     """
-    if settings.model != TINY:
+    if settings.model not in BUILT_IN:
         told(console, f"loading {settings.model}")
         return load_model(settings.model, settings.style, settings.seed)
     from trustclip.recipes.sft import prime
 
-    primed = prime(run.path / "sft", settings.seed, console)
+    primed = prime(run.path / "sft", settings.model, settings.seed, console)
     return load_model(str(primed), settings.style)
 
 

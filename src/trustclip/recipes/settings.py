@@ -101,8 +101,6 @@ def beginning_with(*names: str) -> Callable[[type[T]], type[T]]:
     return ordered
 
 
-#: In place of a model's path: the tiny Qwen3 of the demo, made and primed on the spot.
-TINY = "tiny"
 #: In place of a dataset: generated chain arithmetic.
 ARITHMETIC = "arithmetic"
 #: The same for SFT, with solutions that are mostly terse and wrong: RL has room to improve.
@@ -199,7 +197,8 @@ class SFTSettings(SFTStage):
     """Supervised fine-tuning on worked solutions: teaches the answer format before RL."""
 
     model: str
-    """Folder or hub id of the model, "tiny", or the folder of a LoRA adapter (or ADAPTER+BASE)."""
+    """Folder or hub id of the model, "tiny" or "small" (made on the spot: 0.4 and 3 million
+    parameters), or the folder of a LoRA adapter (or ADAPTER+BASE)."""
     output_dir: Path
     """Run directory; the trained model is saved in its folder "final"."""
     seed: Seed = 3407
@@ -336,7 +335,8 @@ class RLSettings(RLStage):
     """
 
     model: str
-    """Folder or hub id of the model, "tiny", or the folder of a LoRA adapter (or ADAPTER+BASE)."""
+    """Folder or hub id of the model, "tiny" or "small" (made on the spot: 0.4 and 3 million
+    parameters), or the folder of a LoRA adapter (or ADAPTER+BASE)."""
     output_dir: Path
     """Run directory; the trained model is saved in its folder "final"."""
     seed: Seed = 0
@@ -390,7 +390,7 @@ class EvalSettings(EvalStage):
     """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
 
     model: str
-    """Folder or hub id of the model, or "tiny"; with backend openai, the served name."""
+    """Folder or hub id of the model, "tiny" or "small"; with backend openai, the served name."""
     output_dir: Path
     """Run directory: samples.jsonl holds every completion, summary.json the scores."""
     seed: Seed = 0
@@ -418,7 +418,8 @@ class Recipe:
     name: str
     """Name of the experiment."""
     model: str
-    """Folder or hub id of the model, "tiny", or the folder of a LoRA adapter (or ADAPTER+BASE)."""
+    """Folder or hub id of the model, "tiny" or "small" (made on the spot: 0.4 and 3 million
+    parameters), or the folder of a LoRA adapter (or ADAPTER+BASE)."""
     output_dir: Path
     """Run directory."""
     seed: Seed = 0

@@ -75,14 +75,15 @@ def _sft(
     console.print(f"model in {run.final}", highlight=False)
 
 
-def prime(folder: Path, seed: int, console: Console, *, steps: int = 60) -> Path:
-    """Make the tiny model and teach it the answer format, from mostly terse and wrong solutions.
+def prime(folder: Path, model: str, seed: int, console: Console, *, steps: int = 60) -> Path:
+    """Make a built-in model and teach it the answer format, from mostly terse and wrong solutions.
 
     Args:
       folder: run directory of this fine-tuning; a finished one is taken as it is.
+      model: its name.
       seed: of weights, problems and order.
       console: gets the progress.
-      steps: updates of 32 solutions. After 320, 97 % of worked chains are right.
+      steps: updates of 32 solutions. After 320, 97 % of tiny's worked chains are right.
 
     Returns:
       Folder of the model.
@@ -90,7 +91,7 @@ def prime(folder: Path, seed: int, console: Console, *, steps: int = 60) -> Path
     Raises:
       Interrupted: asked to stop; the same call continues.
     """
-    changes = {"output_dir": folder, "seed": seed, "max_steps": steps}
+    changes = {"model": model, "output_dir": folder, "seed": seed, "max_steps": steps}
     settings = build(SFTSettings, preset("sft", "tiny"), Source(changes=changes))
     if not (run := sft(settings, console)).summary.get("finished"):
         raise Interrupted

@@ -1,10 +1,25 @@
-"""A Qwen3 of under a million parameters with a byte-level tokenizer, to train on a CPU."""
+"""A Qwen3 of 0.4 or 3 million parameters with a byte-level tokenizer, to train on a CPU."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+
+class Shape(TypedDict):
+    """What `tiny_model` takes of a shape."""
+
+    layers: int
+    hidden: int
+
+
+#: In place of a model's path, names of models that are made on the spot: 0.4 and 3.2 million
+#: parameters.
+BUILT_IN: dict[str, Shape] = {
+    "tiny": {"layers": 2, "hidden": 128},
+    "small": {"layers": 4, "hidden": 256},
+}
 
 PAD, EOS = "<|pad|>", "<|eos|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")

@@ -39,7 +39,8 @@ def build(
       The files written, the page first.
 
     Raises:
-      ValueError: no run, or a path that is neither a run directory nor a suite.
+      ValueError: no run, runs that hold nothing to report, or a path that is neither a run
+        directory nor a suite.
     """
     if runs and all(map(_of_tokens, runs)):
         page = token_page(runs, title or "Tokens")
@@ -47,6 +48,10 @@ def build(
         write_text(out / "index.html", page)
         return [out / "index.html"]
     report = collect(runs, reference, reaches)
+    found = [run for group in report.groups for run in group.runs]
+    if all(run.silence and not run.samples.places for run in found):
+        many = f"none of {len(found)} runs has logged an update or an evaluation."
+        raise ValueError(many if len(found) > 1 else found[0].silence)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     texts = {
         "index.html": render(report, title or "Report", saved=True),

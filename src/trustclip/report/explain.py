@@ -90,11 +90,13 @@ def explain(folder: Path) -> list[str]:
 def _unconstrained(run: Run) -> Iterator[str]:
     """A run in which no constraint had anything to constrain: what there is to say of it."""
     rows = run.training
-    if not rows and not run.evaluations:
-        raise ValueError(f"{run.path} has logged neither an update nor an evaluation.")
+    if run.silence:
+        raise ValueError(run.silence)
     if run.method is None:
         state = "" if run.finished or not rows else ", unfinished"
-        many = f"{run.last_step} updates" if rows else "an evaluation"
+        steps = max((row["step"] for row in run.metrics.get("sft", ())), default=0)
+        tuned = f"{steps} steps" if steps and not run.evaluations else "an evaluation"
+        many = f"{run.last_step} updates" if rows else tuned
         yield f"{run.name}: {run.command} of {run.model}, {many}{state}. It has no constraint."
     elif not rows:
         yield f"{run.name}: {describe(run.method)} on {run.model}, no update logged yet."

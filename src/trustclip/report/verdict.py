@@ -48,6 +48,8 @@ def headline(groups: Sequence[Group], compared: Sequence[Compared]) -> str:
         return _sentence(_standing(scored[0]))
     if all(run.log for group in groups for run in group.runs):
         return "Logs of other trainers: what their constraints did."
+    if all(run.silence for group in groups for run in group.runs):
+        return "Neither an update nor an evaluation is logged."
     return "No evaluation is complete yet."
 
 

@@ -11,14 +11,14 @@ from trustclip.runs.foreign.log import Log
 from trustclip.runs.foreign.recognise import holds_log, looked_for, read_log
 from trustclip.runs.identity import with_method
 from trustclip.runs.jsonl import Row, read_mapping, scan
-from trustclip.runs.run import Evaluation, Run, in_words, setting_of
+from trustclip.runs.run import MEASURED, Evaluation, Run, in_words, setting_of
 from trustclip.runs.samples import Samples
 from trustclip.runs.table import is_table, read_table
 
 __all__ = ["Evaluation", "Run", "find", "in_words", "read_run", "read_runs", "setting_of"]
 
-#: Stages whose rows hold numbers, and the columns of these that hold texts.
-_MEASURED, _TEXTS = ("rl", "sft", "eval"), ("stage", "task")
+#: Columns of rows of numbers that hold texts.
+_TEXTS = ("stage", "task")
 
 
 def read_run(path: Path) -> Run:
@@ -51,6 +51,8 @@ def read_run(path: Path) -> Run:
     )  # fmt: skip
     if not run.finished:
         remarks.insert(0, f"unfinished: {run.last_step} updates logged so far")
+    elif run.silence:
+        remarks.insert(0, "neither an update nor an evaluation logged")
     return run
 
 
@@ -153,7 +155,7 @@ def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:
 
 def _numeric(row: Row) -> bool:
     """Whether a row of metrics holds nothing but numbers beside its few texts."""
-    return row.get("stage") not in _MEASURED or all(
+    return row.get("stage") not in MEASURED or all(
         isinstance(value, int | float | None) for key, value in row.items() if key not in _TEXTS
     )
 

@@ -10,6 +10,8 @@ from trustclip.runs.foreign.log import Log
 from trustclip.runs.jsonl import Row
 from trustclip.runs.samples import Samples
 
+#: Stages whose rows hold numbers.
+MEASURED = ("rl", "sft", "eval")
 #: Stands for the last row of a training that has logged nothing.
 _NOTHING: Row = {"step": 0}
 
@@ -133,6 +135,17 @@ class Run:
     def last_step(self) -> int:
         """Last logged update."""
         return max((row["step"] for row in (self.training or (_NOTHING,))), default=0)
+
+    @property
+    def silence(self) -> str:
+        """Why there is nothing to say of it, in one sentence; empty where something is logged."""
+        rows = any(self.metrics.get(stage) for stage in MEASURED)
+        if rows or self.evaluations or self.log is not None:
+            return ""
+        file = self.path / "metrics.jsonl"
+        size = file.stat().st_size if file.exists() else -1
+        state = "is missing" if size < 0 else "holds neither" if size else "is empty"
+        return f"{self.path} has logged neither an update nor an evaluation: {file.name} {state}."
 
     @property
     def notices(self) -> list[Row]:

@@ -31,6 +31,10 @@ class Terminal(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
 
+    def on_broken_pipe(self) -> None:
+        """Raise again what rich has caught, as `print` raises it, instead of ending the program."""
+        raise
+
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:

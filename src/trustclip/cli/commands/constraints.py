@@ -81,6 +81,7 @@ def atlas(argv: Sequence[str]) -> int:
         raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
     from trustclip.report.atlas import atlas_page
 
+    say(f"atlas: every method at every setting of its sliders, in {options.out}", flush=True)
     options.out.write_text(atlas_page(), encoding="utf-8")
     say(options.out)
     return 0

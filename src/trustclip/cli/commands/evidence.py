@@ -54,6 +54,8 @@ def compare(argv: Sequence[str]) -> int:
         """Compare at this update instead of at each run's last evaluation."""
 
     options = parse(Options, argv, "compare")
+    if not options.runs:
+        raise ValueError("a comparison needs two runs or more; see trustclip compare --help.")
     from trustclip.report.console import print_comparison
 
     print_comparison(options.runs, Terminal(), step=options.step)
@@ -90,7 +92,7 @@ def paper(argv: Sequence[str]) -> int:
     elif options.out is not None:
         render(audit(), Terminal(file=text, width=160, soft_wrap=True))
     else:
-        render(audit())
+        render(audit(), Terminal(soft_wrap=True))
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_text(options.out, text.getvalue())

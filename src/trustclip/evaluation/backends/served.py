@@ -58,8 +58,7 @@ class Served:
         concurrency: int,
         thinking: bool | None = None,
     ) -> None:
-        if wrong := _wrong(base_url):
-            raise ValueError(f"base_url={redacted(base_url)!r} {wrong}.")
+        check_address(base_url)
         self._url = base_url.rstrip("/") + "/chat/completions"
         self._shown = redacted(self._url)  # in errors
         self._model, self._sampling, self._concurrency = model, sampling, concurrency
@@ -150,6 +149,16 @@ class _Stay(HTTPRedirectHandler):
 
 
 _OPENER = build_opener(_Stay)
+
+
+def check_address(base_url: str) -> None:
+    """Refuse the address of a server that cannot be asked.
+
+    Raises:
+      ValueError: what is wrong with it.
+    """
+    if wrong := _wrong(base_url):
+        raise ValueError(f"base_url={redacted(base_url)!r} {wrong}.")
 
 
 def _wrong(address: str) -> str:

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from trustclip.recipes.checks import schedule_of
 from trustclip.recipes.preflight.memory import Memory
-from trustclip.recipes.settings import TINY, RLSettings, RLStage
+from trustclip.recipes.settings import RLSettings, RLStage
+from trustclip.recipes.tiny import BUILT_IN, tiny_model
 from trustclip.runs.text import readable
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import messages
@@ -57,10 +58,8 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
 
 def model_shape(settings: RLSettings) -> tuple[Any, Any]:
     """Configuration and tokenizer of the model, without its weights."""
-    if settings.model == TINY:
-        from trustclip.recipes.tiny import tiny_model
-
-        model, tokenizer = tiny_model()
+    if settings.model in BUILT_IN:
+        model, tokenizer = tiny_model(**BUILT_IN[settings.model])
         return model.config, tokenizer
     from transformers import AutoConfig, AutoTokenizer
 

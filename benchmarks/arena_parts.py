@@ -1,4 +1,4 @@
-"""What stands beside the arena: its first time, asymmetry at one trial, and two further depths.
+"""What stands beside the arena: its first time, asymmetry at one trial, and depths 4 and 256.
 
 Each part has a table of runs of its own in ``benchmarks/arena-*``; `arena_report.py` writes what is
 made here into the page.
@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from trustclip.arena.analysis import Answer, Runs, answers, by_depth
-from trustclip.arena.entry import Entry, read_entry
+from trustclip.arena.analysis import Answer, Question, Runs, answers, by_depth
+from trustclip.arena.choice import Choice, choices
+from trustclip.arena.entry import Entry, combined, read_entry
 from trustclip.arena.figures import contrasts_figure
 from trustclip.arena.tables import chosen_table, concluded, contrast_table, signed, task_table
 from trustclip.report.draw.marks import Figure
 from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.stats import Difference
 
 ROOT = Path(__file__).parent
-FIRST, SAME, DEPTHS = (ROOT / f"arena-{name}" for name in ("first", "same-trial", "depths"))
+FIRST, SAME, DEPTHS, FEW, MANY = (
+    ROOT / f"arena-{name}" for name in ("first", "same-trial", "depths", "depth-4", "depth-256")
+)
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,40 @@ class Parts:
     def same(self) -> Entry:
         """Asymmetry at the trials that the first time chose for `atr`."""
         same = read_entry(SAME)
-        if choices(self.first.main)["atr"] != choices(same.main)["atr"]:
+        if tested_trials(self.first.main)["atr"] != tested_trials(same.main)["atr"]:
             raise ValueError("the same tuning seeds have chosen another trial for atr")
         return same
 
     @cached_property
     def depths(self) -> Entry:
-        """Depths 4 and 256."""
+        """A first look at depths 4 and 256, tuned on few seeds."""
         return read_entry(DEPTHS)
+
+    @cached_property
+    def ends(self) -> Entry:
+        """Depths 4 and 256, tuned on as many seeds as the arena."""
+        return combined(read_entry(FEW), [read_entry(MANY)])
+
+    @cached_property
+    def at_ends(self) -> dict[int, list[Answer]]:
+        """The contrasts that were fixed for depths 4 and 256, each depth a family of its own."""
+        by = self.ends.main.by("depth")
+        return {
+            depth: answers(by[depth,], self.ends.questions, f"depth {depth}")
+            for depth in sorted(self.ends.main.values("depth"))
+        }
+
+    @cached_property
+    def chosen_at_ends(self) -> dict[tuple[int, Question], Choice]:
+        """The same with the choice of trials counted."""
+        main, trials = self.ends.main, self.ends.trials
+        return {
+            (depth, one.question): one
+            for depth in self.at_ends
+            for one in choices(
+                trials.where(depth=depth), main.where(depth=depth), self.ends.questions
+            )
+        }
 
     def said(self) -> dict[str, str]:
         """What was run, by block of the page."""
@@ -56,6 +86,7 @@ class Parts:
             "same-settings": f"{len(same):,} test runs on {len(same.values('seed'))} seeds in "
             f"{len(same.cells)} settings; the trials of `atr` are those of the first time.",
             "depths-settings": counted(self.depths),
+            "ends-settings": counted(self.ends),
         }
 
     def tables(self) -> dict[str, Table]:
@@ -69,6 +100,9 @@ class Parts:
             "same-tasks": task_table(same.main, {}),
             "depths": self.depths_table(),
             "depths-tasks": task_table(self.depths.main, {}),
+            "ends": self.ends_table(),
+            "ends-tasks": task_table(self.ends.main, {}),
+            "ends-chosen": chosen_table(self.ends.main, self.ends.trials, {}),
         }
 
     def figures(self) -> dict[Path, Figure]:
@@ -106,6 +140,37 @@ class Parts:
         ]
         return Table("depths", "Depths", "question", [("", list(every))], rows, notes)
 
+    def ends_table(self) -> Table:
+        """Depths 4 and 256: the first look, what was tested, and with the choice counted."""
+        first = {
+            (depth, a.question): a
+            for depth in self.at_ends
+            for a in answers(
+                self.depths.main.where(depth=depth, task=self.ends.main.values("task")),
+                self.depths.questions,
+            )
+        }
+        rows = []
+        for of_one in zip(*self.at_ends.values(), strict=True):
+            q, cells = of_one[0].question, []
+            for depth, now in zip(self.at_ends, of_one, strict=True):
+                then = first[depth, q].contrast.difference
+                both = self.chosen_at_ends[depth, q].both
+                so = Cell(returned(then, sided(then), now))
+                cells += [signed(then), concluded(now), signed(both), so]
+            rows.append(TableRow(q.asks, cells, note=f"{q.ours} − {q.theirs}"))
+        names = ["first look", "tested", "with the choice", "so"]
+        notes = [
+            "Points of the score at the end, mean of the tasks, paired by seed. First look: "
+            f"{seeds(self.depths)}, with an interval that is not corrected. Tested: "
+            f"{seeds(self.ends)}, none of them the same; Holm's correction over the contrasts of a "
+            "depth. With the choice: the same with an interval over test seeds and over what other "
+            "tuning seeds would have chosen. Holds: told apart in the direction that the first "
+            "interval had, with an interval that includes the first estimate.",
+        ]
+        head = [(f"{depth} updates", names) for depth in self.at_ends]
+        return Table("ends", "Depths 4 and 256", "question", head, rows, notes)
+
 
 def counted(entry: Entry) -> str:
     """Which settings are complete, and how many runs they have."""
@@ -141,13 +206,25 @@ def held_table(first: Entry, again: Entry) -> Table:
 
 def verdict(then: Answer, now: Answer) -> str:
     """What became of a conclusion."""
-    old, new = then.contrast, now.contrast
-    if old.conclusion not in ("larger", "smaller"):
-        return "open as before" if new.conclusion == old.conclusion else "now concluded"
-    if new.conclusion != old.conclusion:
+    return returned(then.contrast.difference, then.contrast.conclusion, now)
+
+
+def returned(then: Difference, said: str, now: Answer) -> str:
+    """What became of a difference of which something had been said."""
+    new = now.contrast
+    if said not in ("larger", "smaller"):
+        return "open as before" if new.conclusion == said else "now concluded"
+    if new.conclusion != said:
         return "does not hold"
-    inside = new.difference.low <= old.difference.value <= new.difference.high
+    inside = new.difference.low <= then.value <= new.difference.high
     return "holds" if inside else "the sign holds, the size does not"
+
+
+def sided(found: Difference) -> str:
+    """On which side of 0 an interval lies."""
+    if found.low > 0:
+        return "larger"
+    return "smaller" if found.high < 0 else "not told apart"
 
 
 def seeds(entry: Entry) -> str:
@@ -155,7 +232,7 @@ def seeds(entry: Entry) -> str:
     return f"{entry.settings.tuning.count} tuning and {entry.settings.test.count} test seeds"
 
 
-def choices(runs: Runs) -> Mapping[str, dict[tuple[str, int], str]]:
+def tested_trials(runs: Runs) -> Mapping[str, dict[tuple[str, int], str]]:
     """Constraint -> setting -> the trial that was tested."""
     return {
         name: {

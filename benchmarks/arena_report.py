@@ -52,12 +52,7 @@ def summary(parts: Parts) -> list[str]:
         for name in ("mirrored", "symmetric")
         if (found := at_equal(own["atr"], own[name], "gated")) is not None
     }
-    none = {
-        scope: points(a.contrast.difference)
-        for scope, found in parts.at_depths.items()
-        for a in found
-        if a.question.theirs == "none"
-    }
+    ends = {depth: {a.question.theirs: a for a in found} for depth, found in parts.at_ends.items()}
     counted_in = {
         one.question.theirs: one for one in choices(entry.trials, entry.main, entry.questions)
     }
@@ -72,11 +67,11 @@ def summary(parts: Parts) -> list[str]:
 
     return [
         f"**Width, and having a constraint at all.** `atr` minus none is {against('none')} at 16 "
-        f"and 64 updates a generation, {none['depth 4']} at 4 and {none['depth 256']} at 256, "
-        f"where trials were chosen on three seeds and nothing was tested. Of five thresholds, over "
-        f"all constraints and each at its best rate, the narrowest is {points(widths[0])} and the "
-        f"widest {points(widths[-1])} from the middle one. In TRL, each at its own learning rate, "
-        f"`atr` minus none is {against('none', trl)} and minus a narrower clip "
+        f"and 64 updates a generation, {against('none', ends[4])} at 4 and "
+        f"{against('none', ends[256])} at 256. Of five thresholds, "
+        f"over all constraints and each at its best rate, the narrowest is {points(widths[0])} and "
+        f"the widest {points(widths[-1])} from the middle one. In TRL, each at its own learning "
+        f"rate, `atr` minus none is {against('none', trl)} and minus a narrower clip "
         f"{against('clip', trl)}.",
         f"**Asymmetry and shape.** `atr` minus its mirror image is {against('mirrored')} and minus "
         f"the symmetric interval of equal width {against('symmetric')}; at one threshold and one "
@@ -84,10 +79,11 @@ def summary(parts: Parts) -> list[str]:
         f"same share of tokens, over all trials, {equal.get('mirrored', 'not known')} and "
         f"{equal.get('symmetric', 'not known')}. A hard gate minus a soft one is "
         f"{against('soft_gate')}, and in TRL {against('soft-gate', trl)}.",
-        f"**Level and what is measured.** Token minus prefix is {against('prefix')}, token "
-        f"minus sequence {against('gspo')}, the sampled gate minus the exact KL divergence "
-        f"{against('full_kl')}, constant bounds minus bounds that know the probability "
-        f"{against('dppo')}.",
+        f"**Level and what is measured.** Token minus prefix is {against('prefix')}, and at 256 "
+        f"updates a generation {against('prefix', ends[256])}; token minus sequence "
+        f"{against('gspo')}, and there {against('gspo', ends[256])}. The sampled gate minus the "
+        f"exact KL divergence is {against('full_kl')}, constant bounds minus bounds that know the "
+        f"probability {against('dppo')}.",
         f"**How many seeds to tune on.** The same plan with {seeds(parts.first)} had told "
         f"{len(told)} of the {len(first)} contrasts from 0, by {percent(sizes[0])} to "
         f"{percent(sizes[-1])} points; with {seeds(entry)}, none of them the same, "

@@ -44,14 +44,36 @@ def ends(columns: dict[str, np.ndarray], constraint: str) -> dict[tuple[int, str
 @pytest.mark.parametrize(("folder", "name", "count", "margin", "settings"), PARTS)
 def test_the_contrasts_follow_from_the_table(folder, name, count, margin, settings) -> None:
     """Anew from the runs alone: seed by seed, over tasks and depths; Student's interval."""
-    columns = columns_of(folder)
-    block = re.search(rf"<!-- {name} -->(.*?)<!-- /{name} -->", PAGE.read_text(), re.S)
-    assert block is not None
     row = (
         r"^\| .*? \(([\w-]+) − ([\w-]+)\) \| \**([+−]?[\d.]+)\** \[(.*?), (.*?)\] (\w+(?: \w+)*) \|"
     )
-    rows = re.findall(row, block[1], re.M)
+    rows = re.findall(row, block(name), re.M)
     assert len(rows) == count
+    follow(columns_of(folder), rows, margin, settings)
+
+
+@pytest.mark.parametrize(("depth", "place"), [(4, 2), (256, 6)])
+def test_what_was_tested_at_the_other_depths_follows_from_its_table(depth, place) -> None:
+    rows = []
+    for line in re.findall(r"^\| .*? \(atr − .*$", block("ends"), re.M):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        pair = re.search(r"\(([\w-]+) − ([\w-]+)\)", cells[0])
+        tested = re.match(r"\**([+−]?[\d.]+)\** \[(.*?), (.*?)\] (.*)", cells[place])
+        assert pair and tested
+        rows.append((*pair.groups(), *tested.groups()))
+    assert len(rows) == 4
+    follow(columns_of(f"arena-depth-{depth}"), rows, 0.01, 3)
+
+
+def block(name: str) -> str:
+    """What stands in the page between the marks of this name."""
+    found = re.search(rf"<!-- {name} -->(.*?)<!-- /{name} -->", PAGE.read_text("utf-8"), re.S)
+    assert found is not None
+    return found[1]
+
+
+def follow(columns: dict[str, np.ndarray], rows: list, margin: float, settings: int) -> None:
+    """Every printed difference, interval and conclusion is that of the runs."""
     p_values, margins = [], []
     for ours, theirs, value, low, high, _ in rows:
         a, b = ends(columns, ours), ends(columns, theirs)

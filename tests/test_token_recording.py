@@ -112,7 +112,9 @@ def test_killed_and_continued_leaves_the_same_files(whole, tmp_path):
     code += f"recorded(Path(sys.argv[1]), died={died}).train_durably()"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True)
+    # Sums depend on the number of threads, which another test may have set in this process.
+    own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run(command, env=os.environ | own, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
     assert late in contents(tmp_path)
     # A file of an update that the continued run will not record must not stay.

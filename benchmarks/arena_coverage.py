@@ -17,7 +17,7 @@ import numpy as np
 from coverage import Row, inside, print_row, print_summary, rates
 
 from trustclip.arena.analysis import answers
-from trustclip.arena.choice import cell_scores, chosen, spread_of_choice
+from trustclip.arena.choice import cell_scores, chosen, tuned
 from trustclip.arena.entry import read_entry
 from trustclip.stats import RunSummary, holm
 from trustclip.stats.aggregates import improvement, interquartile_interval, interquartile_mean
@@ -181,15 +181,16 @@ def tunings(rng: Rng, repetitions: int) -> Iterator[Row]:
             # The same draws for all constraints: their runs of a seed vary together.
             draws = [rng.standard_normal((len(known), seeds)) for _ in scores["atr"]]
             again = rng.multinomial(seeds, [1 / seeds] * seeds, size=200).astype(float)
-            tuned = {name: [*map(_tuned, own, draws)] for name, own in scores.items()}
+            new = {name: [*map(_on_new_seeds, own, draws)] for name, own in scores.items()}
             ends = {
-                name: np.mean([truth.mean(axis=1)[chosen(new, np.ones((1, seeds)))[0]]
-                               for truth, new in zip(scores[name], own, strict=True)])
-                for name, own in tuned.items()
+                name: np.mean([truth.mean(axis=1)[chosen(one, np.ones((1, seeds)))[0]]
+                               for truth, one in zip(scores[name], own, strict=True)])
+                for name, own in new.items()
             }  # fmt: skip
+            anew = {name: tuned(own, again) for name, own in new.items()}
             for j, q in enumerate(a.question for a in contrasts):
                 found[i, j] = ends[q.ours] - ends[q.theirs]
-                spread[i, j] = spread_of_choice(tuned[q.ours], tuned[q.theirs], again)
+                spread[i, j] = np.std(anew[q.ours] - anew[q.theirs])
         measured = abs(found - found.mean(axis=0) + errors * rng.standard_normal(shape))
         both, alone = ((measured <= 1.98 * half).mean(axis=0)
                        for half in (np.hypot(errors, spread), errors))  # fmt: skip
@@ -200,7 +201,7 @@ def tunings(rng: Rng, repetitions: int) -> Iterator[Row]:
         yield Row("coverage with the choice", setting, float(both.mean()), target, alone.mean())
 
 
-def _tuned(scores: Floats, draws: Floats) -> Floats:
+def _on_new_seeds(scores: Floats, draws: Floats) -> Floats:
     """Scores of trials on new seeds, with the means and covariances of the known. [trials, new]"""
     mean = scores.mean(axis=1, keepdims=True)
     return mean + (scores - mean) @ draws / np.sqrt(scores.shape[1] - 1)

@@ -60,10 +60,9 @@ class Parts:
     @cached_property
     def at_ends(self) -> dict[int, list[Answer]]:
         """The contrasts that were fixed for depths 4 and 256, each depth a family of its own."""
-        by = self.ends.main.by("depth")
         return {
-            depth: answers(by[depth,], self.ends.questions, f"depth {depth}")
-            for depth in sorted(self.ends.main.values("depth"))
+            depth: answers(main, self.ends.questions, f"depth {depth}")
+            for (depth,), main in sorted(self.ends.main.by("depth").items())
         }
 
     @cached_property

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import arena_tabular
 import arena_trl
-from arena_parts import Parts, counted, seeds, verdict
+from arena_parts import Parts, counted, seeds, sided, verdict
 
 from trustclip.arena.analysis import Answer, answers
-from trustclip.arena.choice import Choice, choices
+from trustclip.arena.choice import Choice
 from trustclip.arena.entry import read_entry
 from trustclip.arena.page import contents, tables_text, write_figures, write_page
 from trustclip.arena.tables import signed
@@ -53,10 +53,9 @@ def summary(parts: Parts) -> list[str]:
         if (found := at_equal(own["atr"], own[name], "gated")) is not None
     }
     ends = {depth: {a.question.theirs: a for a in found} for depth, found in parts.at_ends.items()}
-    counted_in = {
-        one.question.theirs: one for one in choices(entry.trials, entry.main, entry.questions)
-    }
-    apart = [name for name, one in counted_in.items() if one.both.low > 0 or one.both.high < 0]
+    counted_in = {one.question.theirs: one for one in entry.choices}
+    apart = [name for name, one in counted_in.items() if sided(one.both) != "not told apart"]
+    count = entry.settings.tuning.count
     told = [name for name, a in first.items() if a.contrast.conclusion == "larger"]
     sizes = sorted(first[name].contrast.difference.value for name in told)
     kept = [name for name in told if verdict(first[name], by[name]) != "does not hold"]
@@ -89,10 +88,11 @@ def summary(parts: Parts) -> list[str]:
         f"{percent(sizes[-1])} points; with {seeds(entry)}, none of them the same, "
         f"{len(told) - len(kept)} of these do not hold"
         + "".join(f", and `atr` minus {name} is {against(name)}" for name in kept)
-        + ". Intervals that also count what 16 other tuning seeds would have chosen exclude 0 for "
+        + f". Intervals that also count what {count} other tuning seeds would have chosen exclude "
+        "0 for "
         + " and ".join(f"{name} ({points(counted_in[name].both)})" for name in apart)
         + f" alone; with three, the choice would spread a contrast by {spread(counted_in, 3)} "
-        f"points, with 16 by {spread(counted_in, None)}.",
+        f"points, with {count} by {spread(counted_in, None)}.",
     ]
 
 

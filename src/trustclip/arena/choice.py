@@ -13,17 +13,16 @@ alone in 70 % (``benchmarks/arena_coverage.py``).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import hypot
+from dataclasses import dataclass, replace
+from math import hypot, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr
 
 from trustclip.arena.analysis import CELL, Question, Runs, differences
 from trustclip.arena.tuning import TRIAL
 from trustclip.stats import Difference
-from trustclip.stats.confidence import t_quantile
+from trustclip.stats.equivalence import paired_runs
 from trustclip.stats.scores import Floats
 
 #: Times that the choice is made again.
@@ -70,51 +69,47 @@ def choices(
     seeds = trials.values("seed")
     if len(seeds) < FEWEST:
         return []
-    scores = {name: [*cell_scores(own, seeds)] for name, own in trials.constraints.items()}
     by, rng, count = tested.constraints, np.random.default_rng(0), len(seeds)
-    again = rng.multinomial(count, [1 / count] * count, size=draws).astype(float)
-    parts = {  # subsets of the seeds, as counts
-        k: (rng.random((draws, count)).argsort(axis=1) < k).astype(float)
-        for k in FEWER
-        if 4 * k <= count
+    drawn = {count: rng.multinomial(count, [1 / count] * count, size=draws).astype(float)}
+    for k in FEWER:
+        if 4 * k <= count:  # subsets of the seeds, as counts
+            drawn[k] = (rng.random((draws, count)).argsort(axis=1) < k).astype(float)
+    asked = [q for q in questions if {q.ours, q.theirs} <= by.keys() & trials.constraints.keys()]
+    scores = {
+        name: [*cell_scores(trials.constraints[name], seeds)]
+        for name in dict.fromkeys(name for q in asked for name in (q.ours, q.theirs))
     }
+    ends = {
+        name: {k: tuned(cells, counts) for k, counts in drawn.items()}
+        for name, cells in scores.items()
+    }
+    again = {name: _again(cells, drawn[count]) for name, cells in scores.items()}
     found = []
-    for q in questions:
-        if q.ours in by and q.theirs in by and q.ours in scores and q.theirs in scores:
-            pair = scores[q.ours], scores[q.theirs]
-            spread = spread_of_choice(*pair, again)
-            found.append(
-                Choice(
-                    question=q,
-                    both=_widened(by[q.ours], by[q.theirs], spread),
-                    again=(_the_same(pair[0], again), _the_same(pair[1], again)),
-                    spread=spread,
-                    fewer={k: spread_of_choice(*pair, part) for k, part in parts.items()},
-                )
-            )
+    for q in asked:
+        spreads = {k: float(np.std(ends[q.ours][k] - ends[q.theirs][k])) for k in drawn}
+        gap, spread = differences(by[q.ours], by[q.theirs]), spreads.pop(count)
+        # An error of the mean that has both variances.
+        both = replace(gap, std=hypot(gap.std, spread * sqrt(gap.runs)))
+        pair = again[q.ours], again[q.theirs]
+        found.append(Choice(q, paired_runs(both), pair, spread, spreads))
     return found
 
 
-def spread_of_choice(ours: Sequence[Floats], theirs: Sequence[Floats], counts: Floats) -> float:
-    """Standard deviation of a contrast over choices from drawn seeds.
+def tuned(cells: Sequence[Floats], counts: Floats) -> Floats:
+    """Score of a constraint after choices from drawn seeds, mean over its cells. [draws]
 
     Args:
-      ours: scores of a constraint's trials in each cell. [trials, seeds]
-      theirs: of the other's.
+      cells: scores of its trials in each cell. [trials, seeds]
       counts: how often each seed was drawn. [draws, seeds]
 
     Example:
       >>> import numpy as np
-      >>> ours = np.array([[0.5, 0.1], [0.2, 0.6]])  # either trial may be chosen, on one seed
-      >>> theirs = np.array([[0.3, 0.3]])
-      >>> print(f"{spread_of_choice([ours], [theirs], np.eye(2)):.3f}")
-      0.050
+      >>> cell = np.array([[0.5, 0.1], [0.2, 0.6]])  # either trial may be chosen, on one seed
+      >>> tuned([cell], np.eye(2))
+      array([0.3, 0.4])
     """
-    values = [
-        np.mean([cell.mean(axis=1)[chosen(cell, counts)] for cell in own], axis=0)
-        for own in (ours, theirs)
-    ]
-    return float(np.std(values[0] - values[1]))
+    found = [scores.mean(axis=1)[chosen(scores, counts)] for scores in cells]
+    return np.mean(found, axis=0)
 
 
 def chosen(scores: Floats, counts: Floats) -> NDArray[np.intp]:
@@ -127,8 +122,9 @@ def chosen(scores: Floats, counts: Floats) -> NDArray[np.intp]:
     return (counts @ scores.T).argmax(axis=1)
 
 
-def _the_same(cells: Sequence[Floats], counts: Floats) -> float:
-    same = [chosen(own, counts) == own.mean(axis=1).argmax() for own in cells]
+def _again(cells: Sequence[Floats], counts: Floats) -> float:
+    """Share of draws and cells in which all seeds' trial is chosen."""
+    same = [chosen(scores, counts) == scores.mean(axis=1).argmax() for scores in cells]
     return float(np.mean(same))
 
 
@@ -138,11 +134,3 @@ def cell_scores(trials: Runs, seeds: Sequence[int]) -> Iterator[Floats]:
         rows = [dict(zip(own["seed"].tolist(), own["end"].tolist(), strict=True))
                 for own in cell.by(*TRIAL).values()]  # fmt: skip
         yield np.array([[row[seed] for seed in seeds] for row in rows])
-
-
-def _widened(ours: Runs, theirs: Runs, spread: float) -> Difference:
-    gap = differences(ours, theirs)
-    error, freedom = hypot(gap.std / gap.runs**0.5, spread), gap.runs - 1
-    half = t_quantile(0.95, freedom) * error
-    p = 2 * float(stdtr(freedom, -abs(gap.mean) / error)) if error else float(gap.mean == 0)
-    return Difference(gap.mean, gap.mean - half, gap.mean + half, p)

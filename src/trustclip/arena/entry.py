@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from trustclip.arena.analysis import Question, Runs, completed, within
+from trustclip.arena.choice import Choice, choices
 from trustclip.arena.run import PLAN, TABLE, read_plan
 from trustclip.arena.settings import MAIN, ArenaSettings
 from trustclip.arena.table import COLUMNS, read_runs
@@ -35,6 +36,11 @@ class Entry:
     def questions(self) -> list[Question]:
         """Contrasts that were fixed before the runs."""
         return [Question(asks, *pair) for asks, pair in self.settings.contrasts.items()]
+
+    @cached_property
+    def choices(self) -> list[Choice]:
+        """The same with the choice of trials counted."""
+        return choices(self.trials, self.main, self.questions)
 
     @property
     def controls(self) -> list[Question]:

@@ -15,7 +15,6 @@ from trustclip.arena.analysis import (
     by_depth,
     standings,
 )
-from trustclip.arena.choice import choices
 from trustclip.arena.entry import Entry
 from trustclip.arena.tuning import sensitivities
 from trustclip.report.collect import Contents, Section
@@ -69,10 +68,10 @@ def _contrast_tables(
     found: Mapping[str, Sequence[Answer]], main: Runs, entry: Entry
 ) -> list[Table]:
     entropy = tables.entropy_table(main, entry.questions)
-    chosen = choices(entry.trials, main, entry.questions)
-    shown = [tables.contrast_table(found)]
-    shown += [tables.choice_table(chosen, entry.settings.tuning.count)] if chosen else []
-    return shown + ([entropy] if entropy else [])
+    count = entry.settings.tuning.count
+    chosen = tables.choice_table(entry.choices, count) if entry.choices else None
+    shown = [tables.contrast_table(found), chosen, entropy]
+    return [table for table in shown if table is not None]
 
 
 @dataclass(frozen=True)

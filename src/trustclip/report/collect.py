@@ -13,7 +13,7 @@ from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.groups import Group, by_setting, group_runs
 from trustclip.report.tables import Table
-from trustclip.runs.reader import find, read_runs
+from trustclip.runs.reader import read_runs
 
 Item = TypeVar("Item")
 
@@ -121,7 +121,7 @@ def collect(
     Raises:
       ValueError: no path, or one that is not a run directory.
     """
-    runs = read_runs(list(dict.fromkeys(find(paths))))
+    runs = read_runs(paths)
     if not runs:
         raise ValueError("a report needs at least one run directory.")
     groups = group_runs(runs, reference)

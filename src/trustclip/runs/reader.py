@@ -57,13 +57,13 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read run directories, suites, logs and tables of runs: every run of each.
+    """Read run directories, suites, logs and tables of runs: every run of each, once.
 
     Raises:
       ValueError: as `find` and `read_run`.
     """
     found: list[Run] = []
-    for path in find(paths):
+    for path in dict.fromkeys(find(paths)):
         found += read_table(path) if is_table(path) else [read_run(path)]
     return found
 

@@ -38,15 +38,8 @@ Points = Mapping[int, float]
 
 def points_of(run: Run, key: str, factor: float = 1.0) -> dict[int, float]:
     """Values of a metric by update, as far as it was logged; a table of runs holds no updates."""
-    return (
-        {}
-        if run.tabled
-        else {
-            row["step"]: factor * row[key]
-            for row in run.training
-            if isinstance(row.get(key), int | float)
-        }
-    )
+    rows = () if run.tabled else run.training
+    return {row["step"]: factor * row[key] for row in rows if isinstance(row.get(key), int | float)}
 
 
 def lines_of(group: Group, key: str, factor: float = 1.0) -> list[Mark]:

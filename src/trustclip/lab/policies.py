@@ -6,6 +6,7 @@ to logits. Matrices are stored as in `torch.nn.Linear`, ``[seeds, out, in]``.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -28,9 +29,6 @@ class Policy(ABC):
       layers: of a transformer.
     """
 
-    #: Positions before a token that its logits depend on, the token's own among them; None for all.
-    context: int | None = None
-
     def __init__(self, task: Task, width: int, layers: int = 1) -> None:
         self.task, self.width, self.layers = task, width, layers
         #: What is seen at one position: the prompt's features, the token before, the position.
@@ -51,6 +49,11 @@ class Policy(ABC):
         Returns:
           Shape [seeds, n, time, vocabulary].
         """
+
+    @abstractmethod
+    def reader(self, weights: Weights) -> Callable[[Tensor], Tensor]:
+        """A function of what is seen at one position after the other, from `seen_at`, that gives
+        the logits after it. Shape [seeds, n, vocabulary]."""
 
     def seen(self, features: Tensor, tokens: Tensor) -> Tensor:
         """What is seen at each position of answers.
@@ -84,8 +87,6 @@ class Policy(ABC):
 class Window(Policy):
     """One hidden layer of tanh units that sees the prompt, the position and the token before."""
 
-    context = 1
-
     def initial(self, stream: Stream) -> Weights:
         out = self.task.vocabulary
         first = stream.normal(self.width, self.inputs) / math.sqrt(self.inputs)
@@ -98,6 +99,9 @@ class Window(Policy):
         x = seen.flatten(1, 2)  # [seeds, n * time, inputs]
         hidden = torch.tanh(_affine(x, first, first_bias))
         return _affine(hidden, last, last_bias).unflatten(1, seen.shape[1:3])
+
+    def reader(self, weights: Weights) -> Callable[[Tensor], Tensor]:
+        return lambda seen: self.logits(weights, seen)[:, :, 0]
 
 
 class Transformer(Policy):
@@ -127,21 +131,29 @@ class Transformer(Policy):
         return [*weights, matrix(self.task.vocabulary, d, 0.3)]
 
     def logits(self, weights: Weights, seen: Tensor) -> Tensor:
+        return self._read(weights, seen, {})
+
+    def reader(self, weights: Weights) -> Callable[[Tensor], Tensor]:
+        past: dict[int, Tensor] = {}
+        return lambda seen: self._read(weights, seen, past)[:, :, 0]
+
+    def _read(self, weights: Weights, seen: Tensor, past: dict[int, Tensor]) -> Tensor:
+        """Logits after what is seen, which follows what ``past`` holds the keys and values of."""
         embedding, *blocks, last = weights
         x = torch.bmm(seen.flatten(1, 2), embedding.mT)  # [seeds, n * time, width]
         for i in range(0, len(blocks), 4):
             project, mix, up, down = blocks[i : i + 4]
-            x = x + torch.bmm(self._attended(torch.bmm(_norm(x), project.mT), seen), mix.mT)
+            projected = torch.bmm(_norm(x), project.mT).unflatten(1, seen.shape[1:3])
+            query, *held = projected.flatten(0, 1).unflatten(-1, (3, -1, self.head)).unbind(2)
+            pair = torch.stack(held).transpose(2, 3)  # [2, seeds * n, heads, time, head]
+            pair = past[i] = torch.cat([past[i], pair], dim=3) if i in past else pair
+            mixed = scaled_dot_product_attention(
+                query.transpose(1, 2), *pair, is_causal=query.shape[1] > 1
+            )
+            x = x + torch.bmm(mixed.transpose(1, 2).reshape(x.shape), mix.mT)
             hidden = torch.nn.functional.gelu(torch.bmm(_norm(x), up.mT))
             x = x + torch.bmm(hidden, down.mT)
         return torch.bmm(_norm(x), last.mT).unflatten(1, seen.shape[1:3])
-
-    def _attended(self, projected: Tensor, seen: Tensor) -> Tensor:
-        seeds, n, time = seen.shape[:3]
-        parts = projected.view(seeds * n, time, 3, -1, self.head).permute(2, 0, 3, 1, 4)
-        query, key, value = parts  # each [seeds * n, heads, time, head]
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
-        return mixed.transpose(1, 2).reshape(seeds, n * time, self.width)
 
 
 def _affine(x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
@@ -170,11 +182,10 @@ def sample(
       Tokens, int64, and their log-probabilities. Both [seeds, n, length].
     """
     before = torch.full(features.shape[:2], policy.task.vocabulary, device=features.device)
-    tokens, logps, seen = [], [], []
+    read = policy.reader(weights)
+    tokens, logps = [], []
     for t in range(policy.task.length):
-        seen.append(policy.seen_at(features, before, t))
-        window = seen if policy.context is None else seen[-policy.context :]
-        logp = policy.logits(weights, torch.cat(window, dim=2))[:, :, -1].log_softmax(-1)
+        logp = read(policy.seen_at(features, before, t)).log_softmax(-1)
         cumulative = logp.exp().cumsum(-1)  # [seeds, n, vocabulary]
         # Rounding leaves the last sum off 1; a policy of NaN draws the first token.
         below = uniform[..., t : t + 1] * cumulative[..., -1:] >= cumulative

@@ -34,14 +34,15 @@ FOLDER, PAGE, PAPER = ROOT / "benchmarks/arena", ROOT / "docs/arena.md", ROOT / 
 
 
 def summary(parts: Parts) -> list[str]:
-    """The answer in sentences: width, asymmetry and shape, level and what is measured, tuning."""
+    """The answer in sentences: width, asymmetry, level and what is measured, tuning, size."""
     entry = parts.arena
-    by, same, trl, first = (
+    by, same, trl, small, first = (
         {a.question.theirs: a for a in found}
         for found in (
             answers(entry.main, entry.questions),
             answers(parts.same.main, parts.same.questions),
             arena_trl.TINY.answered(),
+            arena_trl.SMALL.answered(),
             answers(parts.first.main, parts.first.questions),
         )
     )
@@ -93,6 +94,8 @@ def summary(parts: Parts) -> list[str]:
         + " and ".join(f"{name} ({points(counted_in[name].both)})" for name in apart)
         + f" alone; with three, the choice would spread a contrast by {spread(counted_in, 3)} "
         f"points, with {count} by {spread(counted_in, None)}.",
+        "**A larger policy.** With 3.2 million parameters in TRL `atr` minus none is "
+        f"{against('none', small)} and minus a narrower clip {against('clip', small)}.",
     ]
 
 
@@ -114,7 +117,7 @@ def blocks(parts: Parts, found: Contents) -> dict[str, str]:
     tables: dict[str, Table] = {t.key: t for section in found.sections for t in section.tables}
     tables |= parts.tables()
     texts = parts.said()
-    for experiment in arena_trl.made():
+    for experiment in (arena_trl.TINY, arena_trl.SMALL):
         tables |= experiment.tables()
         texts |= experiment.said()
     return (

@@ -180,7 +180,8 @@ def _beside(runs: Runs, reference: Runs, solved: dict[str, Floats], name: str) -
     gap = crossed_interval(solved[name] - solved["atr"])
     yield Cell(percent(gap.value), bracket(gap.low, gap.high))
     seeds = paired_runs(differences(runs, reference, "entropy"))
-    yield Cell(f"{seeds.value:+.3f}".replace("-", "−"), f"[{seeds.low:.3f}, {seeds.high:.3f}]")
+    shown = (f"{seeds.value:+.3f}", f"[{seeds.low:.3f}, {seeds.high:.3f}]")
+    yield Cell(*(text.replace("-", "−") for text in shown))
 
 
 ROOT = Path(__file__).parent
@@ -192,11 +193,6 @@ NONE, SOFT, NARROW = (
 #: Policies of 0.4 and of 3.2 million parameters.
 TINY = Experiment(ROOT / "arena-trl", (NONE, SOFT, NARROW))
 SMALL = Experiment(ROOT / "arena-trl-small", (NONE, NARROW))
-
-
-def made() -> list[Experiment]:
-    """Those whose tables are there."""
-    return [one for one in (TINY, SMALL) if one.folder.is_dir()]
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The command line as a user meets it: in a process of its own, from text to exit status."""
 
+import json
 import os
 import subprocess
 import sys
@@ -385,3 +386,23 @@ sys.exit(main.main(["doctor"]))
     sentence = "trustclip doctor: rank 0 has not found the other ranks of the job: "
     assert sentence in done.stderr and "1/2 clients joined" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_stored_completions_are_graded_again(tmp_path):
+    """From a run's folder or a table; what changed is counted, and the verdicts can be written."""
+    rows = [
+        {"response": r"It is \boxed{\frac{1}{2}}.", "gold": "0.5", "correct": 0},
+        {"response": r"It is \boxed{3}.", "gold": "4", "correct": 0},
+    ]
+    run, table = tmp_path / "run", tmp_path / "answers.csv"
+    run.mkdir()
+    (run / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    table.write_text("answer,gold\n\\boxed{4},4\n", "utf-8")
+    done = trustclip("grade", str(run), "--out", str(tmp_path / "graded.jsonl"))
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 right (50.0%)" in done.stdout and "changed 1" in done.stdout
+    graded = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
+    assert [row["correct"] for row in graded] == [1, 0]
+    assert "1 of 1 right" in trustclip("grade", str(table)).stdout
+    done = trustclip("grade", str(tmp_path))
+    assert done.returncode == 2 and f"no file {tmp_path / 'samples.jsonl'}" in done.stderr

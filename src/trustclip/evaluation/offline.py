@@ -9,11 +9,14 @@ from trustclip.runs.jsonl import Row, read_jsonl
 
 
 def read_samples(path: Path) -> list[Row]:
-    """Completions and golds: a run's ``samples.jsonl``, or a CSV with ``answer`` and ``gold``.
+    """Completions and golds: of a run's folder, its ``samples.jsonl``, or a CSV with ``answer`` and
+    ``gold``.
 
     Raises:
       ValueError: no such file, or a row without a response or a gold; the message names the row.
     """
+    if path.is_dir():
+        path = path / "samples.jsonl"
     if not path.is_file():
         raise ValueError(f"no file {path}.")
     if path.suffix == ".csv":

@@ -14,13 +14,13 @@ from trustclip.runs.terminal import Terminal, say
 
 
 def grade(argv: Sequence[str]) -> int:
-    """``trustclip grade SAMPLES.jsonl [--style STYLE] [--out FILE]``."""
+    """``trustclip grade RUN [--style STYLE] [--out FILE]``."""
     from trustclip.rewards import Style
 
     @dataclasses.dataclass
     class Options:
         samples: tyro.conf.Positional[Path]
-        """samples.jsonl of a run, or a CSV file with the columns answer and gold."""
+        """A run's folder or its samples.jsonl, or a CSV file with the columns answer and gold."""
         style: Style = "any"
         """Location of the final answer in a completion."""
         out: Path | None = None

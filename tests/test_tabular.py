@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,3 +242,23 @@ def test_the_arenas_intervals_are_those_of_atr() -> None:
 
 def test_the_full_table_has_every_method() -> None:
     assert set(PRESETS["full"].names) == {"none", *tc.methods()}
+
+
+def test_the_page_shows_what_the_command_prints() -> None:
+    """Made again; a last digit may be another machine's."""
+    page = (Path(__file__).parents[1] / "docs/tabular.md").read_text(encoding="utf-8")
+    settings = TabularSettings(environments=("tree",), learning_rates=(8.0, 32.0))
+    rows = run_tabular(settings, Console(quiet=True))
+    slow, fast = ([row for row in rows if row.learning_rate == rate] for rate in (8.0, 32.0))
+    said = page[page.index("<!-- tree -->") : page.index("<!-- /tree -->")].split("\n", 2)[2]
+    shown = markdown(fast, "clip", "tree")
+    number = r"[+−]?\d+(?:\.\d+)?"
+    assert re.sub(number, "", said).strip() == re.sub(number, "", shown).strip()
+    for one, other in zip(re.findall(number, said), re.findall(number, shown), strict=True):
+        values = [float(text.replace("−", "-")) for text in (one, other)]
+        assert values[0] == pytest.approx(values[1], abs=0.151)
+    assert {one.conclusion for one in against(fast, "clip").values()} == {"not told apart"}
+    above = [name for name, one in against(slow, "clip").items() if one.conclusion == "larger"]
+    assert above == ["none", "atr", "full_kl", "trpo", "soft_gate"]
+    listed = re.search(r"the command finds (.*?) above it", page)
+    assert listed is not None and re.findall(r"`(\w+)`", listed[1]) == above

@@ -250,10 +250,13 @@ def theory(argv: Sequence[str]) -> int:
 
 def tabular(argv: Sequence[str]) -> int:
     """Methods on a bandit and a tree, where everything is exact."""
+    import torch
+
     from trustclip.cli.arguments import taken
     from trustclip.tabular import PRESETS, TabularSettings, run_tabular
 
     rest, out = taken(list(argv), "--out")
     settings = parse(TabularSettings, rest, "tabular", PRESETS)
+    torch.set_num_threads(1)  # tensors this small are slower on several
     run_tabular(settings, Terminal(), None if out is None else Path(out))
     return 0

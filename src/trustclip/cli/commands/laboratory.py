@@ -57,6 +57,8 @@ def arena(argv: Sequence[str]) -> int:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
     if argv and argv[0] in ("page", "verify"):
         return {"page": page, "verify": verify}[argv[0]](argv[1:])
+    import torch
+
     from trustclip.arena.run import collect, estimate, load, run_arena, run_part
     from trustclip.arena.settings import ArenaSettings
     from trustclip.cli.arguments import changes_of, taken
@@ -71,6 +73,7 @@ def arena(argv: Sequence[str]) -> int:
     if len(files) != 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")
     settings, console = load(located(Path(files[0])), changes), Terminal()
+    torch.set_num_threads(1)  # as in the processes of `--jobs`, so that the numbers are the same
     if "--dry-run" in argv:
         console.print(estimate(settings))
     elif "--collect" in argv:
@@ -92,9 +95,12 @@ def _part(text: str) -> tuple[int, int]:
 
 def control(argv: Sequence[str]) -> int:
     """Methods in PPO on Gymnasium environments."""
+    import torch
+
     from trustclip.control import PRESETS, ControlSettings, run_control
 
     settings = parse(ControlSettings, argv, "control", PRESETS)
+    torch.set_num_threads(1)  # networks this small are slower on several
     run_control(settings, Terminal())
     return 0
 

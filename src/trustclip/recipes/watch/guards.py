@@ -250,9 +250,9 @@ class Guards(TrainerCallback, ExportableState):
         if share is None or share < TRUNCATED:
             return None if share is None else ""
         return (
-            f"{share:.0%} of completions reached the length limit before they ended, so no answer "
-            "can be right. Raise max_completion_length, or teach the model the format and its end "
-            "first (sft)."
+            f"{share:.0%} of completions have no end token, as those that reach the length limit: "
+            "an answer that was cut off cannot be right. Raise max_completion_length, or teach the "
+            "model the format and its end first (sft)."
         )
 
     def _closed(self, row: Row) -> str | None:

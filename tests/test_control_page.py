@@ -1,54 +1,120 @@
-"""What docs/control.md concludes follows from the means and intervals in its table."""
+"""What docs/control.md shows and concludes follows from the committed runs."""
 
+import csv
 import re
-from math import sqrt
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
-from scipy.stats import t as student
+from scipy import stats
 
-from trustclip.stats import RunSummary, holm, welch
-from trustclip.stats.equivalence import concluded, welch_equivalence_p
-
-PAGE = (Path(__file__).parents[1] / "docs/control.md").read_text(encoding="utf-8")
-SEEDS = 5
-
-
-def summary(text: str) -> RunSummary:
-    """Mean and spread of five runs from ``72 [13, 131]``."""
-    mean, low, high = map(float, re.findall(r"-?\d+", text))
-    return RunSummary(
-        mean, (high - low) / 2 / float(student.ppf(0.975, SEEDS - 1)) * sqrt(SEEDS), SEEDS
-    )
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/control.md").read_text(encoding="utf-8")
+LABELS = {
+    "{name: clip, epsilon: 0.375}": "clip 0.375",
+    "{name: truly_ppo, variant: truly}": "truly_ppo (truly)",
+}
 
 
-def compared() -> list[tuple[str, str, str, str, float, float]]:
-    """(environment, method, return, printed p, p, p of equivalence) of every comparison."""
-    lines = [[cell.strip() for cell in line.strip(" |").split("|")] for line in PAGE.splitlines()]
-    rows = [cells for cells in lines if len(cells) == 10 and re.match(r"-?\d+ \[", cells[2])]
-    base = {cells[0]: cells for cells in rows if cells[1] == "clip 0.2"}
-    found = []
-    for cells in rows:
-        for name, place in (("final", 2), ("training", 5)):
-            if cells[1] != "clip 0.2":
-                own, other = summary(cells[place]), summary(base[cells[0]][place])
-                same = welch_equivalence_p(own, other, 0.1 * other.mean)
-                found.append((*cells[:2], name, cells[place + 2], welch(own, other).p, same))
-    return found
+class Compared(NamedTuple):
+    """A return of a method beside the clip's, tested here."""
+
+    env: str
+    method: str
+    name: str
+    p: float
+    same: float
+    cells: list[str]
 
 
-def test_the_page_concludes_what_its_table_says() -> None:
-    found = compared()
-    assert len(found) == 30
-    some, none = (holm([row[i] for row in found]).tolist() for i in (4, 5))
-    for (*_, printed, _, _), p in zip(found, some, strict=True):
-        if not printed.startswith("<"):
-            assert p == pytest.approx(float(printed), rel=0.3)  # from rounded means
-        else:
-            assert p < 0.00105
-    said = [concluded(1.0, p, q) for p, q in zip(some, none, strict=True)]
-    assert said.count("equivalent") == 0 and "none is equivalent within a tenth" in PAGE
-    differ = [row[2] for row, word in zip(found, said, strict=True) if word == "larger"]
-    assert (len(differ), differ.count("final")) == (9, 1)
-    assert "9 differ, 1 of them in the final return" in PAGE
-    assert round(min(none), 2) == 0.17
+def runs() -> dict[tuple[str, str, str], np.ndarray]:
+    """(environment, method, return) -> the return of every seed."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    with (ROOT / "benchmarks/control/runs.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            for name in ("final", "training"):
+                key = (row["env"], LABELS.get(row["method"], row["method"]), name)
+                found.setdefault(key, []).append(float(row[name]))
+    return {key: np.array(values) for key, values in found.items()}
+
+
+def table(name: str) -> list[list[str]]:
+    """Cells of a block of the page."""
+    block = PAGE[PAGE.index(f"<!-- {name} -->") : PAGE.index(f"<!-- /{name} -->")]
+    lines = [line.strip(" |").split(" | ") for line in block.splitlines() if line.startswith("|")]
+    return lines[2:]
+
+
+def compared(name: str, base: str) -> Iterator[Compared]:
+    """Every comparison of a block, by SciPy's tests of Welch."""
+    every = runs()
+    for cells in table(name):
+        for place, outcome in ((2, "final"), (6, "training")):
+            own, other = (every[cells[0], label, outcome] for label in (cells[1], base))
+            summary(own, cells[place])
+            if cells[1] != base:
+                p = stats.ttest_ind(own, other, equal_var=False).pvalue
+                margin = 0.1 * other.mean()
+                above = stats.ttest_ind(own + margin, other, equal_var=False, alternative="greater")
+                below = stats.ttest_ind(own - margin, other, equal_var=False, alternative="less")
+                same = max(above.pvalue, below.pvalue)
+                shown = cells[place + 1 : place + 4]
+                yield Compared(*cells[:2], outcome, float(p), float(same), shown)
+
+
+def summary(values: np.ndarray, text: str) -> None:
+    """Mean and Student's interval are as printed."""
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    printed = [float(number) for number in re.findall(r"-?\d+", text)]
+    expected = [values.mean(), values.mean() - half, values.mean() + half]
+    assert printed == pytest.approx(expected, abs=0.51)
+
+
+def holm(p_values: list[float]) -> list[float]:
+    """Holm's correction, written once more."""
+    adjusted, worst = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(np.argsort(p_values)):
+        worst = min(max(worst, (len(p_values) - rank) * p_values[place]), 1.0)
+        adjusted[place] = worst
+    return adjusted
+
+
+@pytest.mark.parametrize(
+    ("block", "base", "count"), [("control", "clip", 30), ("control-width", "clip 0.375", 6)]
+)
+def test_tables_follow_from_the_runs(block: str, base: str, count: int) -> None:
+    found = list(compared(block, base))
+    assert len(found) == count
+    some, none = holm([one.p for one in found]), holm([one.same for one in found])
+    for one, p, same in zip(found, some, none, strict=True):
+        gap, printed, said = one.cells
+        differs = "larger" if gap.startswith("+") else "smaller"
+        expected = "equivalent" if same <= 0.05 else differs if p <= 0.05 else "not told apart"
+        assert (said, float(printed)) == (expected, pytest.approx(p, rel=0.06, abs=1e-15))
+
+
+def test_the_page_concludes_what_its_tables_say() -> None:
+    said = {(one.env, one.method, one.name): one.cells[2] for one in compared("control", "clip")}
+    smaller = {key for key, word in said.items() if word == "smaller"}
+    assert smaller == {
+        ("CartPole-v1", "none", "final"),
+        ("InvertedDoublePendulum-v5", "none", "final"),
+        ("InvertedDoublePendulum-v5", "truly_ppo (truly)", "final"),
+    }
+    for method in ("clip 0.375", "atr", "full_kl"):
+        words = [
+            word for (_, label, name), word in said.items() if (label, name) == (method, "training")
+        ]
+        assert words == ["larger"] * 3
+        finals = [
+            word for (_, label, name), word in said.items() if (label, name) == (method, "final")
+        ]
+        assert finals == ["not told apart"] * 3
+    width = [one.cells[2] for one in compared("control-width", "clip 0.375")]
+    assert sorted(width) == ["equivalent"] + ["not told apart"] * 5
+    one = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    cells = {tuple(row[:2]): row[2] for row in table("control")}
+    for env in ("CartPole-v1", "InvertedDoublePendulum-v5"):
+        assert cells[env, "none"] in one and cells[env, "clip"] in one

@@ -1,0 +1,86 @@
+"""The runs of the control suite as one file, and the table of docs/control.md from it.
+
+trustclip control --preset small --seeds 20
+python benchmarks/control_report.py runs/control     # benchmarks/control/runs.csv, then the page
+python benchmarks/control_report.py                  # the page alone
+"""
+
+import argparse
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from arena_report import filled
+
+from trustclip.control import PRESETS
+from trustclip.control.suite import cells, markdown, middles, rows
+from trustclip.runs.text import markdown_table
+
+ROOT = Path(__file__).parents[1]
+RUNS, PAGE = ROOT / "benchmarks/control/runs.csv", ROOT / "docs/control.md"
+SMALL = replace(PRESETS["small"], seeds=20)
+#: Symmetric, and as wide as `atr`: the mean of its two offsets.
+WIDE = "clip 0.375"
+#: Shorter names.
+LABELS = {
+    "{name: clip, epsilon: 0.375}": WIDE,
+    "{name: truly_ppo, variant: truly}": "truly_ppo (truly)",
+}
+#: What is known of a run.
+OUTCOME = ("final", "training", "gated", "k3", "ess")
+
+Outcomes = dict[tuple[str, str], list[dict[str, float]]]
+
+
+def collect(folder: Path) -> None:
+    """Write every run of the suite in ``folder`` as a row."""
+    RUNS.parent.mkdir(exist_ok=True)
+    with RUNS.open("w", newline="", encoding="utf-8") as file:
+        write = csv.writer(file, lineterminator="\n")
+        write.writerow(["env", "method", "seed", *OUTCOME])
+        for cell in cells(SMALL):
+            stored = json.loads((folder / cell.path.name).read_text(encoding="utf-8"))
+            values = (repr(stored["outcome"][name]) for name in OUTCOME)
+            write.writerow([cell.env, cell.method, cell.seed, *values])
+
+
+def read() -> Outcomes:
+    """(Environment, method) -> its runs, in the order of the suite."""
+    names = [LABELS.get(method, method) for method in SMALL.methods]
+    found: Outcomes = {(env, name): [] for env in SMALL.envs for name in names}
+    with RUNS.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            outcome = {name: float(row[name]) for name in OUTCOME}
+            found[row["env"], LABELS.get(row["method"], row["method"])].append(outcome)
+    return found
+
+
+def blocks() -> dict[str, str]:
+    """Text of every block of the page, by name."""
+    outcomes = read()
+    pair = {key: runs for key, runs in outcomes.items() if key[1] in (WIDE, "atr")}
+    shares = [
+        (name, f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]")
+        for name, one in middles(outcomes, SMALL.base).items()
+    ]
+    return {
+        "control": markdown(rows(outcomes, SMALL.base), SMALL.base).strip(),
+        "control-width": markdown(rows(pair, WIDE), WIDE).strip(),
+        "control-middle": markdown_table(
+            ["method", "share of clip's final return"], shares
+        ).strip(),
+    }
+
+
+def main() -> None:
+    """Collect the runs of a folder, if one is given, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", help="of `trustclip control`")
+    if (folder := parser.parse_args().folder) is not None:
+        collect(folder)
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

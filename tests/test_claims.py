@@ -118,24 +118,3 @@ def test_the_miniatures_headline_numbers_by_hand(miniature):
 
 def rows_of_table() -> list[list[str]]:
     return rows(read("benchmarks/table3-tiny/table.md"))
-
-
-def test_what_is_said_of_control_follows_from_its_table():
-    page = read("docs/control.md")
-    table = [row for row in rows(page) if len(row) == 10 and "[" in row[2]]
-    assert len(table) == 18
-    final = [row for row in table if row[4] not in ("−",)]
-    differ = [p for row in final for p in (row[4], row[7]) if p[0] == "<" or numbers(p)[0] <= 0.05]
-    assert len(final) == 15 and "Of the 30 comparisons" in page
-    assert (len(differ), sum(row[4] == "< 0.001" for row in final)) == (9, 1)
-    for name, share in (("CartPole", 0.57), ("InvertedDoublePendulum", 0.35)):
-        here = {row[1]: row for row in table if row[0] == name}
-        clip = numbers(here["clip 0.2"][2])[0]
-        # Beside the difference that was found, how far the others may reach.
-        reach = max(
-            abs(end)
-            for name, row in here.items()
-            if name not in ("clip 0.2", "none")
-            for end in numbers(row[3])[1:]
-        )
-        assert reach / clip == pytest.approx(share, abs=0.006)

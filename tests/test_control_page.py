@@ -112,6 +112,21 @@ def test_the_page_concludes_what_its_tables_say() -> None:
             word for (_, label, name), word in said.items() if (label, name) == (method, "final")
         ]
         assert finals == ["not told apart"] * 3
+    for env, reach in (
+        ("CartPole-v1", "31 % of the clip's return below it in CartPole"),
+        ("InvertedPendulum-v5", "46 % below and 65 % above in InvertedPendulum"),
+        ("InvertedDoublePendulum-v5", "9 % below and 16 % above in"),
+    ):
+        rows = {row[1]: row for row in table("control") if row[0] == env}
+        clip = float(rows["clip"][2].split()[0])
+        ends = [
+            float(end) / clip
+            for method in ("clip 0.375", "atr", "full_kl")
+            for end in re.findall(r"[-+]\d+", rows[method][3])[1:]
+        ]
+        found = [f"{abs(end):.0%}"[:-1] for end in (min(ends), max(ends))]
+        shares = re.findall(r"(\d+) %", reach)
+        assert reach in PAGE and shares == found[: len(shares)]
     width = [one.cells[2] for one in compared("control-width", "clip 0.375")]
     assert sorted(width) == ["equivalent"] + ["not told apart"] * 5
     one = (ROOT / "docs/paper.md").read_text(encoding="utf-8")

@@ -17,6 +17,8 @@ from trustclip.lab.streams import Stream
 from trustclip.lab.tasks import Task
 
 Weights = list[Tensor]
+#: Keys and values by block of a transformer. Each [seeds * n, heads, time, head].
+Past = dict[int, tuple[Tensor, Tensor]]
 PolicyName = Literal["window", "transformer"]
 
 
@@ -134,22 +136,24 @@ class Transformer(Policy):
         return self._read(weights, seen, {})
 
     def reader(self, weights: Weights) -> Callable[[Tensor], Tensor]:
-        past: dict[int, Tensor] = {}
+        past: Past = {}
         return lambda seen: self._read(weights, seen, past)[:, :, 0]
 
-    def _read(self, weights: Weights, seen: Tensor, past: dict[int, Tensor]) -> Tensor:
+    def _read(self, weights: Weights, seen: Tensor, past: Past) -> Tensor:
         """Logits after what is seen, which follows what ``past`` holds the keys and values of."""
         embedding, *blocks, last = weights
         x = torch.bmm(seen.flatten(1, 2), embedding.mT)  # [seeds, n * time, width]
         for i in range(0, len(blocks), 4):
             project, mix, up, down = blocks[i : i + 4]
-            projected = torch.bmm(_norm(x), project.mT).unflatten(1, seen.shape[1:3])
-            query, *held = projected.flatten(0, 1).unflatten(-1, (3, -1, self.head)).unbind(2)
-            pair = torch.stack(held).transpose(2, 3)  # [2, seeds * n, heads, time, head]
-            pair = past[i] = torch.cat([past[i], pair], dim=3) if i in past else pair
-            mixed = scaled_dot_product_attention(
-                query.transpose(1, 2), *pair, is_causal=query.shape[1] > 1
-            )
+            projected = torch.bmm(_norm(x), project.mT).unflatten(1, seen.shape[1:3]).flatten(0, 1)
+            parts = projected.unflatten(-1, (3, -1, self.head)).permute(2, 0, 3, 1, 4)
+            query, key, value = parts  # each [seeds * n, heads, time, head]
+            if i in past:
+                key, value = (
+                    torch.cat(pair, 2) for pair in zip(past[i], (key, value), strict=True)
+                )
+            past[i] = key, value
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
             x = x + torch.bmm(mixed.transpose(1, 2).reshape(x.shape), mix.mT)
             hidden = torch.nn.functional.gelu(torch.bmm(_norm(x), up.mT))
             x = x + torch.bmm(hidden, down.mT)

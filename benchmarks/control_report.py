@@ -20,7 +20,7 @@ from trustclip.runs.text import markdown_table
 ROOT = Path(__file__).parents[1]
 RUNS, PAGE = ROOT / "benchmarks/control/runs.csv", ROOT / "docs/control.md"
 SMALL = replace(PRESETS["small"], seeds=20)
-#: Symmetric, and as wide as `atr`: the mean of its two offsets.
+#: Symmetric, and as wide as `atr`.
 WIDE = "clip 0.375"
 #: Shorter names.
 LABELS = {

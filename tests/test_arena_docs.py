@@ -118,6 +118,27 @@ def test_the_tables_are_compact() -> None:
     assert len(tables) >= 4 and sum(table.stat().st_size for table in tables) < 2_000_000
 
 
+def test_what_is_said_of_the_larger_policy_in_trl_follows_from_its_table() -> None:
+    columns = columns_of("arena-trl-small")
+    test = columns["stage"] == "test"
+    led = test & np.isin(columns["seed"], [209, 210])
+    spans = [
+        [100 * columns[name][chosen].min(), 100 * columns[name][chosen].max()]
+        for name, chosen in (("end", led), ("end", test & ~led), ("start", test & ~led))
+    ]
+    high, low, before = ([f"{value:.0f}" for value in span] for span in spans)
+    said = " ".join(PAGE.read_text("utf-8").split())
+    assert "at {} to {} % under all three constraints".format(*high) in said
+    assert "the others at {} to {} %".format(*low) in said
+    assert "with {:.0f} % against".format(100 * columns["start"][led].min()) in said
+    assert "against {} to {} %".format(*before) in said
+    passed = {
+        name: columns["passk"][test & (columns["constraint"] == name)].mean()
+        for name in ("atr", "clip")
+    }
+    assert round(100 * (passed["clip"] - passed["atr"])) == 9
+
+
 @pytest.mark.parametrize("folder", [part[0] for part in PARTS if part[0].startswith("arena-trl")])
 def test_the_confirmations_were_tuned_as_they_say(folder) -> None:
     """Every constraint at the best of the same rates on the tuning seeds, of equal ones the lower;

@@ -396,7 +396,8 @@ def test_stored_completions_are_graded_again(tmp_path):
     ]
     run, table = tmp_path / "run", tmp_path / "answers.csv"
     run.mkdir()
-    (run / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    for shard, row in zip(("samples.jsonl", "samples-00001.jsonl"), rows, strict=True):
+        (run / shard).write_text(json.dumps(row) + "\n", "utf-8")
     table.write_text("answer,gold\n\\boxed{4},4\n", "utf-8")
     done = trustclip("grade", str(run), "--out", str(tmp_path / "graded.jsonl"))
     assert done.returncode == 0, done.stderr
@@ -405,4 +406,6 @@ def test_stored_completions_are_graded_again(tmp_path):
     assert [row["correct"] for row in graded] == [1, 0]
     assert "1 of 1 right" in trustclip("grade", str(table)).stdout
     done = trustclip("grade", str(tmp_path))
-    assert done.returncode == 2 and f"no file {tmp_path / 'samples.jsonl'}" in done.stderr
+    assert (
+        done.returncode == 2 and f"{tmp_path / 'samples.jsonl'} holds no completion" in done.stderr
+    )

@@ -12,6 +12,7 @@ from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/control.md").read_text(encoding="utf-8")
+PENDULUM = "InvertedPendulum-v5"
 LABELS = {
     "{name: clip, epsilon: 0.375}": "clip 0.375",
     "{name: truly_ppo, variant: truly}": "truly_ppo (truly)",
@@ -53,9 +54,13 @@ def compared(name: str, base: str) -> Iterator[Compared]:
     for cells in table(name):
         for place, outcome in ((2, "final"), (6, "training")):
             own, other = (every[cells[0], label, outcome] for label in (cells[1], base))
-            summary(own, cells[place])
+            half = stats.t.ppf(0.975, len(own) - 1) * stats.sem(own)
+            assert_printed(cells[place], own.mean(), own.mean() - half, own.mean() + half)
             if cells[1] != base:
-                p = stats.ttest_ind(own, other, equal_var=False).pvalue
+                test = stats.ttest_ind(own, other, equal_var=False)
+                apart = test.confidence_interval()
+                assert_printed(cells[place + 1], own.mean() - other.mean(), apart.low, apart.high)
+                p = test.pvalue
                 margin = 0.1 * other.mean()
                 above = stats.ttest_ind(own + margin, other, equal_var=False, alternative="greater")
                 below = stats.ttest_ind(own - margin, other, equal_var=False, alternative="less")
@@ -64,12 +69,9 @@ def compared(name: str, base: str) -> Iterator[Compared]:
                 yield Compared(*cells[:2], outcome, float(p), float(same), shown)
 
 
-def summary(values: np.ndarray, text: str) -> None:
-    """Mean and Student's interval are as printed."""
-    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-    printed = [float(number) for number in re.findall(r"-?\d+", text)]
-    expected = [values.mean(), values.mean() - half, values.mean() + half]
-    assert printed == pytest.approx(expected, abs=0.51)
+def assert_printed(text: str, *expected: float) -> None:
+    """A mean and its interval are as printed."""
+    assert [float(n) for n in re.findall(r"[-+]?\d+", text)] == pytest.approx(expected, abs=0.51)
 
 
 def holm(p_values: list[float]) -> list[float]:
@@ -133,3 +135,37 @@ def test_the_page_concludes_what_its_tables_say() -> None:
     cells = {tuple(row[:2]): row[2] for row in table("control")}
     for env in ("CartPole-v1", "InvertedDoublePendulum-v5"):
         assert cells[env, "none"] in one and cells[env, "clip"] in one
+
+
+def test_the_middle_half_follows_from_the_runs() -> None:
+    every = runs()
+    envs = {env for env, *_ in every}
+    for method, text in table("control-middle"):
+        shares = [every[e, method, "final"] / every[e, "clip", "final"].mean() for e in envs]
+        middle = stats.trim_mean(np.concatenate(shares), 0.25)
+        value, low, high = (float(n) for n in re.findall(r"[\d.]+", text))
+        assert value == pytest.approx(middle, abs=0.0051) and low < value < high
+
+
+def test_what_is_said_beside_the_tables_follows_from_the_runs() -> None:
+    every = runs()
+    none, clip = (every["CartPole-v1", method, "final"] for method in ("none", "clip"))
+    again = stats.ttest_ind(none[:5], clip[:5], equal_var=False).pvalue
+    fresh = stats.ttest_ind(none[5:], clip[5:], equal_var=False).pvalue
+    first = [
+        stats.ttest_ind(own[:5], every[env, "clip", name][:5], equal_var=False).pvalue
+        for (env, method, name), own in every.items()
+        if method != "clip"
+    ]
+    assert round(holm([float(p) for p in first])[first.index(again)], 2) == 0.55
+    assert f"gave {none[:5].mean():.0f} against {clip[:5].mean():.0f}, p = 0.55" in PAGE
+    assert fresh < 0.001 and f"give {none[5:].mean():.0f} against {clip[5:].mean():.0f}" in PAGE
+    ends = [own for (env, _, name), own in every.items() if (env, name) == (PENDULUM, "final")]
+    assert f"between {np.min(ends):.0f} and {np.max(ends):.0f}," in PAGE
+    moved = {row[1]: [] for row in table("control")}
+    for row in table("control"):
+        moved[row[1]].append(float(row[-1]))
+    others = [k3 for method, found in moved.items() if method != "none" for k3 in found]
+    shown = [f"{value:.1f}" for value in (min(moved["none"]), max(moved["none"]))]
+    shown += [f"{value:.2f}" for value in (min(others), max(others))]
+    assert "the mean k3 is {} to {} nats instead of {} to {}".format(*shown) in PAGE

@@ -291,7 +291,7 @@ def _in_control(name: str, root: Path) -> str:
     if name not in {row[1].split()[0] for row in rows}:
         return ""
     shown = [row[:3] for row in rows if row[1].split()[0] in (name, "clip", "none")]
-    about = "PPO, five seeds ([control](../control.md)).\n\n"
+    about = "PPO, twenty seeds ([control](../control.md)).\n\n"
     return about + markdown_table(head[:3], shown)
 
 

@@ -89,7 +89,7 @@ def parsed(text: str) -> Method:
     return as_method(_OPEN if text == UNCONSTRAINED else yaml.safe_load(text))
 
 
-#: Larger tables by name: five minutes, and a night, on one core.
+#: Larger tables by name: minutes, and a night, on one core.
 PRESETS = {
     "small": ControlSettings(
         envs=("CartPole-v1", "InvertedPendulum-v5", "InvertedDoublePendulum-v5"),

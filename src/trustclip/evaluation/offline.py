@@ -5,23 +5,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trustclip.rewards import Style, Verifier, extract_answer
+from trustclip.runs.directory import samples
 from trustclip.runs.jsonl import Row, read_jsonl
 
 
 def read_samples(path: Path) -> list[Row]:
-    """Completions and golds: of a run's folder, its ``samples.jsonl``, or a CSV with ``answer`` and
-    ``gold``.
+    """Completions and golds of a run's folder, of a JSON-lines file, or of a CSV file with the
+    columns ``answer`` and ``gold``.
 
     Raises:
       ValueError: no such file, or a row without a response or a gold; the message names the row.
     """
     if path.is_dir():
+        rows = list(samples(path))
         path = path / "samples.jsonl"
-    if not path.is_file():
+    elif not path.is_file():
         raise ValueError(f"no file {path}.")
-    if path.suffix == ".csv":
+    elif path.suffix == ".csv":
         with path.open(encoding="utf-8", newline="") as file:
-            rows: list[Row] = [
+            rows = [
                 {"response": row.get("answer"), "gold": row.get("gold")}
                 for row in csv.DictReader(file)
             ]

@@ -54,8 +54,8 @@ class Policy(ABC):
 
     @abstractmethod
     def reader(self, weights: Weights) -> Callable[[Tensor], Tensor]:
-        """A function of what is seen at one position after the other, from `seen_at`, that gives
-        the logits after it. Shape [seeds, n, vocabulary]."""
+        """A function that is given what is seen at the next position, from `seen_at`, and gives the
+        logits after it, [seeds, n, vocabulary]; it remembers the positions before."""
 
     def seen(self, features: Tensor, tokens: Tensor) -> Tensor:
         """What is seen at each position of answers.
@@ -140,7 +140,10 @@ class Transformer(Policy):
         return lambda seen: self._read(weights, seen, past)[:, :, 0]
 
     def _read(self, weights: Weights, seen: Tensor, past: Past) -> Tensor:
-        """Logits after what is seen, which follows what ``past`` holds the keys and values of."""
+        """Logits after each position of ``seen``: all of an answer or, after ``past``, the next one.
+
+        ``past`` holds the keys and values of the positions before, and gets those of ``seen``.
+        """
         embedding, *blocks, last = weights
         x = torch.bmm(seen.flatten(1, 2), embedding.mT)  # [seeds, n * time, width]
         for i in range(0, len(blocks), 4):

@@ -250,8 +250,8 @@ class Guards(TrainerCallback, ExportableState):
         if share is None or share < TRUNCATED:
             return None if share is None else ""
         return (
-            f"{share:.0%} of completions have no end token, as those that reach the length limit: "
-            "an answer that was cut off cannot be right. Raise max_completion_length, or teach the "
+            f"{share:.0%} of completions lack an end token, as those cut off at the length limit "
+            "do: a truncated answer cannot be right. Raise max_completion_length, or teach the "
             "model the format and its end first (sft)."
         )
 

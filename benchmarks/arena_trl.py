@@ -180,8 +180,8 @@ def _beside(runs: Runs, reference: Runs, solved: dict[str, Floats], name: str) -
     gap = crossed_interval(solved[name] - solved["atr"])
     yield Cell(percent(gap.value), bracket(gap.low, gap.high))
     seeds = paired_runs(differences(runs, reference, "entropy"))
-    shown = (f"{seeds.value:+.3f}", f"[{seeds.low:.3f}, {seeds.high:.3f}]")
-    yield Cell(*(text.replace("-", "−") for text in shown))
+    value, ends = f"{seeds.value:+.3f}", f"[{seeds.low:.3f}, {seeds.high:.3f}]"
+    yield Cell(value.replace("-", "−"), ends.replace("-", "−"))
 
 
 ROOT = Path(__file__).parent

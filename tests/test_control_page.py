@@ -4,7 +4,7 @@ import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def table(name: str) -> list[list[str]]:
 
 
 def compared(name: str, base: str) -> Iterator[Compared]:
-    """Every comparison of a block, by SciPy's tests of Welch."""
+    """Every comparison of a block, tested here."""
     every = runs()
     for cells in table(name):
         for place, outcome in ((2, "final"), (6, "training")):
@@ -57,16 +57,20 @@ def compared(name: str, base: str) -> Iterator[Compared]:
             half = stats.t.ppf(0.975, len(own) - 1) * stats.sem(own)
             assert_printed(cells[place], own.mean(), own.mean() - half, own.mean() + half)
             if cells[1] != base:
-                test = stats.ttest_ind(own, other, equal_var=False)
+                test = welch(own, other)
                 apart = test.confidence_interval()
                 assert_printed(cells[place + 1], own.mean() - other.mean(), apart.low, apart.high)
-                p = test.pvalue
                 margin = 0.1 * other.mean()
-                above = stats.ttest_ind(own + margin, other, equal_var=False, alternative="greater")
-                below = stats.ttest_ind(own - margin, other, equal_var=False, alternative="less")
-                same = max(above.pvalue, below.pvalue)
+                above = welch(own + margin, other, "greater").pvalue
+                below = welch(own - margin, other, "less").pvalue
+                tested = float(test.pvalue), float(max(above, below))
                 shown = cells[place + 1 : place + 4]
-                yield Compared(*cells[:2], outcome, float(p), float(same), shown)
+                yield Compared(cells[0], cells[1], outcome, *tested, shown)
+
+
+def welch(own: np.ndarray, other: np.ndarray, side: str = "two-sided") -> Any:
+    """SciPy's test of means whose variances may differ."""
+    return stats.ttest_ind(own, other, equal_var=False, alternative=side)
 
 
 def assert_printed(text: str, *expected: float) -> None:
@@ -150,10 +154,9 @@ def test_the_middle_half_follows_from_the_runs() -> None:
 def test_what_is_said_beside_the_tables_follows_from_the_runs() -> None:
     every = runs()
     none, clip = (every["CartPole-v1", method, "final"] for method in ("none", "clip"))
-    again = stats.ttest_ind(none[:5], clip[:5], equal_var=False).pvalue
-    fresh = stats.ttest_ind(none[5:], clip[5:], equal_var=False).pvalue
+    again, fresh = (welch(none[part], clip[part]).pvalue for part in (slice(5), slice(5, None)))
     first = [
-        stats.ttest_ind(own[:5], every[env, "clip", name][:5], equal_var=False).pvalue
+        welch(own[:5], every[env, "clip", name][:5]).pvalue
         for (env, method, name), own in every.items()
         if method != "clip"
     ]

@@ -140,9 +140,9 @@ class Transformer(Policy):
         return lambda seen: self._read(weights, seen, past)[:, :, 0]
 
     def _read(self, weights: Weights, seen: Tensor, past: Past) -> Tensor:
-        """Logits after each position of ``seen``: all of an answer or, after ``past``, the next one.
+        """Logits after each position of ``seen``: all of an answer, or its next one.
 
-        ``past`` holds the keys and values of the positions before, and gets those of ``seen``.
+        ``past`` holds the keys and values of the positions before it, and gets its own.
         """
         embedding, *blocks, last = weights
         x = torch.bmm(seen.flatten(1, 2), embedding.mT)  # [seeds, n * time, width]

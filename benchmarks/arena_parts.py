@@ -1,4 +1,5 @@
-"""What stands beside the arena: its first time, asymmetry at one trial, and depths 4 and 256.
+"""What stands beside the arena: its first time, asymmetry at one trial, depths 4 and 256, and a
+policy of 0.4 million parameters.
 
 Each part has a table of runs of its own in ``benchmarks/arena-*``; `arena_report.py` writes what is
 made here into the page.
@@ -9,18 +10,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from trustclip.arena.analysis import Answer, Question, Runs, answers, by_depth
+from trustclip.arena.analysis import ALL, Answer, Question, Runs, answers, by_depth
 from trustclip.arena.choice import Choice, choices
 from trustclip.arena.entry import Entry, combined, read_entry
 from trustclip.arena.figures import contrasts_figure
-from trustclip.arena.tables import chosen_table, concluded, contrast_table, signed, task_table
+from trustclip.arena.tables import (
+    choice_table,
+    chosen_table,
+    concluded,
+    contrast_table,
+    signed,
+    task_table,
+)
 from trustclip.report.draw.marks import Figure
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.stats import Difference
 
 ROOT = Path(__file__).parent
-FIRST, SAME, DEPTHS, FEW, MANY = (
-    ROOT / f"arena-{name}" for name in ("first", "same-trial", "depths", "depth-4", "depth-256")
+FIRST, SAME, DEPTHS, FEW, MANY, LARGER = (
+    ROOT / f"arena-{name}"
+    for name in ("first", "same-trial", "depths", "depth-4", "depth-256", "transformer")
 )
 
 
@@ -58,6 +67,18 @@ class Parts:
         return combined(read_entry(FEW), [read_entry(MANY)])
 
     @cached_property
+    def larger(self) -> Entry:
+        """A transformer of 0.4 million parameters at depth 16."""
+        return read_entry(LARGER)
+
+    @cached_property
+    def answered_larger(self) -> dict[str, list[Answer]]:
+        """Its contrasts over all tasks, which were fixed beforehand, and in each."""
+        main, asked = self.larger.main, self.larger.questions
+        found = {ALL: answers(main, asked, ALL)}
+        return found | {task: answers(own, asked) for (task,), own in main.by("task").items()}
+
+    @cached_property
     def at_ends(self) -> dict[int, list[Answer]]:
         """The contrasts that were fixed for depths 4 and 256, each depth a family of its own."""
         return {
@@ -86,11 +107,12 @@ class Parts:
             f"{len(same.cells)} settings; the trials of `atr` are those of the first time.",
             "depths-settings": counted(self.depths),
             "ends-settings": counted(self.ends),
+            "larger-settings": counted(self.larger),
         }
 
     def tables(self) -> dict[str, Table]:
         """Tables, by block of the page."""
-        first, same = self.first, self.same
+        first, same, larger = self.first, self.same, self.larger
         return {
             "held": held_table(first, self.arena),
             "first-contrasts": contrast_table(by_depth(first.main, first.questions)),
@@ -102,6 +124,10 @@ class Parts:
             "ends": self.ends_table(),
             "ends-tasks": task_table(self.ends.main, {}),
             "ends-chosen": chosen_table(self.ends.main, self.ends.trials, {}),
+            "larger-contrasts": contrast_table(self.answered_larger),
+            "larger-tasks": task_table(larger.main, {}),
+            "larger-chosen": chosen_table(larger.main, larger.trials, {}),
+            "larger-choice": choice_table(larger.choices, larger.settings.tuning.count),
         }
 
     def figures(self) -> dict[Path, Figure]:

@@ -36,11 +36,12 @@ FOLDER, PAGE, PAPER = ROOT / "benchmarks/arena", ROOT / "docs/arena.md", ROOT / 
 def summary(parts: Parts) -> list[str]:
     """The answer in sentences: width, asymmetry, level and what is measured, tuning, size."""
     entry = parts.arena
-    by, same, trl, small, first = (
+    by, same, larger, trl, small, first = (
         {a.question.theirs: a for a in found}
         for found in (
             answers(entry.main, entry.questions),
             answers(parts.same.main, parts.same.questions),
+            answers(parts.larger.main, parts.larger.questions),
             arena_trl.TINY.answered(),
             arena_trl.SMALL.answered(),
             answers(parts.first.main, parts.first.questions),
@@ -94,8 +95,11 @@ def summary(parts: Parts) -> list[str]:
         + " and ".join(f"{name} ({points(counted_in[name].both)})" for name in apart)
         + f" alone; with three, the choice would spread a contrast by {spread(counted_in, 3)} "
         f"points, with {count} by {spread(counted_in, None)}.",
-        "**A larger policy.** With 3.2 million parameters in TRL `atr` minus none is "
-        f"{against('none', small)} and minus a narrower clip {against('clip', small)}.",
+        "**Larger policies.** With a transformer of 0.4 million parameters in the lab `atr` minus "
+        f"none is {against('none', larger)}, minus its mirror image {against('mirrored', larger)} "
+        f"and minus sequence {against('gspo', larger)}, at 16 updates a generation; with one of "
+        f"3.2 million in TRL, minus none {against('none', small)} and minus a narrower clip "
+        f"{against('clip', small)}.",
     ]
 
 

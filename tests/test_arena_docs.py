@@ -21,6 +21,7 @@ PARTS = [
     ("arena-first", "first-contrasts", 8, 0.01, 6),
     ("arena-same-trial", "same-contrasts", 2, 0.01, 6),
     ("arena-trl", "trl-contrasts", 3, 0.03, 1),
+    ("arena-transformer", "larger-contrasts", 3, 0.01, 3),
     ("arena-trl-small", "trl-small-contrasts", 2, 0.03, 1),
 ]
 

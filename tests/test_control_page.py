@@ -41,30 +41,30 @@ def runs() -> dict[tuple[str, str, str], np.ndarray]:
     return {key: np.array(values) for key, values in found.items()}
 
 
-def table(name: str) -> list[list[str]]:
-    """Cells of a block of the page."""
+def tables(name: str) -> list[list[list[str]]]:
+    """Cells of the tables of a block of the page."""
     block = PAGE[PAGE.index(f"<!-- {name} -->") : PAGE.index(f"<!-- /{name} -->")]
-    lines = [line.strip(" |").split(" | ") for line in block.splitlines() if line.startswith("|")]
-    return lines[2:]
+    found = [part.splitlines() for part in block.split("\n\n") if part.startswith("|")]
+    return [[line.strip(" |").split(" | ") for line in lines[2:]] for lines in found]
 
 
 def compared(name: str, base: str) -> Iterator[Compared]:
     """Every comparison of a block, tested here."""
     every = runs()
-    for cells in table(name):
-        for place, outcome in ((2, "final"), (6, "training")):
+    for outcome, rows in zip(("final", "training"), tables(name), strict=True):
+        for cells in rows:
             own, other = (every[cells[0], label, outcome] for label in (cells[1], base))
             half = stats.t.ppf(0.975, len(own) - 1) * stats.sem(own)
-            assert_printed(cells[place], own.mean(), own.mean() - half, own.mean() + half)
+            assert_printed(cells[2], own.mean(), own.mean() - half, own.mean() + half)
             if cells[1] != base:
                 test = welch(own, other)
                 apart = test.confidence_interval()
-                assert_printed(cells[place + 1], own.mean() - other.mean(), apart.low, apart.high)
+                assert_printed(cells[3], own.mean() - other.mean(), apart.low, apart.high)
                 margin = 0.1 * other.mean()
                 above = welch(own + margin, other, "greater").pvalue
                 below = welch(own - margin, other, "less").pvalue
                 tested = float(test.pvalue), float(max(above, below))
-                shown = cells[place + 1 : place + 4]
+                shown = cells[3:6]
                 yield Compared(cells[0], cells[1], outcome, *tested, shown)
 
 
@@ -123,7 +123,7 @@ def test_the_page_concludes_what_its_tables_say() -> None:
         ("InvertedPendulum-v5", "46 % below and 65 % above in InvertedPendulum"),
         ("InvertedDoublePendulum-v5", "9 % below and 16 % above in"),
     ):
-        rows = {row[1]: row for row in table("control") if row[0] == env}
+        rows = {row[1]: row for row in tables("control")[0] if row[0] == env}
         clip = float(rows["clip"][2].split()[0])
         ends = [
             float(end) / clip
@@ -136,7 +136,7 @@ def test_the_page_concludes_what_its_tables_say() -> None:
     width = [one.cells[2] for one in compared("control-width", "clip 0.375")]
     assert sorted(width) == ["equivalent"] + ["not told apart"] * 5
     one = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
-    cells = {tuple(row[:2]): row[2] for row in table("control")}
+    cells = {tuple(row[:2]): row[2] for row in tables("control")[0]}
     for env in ("CartPole-v1", "InvertedDoublePendulum-v5"):
         assert cells[env, "none"] in one and cells[env, "clip"] in one
 
@@ -144,7 +144,7 @@ def test_the_page_concludes_what_its_tables_say() -> None:
 def test_the_middle_half_follows_from_the_runs() -> None:
     every = runs()
     envs = {env for env, *_ in every}
-    for method, text in table("control-middle"):
+    for method, text in tables("control-middle")[0]:
         shares = [every[e, method, "final"] / every[e, "clip", "final"].mean() for e in envs]
         middle = stats.trim_mean(np.concatenate(shares), 0.25)
         value, low, high = (float(n) for n in re.findall(r"[\d.]+", text))
@@ -165,8 +165,8 @@ def test_what_is_said_beside_the_tables_follows_from_the_runs() -> None:
     assert fresh < 0.001 and f"give {none[5:].mean():.0f} against {clip[5:].mean():.0f}" in PAGE
     ends = [own for (env, _, name), own in every.items() if (env, name) == (PENDULUM, "final")]
     assert f"between {np.min(ends):.0f} and {np.max(ends):.0f}," in PAGE
-    moved = {row[1]: [] for row in table("control")}
-    for row in table("control"):
+    moved = {row[1]: [] for row in tables("control")[1]}
+    for row in tables("control")[1]:
         moved[row[1]].append(float(row[-1]))
     others = [k3 for method, found in moved.items() if method != "none" for k3 in found]
     shown = [f"{value:.1f}" for value in (min(moved["none"]), max(moved["none"]))]

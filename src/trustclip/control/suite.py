@@ -19,7 +19,6 @@ from trustclip.constraints.checked import Count, Positive, checked
 from trustclip.constraints.registry import as_method
 from trustclip.runs.jsonl import write_json
 from trustclip.runs.terminal import print_table
-from trustclip.runs.text import markdown_table
 from trustclip.stats import Difference, Interval, RunSummary, holm, welch
 from trustclip.stats.aggregates import interquartile_interval
 from trustclip.stats.equivalence import concluded, welch_equivalence_p
@@ -291,12 +290,6 @@ _COLUMNS = (
     "environment", "method", "final return", "minus {reference}", "p (Holm)", "so",
     "return while training", "minus {reference}", "p (Holm)", "so", "gated", "k3",
 )  # fmt: skip
-
-
-def markdown(found: Sequence[dict[str, Any]], reference: str) -> str:
-    """The rows as a Markdown table."""
-    head = [title.format(reference=reference) for title in _COLUMNS]
-    return markdown_table(head, lines(found)) + "\n"
 
 
 def lines(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

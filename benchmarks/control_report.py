@@ -1,8 +1,10 @@
 """The runs of the control suite as one file, and the table of docs/control.md from it.
 
-trustclip control --preset small --seeds 20
-python benchmarks/control_report.py runs/control     # benchmarks/control/runs.csv, then the page
-python benchmarks/control_report.py                  # the page alone
+    trustclip control --preset small --seeds 20
+    python benchmarks/control_report.py runs/control     # benchmarks/control/runs.csv, the page
+    python benchmarks/control_report.py                  # the page alone
+
+Of the page it writes what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 """
 
 import argparse
@@ -14,7 +16,7 @@ from pathlib import Path
 from arena_report import filled
 
 from trustclip.control import PRESETS
-from trustclip.control.suite import cells, lines, middles, rows
+from trustclip.control.suite import COLUMNS, cells, lines, middles, rows
 from trustclip.runs.text import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -67,23 +69,17 @@ def blocks() -> dict[str, str]:
     return {
         "control": tables(outcomes, SMALL.base),
         "control-width": tables(pair, WIDE),
-        "control-middle": markdown_table(
-            ["method", "share of clip's final return"], shares
-        ).strip(),
+        "control-middle": markdown_table(["method", "share of clip's final return"], shares),
     }
 
 
 def tables(outcomes: Outcomes, base: str) -> str:
     """Final returns, then those while training; p and what follows are of both together."""
-    found = [list(line) for line in lines(rows(outcomes, base))]
-    compared = [f"minus {base}", "p (Holm)", "so"]
-    final = ["environment", "method", "final return", *compared]
-    training = ["environment", "method", "while training", *compared, "gated", "k3"]
-    made = (
-        markdown_table(final, [line[:6] for line in found]),
-        markdown_table(training, [line[:2] + line[6:] for line in found]),
-    )
-    return "\n\n".join(table.strip() for table in made)
+    head = [title.format(reference=base) for title in COLUMNS]
+    found = list(lines(rows(outcomes, base)))
+    final = markdown_table(head[:7], [line[:7] for line in found])
+    training = markdown_table(head[:2] + head[7:], [line[:2] + line[7:] for line in found])
+    return f"{final}\n\n{training}"
 
 
 def main() -> None:

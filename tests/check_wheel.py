@@ -47,7 +47,7 @@ LEFT_OUT = {
     "doctor --verl": "a configuration of verl",
     "doctor --sampler": "a recording of one's own",
     "lab": "takes long; a small one runs instead",
-    "tokens runs/rl --step 40": "the tokens of a longer run",
+    "tokens runs/rl --update 41": "the tokens of a longer run",
     "send": "needs the tracker's package",
     ">": "writes a shell's file in the home folder",
     "...": "not a whole command",

@@ -1,6 +1,7 @@
 """What tests of whole processes run: forked workers that are killed, full disks, several ranks.
 
-``durable_processes.py kill FOLDER N | full FOLDER | ranks FOLDER``; a line of JSON tells the rest.
+``durable_processes.py kill FOLDER N | full FOLDER | ranks FOLDER | stops FOLDER``; a line of
+JSON tells the rest.
 Importing takes ten times as long as a run, so one process imports and forks the others.
 """
 
@@ -185,11 +186,43 @@ def ranks(folder: Path) -> None:
         print(json.dumps(told))
 
 
+def stops(folder: Path) -> None:
+    """A run of two processes; one of them is asked to stop inside its generations and updates."""
+    import pytest
+    from accelerate.utils import gather_object
+    from test_stops import SPARSE, Passes, different
+
+    settings = {**SETTINGS, "per_device_train_batch_size": 4, "max_steps": 6}
+    settings |= {"save_total_limit": None}
+    whole = grpo(folder / "whole", **settings)
+    assert whole.train_durably()
+    accelerator, first, told = whole.accelerator, whole.accelerator.is_main_process, []
+    for decoder, at in (("auto", 12), ("auto", 9), ("transformers", 14), ("transformers", 3)):
+        place = folder / f"{decoder}-{at}"
+        base = {**settings, "decoder": decoder}
+        if decoder != "auto":
+            grpo(place / "whole", **base).train_durably()
+        with pytest.MonkeyPatch.context() as patch:
+            trainer = grpo(place, **{**base, **SPARSE})
+            passes = Passes(trainer, patch, 0 if first else at)
+            ended = not trainer.train_durably() and trainer.stopped_early
+        trainer = grpo(place, **{**base, **SPARSE})
+        torch.manual_seed(99)
+        assert trainer.train_durably()
+        accelerator.wait_for_everyone()
+        uncut = folder / "whole" if decoder == "auto" else place / "whole"
+        found = different(place, uncut) if first else []
+        row = {"ended": ended, "different": found, "in": passes.unfinished, "after": passes.after}
+        told.append(gather_object([row]))
+    if first:
+        print(json.dumps(told))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     command, place = sys.argv[1], Path(sys.argv[2])
-    {"full": full, "ranks": ranks}[command](place) if command != "kill" else kill(
+    {"full": full, "ranks": ranks, "stops": stops}[command](place) if command != "kill" else kill(
         place, int(sys.argv[3])
     )
     leave()

@@ -23,8 +23,8 @@ from trustclip.recipes.tiny import tiny_model
 
 CALLS = ("mkdir", "rename", "replace", "unlink", "rmdir", "truncate", "chmod", "open", "fsync")
 CODES = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT)
-#: What depends on the clock.
-CLOCK = {"step_time", "seconds", "cpu_seconds"}
+#: What depends on the clock, and hashes of files that do.
+CLOCK = {"step_time", "seconds", "cpu_seconds", "hashes"}
 
 
 class Disk:
@@ -117,6 +117,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         "final": {
             path.name: path.read_bytes().hex()
             for path in sorted((folder / "final").iterdir())
+            if path.name != "README.md"  # the card, which has the time and the folder's name
         },
         # The newest two, which `save_total_limit` keeps. Where removing an older one failed, a
         # warning names it, and a run that has finished removes nothing any more.

@@ -1,27 +1,291 @@
-"""Reference answers in plain Python floats, one token at a time.
+"""The rule of every method in NumPy: which tokens it keeps, and its gradient.
 
-Written from the published formulas and sharing no code with the library: no tensors, no Lambert W,
-no automatic differentiation. A mistake has to be made twice to pass unnoticed.
+Written from the papers and the sources they name, never from the library: no tensors, no Lambert W,
+no automatic differentiation. A mistake has to be made twice to pass unnoticed, and a method
+without a rule here fails by name (`test_rules.py`).
 
-Everywhere ``x`` is the log-ratio log(new / old) of the sampled token, ``advantage`` its advantage,
-``params`` every hyper-parameter of the method by name, and a coefficient ``c`` is such that the
-gradient of the token's objective with respect to its log-probability is ``c * advantage``.
+Fields are float64 arrays [sequences, tokens], without padding. ``x`` is the log-ratio
+log(new / old), ``p`` every hyper-parameter by name, and a coefficient c is such that the gradient
+of a token's objective in its log-probability is c times the advantage. A method that measures a
+batch takes all its tokens as one sequence.
+
+To add a method: its gate in `KEPT`, and, where its weight is not the ratio of a kept token, that
+in `COEFFICIENT`, or in `GRADIENT` what is no multiple of the advantage.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 Params = Mapping[str, Any]
+Array = NDArray[Any]
 
-#: Methods of which this module knows the per-token rule.
-KNOWN = (
-    *("clip", "clip_higher", "dual_clip", "dynamic_clip", "clip_cov", "soft_gate", "kl1", "kl2"),
-    *("atr", "is_kl3", "full_kl", "trgppo", "truly_ppo"),
-    "f_divergence",
-)
 
-#: Thresholds and slopes of the Truly PPO family by variant: (delta, slope).
+@dataclass(frozen=True)
+class Tokens:
+    """The fields of a batch, each [sequences, tokens] or absent."""
+
+    x: Any
+    advantage: Any
+    logp_old: Any = None
+    kl_old_new: Any = None
+    kl_new_old: Any = None
+    logp_rollout: Any = None
+    top_k_kl: Any = None
+    top_k_tv: Any = None
+    lag: Any = None
+    entropy: Any = None
+    entropy_old: Any = None
+
+    def __post_init__(self) -> None:
+        if self.logp_old is None:
+            object.__setattr__(self, "logp_old", np.full_like(np.asarray(self.x, float), -1.0))
+        for field in fields(self):  # numbers and lists as well, as one sequence
+            if (value := getattr(self, field.name)) is not None:
+                object.__setattr__(self, field.name, np.atleast_2d(np.asarray(value, float)))
+
+    @property
+    def logp(self) -> Array:
+        return self.logp_old + self.x
+
+    @property
+    def rho(self) -> Array:
+        """log(old / rollout)."""
+        return self.logp_old - self.logp_rollout
+
+    def against(self, anchor: str) -> "Tokens":
+        if anchor == "old":
+            return self
+        moved = self.logp - self.logp_rollout
+        if anchor == "interpolated":  # what is left of the way from the sampler
+            x = moved / np.maximum(self.lag, 1)
+            return replace(self, x=x, logp_old=self.logp - x)
+        return replace(self, x=moved, logp_old=self.logp_rollout)
+
+
+Rule = Callable[[Params, Tokens], Any]
+
+
+# Divergences -------------------------------------------------------------------------------------
+
+
+def k2(x: Any) -> Any:
+    return 0.5 * x * x
+
+
+def k3(x: Any) -> Any:
+    return np.expm1(x) - x
+
+
+def is_k3(x: Any) -> Any:
+    """1 - w + w log w."""
+    return np.exp(x) * x - np.expm1(x)
+
+
+def k3_product(x: Any) -> Any:
+    """w (w - 1 - log w)."""
+    return np.exp(x) * k3(x)
+
+
+def bernoulli_kl(p: float, q: float) -> float:
+    """KL(Bernoulli(p) || Bernoulli(q)) for p and q inside (0, 1), straight from the definition."""
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def bernoulli_kl_old_new(logp_old: Any, x: Any) -> Array:
+    """KL(Bernoulli(p) || Bernoulli(p w)); infinite when p w reaches 1."""
+    new = logp_old + x
+    return np.where(new >= 0, np.where(x == 0, 0.0, np.inf), outcomes_kl(logp_old, new, x))
+
+
+def outcomes_kl(logp_old: Any, logp: Any, x: Any) -> Array:
+    """KL of the two outcomes, where log p < 0 of the new policy is known better than old + x."""
+    odds = np.where(logp_old < 0, log1mexp(logp_old) - log1mexp(logp), 0.0)
+    return -np.expm1(logp_old) * odds - np.exp(logp_old) * x
+
+
+def log1mexp(v: Any) -> Array:
+    """log(1 - e^v) for v < 0, without cancellation at either end."""
+    small = np.minimum(v, -1e-300)
+    return np.where(v > -0.7, np.log(-np.expm1(small)), np.log1p(-np.exp(np.minimum(small, -0.7))))
+
+
+def token_divergence(divergence: str, t: Tokens) -> Array:
+    """DPPO's: of "this token" and "any other", or of the likeliest tokens."""
+    if divergence == "binary_tv":
+        return np.abs(np.exp(t.logp) - np.exp(t.logp_old))
+    if divergence == "binary_kl":
+        # An impossible probability above 1 leaves the least possible to the others.
+        possible = np.minimum(t.logp, -(2.0**-52))
+        excess = np.exp(t.logp_old) * (t.logp - possible)
+        return outcomes_kl(t.logp_old, possible, possible - t.logp_old) - excess
+    return {"top_k_kl": t.top_k_kl, "top_k_tv": t.top_k_tv}[divergence]
+
+
+#: Generators f(w) of the f-divergences.
+F: dict[str, Callable[[Array], Array]] = {
+    "kl_old_new": lambda w: w - 1 - np.log(w),
+    "kl_new_old": lambda w: 1 - w + w * np.log(w),
+    "chi2": lambda w: (w - 1) ** 2,
+    "hellinger": lambda w: (np.sqrt(w) - 1) ** 2,
+    "js": lambda w: 0.5 * (w * np.log(w) - (1 + w) * np.log((1 + w) / 2)),
+}
+
+
+def f_divergence(p: Params, t: Tokens) -> Array:
+    """f of the ratio, or of the two outcomes "this token" and "any other"."""
+    a = p["alpha"]
+    f = F[p["divergence"]] if a is None else lambda w: (w**a - a * w + a - 1) / (a * (a - 1))
+    if p["bounds"] == "ratio":
+        return f(np.exp(t.x))
+    old, new = (np.minimum(v, -1e-13) for v in (t.logp_old, t.logp))  # no probability passes 1
+    rest = -np.expm1(old)
+    return np.exp(old) * f(np.exp(new - old)) + rest * f(-np.expm1(new) / rest)
+
+
+def band(p: Params, t: Tokens) -> Array:
+    """BandPO's divergence of the two outcomes; infinite past probability 1."""
+    if p["divergence"] == "kl":
+        found = bernoulli_kl_old_new(t.logp_old, t.x)
+    else:
+        # p (w - 1): the difference of two probabilities near 1 would lose the threshold's digits.
+        old = np.exp(t.logp_old)
+        gap = np.abs(old * np.expm1(t.x))
+        found = gap if p["divergence"] == "tv" else gap**2 / (old * -np.expm1(t.logp_old))
+    return np.where(t.logp > 0, np.inf, found)
+
+
+# Intervals, by bisection -------------------------------------------------------------------------
+
+
+def log_interval(
+    divergence: Callable[[float], Any], delta: float, highest: float = math.inf
+) -> tuple[float, float]:
+    """Log-ratios around 0 where ``divergence`` is at most ``delta``, searched up to ``highest``."""
+    with np.errstate(all="ignore"):
+        return -edge(lambda x: divergence(-x), delta, 1e15), edge(divergence, delta, highest)
+
+
+def edge(divergence: Callable[[float], Any], delta: float, limit: float) -> float:
+    """Largest x in [0, limit] up to which an increasing ``divergence`` stays within ``delta``."""
+    inside, outside = 0.0, min(1e-9, limit)
+    while divergence(outside) <= delta:
+        if outside >= limit:
+            return limit if math.isfinite(limit) and limit < 1e15 else math.inf
+        inside, outside = outside, min(2 * outside, limit)
+    while inside < (middle := 0.5 * (inside + outside)) < outside:
+        if divergence(middle) <= delta:
+            inside = middle
+        else:
+            outside = middle
+    return inside
+
+
+def bernoulli_log_interval(p: float, delta: float) -> tuple[float, float]:
+    logp = math.log(p)
+    return log_interval(lambda x: bernoulli_kl_old_new(logp, x), delta, highest=-logp)
+
+
+def dynamic_bounds(old: Any, low: float, high: float, ceiling: float) -> tuple[Any, Any]:
+    """Ratio bounds of DCPO's dynamic adaptive clipping, of a token's old probability."""
+    lower = 0.5 + 0.5 * np.sqrt(np.maximum(1 - 4 * low / old, 0.0))
+    return lower, np.minimum(0.5 + 0.5 * np.sqrt(1 + 4 * high / old), ceiling)
+
+
+# Gates -------------------------------------------------------------------------------------------
+
+
+def outward(x: Array, advantage: Array) -> Array:
+    return np.sign(x) * np.sign(advantage) > 0
+
+
+def within(x: Array, low: Any, high: Any) -> Array:
+    """Whether the ratio e^x is in [low, high]."""
+    with np.errstate(divide="ignore"):
+        return (x >= np.log(np.maximum(low, 0.0))) & (x <= np.log(high))
+
+
+def mean(x: Array) -> Array:
+    return np.broadcast_to(x.mean(axis=1, keepdims=True), x.shape)
+
+
+def total(x: Array) -> Array:
+    return mean(x) * x.shape[1]
+
+
+def at(level: str, values: Array, reduce: Any = np.mean) -> Array:
+    """A reduction over the tokens that a level covers at each place."""
+    places = range(values.shape[1])
+    covered = {
+        "token": lambda i: slice(i, i + 1),
+        "prefix": lambda i: slice(i + 1),
+        "sequence": lambda i: slice(None),
+    }[level]
+    return np.stack([reduce(values[:, covered(i)], axis=1) for i in places], axis=1)
+
+
+def every(p: Params, t: Tokens) -> Array:
+    return np.ones_like(t.x, dtype=bool)
+
+
+def gate(satisfied: Rule) -> Rule:
+    """The paper's operator: an unsatisfied token is kept where it moves back, unless strict."""
+
+    def rule(p: Params, t: Tokens) -> Array:
+        strict = p.get("side", "outward") == "strict"
+        return satisfied(p, t) | (~outward(t.x, t.advantage) & (not strict))
+
+    return rule
+
+
+def at_most(measure: Rule) -> Rule:
+    return gate(lambda p, t: measure(p, t) <= p["delta"])
+
+
+def levelled(satisfied: Rule) -> Rule:
+    """The same of a prefix or a sequence: of its mean log-ratio, or of what is made of its k3."""
+
+    def rule(p: Params, t: Tokens) -> Array:
+        average, reduction = at(p["level"], t.x), p.get("reduction", "ratio")
+        if reduction == "ratio":
+            inside = satisfied(p, replace(t, x=average))
+        else:
+            by = {"mean": np.mean, "sum": np.sum, "max": np.max}[reduction]
+            inside = at(p["level"], k3(t.x), by) <= p["delta"]
+        weighing = average if p.get("weight", "level") == "level" else t.x
+        return inside | (~outward(weighing, t.advantage) & (p["side"] == "outward"))
+
+    return rule
+
+
+def capped(rule: Rule, ceiling: str) -> Rule:
+    """A dual clip: large ratios are cut where A < 0."""
+
+    def both(p: Params, t: Tokens) -> Array:
+        highest = math.inf if p[ceiling] is None else math.log(p[ceiling])
+        return rule(p, t) & ~((t.advantage < 0) & (t.x > highest))
+
+    return both
+
+
+def offsets(p: Params, t: Tokens) -> Array:
+    return within(t.x, 1 - p["low"], 1 + p["high"])
+
+
+def offset(p: Params, t: Tokens) -> Array:
+    return within(t.x, 1 - p["epsilon"], 1 + p["epsilon"])
+
+
+def dynamic(p: Params, t: Tokens) -> Array:
+    bounds = (p[k] for k in ("epsilon_low", "epsilon_high", "ceiling"))
+    return within(t.x, *dynamic_bounds(np.exp(t.logp_old), *bounds))
+
+
+#: Thresholds and slopes of the Truly PPO family by variant.
 _TRULY = {
     "tr_ppo": (0.035, None),
     "ppo_rb": (None, 0.3),
@@ -30,274 +294,365 @@ _TRULY = {
 }
 
 
-# Divergences -----------------------------------------------------------------------------------
+def truly(p: Params, t: Tokens) -> Array:
+    if p["variant"] == "ppo_rb":
+        return offset(p, t)
+    return t.kl_old_new <= (_TRULY[p["variant"]][0] if p["delta"] is None else p["delta"])
 
 
-def k2(x: float) -> float:
-    return 0.5 * x * x
+def abc(p: Params, t: Tokens) -> Array:
+    up, down = (
+        within(t.x, 1 - p[f"{sign}_low"], 1 + p[f"{sign}_high"])
+        for sign in ("positive", "negative")
+    )
+    return np.where(t.advantage == 0, True, np.where(t.advantage > 0, up, down))
 
 
-def k3(x: float) -> float:
-    return math.expm1(x) - x
+def in_band(p: Params, t: Tokens) -> Array:
+    highest = math.inf if p["ceiling"] is None else math.log(p["ceiling"])
+    return (band(p, t) <= p["delta"]) & (t.x <= highest)
 
 
-def is_k3(x: float) -> float:
-    """1 - w + w log w."""
-    return math.exp(x) * x - math.expm1(x)
+def dppo(p: Params, t: Tokens) -> Array:
+    t = t.against(p["anchor"])
+    usual = 0.15 if p["divergence"].endswith("tv") else 0.05
+    inside = token_divergence(p["divergence"], t) <= (usual if p["delta"] is None else p["delta"])
+    return inside | ~outward(t.x, t.advantage)
 
 
-def k3_product(x: float) -> float:
-    """w (w - 1 - log w)."""
-    return math.exp(x) * k3(x)
+def cppo(p: Params, t: Tokens) -> Array:
+    """The paper's Algorithm 1, with the budget of its base models where a ceiling is given."""
+    t = t.against(p["anchor"])
+    found = token_divergence(p["divergence"], t)
+    budget = np.full(len(t.x), p["budget"])
+    if p["budget_ceiling"] is not None:
+        budget = np.clip(np.quantile(found, 0.9, axis=1), budget, p["budget_ceiling"])
+    places = np.arange(t.x.shape[1])
+    weight = 1 - (1 - p["least_weight"]) * places / max(places[-1], 1)
+    spent = np.cumsum(weight * found, axis=1) - weight * found
+    allowed = p["delta"] + np.multiply.outer(budget, np.cumsum(weight) - weight) - spent
+    return (weight * found <= np.minimum(allowed, p["delta"])) | ~outward(t.x, t.advantage)
 
 
-def bernoulli_kl_old_new(logp_old: float, x: float) -> float:
-    """KL(Bernoulli(p) || Bernoulli(p w)); infinite when p w reaches 1."""
-    if logp_old + x >= 0:
-        return 0.0 if x == 0 else math.inf
-    return outcomes_kl(logp_old, logp_old + x, x)
+def m2po(p: Params, t: Tokens) -> Array:
+    """Algorithm 1: the largest squares go, equal ones together, until the mean is in budget."""
+    moved = t.against(p["anchor"])
+    among = every(p, t) if p["side"] == "strict" else outward(moved.x, t.advantage)
+    squares = np.where(among, moved.x, 0.0).astype(np.float32).astype(float) ** 2
+    dropped = ~every(p, t)
+    while (left := among & ~dropped).any() and squares[left].mean() > p["budget"]:
+        dropped |= among & (squares >= squares[left].max() * (1 - 1e-6))
+    return ~dropped
 
 
-def outcomes_kl(logp_old: float, logp: float, x: float) -> float:
-    """KL of the two outcomes, where log p < 0 of the new policy is known better than old + x."""
-    rest = 0.0
-    if logp_old < 0:
-        rest = -math.expm1(logp_old) * (_log1mexp(logp_old) - _log1mexp(logp))
-    return rest - math.exp(logp_old) * x
+def bapo_bounds(p: Params, t: Tokens) -> tuple[float, float]:
+    """Algorithm 1: the upper bound opens, then the lower one, until A > 0 has its share."""
+    low, high = 1 - p["low"], 1 + p["high"]
+    last_low, last_high = 1 - p["low_limit"], 1 + p["high_limit"]
+    signal, ratio = np.exp(t.logp_old) * t.advantage, np.exp(t.x)
+    while low < last_low or high < last_high:
+        plus = (signal * np.minimum(ratio, high))[t.advantage > 0].sum()
+        minus = -(signal * np.maximum(ratio, low))[t.advantage < 0].sum()
+        if plus >= p["target"] * (plus + minus):
+            break
+        if high < last_high:
+            high = min(high + p["high_step"], last_high)
+        else:
+            low = min(low + p["low_step"], last_low)
+    return low, high
 
 
-def _log1mexp(v: float) -> float:
-    """log(1 - e^v) for v < 0, without cancellation at either end."""
-    return math.log(-math.expm1(v)) if v > -0.7 else math.log1p(-math.exp(v))
+def trpo(p: Params, t: Tokens) -> Array:
+    """Every token of the batch, or none."""
+    kl = k3(t.x) if t.kl_old_new is None else t.kl_old_new
+    return every(p, t) & (kl.mean() <= p["delta"])
 
 
-def bernoulli_kl(p: float, q: float) -> float:
-    """KL(Bernoulli(p) || Bernoulli(q)) for p and q inside (0, 1), straight from the definition."""
-    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+# Weights of one method around another ------------------------------------------------------------
 
 
-def f_divergence(params: Params, x: float, logp_old: float) -> float:
-    """f of the ratio, or of the two outcomes "this token" and "any other"."""
-    f = F_DIVERGENCES[params["divergence"]] if params["alpha"] is None else alpha(params["alpha"])
-    if params["bounds"] == "ratio":
-        return f(math.exp(x))
-    old, new = (min(v, -1e-13) for v in (logp_old, logp_old + x))  # no probability passes 1
-    rest = -math.expm1(old)
-    return math.exp(old) * f(math.exp(new - old)) + rest * f(-math.expm1(new) / rest)
+def tis(p: Params, t: Tokens) -> Array:
+    return np.minimum(np.exp(t.rho if p["level"] == "token" else total(t.rho)), p["ceiling"])
 
 
-def alpha(a: float) -> Callable[[float], float]:
-    return lambda w: (w**a - a * w + a - 1) / (a * (a - 1))
+def icepop(p: Params, t: Tokens) -> Array:
+    spread = {"sequence": total, "geometric": mean}.get(p["level"], lambda x: x)
+    rho = spread(t.rho)
+    compared = rho if p["policy"] == "old" else spread(t.rho + t.x)  # log(new / rollout)
+    low = 0.0 if p["floor"] is None else p["floor"]
+    return np.where(within(compared, low, p["ceiling"]), np.exp(rho), 0.0)
 
 
-F_DIVERGENCES = {
-    "kl_old_new": lambda w: w - 1 - math.log(w),
-    "kl_new_old": lambda w: 1 - w + w * math.log(w),
-    "chi2": lambda w: (w - 1) ** 2,
-    "hellinger": lambda w: (math.sqrt(w) - 1) ** 2,
-    "js": lambda w: 0.5 * (w * math.log(w) - (1 + w) * math.log((1 + w) / 2)),
+def opsm(p: Params, t: Tokens) -> Array:
+    return (t.advantage >= 0) | (-mean(t.against(p["anchor"]).x) <= p["delta"])
+
+
+def trm(p: Params, t: Tokens) -> Array:
+    values = k3(t.against(p["anchor"]).x) if p["divergence"] == "k3" else t.kl_old_new
+    found = {"max": np.max, "mean": np.mean}[p["reduction"]](values, axis=1, keepdims=True)
+    return np.broadcast_to(found <= p["delta"], t.x.shape)
+
+
+def kpop(p: Params, t: Tokens) -> Array:
+    ours = t.logp_old if p["policy"] == "old" else t.logp
+    apart = ours - t.logp_rollout
+    there, back = replace(t, x=apart, logp_old=t.logp_rollout), replace(t, x=-apart, logp_old=ours)
+    worst = np.maximum(*(token_divergence("binary_kl", pair) for pair in (there, back)))
+    return np.where(worst <= p["delta"], np.exp(t.rho), 0.0)
+
+
+def erc(p: Params, t: Tokens) -> Array:
+    ratio = (t.entropy + 1e-8) / (t.entropy_old + 1e-8)
+    return (ratio > 1 - p["low"]) & (ratio < 1 + p["high"])
+
+
+WEIGHTS: dict[str, Rule] = {
+    **{"tis": tis, "icepop": icepop, "opsm": opsm},
+    **{"trm": trm, "kpop": kpop, "erc": erc},
 }
 
 
-# Intervals, by bisection -----------------------------------------------------------------------
+def weighted(weight: Rule) -> Rule:
+    """Kept by the inner method and with a weight other than 0."""
+    return lambda p, t: of(kept, p["inner"], t) & (weight(p, t) > 0)
 
 
-def log_interval(
-    divergence: Callable[[float], float],
-    delta: float,
-    highest: float = math.inf,
-) -> tuple[float, float]:
-    """Log-ratios around 0 where ``divergence`` is at most ``delta``, searched up to ``highest``."""
-    low = -_edge(lambda x: divergence(-x), delta, 1e15)
-    return low, _edge(divergence, delta, highest)
+def of(what: Any, part: Params, t: Tokens, *more: Any) -> Array:
+    return what(part["name"], part, t, *more)
 
 
-def _edge(divergence: Callable[[float], float], delta: float, limit: float) -> float:
-    """Largest x in [0, limit] up to which an increasing ``divergence`` stays within ``delta``."""
-    inside, outside = 0.0, min(1e-9, limit)
-    while divergence(outside) <= delta:
-        if outside >= limit:
-            return limit if math.isfinite(limit) and limit < 1e15 else math.inf
-        inside, outside = outside, min(2 * outside, limit)
-    while True:
-        middle = 0.5 * (inside + outside)
-        if not inside < middle < outside:
-            return inside
-        if divergence(middle) <= delta:
-            inside = middle
-        else:
-            outside = middle
+def of_two(p: Params, t: Tokens) -> tuple[Array, Array]:
+    return of(kept, p["first"], t), of(kept, p["second"], t)
 
 
-def bernoulli_log_interval(p: float, delta: float) -> tuple[float, float]:
-    logp = math.log(p)
-    return log_interval(lambda x: bernoulli_kl_old_new(logp, x), delta, highest=-logp)
+#: What each method keeps, bool [sequences, tokens].
+KEPT: dict[str, Rule] = {
+    "clip": levelled(offset),
+    "clip_higher": levelled(offsets),
+    "atr": levelled(lambda p, t: k3(t.x) <= p["delta"]),
+    "dual_clip": capped(gate(offsets), "ceiling"),
+    "dynamic_clip": capped(gate(dynamic), "dual_ceiling"),
+    "clip_cov": gate(offsets),  # without its draw: see clip_cov_candidates
+    "kl1": at_most(lambda p, t: {"abs": abs(t.x), "kl_old_new": -t.x}.get(p["sign"], t.x)),
+    "kl2": at_most(lambda p, t: k2(t.x)),
+    "is_kl3": at_most(lambda p, t: {"kl_new_old": is_k3, "product": k3_product}[p["form"]](t.x)),
+    "full_kl": at_most(lambda p, t: t.kl_old_new if p["order"] == "old_new" else t.kl_new_old),
+    "f_divergence": at_most(f_divergence),
+    "trgppo": gate(
+        lambda p, t: offset(p, t) | (bernoulli_kl_old_new(t.logp_old, t.x) <= p["delta"])
+    ),
+    "truly_ppo": gate(truly),
+    "trpo": trpo,
+    "gspo": lambda p, t: gate(offsets)(p, replace(t, x=mean(t.x))),
+    "luspo": lambda p, t: gate(offsets)(p, replace(t, x=mean(t.x))),
+    "gmpo": gate(lambda p, t: (t.x >= -p["log_low"]) & (t.x <= p["log_high"])),
+    "aspo": gate(offsets),
+    "abc_grpo": abc,
+    "bandpo": capped(gate(in_band), "dual_ceiling"),
+    "dppo": dppo,
+    "cppo": cppo,
+    "ipo": lambda p, t: token_divergence("binary_tv", t.against(p["anchor"])) <= p["delta"],
+    "m2po": m2po,
+    "bapo": lambda p, t: gate(lambda p, t: within(t.x, *bapo_bounds(p, t)))(p, t),
+    **dict.fromkeys(("cispo", "soft_gate", "spo", "pspo", "reinforce", "ce_gppo"), every),
+    **dict.fromkeys(("topr", "vespo", "ppo_penalty", "importance_sampling", "drpo"), every),
+    "kl_cov": every,
+    **{name: weighted(weight) for name, weight in WEIGHTS.items()},
+    "anchored": lambda p, t: of(kept, p["inner"], t.against(p["anchor"])),
+    "penalty": lambda p, t: of(kept, p["inner"], t),
+    "both": lambda p, t: np.logical_and(*of_two(p, t)),
+    "either": lambda p, t: np.logical_or(*of_two(p, t)),
+}
 
 
-def dynamic_clip(p: float, low: float, high: float, ceiling: float) -> tuple[float, float]:
-    """Ratio bounds of DCPO's dynamic adaptive clipping."""
-    lower = 0.5 + 0.5 * math.sqrt(max(1 - 4 * low / p, 0.0))
-    return lower, min(0.5 + 0.5 * math.sqrt(1 + 4 * high / p), ceiling)
+def kept(name: str, p: Params, t: Tokens) -> Array:
+    """Which tokens keep their gradient, bool [sequences, tokens]."""
+    return KEPT[name](p, t)
 
 
-# One token -------------------------------------------------------------------------------------
+# The gradient ------------------------------------------------------------------------------------
 
 
-def _within(x: float, low: float, high: float) -> bool:
-    """Whether the ratio lies in [low, high], both included."""
-    return (low <= 0 or x >= math.log(low)) and x <= math.log(high)
+def of_level(name: str) -> Rule:
+    def rule(p: Params, t: Tokens) -> Array:
+        weighing = at(p["level"], t.x) if p.get("weight", "level") == "level" else t.x
+        return KEPT[name](p, t) * np.exp(weighing)
+
+    return rule
 
 
-def satisfied(
-    name: str,
-    params: Params,
-    x: float,
-    logp_old: float,
-    kl_old_new: float | None = None,
-    kl_new_old: float | None = None,
-) -> bool:
-    """Whether the method's constraint holds on the token, whatever its advantage."""
-    match name:
-        case "clip":
-            return _within(x, 1 - params["epsilon"], 1 + params["epsilon"])
-        case "clip_higher" | "dual_clip" | "clip_cov":
-            return _within(x, 1 - params["low"], 1 + params["high"])
-        case "dynamic_clip":
-            bounds = (params[k] for k in ("epsilon_low", "epsilon_high", "ceiling"))
-            return _within(x, *dynamic_clip(math.exp(logp_old), *bounds))
-        case "soft_gate":
-            return True
-        case "kl1":
-            measured = {"abs": abs(x), "kl_old_new": -x, "kl_new_old": x}[params["sign"]]
-        case "kl2":
-            measured = k2(x)
-        case "atr":
-            measured = k3(x)
-        case "is_kl3":
-            measured = {"kl_new_old": is_k3, "product": k3_product}[params["form"]](x)
-        case "full_kl":
-            measured = kl_old_new if params["order"] == "old_new" else kl_new_old
-        case "trgppo":
-            if _within(x, 1 - params["epsilon"], 1 + params["epsilon"]):
-                return True
-            measured = bernoulli_kl_old_new(logp_old, x)
-        case "truly_ppo":
-            return _truly_satisfied(params, x, kl_old_new)
-        case "f_divergence":
-            measured = f_divergence(params, x, logp_old)
-        case _:
-            raise KeyError(name)
-    assert measured is not None
-    return measured <= params["delta"]
+def soft(p: Params, t: Tokens) -> Array:
+    hot = np.where(t.advantage > 0, p["temperature_positive"], p["temperature_negative"])
+    shrink = np.exp(-np.abs(hot * np.expm1(t.x)))
+    return np.exp(t.x) * 4 * shrink / (1 + shrink) ** 2
 
 
-def _truly_satisfied(params: Params, x: float, kl_old_new: float | None) -> bool:
-    if params["variant"] == "ppo_rb":
-        return _within(x, 1 - params["epsilon"], 1 + params["epsilon"])
-    delta = params["delta"] if params["delta"] is not None else _TRULY[params["variant"]][0]
-    assert kl_old_new is not None
-    assert delta is not None
-    return kl_old_new <= delta
+def rolled_back(p: Params, t: Tokens) -> Array:
+    usual = _TRULY[p["variant"]][1]
+    back = -(usual if p["slope"] is None else p["slope"]) if p["variant"] != "tr_ppo" else 0.0
+    back = p["slope_likelihood"] if p["variant"] == "truly" else back
+    return np.exp(t.x) * np.where(KEPT["truly_ppo"](p, t), 1.0, back)
 
 
-def kept(
-    name: str,
-    params: Params,
-    x: float,
-    advantage: float,
-    logp_old: float,
-    kl_old_new: float | None = None,
-    kl_new_old: float | None = None,
-) -> bool:
-    """Whether the token's objective is w * advantage (or the soft one) rather than cut.
+def gmpo(p: Params, t: Tokens) -> Array:
+    keep = KEPT["gmpo"](p, t)
+    return keep * np.exp(mean(np.where(keep, t.x, np.clip(t.x, -p["log_low"], p["log_high"]))))
 
-    Clip-Cov's random drop is not part of this; see `clip_cov_candidates`.
+
+def ce_gppo(p: Params, t: Tokens) -> Array:
+    below = (t.advantage < 0) & ~within(t.x, 1 - p["low"], math.inf)
+    above = (t.advantage > 0) & (t.x > math.log(1 + p["high"]))
+    floor, top = p["beta_low"] * (1 - p["low"]), p["beta_high"] * (1 + p["high"])
+    return np.where(below, floor, np.where(above, top, np.exp(t.x)))
+
+
+def aspo(p: Params, t: Tokens) -> Array:
+    weight = np.exp(np.where(t.advantage > 0, -t.x, t.x))
+    return KEPT["aspo"](p, t) * np.minimum(weight, p["ceiling"])
+
+
+def topr(p: Params, t: Tokens) -> Array:
+    x = total(t.x) if p["level"] == "sequence" else t.x
+    return np.where(t.advantage < 0, np.exp(np.minimum(x, 0.0)), 1.0)
+
+
+def vespo(p: Params, t: Tokens) -> Array:
+    """A weight of the sequence, with the clamps of the released code."""
+    clamped = np.clip(t.against(p["anchor"]).x, -20.0, 20.0)
+    log_w = np.clip(total(clamped), math.log(1e-8), 20.0)
+
+    def gamma(sign: str) -> Array:
+        k, rate = p[f"k_{sign}"], p[f"lambda_{sign}"]
+        return np.exp(rate + k * log_w - rate * np.exp(log_w))
+
+    return np.where(t.advantage >= 0, gamma("positive"), gamma("negative"))
+
+
+def drpo(p: Params, t: Tokens) -> Array:
+    t = t.against(p["anchor"])
+    moved = np.exp(t.logp) - np.exp(t.logp_old)
+    return np.exp(t.x) * (1 - np.sign(t.advantage) * moved / p["delta"])
+
+
+def anchored_ratio(name: str) -> Rule:
+    def rule(p: Params, t: Tokens) -> Array:
+        return KEPT[name](p, t) * np.exp(t.against(p.get("anchor", "old")).x)
+
+    return rule
+
+
+#: c of each token, where it is not the ratio of a kept token.
+COEFFICIENT: dict[str, Rule] = {
+    **{name: of_level(name) for name in ("clip", "clip_higher", "atr")},
+    **{
+        name: lambda p, t, name=name: KEPT[name](p, t) * np.exp(mean(t.x))
+        for name in ("gspo", "luspo")
+    },
+    **{name: anchored_ratio(name) for name in ("ipo", "importance_sampling", "cppo", "m2po")},
+    "soft_gate": soft,
+    "truly_ppo": rolled_back,
+    "gmpo": gmpo,
+    "cispo": lambda p, t: np.clip(np.exp(t.x), 1 - p["low"], 1 + p["high"]),
+    "reinforce": lambda p, t: 1.0,
+    "spo": lambda p, t: np.exp(t.x) * (1 - np.sign(t.advantage) * np.expm1(t.x) / p["epsilon"]),
+    "pspo": lambda p, t: (1 - p["alpha"]) * np.exp(t.x),
+    "ce_gppo": ce_gppo,
+    "aspo": aspo,
+    "topr": topr,
+    "vespo": vespo,
+    "dppo": lambda p, t: dppo(p, t) * np.minimum(np.exp(t.against(p["anchor"]).x), p["ceiling"]),
+    "drpo": drpo,
+}
+
+
+def gspo_gradient(p: Params, t: Tokens, weight: Any) -> Array:
+    """Each token's own, or, where the gradient follows the mean, that of all of them."""
+    own = weight * COEFFICIENT["gspo"](p, t) * t.advantage
+    return mean(own) if p["variant"] == "gspo" else own
+
+
+def ppo_penalty(p: Params, t: Tokens, weight: Any) -> Array:
+    price = p["beta"] * np.expm1(t.x) if p["estimator"] == "k3" else 0.0
+    return weight * (np.exp(t.x) * t.advantage - price)
+
+
+def kl_cov(p: Params, t: Tokens, weight: Any) -> Array:
+    """w A, minus the price of moving for the tokens of largest covariance."""
+    covariance = centred_products(t.logp, t.advantage)
+    number = max(int(p["share"] * covariance.size), 1)
+    least = np.sort(covariance, axis=None)[-number]
+    pays = (covariance >= least) & (covariance > 0)
+    return weight * (np.exp(t.x) * t.advantage - p["beta"] * np.sign(t.x) * pays)
+
+
+#: Slope of each penalty in the log-ratio it is on.
+SLOPES: dict[str, Callable[[Array], Array]] = {
+    "abs": np.sign,
+    "k2": lambda x: x,
+    "k3": np.expm1,
+    "k3_reverse": lambda x: -np.expm1(-x),
+}
+
+
+def penalty(p: Params, t: Tokens, weight: Any) -> Array:
+    """The part's gradient, minus the price of the tokens that pay."""
+    moved, slope, keep = t.against(p["anchor"]).x, SLOPES[p["divergence"]], KEPT["penalty"](p, t)
+    pays = weight * {"cut": ~keep, "kept": keep}.get(p["on"], every(p, t))
+    if p["level"] == "sequence":
+        price = mean(p["beta"] * slope(total(moved)) * pays)
+    else:
+        price = p["beta"] * slope(moved) * pays
+    return of(gradient, p["inner"], t, weight) - price
+
+
+def both(p: Params, t: Tokens, weight: Any) -> Array:
+    return of(gradient, p["first"], t, weight * of(kept, p["second"], t))
+
+
+def either(p: Params, t: Tokens, weight: Any) -> Array:
+    first, second = of_two(p, t)
+    follow = first | ~second
+    ours = of(gradient, p["first"], t, weight * follow)
+    return ours + of(gradient, p["second"], t, weight * ~follow)
+
+
+#: The gradient of methods whose tokens pay, share one, or have a part's.
+GRADIENT: dict[str, Callable[[Params, Tokens, Any], Array]] = {
+    **{"gspo": gspo_gradient, "ppo_penalty": ppo_penalty, "kl_cov": kl_cov},
+    **{"penalty": penalty, "both": both, "either": either},
+    **{
+        name: lambda p, t, weight, own=own: of(gradient, p["inner"], t, weight * own(p, t))
+        for name, own in WEIGHTS.items()
+    },
+    "anchored": lambda p, t, weight: of(gradient, p["inner"], t.against(p["anchor"]), weight),
+}
+
+
+def gradient(name: str, p: Params, t: Tokens, weight: Any = 1.0) -> Array:
+    """Gradient of the sequence's summed objective in each log-probability.
+
+    Args:
+      name: of the method.
+      p: its hyper-parameters.
+      t: the tokens.
+      weight: factor of each token's objective, a constant to the gradient.
     """
-    holds = satisfied(name, params, x, logp_old, kl_old_new, kl_new_old)
-    ceilings = {"dual_clip": "ceiling", "dynamic_clip": "dual_ceiling"}
-    ceiling = params.get(ceilings.get(name, ""), None)
-    if ceiling is not None and advantage < 0 and x > math.log(ceiling):
-        return False
-    if params.get("side", "outward") == "strict":
-        return holds
-    moves_outward = (x > 0 and advantage > 0) or (x < 0 and advantage < 0)
-    return holds or not moves_outward
+    if name in GRADIENT:
+        return GRADIENT[name](p, t, weight)
+    rule = COEFFICIENT.get(name, lambda p, t: KEPT[name](p, t) * np.exp(t.x))
+    return weight * rule(p, t) * t.advantage
 
 
-def coefficient(
-    name: str,
-    params: Params,
-    x: float,
-    advantage: float,
-    logp_old: float,
-    kl_old_new: float | None = None,
-    kl_new_old: float | None = None,
-) -> float:
-    """c: the gradient of the token's objective is c * advantage (KL taken as a constant)."""
-    ratio = math.exp(x)
-    if name == "soft_gate":
-        side = "positive" if advantage > 0 else "negative"
-        return ratio * _sech_squared(0.5 * params[f"temperature_{side}"] * (ratio - 1))
-    if kept(name, params, x, advantage, logp_old, kl_old_new, kl_new_old):
-        return ratio
-    if name == "truly_ppo" and params["variant"] == "truly":
-        return params["slope_likelihood"] * ratio
-    if name == "truly_ppo" and params["variant"] != "tr_ppo":
-        slope = params["slope"] if params["slope"] is not None else _TRULY[params["variant"]][1]
-        return -slope * ratio
-    return 0.0
+# Covariances -------------------------------------------------------------------------------------
 
 
-def _sech_squared(z: float) -> float:
-    shrink = math.exp(-2 * abs(z))
-    return 4 * shrink / (1 + shrink) ** 2
+def centred_products(logp: Any, advantage: Any) -> Array:
+    logp, advantage = np.asarray(logp), np.asarray(advantage)
+    return (advantage - advantage.mean()) * (logp - logp.mean())
 
 
-# Several tokens --------------------------------------------------------------------------------
-
-
-def level_gradient(
-    name: str, params: Params, xs: Sequence[float], advantages: Sequence[float]
-) -> list[float]:
-    """Gradient of one sequence's summed objective, for methods whose rule needs only ``x``.
-
-    At ``level="sequence"`` the token's log-ratio is replaced by the mean over the sequence, and the
-    gradient follows the mean. At ``level="prefix"`` the mean over the tokens up to it takes its
-    place in the gate and in the weight, and the gradient is the token's own.
-    """
-    total = len(xs)
-    gradient = [0.0] * total
-    for t, advantage in enumerate(advantages):
-        span = {"token": range(t, t + 1), "prefix": range(t + 1), "sequence": range(total)}[
-            params["level"]
-        ]
-        mean = math.fsum(xs[i] for i in span) / len(span)
-        weight = coefficient(name, params, mean, advantage, math.nan) * advantage
-        followed = (t,) if params["level"] == "prefix" else span
-        for i in followed:
-            gradient[i] += weight / len(followed)
-    return gradient
-
-
-def trpo_kept(delta: float, divergences: Sequence[float]) -> bool:
-    """Whether every token is kept: the mean divergence of the batch is within ``delta``."""
-    return math.fsum(divergences) / len(divergences) <= delta
-
-
-def clip_cov_candidates(
-    params: Params, logp: Sequence[float], logp_old: Sequence[float], advantages: Sequence[float]
-) -> set[int]:
-    """Tokens among which Clip-Cov draws the ones it drops."""
-    covariance = centred_products(logp, advantages)
-    return {
-        i
-        for i, value in enumerate(covariance)
-        if params["cov_low"] < value < params["cov_high"]
-        and kept("clip_cov", params, logp[i] - logp_old[i], advantages[i], logp_old[i])
-    }
-
-
-def centred_products(logp: Sequence[float], advantages: Sequence[float]) -> list[float]:
-    mean_logp = math.fsum(logp) / len(logp)
-    mean_advantage = math.fsum(advantages) / len(advantages)
-    return [(a - mean_advantage) * (lp - mean_logp) for lp, a in zip(logp, advantages, strict=True)]
+def clip_cov_candidates(p: Params, t: Tokens) -> set[int]:
+    """Tokens of one sequence among which Clip-Cov draws the ones it drops."""
+    covariance = centred_products(t.logp, t.advantage)
+    chosen = (p["cov_low"] < covariance) & (covariance < p["cov_high"]) & KEPT["clip_cov"](p, t)
+    return set(np.flatnonzero(chosen[0]).tolist())

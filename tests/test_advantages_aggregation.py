@@ -91,8 +91,38 @@ def test_a_batch_of_nothing_has_a_loss_of_zero(name: str, shape: tuple[int, int]
     optional: Any = {k: torch.zeros(shape, dtype=torch.int64 if k == "keys" else torch.float32)
                 for k in method.requires}  # fmt: skip
     batch = tc.TokenBatch(x, x, x, mask, **optional)
-    for name in ("token_mean", "sequence_mean", "dr_grpo", "dapo"):
-        assert tc.policy_loss(method, batch, name, max_length=8).value.item() == 0
+    for name, more in USED.items():
+        assert tc.policy_loss(method, batch, name, **more).value.item() == 0
+
+
+#: Aggregations with the number that each reads.
+USED: dict[str, Any] = {
+    "token_mean": {},
+    "sequence_mean": {},
+    "dr_grpo": {"max_length": 8},
+    "dapo": {"total_tokens": 0},
+}
+
+
+@pytest.mark.parametrize("total", [None, 0, torch.tensor(0)])
+def test_dapo_of_an_update_without_a_token_is_0(total: Any) -> None:
+    """As in TRL: no NaN that would reach the weights."""
+    leaf, mask = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, 3, dtype=torch.bool)
+    batch = tc.TokenBatch(leaf, leaf, torch.ones(2, 3), mask)
+    loss = tc.policy_loss("atr", batch, "dapo", total_tokens=total)
+    loss.value.backward()
+    assert loss.value.item() == 0 and leaf.grad is not None and not leaf.grad.any()
+
+
+@pytest.mark.parametrize("name", USED)
+@pytest.mark.parametrize(("number", "rule"), [("max_length", "dr_grpo"), ("total_tokens", "dapo")])
+def test_a_number_that_an_aggregation_does_not_read_is_refused(
+    name: str, number: str, rule: str
+) -> None:
+    if name == rule:
+        return
+    with pytest.raises(ValueError, match=f"`{number}` is for the aggregation '{rule}'"):
+        tc.policy_loss("atr", small_batch(), name, **{number: 8})
 
 
 def test_a_shift_of_the_rewards_does_not_matter_and_a_scale_only_to_the_mean() -> None:

@@ -75,3 +75,30 @@ def test_a_stale_sampler_trains_in_trl(tmp_path: Any) -> None:
     )
     assert run.parameters.isfinite().all()
     assert max(run.column("trustclip/gated")) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_sampler_is_the_anchor_to_the_last_bit(dtype: torch.dtype) -> None:
+    """Where the new policy is the sampler, the log-ratio is 0, however far the old one is."""
+    generator = torch.Generator().manual_seed(0)
+    new = -torch.rand(50, 40, generator=generator).to(dtype) * 9
+    old = (new - 3 * torch.rand(50, 40, generator=generator).to(dtype)).clamp(max=0)
+    rollout = new.clone()
+    rollout[:, ::7] = torch.nan
+    ones, mask = torch.ones_like(new), torch.ones(50, 40, dtype=torch.bool)
+    moved = tc.TokenBatch(new, old, ones, mask, logp_rollout=rollout).against("rollout")
+    none = rollout.isnan()
+    assert not moved.log_ratio[~none].any()
+    assert torch.equal(moved.logp_old[none], old[none])
+
+
+def test_what_does_nothing_where_old_policy_and_sampler_are_one_says_so_by_a_trait() -> None:
+    weighs = tc.Trait.WEIGHS_OLD_POLICY
+    for name in ("tis", "icepop", "kpop"):
+        assert weighs in tc.method(name).traits
+        assert weighs not in tc.method("both", first=name).traits  # its part is named
+        found = refusal(tc.method("both", first=name), ENGINES["prime-rl"])
+        assert found is not None and f"'{name}' would do nothing" in found
+    for name in ("icepop", "kpop"):
+        method = tc.method(name, policy="new")
+        assert weighs not in method.traits and refusal(method, ENGINES["prime-rl"]) is None

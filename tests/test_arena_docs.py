@@ -76,7 +76,7 @@ def block(name: str) -> str:
 
 def follow(columns: dict[str, np.ndarray], rows: list, margin: float, settings: int) -> None:
     """Every printed difference, interval and conclusion is that of the runs."""
-    p_values, margins = [], []
+    p_values, margins, alike = [], [], []
     for ours, theirs, value, low, high, _ in rows:
         a, b = ends(columns, ours), ends(columns, theirs)
         assert a.keys() == b.keys()
@@ -91,11 +91,134 @@ def follow(columns: dict[str, np.ndarray], rows: list, margin: float, settings: 
         )
         p_values.append(float(2 * stats.t.sf(abs(mean) / error, len(gaps) - 1)))
         margins.append(float(stats.t.cdf((abs(mean) - margin) / error, len(gaps) - 1)))
+        alike.append(settings == 1 or cochran(by_setting(a, b))[1] > 0.05)
     some, none = (holm(p) for p in (p_values, margins))
     for i, (_, _, value, *_, word) in enumerate(rows):
         differs = "smaller" if value.startswith("−") else "larger"
-        expected = "equivalent" if none[i] <= 0.05 else differs if some[i] <= 0.05 else None
+        same = "equivalent" if alike[i] else "equivalent in the mean alone"
+        expected = same if none[i] <= 0.05 else differs if some[i] <= 0.05 else None
         assert word == (expected or "not told apart")
+
+
+def by_setting(a: dict, b: dict) -> dict[tuple[str, int], np.ndarray]:
+    """(task, depth) -> differences of the seeds."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for key in sorted(a):
+        found.setdefault(key[1:], []).append(a[key] - b[key])
+    return {place: np.array(values) for place, values in found.items()}
+
+
+def cochran(found: dict) -> tuple[float, float]:
+    """Cochran's Q and its p, written once more."""
+    means = np.array([values.mean() for values in found.values()])
+    weights = np.array([len(values) / values.var(ddof=1) for values in found.values()])
+    q = float((weights * (means - np.average(means, weights=weights)) ** 2).sum())
+    return q, float(stats.chi2.sf(q, len(means) - 1))
+
+
+def shown(values: np.ndarray) -> str:
+    """A mean in points with Student's interval, as the pages print it."""
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    one, low, high = (
+        100 * float(x) for x in (values.mean(), values.mean() - half, values.mean() + half)
+    )
+    sign = "" if f"{abs(one):.1f}" == "0.0" else "+" if one > 0 else "−"
+    low, high = ("0.0" if f"{abs(x):.1f}" == "0.0" else f"{x:.1f}" for x in (low, high))
+    return f"{sign}{abs(one):.1f} [{low}, {high}]".replace("-", "−")
+
+
+def rows_of(name: str) -> dict[str, list[str]]:
+    """Constraint that atr is compared with -> cells of its row in a block."""
+    found = re.findall(r"^\| .*?\(atr − ([\w-]+)\) \| (.*) \|$", block(name), re.M)
+    return {theirs: cells.split(" | ") for theirs, cells in found}
+
+
+def test_the_contrasts_by_setting_and_whether_they_are_one_number() -> None:
+    columns, rows = columns_of("arena"), rows_of("settings-contrasts")
+    assert len(rows) == 8
+    for theirs, cells in rows.items():
+        found = by_setting(ends(columns, "atr"), ends(columns, theirs))
+        assert cells[:6] == [shown(found[place]) for place in sorted(found)]
+        q, p = cochran(found)
+        assert cells[6] == f"{q:.0f}" and float(cells[7]) == pytest.approx(p, rel=0.5)
+        assert p < 0.05  # none of them is one number
+
+
+def test_a_constraint_helps_in_teacher_in_every_setting() -> None:
+    said, above = " ".join(PAGE.read_text("utf-8").split()), 0
+    tables = ["arena-first", "arena", "arena-depth-4", "arena-depth-256", "arena-transformer"]
+    for folder in tables:
+        columns = columns_of(folder)
+        found = by_setting(ends(columns, "atr"), ends(columns, "none"))
+        for (task, _), values in found.items():
+            if task == "teacher":
+                text = shown(values)
+                assert text in said and text.startswith("+") and "[−" not in text
+                above += 1
+    assert above == 7 and "it is above 0 in 7 of 7 settings" in said
+
+
+def test_trials_and_seeds_crossed_follow_from_their_tables() -> None:
+    first, again, crossed = (columns_of(f"arena{name}") for name in ("-first", "", "-crossed"))
+
+    def pairs(columns: dict, theirs: str, design: str) -> dict[int, float]:
+        ends: dict[str, dict] = {"atr": {}, theirs: {}}
+        kept = (columns["stage"] == "test") & (columns["design"] == design)
+        kept &= (columns["task"] == "many") & np.isin(columns["constraint"], [*ends])
+        for i in np.flatnonzero(kept):
+            key = int(columns["seed"][i]), int(columns["depth"][i])
+            ends[columns["constraint"][i]][key] = float(columns["end"][i])
+        assert ends["atr"].keys() == ends[theirs].keys()
+        seeds = sorted({seed for seed, _ in ends["atr"]})
+        return {
+            s: float(np.mean([ends["atr"][s, d] - ends[theirs][s, d] for d in (16, 64)]))
+            for s in seeds
+        }
+
+    rows, told = rows_of("crossed-many"), 0
+    assert len(rows) == 8
+    for theirs, cells in rows.items():
+        found = [pairs(first, theirs, "main"), pairs(crossed, theirs, "first"),
+                 pairs(crossed, theirs, "again"), pairs(again, theirs, "main")]  # fmt: skip
+        assert [len(one) for one in found] == [64, 128, 64, 128]
+        trials = [found[0][s] - found[2][s] for s in found[0]]
+        trials += [found[1][s] - found[3][s] for s in found[1]]
+        every = [*(np.array([*one.values()]) for one in found), np.array(trials)]
+        assert cells == [shown(values) for values in every]
+        told += 8 <= round(100 * np.mean(trials)) <= 14
+    assert told == 5 and "8 to 14 points apart for five contrasts" in PAGE.read_text("utf-8")
+
+
+def test_the_experiments_in_trl_taken_together() -> None:
+    said = " ".join(PAGE.read_text("utf-8").split())
+    for theirs in ("clip", "none"):
+        for column in ("end", "area"):
+            gaps: list[float] = []
+            for folder in ("arena-trl", "arena-trl-small"):
+                columns = columns_of(folder)
+                kept = (columns["stage"] == "test") & (columns["design"] == "trl")
+                of = {
+                    name: dict(zip(columns["seed"][chosen].tolist(),
+                                   columns[column][chosen].astype(float).tolist(), strict=True))
+                    for name in ("atr", theirs)
+                    for chosen in [kept & (columns["constraint"] == name)]
+                }  # fmt: skip
+                gaps += [of["atr"][seed] - of[theirs][seed] for seed in of["atr"]]
+            assert len(gaps) == 36
+            assert shown(np.array(gaps)) in said
+            assert shown(np.array(gaps)).lstrip("+") in said
+
+
+def test_what_the_readme_says_of_the_arena_stands_on_its_page() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    said = readme[readme.index("What a constraint is worth") : readme.index("The exact KL is")]
+    numbers = re.findall(r"−?[\d.]+ (?:points )?\[[^]]*\]", said)
+    assert len(numbers) == 6
+    page = PAGE.read_text("utf-8")
+    for number in numbers:
+        value, low, high = re.findall(r"−?[\d.]+", number)
+        turned = f"−{value} [−{high}, −{low}]"  # what is above atr, as atr minus it
+        assert number.replace("points ", "") in page or turned in page
 
 
 def holm(p_values: list[float]) -> list[float]:

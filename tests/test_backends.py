@@ -258,7 +258,8 @@ def tokens_seen(monkeypatch, temperature=1.0, **own):
         setattr(model.generation_config, name, value)
     decoded = []
     decode = Decoder.decode
-    monkeypatch.setattr(Decoder, "decode", lambda *args: decoded.append(1) or decode(*args))
+    spied = lambda *args, **kw: decoded.append(1) or decode(*args, **kw)  # noqa: E731
+    monkeypatch.setattr(Decoder, "decode", spied)
     backend = Local(model, tokenizer, Sampling(temperature, 1.0, max_tokens=6), batch_size=8)
     texts = [c.text for row in backend.generate(PROMPTS, n=4, seed=0) for c in row]
     return texts, len(decoded)

@@ -90,6 +90,30 @@ def test_method_scores_environment_and_reproduction(tmp_path):
     assert stored is not None and yaml.safe_load(stored[1]) == config()
 
 
+def test_nothing_is_installed_that_is_on_no_registry(tmp_path):
+    _, body = card(tmp_path, config(), summary())
+    assert "pip install" not in body and "With trustclip 0.1.0 and its extra `train`" in body
+
+
+def test_the_base_model_of_a_folder_is_looked_for(tmp_path):
+    def of(model):
+        front, body = card(tmp_path / "run", config(model=str(model)), summary())
+        return front.get("base_model"), "before you publish" in body
+
+    cached = tmp_path / "models--Org--Some.Model-1B" / "snapshots" / "0a1b"
+    tuned, plain, own = tmp_path / "tuned" / "final", tmp_path / "plain", tmp_path / "own"
+    for folder in (cached, tuned, plain, own):
+        folder.mkdir(parents=True)
+    (own / "config.json").write_text('{"_name_or_path": "org/own"}')
+    (tuned.parent / "config.yaml").write_text(f"model: {cached}\n")
+    assert of(cached) == of(tuned) == ("Org/Some.Model-1B", False)
+    assert of(own) == ("org/own", False)
+    assert of(plain) == (None, True)
+    assert of(f"adapter+{cached}") == ("Org/Some.Model-1B", False)
+    (tuned.parent / "config.yaml").write_text(f"model: {tuned}\n")  # of itself: no end
+    assert of(tuned) == (None, True)
+
+
 def test_cards_of_other_commands(tmp_path):
     flat = {"command": "rl", "model": "tiny", "dataset": "arithmetic", "method": "trgppo"}
     front, body = card(tmp_path / "rl", {**flat, "method_args": {}}, {"command": "rl"})

@@ -12,6 +12,7 @@ from synthetic_runs import Spec, final_of, make_run
 
 from trustclip import stats
 from trustclip.report.collapse import collapsed, mean_of
+from trustclip.report.collect import collect
 from trustclip.report.comparison import Compared
 from trustclip.report.console import print_comparison
 from trustclip.report.draw.curves import training_figure
@@ -159,7 +160,10 @@ def test_a_few_seeds_are_never_answered_with_more_samples(tmp_path):
         for seed in (0, 1)
     ]
     found, text = compared(*folders)
-    assert all(c.verdict.startswith("not resolvable with 2 seeds per method") for c in found)
+    assert all(
+        c.verdict.startswith("the difference is not resolvable with 2 seeds per method")
+        for c in found
+    )
     assert "would be needed" not in text
 
 
@@ -171,7 +175,10 @@ def test_one_problem_has_a_score_and_no_interval(tmp_path):
     ]
     found, text = compared(*folders)
     assert "nan" not in text
-    assert all(c.verdict.startswith("not resolvable with 4 samples on 1 problem") for c in found)
+    assert all(
+        c.verdict.startswith("the difference is not resolvable with 4 samples on 1 problem")
+        for c in found
+    )
 
 
 def test_one_seed_each_is_about_two_runs_and_no_method_is_called_better(tmp_path):
@@ -237,3 +244,93 @@ def test_all_methods_are_compared_at_one_k(tmp_path):
     folders = [make_run(tmp_path / str(i), spec) for i, spec in enumerate(specs)]
     found, _ = compared(*folders)
     assert [c.metric for c in found] == ["mean@K"] * 2 + ["pass@2"] * 2
+
+
+def rewritten(run: Path, change) -> Path:
+    """The answers of a run's last evaluation, changed: each row becomes the rows it stands for."""
+    rows = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    new = [n for r in rows for n in (change(r) if (r["stage"], r["step"]) == ("eval", 60) else [r])]
+    (run / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
+    return run
+
+
+def first_problem(row) -> bool:
+    return (row["task"], row["id"]) == ("amc23", "0")
+
+
+def test_one_training_run_each_of_different_seeds_has_no_p_value(tmp_path):
+    """clip at seed 0 and atr at seed 1 once got p = 0.0004 under a note about common seeds."""
+    first = make_run(tmp_path / "clip", CLIP)
+    other = make_run(tmp_path / "atr", replace(ATR, seed=1))
+    found, text = compared(first, other)
+    assert [c.difference for c in found] == [None, None]
+    assert "not compared: one training run each, of the seeds 1 and 0" in text
+    assert "nan" not in text
+
+
+def test_one_problem_with_fewer_answers_keeps_k(tmp_path):
+    """One broken problem turned the whole comparison into Mean@2 and Pass@2."""
+    first = make_run(tmp_path / "a", ATR)
+    short = make_run(tmp_path / "b", CLIP)
+    before = compared(first, short)[0]
+    rewritten(short, lambda row: [] if first_problem(row) and row["k"] > 1 else [row])
+    found, text = compared(first, short)
+    assert [c.metric for c in found] == ["mean@4", "pass@4"]
+    assert "1 problem has 2 of 4 answers (amc23: 0)" in " ".join(text.split())
+    assert "Different numbers of samples" not in text and " -  " not in text
+    for then, now in zip(before, found, strict=True):
+        assert then.difference is not None and now.difference is not None
+        assert abs(then.difference.value - now.difference.value) < 0.03
+
+
+def test_an_answer_written_twice_counts_once_and_is_said(tmp_path):
+    first, twice = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)
+    before = compared(first, twice)[0]
+    rewritten(twice, lambda row: [row, row] if first_problem(row) else [row])
+    found, text = compared(first, twice)
+    assert [c.difference for c in found] == [c.difference for c in before]
+    assert "4 answers of evaluations written twice: each counts once" in " ".join(text.split())
+
+
+def test_a_judgement_that_is_no_number_is_named(tmp_path):
+    """It was refused as "different problems"."""
+    first, odd = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)
+    rewritten(odd, lambda row: [row | ({"correct": float("nan")} if first_problem(row) else {})])
+    with pytest.raises(ValueError, match=r"`correct` is null or NaN in answer 0 to amc23: 0"):
+        compared(first, odd)
+
+
+def test_arms_that_differ_in_more_than_the_method_are_said(tmp_path):
+    first, other = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)
+    assert "more than the method" not in compared(first, other)[1]
+    config = other / "config.yaml"
+    config.write_text(
+        config.read_text().replace("learning_rate: 5.0e-06", "learning_rate: 5.0e-05")
+    )
+    _, text = compared(first, other)
+    assert "differ in more than the method: learning_rate 5e-05 and 5e-06" in " ".join(text.split())
+    said = [finding.text for finding in collect([first, other]).findings]
+    assert any("learning_rate 5e-05 and 5e-06" in one for one in said)
+
+
+def test_the_headline_of_a_report_names_its_score(tmp_path):
+    first = make_run(tmp_path / "a", replace(ATR, gain=1.0))
+    twin = tmp_path / "twin"
+    shutil.copytree(first, twin)
+    config = twin / "config.yaml"
+    config.write_text(config.read_text().replace("method: atr", "method: kl2"))
+    (twin / "summary.json").write_text(
+        (twin / "summary.json").read_text().replace('"atr"', '"kl2"')
+    )
+    same = make_run(tmp_path / "b", replace(CLIP, gain=1.0))
+    said = collect([first, same, twin]).headline
+    assert said.startswith("clip ε=0.2 does not differ significantly from atr δ=0.07 in Mean@4")
+
+
+def test_the_headline_mentions_what_differs_in_other_scores():
+    report = collect([Path("benchmarks/table3-tiny/runs.parquet")])
+    assert report.headline == (
+        "None of 16 methods differs significantly from atr in Mean@8 at the end in these runs. "
+        "In other scores: Pass@8 differs for clip-epsilon0.422; the area under the learning curve "
+        "differs for clip-epsilon0.1 and kl1."
+    )

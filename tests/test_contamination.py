@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from synthetic_runs import Spec, final_of, make_run
 
 from trustclip import stats
@@ -34,7 +35,8 @@ def test_the_report_has_the_clean_part_beside_the_whole_task(tmp_path):
     answers = final_of(read_run(make_run(tmp_path / "plain", ATR))).answers["amc23"]
     held = list(answers)[::3]
     table = table_of(overlapping_run(tmp_path / "a", held))
-    ((row,), (head,)) = table.rows, table.head
+    before, row, gained = table.rows
+    (head,) = table.head
     assert head[0] == "amc23" and len(head[1]) == len(row.cells) == 5
     clean = stats.mean_interval([[value for key, value in answers.items() if key not in held]])
     assert [cell.text for cell in row.cells] == [
@@ -42,9 +44,19 @@ def test_the_report_has_the_clean_part_beside_the_whole_task(tmp_path):
         "13", f"{100 * clean.value:.1f}", row.cells[4].text,
     ]  # fmt: skip
     assert row.cells[3].note == f"[{100 * clean.low:.1f}, {100 * clean.high:.1f}]"
-    assert "Scores on clean problems" in markdown(table)
+    assert "left out of training" in table.title and table.title in markdown(table)
+    # A part may be harder than the whole before training already: the gains compare.
+    assert before.label.endswith("before training") and before.cells[0].text == "20"
+    first, last, gain = (float(r.cells[3].text.strip("+")) for r in (before, row, gained))
+    assert gain == pytest.approx(last - first, abs=0.11) and gained.cells[3].text[0] == "+"
+    assert gained.label == "atr δ=0.07, gain in points" and gained.cells[1].note
     everything = table_of(overlapping_run(tmp_path / "b", list(answers)))
-    assert [cell.text for cell in everything.rows[0].cells[2:]] == ["0", "-", "-"]
+    assert [cell.text for cell in everything.rows[1].cells[2:]] == ["0", "-", "-"]
+    one = table_of(overlapping_run(tmp_path / "c", list(answers)[1:]))
+    assert [r.cells[2].text for r in one.rows] == ["1"] * 3
+    trained = table_of(overlapping_run(tmp_path / "d", held, excluded=False))
+    assert trained.title == "Scores on clean problems, percent"
+    assert "exclude: none" in " ".join(trained.notes)
 
 
 def test_without_an_overlap_there_is_no_such_table(tmp_path):
@@ -67,7 +79,12 @@ def test_the_summary_scores_the_clean_problems_before_and_after(tmp_path):
     held.remove(min(held))
     overlap = {"rl": {"excluded": True, "problems": 9, "tests": {"amc23": sorted(held)}}}
     clean = clean_scores(overlap, found)
-    assert list(clean) == ["initial_clean", "final_clean"]
+    assert list(clean) == ["initial_clean", "final_clean", "difference_clean"]
+    first, last = (
+        next(v["value"] for k, v in clean[f"{name}_clean"]["average"].items() if "mean@" in k)
+        for name in ("initial", "final")
+    )
+    assert clean["difference_clean"]["value"] == pytest.approx(last - first)
     parts = clean["final_clean"]["tasks"]
     assert {task: part["problems"] for task, part in parts.items()} == {"amc23": 1, "aime24": 10}
     assert clean_scores({}, found) == {}

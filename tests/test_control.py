@@ -47,7 +47,7 @@ def test_runs_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch) -> N
 
     def train(cell: suite.Cell) -> dict[str, float]:
         run.append(cell.path.name)
-        best = 10.0 * (cell.method == "atr") + cell.seed
+        best = (10.0 + cell.seed) * (cell.method == "atr") + cell.seed
         return {"final": best, "training": best, "gated": 0.1, "k3": 0.01, "ess": 1.0}
 
     monkeypatch.setattr(suite, "train", train)
@@ -58,15 +58,16 @@ def test_runs_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch) -> N
     assert suite.run_control(settings, Console(quiet=True)) == found
     assert len(run) == 7 and "atr-seed1" in run[-1]
     atr = next(row for row in found if row["method"] == "atr")
-    assert atr["final"].value == 11.0 and atr["less_final"].value == 10.0
-    half = 2.7764451 * math.sqrt(2 / 3)  # t(0.975, 4) times the standard error of 1, 2, 3 twice
-    assert atr["less_final"].high == pytest.approx(10 + half, rel=1e-6)
+    assert atr["final"].value == 12.0 and atr["less_final"].value == 11.0
+    half = 4.3026527 / math.sqrt(3)  # t(0.975, 2) times the standard error of 10, 11, 12
+    assert atr["less_final"].high == pytest.approx(11 + half, rel=1e-6)
     shown = {line[1]: line for line in suite.lines(found)}
-    p = 2 * scipy_stats.t.sf(10 / math.sqrt(2 / 3), 4)
+    p = 2 * scipy_stats.t.sf(11 * math.sqrt(3), 2)
     assert atr["less_final"].p == pytest.approx(p)
     assert atr["p_holm_final"] == atr["p_holm_training"] == pytest.approx(2 * p)  # a family of two
-    assert shown["atr"][2:6] == ("11 [9, 13]", "+10 [+8, +12]", f"{2 * p:.2g}", "larger")
-    assert shown["clip"][3:6] == ("-", "-", "-")
+    gap, of_equal = "+11 [+9, +13]", "1"
+    assert shown["atr"][2:7] == ("12 [7, 17]", gap, f"{2 * p:.2g}", of_equal, "larger")
+    assert shown["clip"][3:7] == ("-", "-", "-", "-")
     stored = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert stored["env"] == "CartPole-v1" and stored["steps"] == 16384
 

@@ -90,7 +90,7 @@ def test_until_it_moves_it_is_the_method() -> None:
         ("atr", {"detla": GATE}, "did you mean 'delta'"),
         ("atr", {"side": {"controller": "target_gate", "share": 0.1}}, "there is no default"),
         ("clip", {"epsilon": {**GATE, "initial": 0.5}}, "less than or equal to 1.*another `high`"),
-        ("dppo", {"delta": {"controller": "per_token"}}, "needs `initial`"),
+        ("bandpo", {"dual_ceiling": {"controller": "per_token"}}, "needs `initial`"),
         ("gspo", {"low": {"controller": "per_token"}}, "one number for all tokens.*atr.delta"),
     ],
 )
@@ -296,3 +296,36 @@ def test_it_continues_where_it_was(runs, monkeypatch, forgotten: bool) -> None:
     assert grpo(there, **options).train_durably()
     same = differences(folder / "whole", there, after=3) == []
     assert same != forgotten
+
+
+@pytest.mark.parametrize(("divergence", "delta"), [("binary_tv", 0.15), ("binary_kl", 0.05)])
+def test_a_default_that_goes_by_another_setting_is_the_controllers(
+    divergence: str, delta: float
+) -> None:
+    """`dppo` has no number in `delta`, and the paper's for each divergence."""
+    adaptive = tc.method("dppo", divergence=divergence, delta={"controller": "per_token"})
+    named = tc.method("dppo", divergence=divergence, delta=tc.controllers.per_token(initial=delta))
+    batch = random_batch(named)
+    assert torch.equal(tc.coefficient(adaptive, batch), tc.coefficient(named, batch))
+    assert adaptive.to_dict()["delta"] == {"controller": "per_token", "by": "p_old", "scale": 1.0}
+
+
+def test_a_controller_at_its_limit_is_logged() -> None:
+    method = atr()
+    shares = []
+    for _ in range(40):
+        total, count = tc.policy_loss(method, random_batch(method)).metrics[
+            "threshold/delta/at_limit"
+        ]
+        shares.append((total / count).item())
+        method = method.after({"gated": 0.0})  # nothing is ever gated: down to a quarter
+    assert shares[0] == 0 and shares[-1] == 1 and sorted(shares) == shares
+    assert method.inner.delta == pytest.approx(0.07 / 4)  # type: ignore[attr-defined]
+
+
+def test_a_threshold_of_each_token_says_how_many_are_at_a_limit() -> None:
+    method = tc.method("atr", delta=tc.controllers.per_token())
+    batch = random_batch(method)
+    total, count = tc.policy_loss(method, batch).metrics["threshold/delta/at_limit"]
+    wide = (batch.p_old[batch.mask] <= 0.25).double().mean().item()
+    assert (total / count).item() == pytest.approx(wide)

@@ -135,6 +135,8 @@ ANSWERS = {
     "shadow tokens.jsonl --methods atr --figure new.svg": "report",
     "suggest atr tokens.jsonl": None,
     "compare runs/a runs/b": None,
+    "verify runs/a": None,
+    "power runs/a runs/b": None,
     "grade integers.csv": None,
     "grade formulas.csv": "train",
     "decontaminate --train train.jsonl --test test.jsonl --out new.json": None,

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from llamas import KINDS, small_llama
+from peft import LoraConfig, get_peft_model
 
 from trustclip.engines.trl import decoding
 from trustclip.engines.trl.decoding import Decoder, unsupported
@@ -114,19 +116,73 @@ def test_weights_are_those_of_the_moment():
     assert [c.tokens for c in before] != [c.tokens for c in after]
 
 
-def test_it_declines_what_it_does_not_know(model):
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_llama_family_has_the_log_probabilities_of_its_forward_pass(kind, adapter):
+    model = small_llama(kind, adapter)
+    assert unsupported(model) is None
+    prompts = [[5, 9, 17], [5, 9, 17], [40, 3, 8, 7, 12, 5], [9]]
+    torch.manual_seed(0)
+    for prompt, done in zip(prompts, Decoder(model).decode(prompts, 12, [1], 0.8), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + done.tokens])).logits[0, len(prompt) - 1 : -1]
+        want = (logits / 0.8).log_softmax(-1).gather(1, torch.tensor(done.tokens)[:, None])
+        torch.testing.assert_close(torch.tensor(done.logps), want[:, 0], atol=1e-5, rtol=0)
 
-    small: dict[str, Any] = dict(
-        vocab_size=32, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1,
-    )  # fmt: skip
-    assert unsupported(Qwen2ForCausalLM(Qwen2Config(**small)))
-    assert unsupported(tiny_model()[0].bfloat16())
-    assert unsupported(SimpleNamespace(base_model=model))
+
+def test_an_adapter_that_is_off_is_not_merged():
+    model = small_llama("Llama", adapter=True)
+    on = Decoder(model).decode([[5, 9]], 8, [], 0)
+    with model.disable_adapter():
+        off = Decoder(model).decode([[5, 9]], 8, [], 0)
+    assert on[0].logps != off[0].logps
+    assert off[0].logps == Decoder(model.unload()).decode([[5, 9]], 8, [], 0)[0].logps
+
+
+def test_bfloat16_weights_and_products_stay_near_the_forward_pass():
+    model = small_llama("Llama").bfloat16()
+    assert unsupported(model) is None
+    [done] = Decoder(model).decode([[5, 9, 17]], 12, [], 0)
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 9, 17, *done.tokens]])).logits[0, 2:-1].float()
+    want = logits.log_softmax(-1).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(done.logps), want, atol=0.1, rtol=0)
+
+
+def test_a_large_vocabulary_is_drawn_from_its_distribution(monkeypatch):
+    monkeypatch.setattr(decoding, "_MANY", 1)
+    model = small_llama("Qwen2")
+    torch.manual_seed(1)
+    drawn = Decoder(model).decode([PROMPTS[0]] * 20_000, 1, [], 1.0)
+    with torch.no_grad():
+        first = model(torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1)
+    assert_drawn_from([c.tokens[0] for c in drawn], first)
+    impossible = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(1000, 3)
+    assert (decoding._drawn(impossible) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("Llama", {"attention_bias": True}, "o_proj.bias"),
+        ("Llama", {"mlp_bias": True}, "proj.bias"),
+        ("Llama", {"hidden_act": "gelu"}, "activation is 'gelu'"),
+        ("Mistral", {"sliding_window": 4}, "sliding_attention"),
+        ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+         "rope_type 'linear'"),
+    ],
+)  # fmt: skip
+def test_it_declines_what_it_does_not_know(kind, changes, reason):
+    assert reason in str(unsupported(small_llama(kind, **changes)))
+
+
+def test_it_declines_other_models_adapters_and_types(model):
+    assert "SimpleNamespace" in str(unsupported(SimpleNamespace(base_model=model)))
+    assert "float32 and bfloat16" in str(unsupported(tiny_model()[0].half()))
     dropping = tiny_model()[0].train()
     dropping.config.attention_dropout = 0.1
-    assert unsupported(dropping)
-    stretched: Any = tiny_model()[0]
-    stretched.config.rope_parameters = {**stretched.config.rope_parameters, "rope_type": "linear"}
-    assert unsupported(stretched)
+    assert "dropout" in str(unsupported(dropping))
+    changes: list[dict[str, Any]] = [{"use_dora": True}, {"lora_bias": True}, {"lora_dropout": 0.1}]
+    for change in changes:
+        adapted = get_peft_model(tiny_model()[0], LoraConfig(target_modules="all-linear", **change))
+        assert "adapter other than LoRA" in str(unsupported(adapted)), change

@@ -162,7 +162,8 @@ def test_explain_of_a_run_that_could_not_move(tmp_path, capsys):
     assert main(["explain", str(without_updates_that_moved(tmp_path / "run"))]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "in every group all rewards were equal" in said
-    assert "In 100 % of groups" in said and "Next: look at completions" in said
+    assert "the policy did not move" in said and "Entropy fell" not in said
+    assert "In 100 % of groups" in said and "they teach nothing: problems that are solved" in said
 
 
 def test_explain_of_an_evaluation(tmp_path, capsys):

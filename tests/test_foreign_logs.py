@@ -138,7 +138,7 @@ def test_verl_is_explained() -> None:
     assert "train_batch_size / ppo_mini_batch_size x ppo_epochs = 4 / 2 x 2" in text
     assert "moved by 0.061 nats per token (k1" in text and "most in step 1: 0.27" in text
     assert "The sampler is the trainer's policy but for rounding" in text
-    assert "Entropy fell from 5.42 to 3.19 nats per token (−41 %)" in text
+    assert "Entropy fell from 5.42 to 3.19 nats per token (−41 %; change −2.2 [" in text
     assert "Truncated completions: 100 % at the start" in text
     assert "the share of groups with equal rewards (verl logs none)" in text
 
@@ -255,7 +255,7 @@ def test_the_sampler_is_measured_where_the_tokens_have_it(tmp_path: Path) -> Non
     text = said(tmp_path)
     # k3 of a log-ratio of 0.5 is e^0.5 - 1 - 0.5 = 0.1487; the other token has 0.
     assert "sampler differ by 0.074 nats per token (k3), 0.25 nats of log-probability" in text
-    assert "Next: the sampler differs by 0.074 nats (k3, limit 0.001)" in text
+    assert "Next: the sampler differs by 0.074 nats (k3, limit 0.005)" in text
     # Without the proximal policy, nothing is said of its movement.
     bare = [TokenRow.of({**row.to_dict(), "logp_old": None}) for row in rows]
     (tmp_path / "tokens.jsonl").unlink()

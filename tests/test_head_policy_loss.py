@@ -11,6 +11,7 @@ from test_head_foreseen import again as again
 from torch import Tensor
 
 import trustclip as tc
+from trustclip import head
 from trustclip.constraints.base import of_own_token
 from trustclip.head import Head, product
 
@@ -190,3 +191,18 @@ def test_a_kl_divergence_without_a_graph_pulls_nothing():
     batch = dataclasses.replace(batch, kl_old_new=None)
     with pytest.raises(ValueError, match="pulls along the gradient of `kl_old_new`"):
         tc.head.policy_loss(method, hidden, weight, ids, batch, hidden_old=hidden.detach())
+
+
+def test_a_sampled_token_that_no_policy_can_sample_is_not_finite() -> None:
+    """A bias of -inf is one of -1e30 in the tiles; its token must not pass for an unlikely one."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 4, generator=generator) for n in (3, 5))
+    leaf, bias = weight.requires_grad_(), torch.zeros(5).index_fill(0, torch.tensor(2), -torch.inf)
+    ids, old = torch.tensor([[1, 2, 3]]), torch.full((1, 3), -1.5)
+    logp = head.score(hidden, leaf, ids[0], bias=bias).logp
+    assert logp.isfinite().tolist() == [True, False, True] and logp[1] == -torch.inf
+    batch = tc.TokenBatch(old, old, torch.ones(1, 3), torch.ones(1, 3) > 0)
+    loss = head.policy_loss("atr", hidden[None], Head(leaf, bias), ids, batch)
+    loss.value.backward()
+    assert loss.metrics["nonfinite"][0] == 1 and leaf.grad is not None and leaf.grad.isnan().any()
+    assert torch.allclose(head.score(hidden[:1], leaf, ids[0, :1], bias=bias).logp, logp[:1])

@@ -1,9 +1,11 @@
 """The house is what its page and packaging say: rooms, versions, oldest dependencies."""
 
+import ast
 import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -118,3 +120,136 @@ def test_the_audit_covers_every_pin() -> None:
             read |= set(re.findall(r"^-r (\S+)", (ROOT / "requirements" / name).read_text(), re.M))
     there = {path.name for path in (ROOT / "requirements").glob("*.txt")}
     assert there - read == {"gpu.txt", "oldest.txt"}
+
+
+#: The rooms that read manifests, cursors, tables and samples, and the joins in them of a folder
+#: with a name that no literal or constant spells out: each with where that name comes from.
+_READERS = ("durable", "runs", "evaluation")
+_JOINS = {
+    "durable/inside.py": {
+        "path / part": "the gate itself",
+        "path.with_name(f'{path.name}.part')": "a file of ours, by another ending",
+        "Path(at, name)": "what a folder holds, as the system lists it",
+        "folder / path.relative_to(root)": "the same, for a message",
+    },
+    "durable/content.py": {"folder / name": "names that this process gives its states"},
+    "durable/states.py": {
+        "folder / f'{name}.json'": "a state that the caller names: shared, optimizer, rank-N",
+        "folder / f'{name}.safetensors'": "the same",
+        "folder / name": "the same, for a message",
+    },
+    "durable/weights.py": {"folder / _file(_adapter(model))": "one of two constants"},
+    "durable/store.py": {
+        "self.folder / (_WRITING + ORIGIN)": "two constants",
+        "self.folder / f'step-{step:06d}'": "a number",
+        "self.folder / f'{_WRITING}{self.path(step).name}'": "a number",
+        "path.with_name(f'{_REMOVING}{path.name}-{secrets.token_hex(4)}')": "a path of ours",
+    },
+    "durable/mirror.py": {"part.with_name(f'{part.name}-{_JOURNAL}')": "a path of ours"},
+    "runs/directory.py": {
+        "folder / f'update-{step:06d}{own}.parquet'": "numbers of the step and the rank",
+        "self.path / f'samples{own}{suffix}.jsonl'": "numbers of the rank and the shard",
+        "self.path / f'attempt-{number}'": "a number",
+        "self.path / name": "one of two literals",
+        "path / name": "one of three literals",
+        "folder / self._name(path)": "a file that the folder lists",
+    },
+    "runs/hashes.py": {"Path(at, name)": "what a folder holds, as the system lists it"},
+    "evaluation/evaluate.py": {
+        "file.with_name(f'{file.name}.aside')": "a file that the folder lists, by another ending"
+    },
+    "runs/foreign/neutral.py": {"folder / f'{TOKENS}{suffix}'": "one of two literals"},
+    "runs/reader.py": {"path.parent / near": "a folder that the system lists, for a message"},
+    "runs/verify.py": {
+        "folder / name": "one of several literals",
+        "self.folder / name": "summary.json; and a recorded name of which only is asked whether "
+        "anything is there",
+    },
+    "runs/table.py": {"path / row['name']": "shown beside the table, where no such file can be"},
+}
+
+
+def _joins(path: Path, folders: set[str]) -> Iterator[str]:
+    """Joins of a folder with a name that is not spelled out, in a module."""
+
+    def spelled(node: ast.expr) -> bool:
+        if isinstance(node, ast.JoinedStr):
+            return all(isinstance(part, ast.Constant) for part in node.values)
+        name = getattr(node, "id", getattr(node, "attr", ""))
+        return isinstance(node, ast.Constant) or name.isupper()
+
+    def folder(node: ast.expr) -> bool:
+        """Whether an expression is a path, by its last name."""
+        if isinstance(node, ast.BinOp):
+            return isinstance(node.op, ast.Div) and folder(node.left)
+        node = node.func if isinstance(node, ast.Call) else node
+        return getattr(node, "id", getattr(node, "attr", "")) in folders
+
+    for node in ast.walk(ast.parse(path.read_text())):
+        joined: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and folder(node.left):
+            joined = [node.right]
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name == "join" and "os.path" not in ast.unparse(node.func):
+                continue
+            if name in ("joinpath", "join", "with_name", "with_stem"):
+                joined = node.args
+            elif name == "Path":
+                joined = node.args[1:]
+        if not all(map(spelled, joined)):
+            yield ast.unparse(node)
+
+
+def _folders() -> set[str]:
+    """Names that are annotated as paths, or given one, anywhere in the package."""
+    found = {"parent", "parents", "Path", "Inside"}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            kind: ast.expr | None = None
+            if isinstance(node, ast.arg | ast.AnnAssign):
+                kind = node.annotation
+            elif isinstance(node, ast.FunctionDef):
+                kind = node.returns
+            if kind is not None and re.search(r"\bPath\b", ast.unparse(kind)):
+                target = getattr(node, "target", None)
+                found.add(
+                    getattr(node, "arg", None)
+                    or getattr(node, "name", None)
+                    or getattr(target, "id", getattr(target, "attr", ""))
+                )
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                value = ast.unparse(node.value)
+                if re.match(r"(Path\(|[\w.]+\.(with_name|with_stem|parent|path)\b)", value):
+                    found.add(node.targets[0].id)
+    return found
+
+
+def test_a_name_from_a_file_becomes_a_path_at_the_gate_alone():
+    """`trustclip.durable.inside.Inside`; every other join is of names that no file states."""
+    folders = _folders()
+    for room in _READERS:
+        for path in sorted((SOURCE / room).rglob("*.py")):
+            module = path.relative_to(SOURCE).as_posix()
+            found, known = set(_joins(path, folders)), _JOINS.get(module, {}).keys()
+            assert found <= known, f"{module}: {sorted(found - known)} instead of Inside(...).path"
+            assert known <= found, f"{module}: {sorted(known - found)} is listed, and gone"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.path / name", "(folder / 'tokens') / name", "path.joinpath('a', name)",
+        "Path(folder, name)", "folder / f'{name}.json'", "os.path.join(folder, name)",
+        "path.parent.with_name(row['name'])", "self.store.folder / cursor[0]",
+    ],
+)  # fmt: skip
+def test_a_join_is_seen_in_every_form(line, tmp_path):
+    (tmp_path / "module.py").write_text(line)
+    assert [*_joins(tmp_path / "module.py", _folders())]
+
+
+def test_a_spelled_out_join_or_a_quotient_is_none(tmp_path):
+    lines = "folder / 'a.json'\npath / MANIFEST\ntotal / count\n', '.join(names)\nf'a' / f'b'"
+    (tmp_path / "module.py").write_text(lines)
+    assert not [*_joins(tmp_path / "module.py", _folders())]

@@ -321,7 +321,7 @@ def test_interval_by_name() -> None:
 @pytest.mark.parametrize("p", [1e-6, 0.01, 0.3, 0.9, 0.999])
 def test_interval_that_depends_on_the_token(p: float) -> None:
     got = [float(bound) for bound in tc.interval("dynamic_clip", p_old=doubles(p))]
-    assert got == pytest.approx(oracle.dynamic_clip(p, 0.16, 0.20, 10.0), rel=1e-12)
+    assert got == pytest.approx(oracle.dynamic_bounds(p, 0.16, 0.20, 10.0), rel=1e-12)
     low, high = (math.exp(x) for x in oracle.bernoulli_log_interval(p, 0.05))
     got = [float(bound) for bound in tc.interval("trgppo", p_old=doubles(p))]
     assert got == pytest.approx((min(low, 0.8), max(high, 1.2)), rel=1e-9)
@@ -353,3 +353,11 @@ def test_interval_without_the_probability_it_needs(name: str) -> None:
 def test_no_interval(method: tc.Method) -> None:
     with pytest.raises(ValueError, match="interval"):
         tc.interval(method)
+
+
+@pytest.mark.parametrize("delta", [700.0, 1e6, 1e300])
+@pytest.mark.parametrize("name", ["kl1", "kl2", "atr", "is_kl3"])
+def test_a_threshold_beyond_all_ratios_bounds_none_from_above(name: str, delta: float) -> None:
+    low, high = tc.interval(name, delta=delta)
+    assert 0 <= low < 1e-15 and 1 < high <= math.inf
+    tc.method(name, delta=delta).twins  # noqa: B018 (no overflow there either)

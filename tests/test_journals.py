@@ -8,7 +8,8 @@ import pytest
 from trustclip.durable.extents import Extents
 from trustclip.recipes.settings import DemoSettings
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import read_jsonl
+from trustclip.runs.jsonl import append_jsonl, read_jsonl, scan
+from trustclip.runs.samples import shards
 from trustclip.tasks.problem import Problem
 
 JOURNALS = ["metrics.jsonl", "samples.jsonl", "gates.jsonl", "problems.jsonl"]
@@ -80,21 +81,73 @@ def test_an_extent_reads_each_byte_once_and_starts_again_after_a_cut(tmp_path, m
     new = hashlib.sha256
 
     class Counting:
-        def __init__(self):
-            self.digest = new()
+        def __init__(self, before=b""):
+            self.made = new(before)
 
         def update(self, block):
             read.append(len(block))
-            self.digest.update(block)
+            self.made.update(block)
+
+        def digest(self):
+            return self.made.digest()
 
         def hexdigest(self):
-            return self.digest.hexdigest()
+            return self.made.hexdigest()
 
     monkeypatch.setattr("trustclip.durable.extents.hashlib.sha256", Counting)
     for number in range(5):
         content += b"%d\n" % number * 1000
         path.write_bytes(content)
-        assert extents.of(path) == {"bytes": len(content), "sha256": new(content).hexdigest()}
-    assert sum(read) == len(content)
+        extent = extents.of(path)
+        assert (extent["bytes"], extent["sha256"]) == (len(content), new(content).hexdigest())
+    assert sum(read) == 2 * len(content)  # by the hash of the whole and by that of a link
     os.truncate(path, 7)
     assert extents.of(path) == {"bytes": 7, "sha256": new(content[:7]).hexdigest()}
+
+
+def test_every_checkpoint_adds_a_link_to_the_chain_also_after_a_restart(tmp_path):
+    path, first = tmp_path / "a.jsonl", Extents()
+    path.write_bytes(b"one\n")
+    start = first.of(path)
+    path.write_bytes(b"one\ntwo\n")
+    extent = first.of(path)
+    assert "chain" not in start  # of one link: as the checkpoints of earlier releases
+    one = hashlib.sha256(b"one\n")
+    two = hashlib.sha256(one.digest() + b"two\n")
+    assert extent.get("chain") == [[4, one.hexdigest()], [8, two.hexdigest()]]
+    assert first.of(path) == extent  # nothing was added
+    path.write_bytes(b"one\ntwo\nlost\n")
+    again = Extents()
+    again.restore(path, start)
+    with path.open("ab") as file:
+        file.write(b"two\n")
+    assert again.of(path) == extent
+
+
+def test_a_line_stands_where_its_offset_says_behind_empty_lines(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n  \n{"a": 2}\n\n{"a": ')
+    content = path.read_bytes()
+    for line in scan(path):
+        assert content[line.offset :].startswith(line.content)
+    append_jsonl(path, [{"a": 3}])  # cuts the torn line off, and nothing else
+    assert [row["a"] for row in read_jsonl(path)] == [1, 2, 3]
+
+
+def test_shards_are_read_in_the_order_they_were_written(tmp_path):
+    stems = ["samples", "samples-00001", "samples-00002", "samples-rank1", "samples-rank1-00001"]
+    for stem in reversed(stems):
+        (tmp_path / f"{stem}.jsonl").write_text("")
+    assert [path.stem for path in shards(tmp_path)] == stems
+
+
+@pytest.mark.parametrize("lost", ["metrics.jsonl", "samples.jsonl"])
+def test_nothing_is_cut_where_one_file_is_refused(tmp_path, lost):
+    run = recorded(tmp_path / "run")
+    cursor = run.cursor()
+    run.gates({"step": 3, "shares": [0.0]})
+    (run.path / lost).unlink()
+    before = (run.path / "gates.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=f"{lost} has lost lines"):
+        resumed(run).rewind(cursor)
+    assert (run.path / "gates.jsonl").read_bytes() == before

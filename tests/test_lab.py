@@ -293,7 +293,7 @@ def test_the_loss_of_each_seed_is_the_librarys_aggregation(rule):
     torch.manual_seed(0)
     values = torch.randn(3, 8, 4)
     mask = torch.ones(8, 4, dtype=torch.bool)
-    own = [aggregate(rule, x, mask, max_length=4) for x in values]
+    own = [aggregate(rule, x, mask, 4 if rule == "dr_grpo" else None) for x in values]
     assert torch.allclose(_aggregation(settings, 8, 4)(values), torch.stack(own), atol=1e-6)
 
 

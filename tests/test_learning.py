@@ -138,7 +138,8 @@ def test_runs_with_the_same_answers_have_the_same_area(tmp_path):
 
 
 def test_where_few_runs_collapsed_the_area_has_no_interval(suite):
-    table: Any = table_of(group_runs(read_runs([suite])), None)
+    groups = group_runs(read_runs([suite]))
+    table: Any = table_of(groups, learning(groups, None), None)
     cells = {row.label: row.cells for row in table.rows}
     assert cells["atr"][0].note and not cells["none"][0].note
     assert len(table.columns) == 4  # no time without a threshold

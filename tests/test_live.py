@@ -3,6 +3,7 @@
 import http.client
 import json
 import shutil
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -114,6 +115,37 @@ def test_other_names_other_paths_and_damage(runs):
         assert asked(server, "/")[0] == 200  # what was last built
 
 
+def answer_to(server, request):
+    """All that the server sends until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=NEVER) as line:
+        line.sendall(request)
+        parts = []
+        while part := line.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_two_hosts_are_none(runs):
+    with served(runs[0]) as server:
+        host = f"Host: 127.0.0.1:{server.server_port}\r\n"
+        for hosts in (f"{host}Host: evil.example\r\n", f"Host: evil.example\r\n{host}", ""):
+            request = f"GET / HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n"
+            assert answer_to(server, request.encode()).startswith(b"HTTP/1.1 403")
+
+
+def test_errors_have_the_same_headers_as_the_page(runs):
+    with served(runs[0]) as server:
+        for request in (b"POST / HTTP/1.1\r\n\r\n", b"BREW / HTTP/1.1\r\n\r\n"):
+            said = answer_to(server, request)
+            assert b"frame-ancestors 'none'" in said and b"nosniff" in said
+
+
+def test_a_connection_that_says_nothing_is_closed(runs, monkeypatch):
+    monkeypatch.setattr(live._Handler, "timeout", 0.1)
+    with served(runs[0]) as server:
+        assert answer_to(server, b"GET / HT") == b""
+
+
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -131,7 +163,7 @@ def test_a_page_follows_its_run_and_keeps_the_readers_place(runs):
         wait(tab, "document.querySelector('#training .chart').data !== undefined")
         tab.evaluate("window.mine = document.querySelector('#training .chart')")
         tab.locator("#token-text").focus()
-        tab.select_option("#token-filters [name=step]", "10")
+        tab.select_option("#token-filters [name=update]", "11")
         tab.locator("#token-text").focus()
         tab.keyboard.press("n")
         seen = "document.getElementById('token-text').getBoundingClientRect().top"
@@ -142,7 +174,7 @@ def test_a_page_follows_its_run_and_keeps_the_readers_place(runs):
         wait(tab, f"{length} > 40")
         assert tab.evaluate("window.mine === document.querySelector('#training .chart')")
         assert "half is cut" in tab.locator("#notices tbody").inner_text()
-        assert tab.locator("#token-filters [name=step]").input_value() == "10"
+        assert tab.locator("#token-filters [name=update]").input_value() == "11"
         assert tab.evaluate("document.activeElement.id") == "token-text"
         assert abs(tab.evaluate(seen) - top) < 900  # whatever has grown above it
         assert "live, updated" in tab.locator("#live").inner_text()

@@ -59,7 +59,8 @@ class Run:
         cursor = {"rows.jsonl": Extents().of(self.rows)}
         self.store.origin(lambda: {})
         with self.store.writing(step) as folder:
-            save_state(folder, "shared", {"cursor": cursor})
+            identity = {"processes": 1, "per_device_train_batch_size": 1}
+            save_state(folder, "shared", {"identity": identity, "cursor": cursor})
             (folder / "shards").mkdir()
             (folder / "shards" / "part").write_bytes(bytes([step % 256]) * 70_000)
         return self.store.path(step)

@@ -4,9 +4,9 @@ import dataclasses
 import math
 import typing
 
+import oracle
 import pytest
 import torch
-import wider_oracle
 from method_cases import changed
 from test_wider_field import in_lockstep
 from torch import Tensor
@@ -36,10 +36,10 @@ def tokens(rows: int = 40, spread: float = 0.4, seed: int = 0) -> tc.TokenBatch:
     )  # fmt: skip
 
 
-def flat(batch: tc.TokenBatch) -> list[wider_oracle.Token]:
+def flat(batch: tc.TokenBatch) -> oracle.Tokens:
     fields = (batch.log_ratio, batch.advantages, batch.logp_old, batch.given("logp_rollout"))
-    values = zip(*(f[batch.mask].tolist() for f in fields), strict=True)
-    return [wider_oracle.Token(x, a, old, logp_rollout=b) for x, a, old, b in values]
+    x, a, old, rollout = (f[batch.mask].numpy() for f in fields)
+    return oracle.Tokens(x, a, old, logp_rollout=rollout)
 
 
 # prime-rl --------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_m2po_drops_what_the_greedy_rule_drops(side: str, anchor: Anchor, budget
     for seed in range(4):
         batch = tokens(rows=20, seed=seed)
         got = method.surrogate(batch).kept[batch.mask].tolist()
-        assert got == wider_oracle.m2po_kept(method.to_dict(), flat(batch))
+        assert got == oracle.kept("m2po", method.to_dict(), flat(batch))[0].tolist()
         want = torch.where(method.surrogate(batch).kept, batch.against(anchor).log_ratio.exp(), 0.0)
         torch.testing.assert_close(tc.coefficient(method, batch), want * batch.advantages)
 
@@ -215,7 +215,7 @@ def test_cppo_keeps_what_the_algorithm_keeps(more: dict[str, typing.Any]) -> Non
         kept = method.surrogate(batch).kept
         for row in range(100):
             one = changed(batch, lambda t, row=row: t[row : row + 1])
-            want = wider_oracle.cppo(method.to_dict(), flat(one))
+            want = oracle.kept("cppo", method.to_dict(), flat(one))[0].tolist()
             assert kept[row][batch.mask[row]].tolist() == want
             count += want.count(False)
     assert count > 100
@@ -224,7 +224,7 @@ def test_cppo_keeps_what_the_algorithm_keeps(more: dict[str, typing.Any]) -> Non
 def test_cppo_without_weights_and_with_a_budget_never_spent_is_dppo() -> None:
     batch = tokens()
     dppo = tc.method("dppo", ceiling=1e9)
-    loose = tc.method("cppo", least_weight=1.0, budget=1.0)
+    loose = tc.method("cppo", delta=0.15, least_weight=1.0, budget=1.0, budget_ceiling=None)
     torch.testing.assert_close(tc.coefficient(loose, batch), tc.coefficient(dppo, batch))
     assert not torch.equal(tc.method("cppo").surrogate(batch).kept, dppo.surrogate(batch).kept)
 
@@ -236,8 +236,28 @@ def test_cppo_allows_the_last_token_more_than_the_first() -> None:
     batch = tc.TokenBatch(
         (0.5 + moved).log(), old, torch.ones(2, 4, dtype=DOUBLE), torch.ones(2, 4) > 0
     )
-    kept = tc.method("cppo").surrogate(batch).kept
+    kept = tc.method("cppo", delta=0.15, budget_ceiling=None).surrogate(batch).kept
     assert not kept[0, 0] and kept[1, 3] and kept.sum() == 7
+
+
+def test_cppo_anchored_at_the_sampler_is_the_released_code() -> None:
+    """UniRL's mask in its own terms: thresholds c_t from the prefix before, budget of P90."""
+    batch = tokens(rows=60, spread=0.4)
+    kept = tc.method("cppo", anchor="rollout").surrogate(batch).kept
+    closed = 0
+    for row in range(60):
+        one = batch.mask[row]
+        new, mu = (f[row][one].exp() for f in (batch.logp, batch.given("logp_rollout")))
+        moved = (new - mu).abs()
+        weight = torch.linspace(1.0, 0.8, len(moved), dtype=DOUBLE)
+        budget = torch.quantile(moved, 0.9).clamp(0.02, 0.04)
+        before = torch.cat([torch.zeros(1, dtype=DOUBLE), (weight * moved).cumsum(0)[:-1]])
+        allowed = torch.cat([torch.zeros(1, dtype=DOUBLE), weight.cumsum(0)[:-1]]) * budget
+        inside = weight * moved <= (0.2 + allowed - before).clamp(max=0.2)
+        want = inside | (batch.advantages[row][one] * (new / mu - 1) <= 0)
+        assert kept[row][one].tolist() == want.tolist()
+        closed += int((~want).sum())
+    assert closed > 20
 
 
 def test_cppo_counts_the_positions_of_unmasked_tokens() -> None:
@@ -281,7 +301,7 @@ def test_bapo_opens_its_bounds_as_the_algorithm_does(target: float, more: dict[s
     method = tc.method("bapo", target=target, **more)
     for seed in range(4):
         batch = tokens(rows=20, spread=0.8, seed=seed)
-        low, high = wider_oracle.bapo_bounds(method.to_dict(), flat(batch))
+        low, high = oracle.bapo_bounds(method.to_dict(), flat(batch))
         found = [bound.exp().item() for bound in method.statistics(batch).values()]
         assert found == pytest.approx([low, high], rel=1e-9)
         clip = tc.method("clip_higher", low=1 - low, high=high - 1)

@@ -204,7 +204,7 @@ def test_render_prints_what_was_found():
     render(audit(), Console(file=out, width=120))
     text = " ".join(out.getvalue().split())
     for words in (
-        "16 rows, no inconsistent cells",
+        "16 rows, 180 scores, no inconsistent cells",
         "impossible: Clip (ε = 0.329), amc23 Mean@8 40.18 ± 1.60",
         "40.16 would fit",
         "64 fit only the population std (divisor 3), 0 only the sample std, 7 both, 1 neither",

@@ -161,16 +161,21 @@ def test_samples_go_on_in_another_shard(tmp_path, monkeypatch):
     assert [row["number"] for row in samples(run.path)] == [*range(30)]
 
 
-def test_files_of_the_user_are_left_alone_and_are_no_samples(tmp_path):
+def test_files_of_the_user_are_left_alone_and_are_no_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr("trustclip.runs.directory.SHARD_BYTES", 10)
     run = RunDirectory(tmp_path / "run", "demo", DemoSettings())
     run.sample([{"step": 1}])
     own = ["samples_backup.jsonl", "samples-old.jsonl", "samples.jsonl.bak", "metrics-mine.jsonl"]
     for name in own:
         (run.path / name).write_text('{"step": 0}\n')
-    made = ["samples-00001.jsonl", "samples-rank1.jsonl", "samples-rank1-00002.jsonl"]
+    made = ["samples-00001.jsonl", "samples-rank1.jsonl", "samples-rank1-00001.jsonl"]
     for name in made:
         (run.path / name).write_text('{"step": 2}\n')
     assert [row["step"] for row in samples(run.path)] == [1, 2, 2, 2]
+    (run.path / "tokens").mkdir()
+    own += ["samples-00007.jsonl", "samples-rank2-00001.jsonl", "tokens/update-mine.parquet"]
+    for name in own[-3:]:  # names that the run could use, but has not
+        (run.path / name).write_text('{"step": 3}\n')
     run.rewind({})
     assert all((run.path / name).exists() for name in own)
     assert not any((run.path / name).exists() for name in ["samples.jsonl", *made])
@@ -193,7 +198,7 @@ def test_a_torn_last_line_of_any_journal_is_mended(tmp_path, torn):
     assert [row["id"] for row in read_jsonl(run.path / "problems.jsonl")] == ["a", "b", "c"]
     assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
     (run.path / "metrics.jsonl").write_bytes(torn)  # not a single whole line
-    again.log({"step": 3})
+    RunDirectory.resumed(run.path, "demo", DemoSettings()).log({"step": 3})
     assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 3}]
 
 

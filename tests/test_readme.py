@@ -54,7 +54,7 @@ def test_it_is_read_in_a_minute_and_names_methods_that_exist():
     assert len(README.split()) <= 900
     named = README.partition("Methods, some of them: ")[2].partition(";")[0]
     assert set(re.findall(r"`(\w+)`", named)) <= set(tc.methods())
-    assert f"{len(tc.methods())} constraints" in README
+    assert "40+ constraints" in README and len(tc.methods()) > 40
 
 
 def test_its_figure_is_the_programs(tmp_path):

@@ -28,7 +28,6 @@ LATE = [
     ("rl.trl", {"epsilon": 0.3}, "epsilon=0.3 has no effect here"),
     ("rl.trl", {"vllm_mode": "colocat"}, "'colocate' or 'server'"),
     ("rl.method", {"name": "truly_ppo", "variant": "truly"}, "gradient of the full KL"),
-    ("rl.sampler", {"dtype": "int8"}, "set `lora_r` to 0, got 32"),
     ("rl.sampler", {"dtype": "int7"}, "Did you mean 'int8'?"),
     ("rl.sampler", {"lagg": 1}, "did you mean 'rl.sampler.lag'?"),
     ("rl.sampler", {"top_p": 0}, "greater than 0"),
@@ -131,6 +130,8 @@ def test_values_are_kept_as_they_were_checked(tmp_path):
     assert recipe.rl.learning_rate == 1e-5 and isinstance(recipe.rl.learning_rate, float)
     for value in ({"adam_beta2": 0.99}, {"save_strategy": "no"}, {"max_grad_norm": 1}):
         assert load_recipe(changed(tmp_path, "rl.trl", value)).rl.trl == value
+    adapted = load_recipe(changed(tmp_path, "rl.sampler", {"dtype": "int8"})).rl
+    assert adapted.lora_r == 32 and adapted.sampler is not None
 
 
 def test_what_is_not_installed_is_refused_before_a_run_directory_is_made(tmp_path, monkeypatch):
@@ -194,16 +195,16 @@ def test_it_is_refused_before_fine_tuning_begins(tmp_path, changes, words):
     assert recipe.sft is not None  # the stage that would have run first
 
 
-def test_a_copy_of_a_model_that_is_not_tiny_is_refused(tmp_path):
+def test_a_copy_of_a_model_outside_the_llama_family_is_refused(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "tokenizer.json").touch()
-    changes = {"model": str(model), "rl.sampler.dtype": "int8", "rl.lora_r": 0}
-    for kind in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
+    changes = {"model": str(model), "rl.sampler.dtype": "int8"}
+    for kind in ("Gemma2ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"):
         (model / "config.json").write_text(json.dumps({"architectures": [kind]}))
-        if kind == "LlamaForCausalLM":
+        if kind == "Gemma2ForCausalLM":
             text = errors_of(written(tmp_path), changes)
-            assert "`sampler` copies Qwen3ForCausalLM only" in text and "LlamaForCausalLM" in text
+            assert "`sampler` copies LlamaForCausalLM, " in text and kind in text
         else:
             assert load_recipe(written(tmp_path), changes).rl.sampler.dtype == "int8"
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from html import escape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,8 @@ from trustclip.report.comparison import compare
 from trustclip.report.draw import budget, plots
 from trustclip.report.draw.charts import spec
 from trustclip.report.draw.curves import bucket_figure, lines_of
-from trustclip.report.draw.marks import Mark, Panel
+from trustclip.report.draw.figures import save
+from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.report.explain import explain
 from trustclip.report.groups import group_runs
 from trustclip.report.page import write_page
@@ -495,6 +497,17 @@ def test_a_name_is_no_markup_in_a_chart():
     mark = Mark("line", [1.0, 2.0], [1.0, float("nan")], "<a href='x'>atr</a>", 0)
     (trace,) = spec(Panel("t", "x", "y", [mark]))["data"]
     assert trace["name"] == "&lt;a href='x'&gt;atr&lt;/a&gt;" and trace["y"] == [1.0, None]
+
+
+def test_dollars_in_a_name_are_no_formula_in_a_figure(tmp_path):
+    name = r"$\href{a}{x}$ and $5"
+    for across in (False, True):
+        marks = [Mark("points", ["a$_$", name], [1.0, 2.0], name, 0)]
+        marks = marks if not across else [Mark("points", [1.0], [0.0], name, 0)]
+        panel = Panel(name, name, name, [*marks, Mark("line", marks[0].x, marks[0].y, name, 1)])
+        panel = panel if not across else Panel(name, name, "", marks, across=True)
+        _, drawn = save(Figure(f"f{across}", name, name, [panel]), tmp_path)
+        assert escape(name) in drawn.read_text()
 
 
 def test_paper_figures_are_files(built):

@@ -120,9 +120,6 @@ def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten)
     settings = {**FULL_KL, **schedule(2, 2, 1), "logging_steps": 3}
     assert grpo(tmp_path / "whole", **settings).train_durably()
     folder = cut(tmp_path / "whole", tmp_path / "cut", 2)
-    if forgotten.startswith("_"):
-        kept = tuple(n for n in ConstrainedGRPOTrainer._carried if n != forgotten)
-        monkeypatch.setattr(ConstrainedGRPOTrainer, "_carried", kept)
     load = Durable._load_optimizer_and_scheduler
     restore = ConstrainedGRPOTrainer._restore
 
@@ -232,7 +229,7 @@ def test_gates_tell_update_and_completion_apart(tmp_path):
 
 
 def terminated(folder: Path, at: int, **settings) -> Durable:
-    """A run that gets SIGTERM while it generates for the ``at``-th time."""
+    """A run that gets SIGTERM while its completions are rewarded for the ``at``-th time."""
     trainer = grpo(folder, **settings)
     reward = trainer.reward_funcs[0]
     plain = type(reward).__call__
@@ -241,6 +238,7 @@ def terminated(folder: Path, at: int, **settings) -> Durable:
         def __call__(self, *args, **kwargs):
             result = plain(self, *args, **kwargs)
             if self.calls == at:
+                self.__class__ = Terminating.__base__
                 os.kill(os.getpid(), signal.SIGTERM)
             return result
 
@@ -257,11 +255,11 @@ def test_sigterm_saves_and_stops_and_nothing_is_lost(tmp_path, saving):
     try:
         stopped = terminated(tmp_path / "cut", 2, **settings)
         assert stopped.train_durably() is False
-        assert stopped.stopped_early and stopped.state.global_step == 3
+        assert stopped.stopped_early and stopped.state.global_step == 2
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, mine)
-    assert (tmp_path / "cut" / "checkpoints" / "step-000003").is_dir()
+    assert (tmp_path / "cut" / "checkpoints" / "step-000002").is_dir()
     disturb()
     assert stopped.train_durably() is True and not stopped.stopped_early  # in the same process
     if not saving:
@@ -273,7 +271,15 @@ def test_sigterm_saves_and_stops_and_nothing_is_lost(tmp_path, saving):
 
 def test_sigterm_in_the_last_update_is_kept_too(tmp_path):
     settings = {**ATR, **schedule(1, 2, 1), "save_strategy": "no", "max_steps": 3}
-    stopped = terminated(tmp_path, 2, **settings)
+    stopped = grpo(tmp_path, **settings)
+    compute = stopped.compute_loss
+
+    def terminating(*args, **kwargs):
+        if stopped.state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return compute(*args, **kwargs)
+
+    stopped.compute_loss = terminating
     mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert stopped.train_durably() is False and stopped.state.global_step == 3
@@ -455,6 +461,19 @@ def test_two_ranks_continue_exactly_and_refuse_to_be_one(tmp_path):
     settings = {**ATR, **schedule(2, 2, 1), "per_device_train_batch_size": 4}
     with pytest.raises(ValueError, match="processes was 2 and is 1"):
         grpo(tmp_path / "whole", **settings).train_durably()
+
+
+def test_two_ranks_stop_together_when_one_is_asked_to(tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    told = process("stops", str(tmp_path), launcher=launcher)
+    places = set()
+    for first, asked in told:
+        assert first["ended"] and asked["ended"]
+        assert first["different"] == []
+        # Scoring stays whole where the decoder has sampled; a stop is elsewhere at once.
+        assert asked["after"] <= 2, asked
+        places.add(asked["in"])
+    assert places == {"generation", "update"}
 
 
 def test_refused_checkpoints_stay_where_they_are(tmp_path):

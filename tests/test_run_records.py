@@ -18,6 +18,7 @@ from trustclip.runs.identity import NEUTRAL, essential
 from trustclip.runs.jsonl import append_jsonl, read_jsonl, read_mapping
 from trustclip.runs.reader import read_run, read_runs
 from trustclip.runs.samples import Samples, shards
+from trustclip.runs.secrets import redacted, redacted_argv
 from trustclip.runs.text import duration, markdown_text
 from trustclip.suite.plan import digest
 from trustclip.tasks.problem import Problem
@@ -74,7 +75,8 @@ def test_problems_torn_by_a_kill_are_recorded_again(tmp_path):
     assert [row["id"] for row in read_jsonl(path)] == ["0", "1", "2"]
 
 
-def test_a_users_copy_of_the_samples_is_neither_read_nor_deleted(tmp_path):
+def test_a_users_copy_of_the_samples_is_neither_read_nor_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr("trustclip.runs.directory.SHARD_BYTES", 1)
     run = RunDirectory(tmp_path, "rl", settings(tmp_path))
     row = {"stage": "eval", "step": 0, "task": "t", "id": "1", "k": 0, "correct": 1}
     run.sample([row])
@@ -101,6 +103,76 @@ def test_no_record_holds_a_secret(tmp_path, monkeypatch):
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert SECRET not in written and "hub_token" in written
     assert RunDirectory.resumed(tmp_path, "rl", given).path == run.path
+
+
+#: Ends of secrets, which no form of them may leave standing.
+TAIL = "q7Zr0Xw9Lk3Vb8Nt5Yp2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ASIA" + TAIL.upper(), "AIza" + TAIL * 2, "ya29." + TAIL, "nvapi-" + TAIL, "r8_" + TAIL,
+        "sk_live_" + TAIL, "rk_test_" + TAIL, "gsk_" + TAIL, "pypi-" + TAIL,
+        "dapi" + "0123456789abcdef" * 2, "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ0cnVlIn0." + TAIL,
+        f"-----BEGIN RSA PRIVATE KEY-----\n{TAIL}\n{TAIL}\n-----END RSA PRIVATE KEY-----",
+        f"https://a.blob.core.windows.net/c?sv=2024&sig={TAIL}%3D",
+        f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={TAIL}==;EndpointSuffix=b",
+        f"Endpoint=sb://a/;SharedAccessKey={TAIL}", f"https://host/callback#token={TAIL}",
+        f"https://host/?db_pwd={TAIL}",
+    ],
+)  # fmt: skip
+def test_a_secret_is_known_by_its_form(text):
+    shown = redacted({"note": f"see {text} there"})["note"]
+    assert TAIL.lower() not in shown.lower() and "0123456789abcdef" not in shown
+    assert shown.startswith("see ") and "[redacted]" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, TAIL) for name in (
+            "db_pwd", "smtp_pass", "wandb_key", "cookie", "api_keys", "secrets", "hf_key",
+            "session-cookies", "access_tokens", "passwords", "ssh_key", "PGPASSWORD_PWD",
+        )),
+        ("credentials", {"user": "me", "value": TAIL}), ("api_keys", [TAIL, TAIL]),
+        ("password", 31415926), ("secret", {"pin": 31415926}),
+    ],
+)  # fmt: skip
+def test_a_secret_is_known_by_its_name(name, value):
+    shown = str(redacted({name: value}))
+    assert TAIL not in shown and "31415926" not in shown and name in shown
+
+
+def test_ordinary_settings_are_no_secrets():
+    plain = {
+        "max_tokens": 512, "tokens": ["a", "b"], "tokens_every": 2, "eos_token": "</s>",
+        "level": "token", "steps_per_pass": 4, "pass@8": 0.5, "passes": 3, "bypass": "yes",
+        "answer_key": "gold", "sort_key": "id", "keys": ["a"], "key": "answer", "model": "tiny",
+        "columns": {"problem": "question", "answer": "solution"}, "push_to_hub": False,
+        "hub_token": None, "dataset": "org/sk-learn", "url": "https://host/data?split=train&n=3",
+        "commit": "3f786850e387550fdab836ed7e6dc881de23001b", "template": "token: {problem}",
+        "note": "AIza is a prefix, ASIA a continent; a key=value pair; design=big&sig",
+        "number": 31415926, "text": "eyJ is how base64 of JSON begins",
+    }  # fmt: skip
+    assert redacted(plain) == plain
+    argv = ["rl", "--columns", "{problem: question}", "--prompt.template", "{problem} = ?"]
+    assert redacted_argv(argv) == argv
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--columns", "{api_key: XYZ123}"],
+        ["--columns={problem: q, api_key: XYZ123}"],
+        ["--trl.model_init_kwargs", "{token: XYZ123}"],
+        ["--trl.model_init_kwargs", '{"headers": {"authorization": "XYZ123"}}'],
+        ["--credentials", "{user: me, value: XYZ123}"],
+    ],
+)
+def test_a_mapping_on_the_command_line_hides_its_secrets(argv):
+    shown = " ".join(redacted_argv(argv))
+    assert "XYZ123" not in shown and "[redacted]" in shown and argv[0].split("=")[0] in shown
 
 
 def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path):
@@ -133,6 +205,9 @@ def test_no_text_of_a_run_controls_the_terminal(tmp_path):
     [
         ("summary.json", "[1, 2]", "holds a list, not a mapping"),
         ("summary.json", '{"a": ', "damaged: line 1"),
+        ("summary.json", '{"overlap": {"x": {"tests": {"y": 3}}}}', r"overlap\.x\.tests\.y: "),
+        ("summary.json", '{"initial": {"tasks": {}, "average": {"mean@2": 5}}}', "initial: "),
+        ("summary.json", '{"a":' * 100_000, "cannot be read: maximum recursion"),
         ("config.yaml", "- 1\n- 2", "holds a list, not a mapping"),
         ("config.yaml", "a: [1\nb: 2", "damaged: line 2"),
         ("config.yaml", "a: \x1b]0;owned\x07", "damaged"),

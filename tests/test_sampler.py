@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import trl_runs
+from llamas import small_llama
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 from trl_runs import COMMON, constrained, fresh_model, plain
 
@@ -61,6 +62,16 @@ def test_a_copy_samples_from_its_own_weights(dtype):
         moved = max(abs(a - b) for a, b in zip(done.logps, ours, strict=True))
         assert (moved > 1e-4) == (dtype != "float32")
     assert version == 7
+
+
+def test_a_copy_of_an_adapted_model_is_rounded_after_the_adapter_is_merged():
+    model = small_llama("Llama", adapter=True)
+    decoder, _ = Copies(Sampler(dtype="int8")).next(model, 0)
+    other = rounded(copy.deepcopy(model).merge_and_unload(), "int8")
+    for prompt, done in zip([[5, 9], [7]], decoder.decode([[5, 9], [7]], 6, [], 1.0), strict=True):
+        got = pytest.approx(done.logps, abs=2e-5)
+        assert logps_of(other, prompt, done.tokens) == got
+        assert logps_of(model, prompt, done.tokens) != got
 
 
 def test_int8_has_255_levels_and_leaves_vectors():
@@ -166,9 +177,18 @@ def test_a_lagging_sampler_is_an_earlier_policy(tmp_path, monkeypatch):
         assert_scored(model, inputs, batch.logp_rollout, batch.mask, 1.0)
 
 
-@pytest.mark.parametrize("sampler", [{"lag": 2, "dtype": "bfloat16"}, {"top_p": 0.8, "top_k": 40}])
-def test_a_sampler_that_differs_trains(tmp_path, sampler):
-    run = constrained(tmp_path, "tis", decoder="auto", sampler=sampler, max_steps=4)
+@pytest.mark.parametrize(
+    ("sampler", "more"),
+    [
+        ({"lag": 2, "dtype": "bfloat16"}, {}),
+        ({"top_p": 0.8, "top_k": 40}, {}),
+        ({"dtype": "int8"}, {"lora": True}),
+        ({"lag": 1}, {"bf16": True}),
+    ],
+    ids=str,
+)
+def test_a_sampler_that_differs_trains(tmp_path, sampler, more):
+    run = constrained(tmp_path, "tis", decoder="auto", sampler=sampler, max_steps=4, **more)
     assert len(run.grad_norms) == 4 and all(g > 0 for g in run.grad_norms)
 
 
@@ -230,7 +250,7 @@ def test_a_correction_is_made_once(tmp_path):
     [
         ({"decoder": "transformers"}, "decoder='transformers'"),
         ({"use_transformers_continuous_batching": True}, "another engine samples"),
-        ({"bf16": True}, "bf16 autocast"),
+        ({"fp16": True}, "fp16 autocast"),
         ({"top_p": 0.9}, "does not apply top_p=0.9"),
     ],
     ids=str,
@@ -243,18 +263,18 @@ def test_a_copy_that_cannot_be_decoded_is_refused(tmp_path, settings, words):
 
 def test_a_copy_of_another_model_is_refused(tmp_path):
     from datasets import Dataset
-    from peft import LoraConfig
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    model, tokenizer = fresh_model()
+    _, tokenizer = fresh_model()
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2))
     args = ConstrainedGRPOConfig(str(tmp_path), sampler={"dtype": "int8"}, **COMMON)
-    with pytest.raises(ValueError, match="supports Qwen3ForCausalLM only; the model is a PeftM"):
+    with pytest.raises(ValueError, match="the model is a GPT2LMHeadModel"):
         ConstrainedGRPOTrainer(
             model=model,
             reward_funcs=trl_runs.share_of_even_digits,
             args=args,
             train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
             processing_class=tokenizer,
-            peft_config=LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"),
         )
 
 

@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 import os
+import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,18 @@ def test_line_beyond_the_byte_limit_is_skipped_whole(tmp_path, monkeypatch):
     assert [(row.line, row.reason) for row in loaded.bad_rows] == [
         (1, "line longer than 100 bytes")
     ]
+
+
+def test_a_small_file_of_a_huge_array_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 2**16)
+    monkeypatch.setattr(files, "MAX_ARRAY_BYTES", 2**20)
+    bomb = tmp_path / "data.json.gz"
+    bomb.write_bytes(gzip.compress(b'[{"problem": "q", "answer": "7"},' + b" " * 2**24))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"data\.json\.gz: larger than 1 MiB unpacked"):
+        read_problems(str(bomb))
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
 
 
 def test_json_array_and_json_lines_under_one_suffix(tmp_path):

@@ -8,7 +8,7 @@ from scipy import stats
 
 from trustclip.stats import RunSummary
 from trustclip.stats.aggregates import crossed_interval
-from trustclip.stats.equivalence import adjusted_runs, equivalence_p, welch_equivalence_p
+from trustclip.stats.equivalence import adjusted_runs, equivalence_p, heterogeneity
 
 scipy_stats: Any = stats  # whose results are named tuples that no type checker knows
 
@@ -45,18 +45,21 @@ def test_both_rows_and_columns_are_resampled() -> None:
     assert alone / 200 < 0.7
 
 
-def test_equivalence_of_independent_runs_is_welchs() -> None:
-    rng = np.random.default_rng(2)
-    ours, theirs = rng.normal(0.5, 0.01, 12), rng.normal(0.5, 0.03, 9)
-    first, second = (RunSummary.of(values.tolist()) for values in (ours, theirs))
-    expected = max(
-        scipy_stats.ttest_ind(ours + 0.03, theirs, equal_var=False, alternative="greater").pvalue,
-        scipy_stats.ttest_ind(ours - 0.03, theirs, equal_var=False, alternative="less").pvalue,
-    )
-    assert welch_equivalence_p(first, second, 0.03) == pytest.approx(expected)
+def test_an_equivalence_needs_a_margin() -> None:
     with pytest.raises(ValueError, match="above 0"):
-        welch_equivalence_p(first, second, 0.0)
-    with pytest.raises(ValueError, match="above 0"):
-        equivalence_p(first, 0.0)
-    same = RunSummary(0.5, 0.0, 3)
-    assert np.isnan(welch_equivalence_p(same, same, 0.01))
+        equivalence_p(RunSummary.of([0.1, 0.2]), 0.0)
+
+
+def test_cochrans_q_finds_settings_that_differ_as_often_as_it_says() -> None:
+    """Six settings of 128 seeds with unlike spreads, without a difference: 5 % below 0.05."""
+    rng, spreads = np.random.default_rng(5), np.array([0.2, 0.1, 0.03, 0.03, 0.02, 0.02])
+    p_values = [
+        heterogeneity([RunSummary.of(rng.normal(0.01, s, 128).tolist()) for s in spreads]).p
+        for _ in range(1500)
+    ]
+    assert 0.035 < np.mean(np.array(p_values) < 0.05) < 0.075  # standard error 0.6 points
+    apart = [RunSummary(0.05, 0.03, 128), RunSummary(-0.03, 0.1, 128)]
+    by_hand = (0.05 + 0.03) ** 2 / (0.03**2 / 128 + 0.1**2 / 128)
+    assert heterogeneity(apart).q == pytest.approx(by_hand)
+    assert heterogeneity(apart).p == pytest.approx(scipy_stats.chi2.sf(by_hand, 1))
+    assert np.isnan(heterogeneity([RunSummary(0.1, 0.0, 4), RunSummary(0.2, 0.1, 4)]).p)

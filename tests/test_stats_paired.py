@@ -434,19 +434,22 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
     [
         (
             GAP, 0.031, "samples",
-            "not resolvable with 8 samples per problem, which detect gaps of about 3 points or "
-            "more",
+            "the difference is not resolvable with 8 samples per problem, which detect gaps "
+            "of about 3 points or more",
         ),
         (
             GAP, 0.118, "problems",
-            "not resolvable with 143 problems, which detect gaps of about 12 points or more",
+            "the difference is not resolvable with "
+            "143 problems, which detect gaps of about 12 points or more",
         ),
         (
             GAP, 0.01, "seeds",
-            "not resolvable with 3 seeds per method, which detect gaps of about 1 point or more",
+            "the difference is not resolvable with "
+            "3 seeds per method, which detect gaps of about 1 point or more",
         ),
-        (GAP, 1.7, "seeds", "not resolvable with 3 seeds per method: too few to detect any gap"),
-        (GAP, nan, "problems", "not resolvable with 8 samples on 143 problems"),
+        (GAP, 1.7, "seeds", "the difference is not resolvable with "
+            "3 seeds per method: too few to detect any gap"),
+        (GAP, nan, "problems", "the difference is not resolvable with 8 samples on 143 problems"),
         (
             Difference(0.0, -0.1, 0.1, 1.0), 0.1, "seeds",
             "no difference observed with 8 samples on 143 problems",
@@ -461,7 +464,7 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
         ),
         (
             Difference(0.5, nan, nan, nan), nan, "problems",
-            "not resolvable with 8 samples on 143 problems",
+            "the difference is not resolvable with 8 samples on 143 problems",
         ),
     ],
 )  # fmt: skip
@@ -487,7 +490,7 @@ def test_compare_corrects_for_the_family_and_says_so():
     assert [row.p_adjusted for row in table[1:]] == pytest.approx(holm(raw).tolist())
     assert table[1].verdict == "no difference observed with 8 samples on 60 problems"
     assert table[2].verdict.startswith("better scored ")
-    assert table[3].verdict.startswith("not resolvable with ")
+    assert table[3].verdict.startswith("the difference is not resolvable with ")
     assert table[2].score == mean_interval(runs["better"])
     budget = required(runs["noise"], runs["clip"], level=1 - 0.05 / 3)
     assert table[3].difference is not None

@@ -21,6 +21,7 @@ import trustclip as tc
 from trustclip import method, stats
 from trustclip.cli import arguments
 from trustclip.durable.lock import only_process
+from trustclip.durable.stops import TOGETHER
 from trustclip.recipes.settings import SFTSettings
 from trustclip.runs.jsonl import append_jsonl, read_jsonl
 from trustclip.suite import run_suite
@@ -259,7 +260,9 @@ def test_ended_by_a_signal_the_runs_save_and_a_second_call_continues(folder):
     (folder.control / "hold").touch()
     suite = folder.in_a_process()
     until(lambda: sum("rl" in p.read_text() for p in folder.out.glob("*/metrics.jsonl")) == 2)
-    suite.send_signal(signal.SIGTERM)
+    for _ in range(2):  # as GNU timeout does, to the command and to its group
+        suite.send_signal(signal.SIGTERM)
+        time.sleep(0.01)
     suite.communicate()
     assert suite.returncode == 128 + signal.SIGTERM
     assert len(folder.events("interrupted")) == 2 and not folder.alive()
@@ -283,6 +286,7 @@ def test_a_second_signal_kills_the_runs_and_all_they_started(folder):
     suite.send_signal(signal.SIGINT)
     until(lambda: asked.exists() and len(asked.read_text().split()) == 2)
     assert suite.poll() is None
+    time.sleep(TOGETHER)
     suite.send_signal(signal.SIGINT)
     suite.communicate()
     assert suite.returncode == 128 + signal.SIGINT
@@ -553,6 +557,11 @@ def test_shipped_suites_hold_the_papers_methods(path):
         every = {"atr", "clip", "none"} | (set() if small else {"soft-gate"})
         assert {label.partition("-at-")[0] for label in made.methods} == every
         assert {job.model for job in made.jobs[:1]} == {"small" if small else "tiny"}
+    elif path.stem == "trust-regions":
+        models = 1
+        low, high = map(float, tc.interval("atr", delta=0.07))
+        mirror = method("clip_higher", low=round(high - 1, 9), high=round(1 - low, 9))
+        assert found == [method("atr"), method("clip"), mirror, method("importance_sampling")]
     else:
         models = 1
         assert names == {"atr"} and method("atr", delta=0.05) in found

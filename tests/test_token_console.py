@@ -36,18 +36,19 @@ def test_the_worst_come_first_with_their_cut_tokens_in_brackets(path, constraint
     assert f"% cut by {constraint}" in text and "<think>" in text
 
 
-def test_of_one_step_the_first(path):
-    text = printed(path, step=10, count=2)
+def test_of_one_update_the_first(path):
+    text = printed(path, update=11, count=2)
     assert [int(n) for n in re.findall(r"number (\d+),", text)] == [1, 4]
     assert "in 8 completions" in text
-    with pytest.raises(ValueError, match=r"no tokens of step 11; recorded: 0, 10, 20\."):
-        printed(path, step=11)
+    assert "update 11, sampled after update " in text
+    with pytest.raises(ValueError, match=r"no tokens of update 12; recorded: 1, 11, 21\."):
+        printed(path, update=12)
 
 
-def test_the_steps_of_another_trainers_export_are_named():
+def test_the_updates_of_another_trainers_export_are_named():
     export = Path(__file__).parent / "data" / "logs" / "prime_rl" / "losses"
-    with pytest.raises(ValueError, match=r"no tokens of step 999; recorded: \d"):
-        printed(export, step=999, constraint="clip")
+    with pytest.raises(ValueError, match=r"no tokens of update 999; recorded: \d"):
+        printed(export, update=999, constraint="clip")
 
 
 def test_texts_cannot_command_the_terminal(path):

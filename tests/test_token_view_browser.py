@@ -103,11 +103,11 @@ def test_filters_and_the_table_of_strings(page, items):
         ready(tab)
         status = tab.locator("#token-status")
         assert status.inner_text() == "24 of 24 completions."
-        choose(tab, "step", "10")
+        choose(tab, "update", "11")
         assert status.inner_text() == "8 of 24 completions."
         choose(tab, "sign", "-1")
         shown = int(status.inner_text().split()[0])
-        assert shown == sum(i.row.step == 10 and i.row.advantage[0] < 0 for i in items.values())
+        assert shown == sum(i.row.update == 11 and i.row.advantage[0] < 0 for i in items.values())
         tab.fill("#token-filters [name=low]", "2")
         wait(tab, "document.querySelector('#token-card').hidden")
         tab.click("#token-filters button[type=reset]")

@@ -156,7 +156,9 @@ def test_bounds_prints_the_twins_of_every_method_and_guesses_none(
     flat = [m for m in method_cases.ALL if m.name == name and not getattr(m, "parts", ())]
     for method in flat or [tc.method(name)]:
         lines = printed_by_bounds(method, capsys).splitlines()
-        after = lines.index("the same gradient in") + 1 if method.twins else len(lines)
+        heading = [i for i, line in enumerate(lines) if line.startswith("the same gradient")]
+        assert len(heading) == bool(method.twins)
+        after = heading[0] + 1 if heading else len(lines)
         found = {line.split()[0]: settings_in(line) for line in lines[after:]}
         as_text = {
             trainer: {key: str(value) for key, value in settings.items()}
@@ -164,6 +166,8 @@ def test_bounds_prints_the_twins_of_every_method_and_guesses_none(
         }
         assert found == as_text
         assert method.twins or "no setting of stock TRL or verl" in lines[-1]
+        shared = "where a sequence's tokens share their advantage" in "".join(lines)
+        assert shared == (bool(method.twins) and getattr(method, "level", "") == "sequence")
 
 
 @method_cases.every_name

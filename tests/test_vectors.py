@@ -61,8 +61,8 @@ def test_the_oracle_has_the_same_gradient_coefficients(spec: str) -> None:
     for p, ratios in known.RATIO_GRID.items():
         for a in (1.0, -1.0):
             for w, mark in zip(ratios, next(cells), strict=True):
-                token = (math.log(w), a, math.log(p))
-                got = oracle.coefficient(method.name, method.to_dict(), *token)
+                token = oracle.Tokens(math.log(w), a, math.log(p))
+                got = a * oracle.gradient(method.name, method.to_dict(), token).item()
                 assert got == pytest.approx(w * {"1": 1, "0": 0, "-": -0.3}[mark]), (p, a, w)
 
 
@@ -156,7 +156,7 @@ def test_levels_against_the_oracle(name: str, level: str) -> None:
     for length in (1, 2, 5, 9):
         x = (0.5 * torch.randn(length)).tolist()
         a = torch.randn(length).tolist()
-        want = oracle.level_gradient(name, method.to_dict(), x, a)
+        want = oracle.gradient(name, method.to_dict(), oracle.Tokens(x, a))[0].tolist()
         got = tc.coefficient(method, batch_of(x, a))[0].tolist()
         assert got == pytest.approx(want, rel=1e-10, abs=1e-12)
 
@@ -206,8 +206,9 @@ def test_clip_cov_drops_its_share_of_all_tokens(share: float) -> None:
     """Each candidate on its own: the released code draws a fixed number, the mean is the same."""
     batch = cov_batch(copies=20)
     method = tc.method("clip_cov", share=share)
-    logp, advantages = batch.logp.flatten().tolist(), batch.advantages.flatten().tolist()
-    candidates = oracle.clip_cov_candidates(method.to_dict(), logp, logp, advantages)
+    logp, advantages = batch.logp.flatten().numpy(), batch.advantages.flatten().numpy()
+    tokens = oracle.Tokens(0 * logp, advantages, logp)
+    candidates = oracle.clip_cov_candidates(method.to_dict(), tokens)
     assert len(candidates) == 60
     counts = []
     for seed in range(200):
@@ -236,13 +237,11 @@ def test_clip_cov_never_drops_what_the_clip_cut_or_a_masked_token() -> None:
         batch.logp, batch.logp - x, batch.advantages, mask.expand(20, 6), keys=batch.keys
     )
     method = tc.method("clip_cov", low=0.2, high=0.2, share=1.0)
-    flat = [t[:, mask].flatten().tolist() for t in (batch.logp, batch.logp_old, batch.advantages)]
-    candidates = oracle.clip_cov_candidates(method.to_dict(), *flat)
-    cut = {
-        i
-        for i, (new, old, a) in enumerate(zip(*flat, strict=True))
-        if not oracle.kept("clip_cov", method.to_dict(), new - old, a, old)
-    }
+    fields = (batch.log_ratio, batch.advantages, batch.logp_old)
+    tokens = oracle.Tokens(*(t[:, mask].flatten().numpy() for t in fields))
+    candidates = oracle.clip_cov_candidates(method.to_dict(), tokens)
+    (kept,) = oracle.kept("clip_cov", method.to_dict(), tokens)
+    cut = {i for i, keeps in enumerate(kept) if not keeps}
     assert candidates
     assert cut
     kept = method.surrogate(batch).kept[:, mask].flatten()
@@ -259,8 +258,9 @@ def test_clip_cov_without_candidates_drops_nothing() -> None:
 @pytest.mark.parametrize("scale", [0.05, 0.1, 0.13, 0.15, 0.3])
 def test_trpo_stops_the_whole_batch(scale: float) -> None:
     x = [scale * s for s in (1.0, -1.0, 0.5, -1.5, 1.2, 0.0)]
-    kept = oracle.trpo_kept(0.01, [oracle.k3(v) for v in x])
-    batch = batch_of(x, [1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
+    advantages = [1.0, -1.0, 1.0, 1.0, -1.0, 1.0]
+    kept = oracle.kept("trpo", {"delta": 0.01}, oracle.Tokens(x, advantages)).all().item()
+    batch = batch_of(x, advantages)
     surrogate = tc.method("trpo", delta=0.01).surrogate(batch)
     assert surrogate.kept.unique().tolist() == [kept]
     want = [math.exp(v) * a * kept for v, a in zip(x, batch.advantages[0].tolist(), strict=True)]

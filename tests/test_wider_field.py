@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+import oracle
 import pytest
 import reference_values as known
 import torch
-import wider_oracle
 import wider_values as wider
 import yaml
 from patience import NEVER
@@ -72,10 +73,9 @@ def test_weights(spec: str) -> None:
         batch = tokens_of([math.log(w) for w in ratios], [a] * len(ratios))
         got = (tc.coefficient(method, batch) * a).flatten().tolist()
         assert got == pytest.approx(want, rel=1e-11), a
-        params = method.to_dict()
-        tokens = [wider_oracle.Token(math.log(w), a) for w in ratios]
-        oracle = [wider_oracle.gradient(method.name, params, [t])[0] * a for t in tokens]
-        assert oracle == pytest.approx(want, rel=1e-11), a
+        params, column = method.to_dict(), np.log(ratios)[:, None]
+        rule = oracle.gradient(method.name, params, oracle.Tokens(column, a + 0 * column)) * a
+        assert rule[:, 0].tolist() == pytest.approx(want, rel=1e-11), a
 
 
 def test_vespo() -> None:
@@ -379,8 +379,8 @@ def test_kl_cov_against_the_oracle(share: float, shift: float) -> None:
         a = torch.randn(3, 7, dtype=DOUBLE, generator=generator)
         mask, keys = torch.ones(3, 7, dtype=torch.bool), torch.arange(21).view(3, 7)
         batch = tc.TokenBatch(old + x, old, a, mask, keys=keys)
-        flat = [t.flatten().tolist() for t in (batch.logp, batch.logp_old, a)]
-        want = wider_oracle.kl_cov_gradient(method.to_dict(), *flat)
+        tokens = oracle.Tokens(*(t.flatten().numpy() for t in (batch.log_ratio, a, old)))
+        want = oracle.gradient("kl_cov", method.to_dict(), tokens)[0].tolist()
         got = tc.coefficient(method, batch).flatten().tolist()
         assert got == pytest.approx(want, rel=1e-10)
 

@@ -273,7 +273,7 @@ def write(app: Sphinx) -> None:
     pages["methods/gates/families.svg"] = every_gate(FAMILIES)
     pages["methods/gates/all.svg"] = every_gate()
     for name in tc.methods():
-        pages[f"methods/{name}.md"] = method_page(name, root, notes[name])
+        pages[f"methods/{name}.md"] = method_page(name, root, notes.get(name, {}))
         pages[f"_static/gates/{name}.svg"] = every_gate(name)
     for name, text in pages.items():
         path = docs / name

@@ -50,7 +50,7 @@ def method_page(name: str, root: Path, notes: dict[str, Any]) -> str:
                 "## Definition",
                 f"```{{eval-rst}}\n.. autoclass:: {cls.__module__}.{cls.__qualname__}\n```",
                 "## Defaults",
-                _defaults(chosen, notes["defaults"]),
+                _defaults(chosen, notes.get("defaults", "")),
                 "## The same elsewhere",
                 _elsewhere(name, chosen),
                 "## Measured",
@@ -94,9 +94,8 @@ def _defaults(chosen: Any, source: str) -> str:
     rows = [
         (f"`{f.name}`", f"`{value(getattr(chosen, f.name))}`", said.get(f.name, "")) for f in fields
     ]
-    return f"**Source:** {source}\n\n" + markdown_table(
-        ("hyper-parameter", "default", "what it is"), rows
-    )
+    said_of = f"**Source:** {source}\n\n" if source else ""
+    return said_of + markdown_table(("hyper-parameter", "default", "what it is"), rows)
 
 
 def _arguments(cls: type) -> dict[str, str]:

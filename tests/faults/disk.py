@@ -13,6 +13,7 @@ is cut, rewrites that folder to one of the states that a disk is allowed to be i
 - a flush that failed has lost what it should have written, even if a later one succeeds.
 """
 
+import itertools
 import os
 import random
 import shutil
@@ -23,11 +24,14 @@ from typing import NamedTuple
 #: A write at an offset, or the new size of a file.
 Change = tuple[int, bytes | None]
 
+_numbers = itertools.count()
+
 
 class File:
     """A file: what is on the disk, what a process sees, and the changes between the two."""
 
     def __init__(self, durable: bytes = b"") -> None:
+        self.number = next(_numbers)
         self.durable, self.now, self.pending = durable, bytearray(durable), list[Change]()
 
     def change(self, place: int, data: bytes | None) -> None:
@@ -83,9 +87,18 @@ class Folder:
 
     durable: dict[str, "Node"] = field(default_factory=dict)
     entries: dict[str, "Node"] = field(default_factory=dict)
+    number: int = field(default_factory=lambda: next(_numbers))
 
 
-Node = File | Folder
+@dataclass(eq=False)
+class Link:
+    """A symbolic link; the processes themselves make none."""
+
+    target: str
+    number: int = field(default_factory=lambda: next(_numbers))
+
+
+Node = File | Folder | Link
 
 
 class Place(NamedTuple):
@@ -106,7 +119,8 @@ class Move:
         nodes = [node for place, new in changes for node in (place.node, new) if node is not None]
         self.changes = changes
         # Moves with one of these in common keep their order.
-        self.keys = {(id(p.folder), p.name) for p, _ in changes} | {id(node) for node in nodes}
+        self.keys: set[object] = {(p.folder.number, p.name) for p, _ in changes}
+        self.keys |= {node.number for node in nodes}
         self.folders = [place.folder for place, _ in changes]
 
     def apply(self, *, durable: bool) -> None:
@@ -139,7 +153,15 @@ class Disk:
         folder: Node | None = start or self.top
         for part in parents:
             folder = folder.entries.get(part) if isinstance(folder, Folder) else None
+            folder = self.followed(folder)
         return Place(folder, name) if isinstance(folder, Folder) and name else None
+
+    def followed(self, node: Node | None) -> Node | None:
+        """What a link leads to; None where that is not on this disk."""
+        if not isinstance(node, Link):
+            return node
+        place = self.place(node.target)
+        return place and place.node
 
     def move(self, *changes: tuple[Place, Node | None]) -> None:
         """Give names new nodes, as a process does by creating, renaming and removing."""
@@ -174,6 +196,8 @@ class Disk:
     def _adopt(self, path: Path, folder: Folder) -> None:
         for real in path.iterdir():
             place = Place(folder, real.name)
+            if real.is_symlink():
+                continue
             if real.is_dir():
                 if place.node is None:
                     self.move((place, Folder()))
@@ -188,6 +212,15 @@ class Disk:
                 file.change(0, None)
                 file.change(0, content)
 
+    def settle(self) -> None:
+        """Take the folder as it is, all of it flushed: long after the last process."""
+        self.top, self._moves = _read(self.root), []
+
+    def restore(self) -> None:
+        """Rewrite the real folder to what a process sees."""
+        _empty(self.root)
+        _write(self.top, self.root)
+
     def cut_power(self, dice: random.Random) -> None:
         """Lose some of what was not flushed, and rewrite the real folder accordingly."""
         luck, held = dice.choice((0.0, 0.5, 0.9, 1.0)), set[object]()
@@ -197,16 +230,39 @@ class Disk:
             else:
                 move.apply(durable=True)
         self._moves = []
-        for real in self.root.iterdir():
-            shutil.rmtree(real) if real.is_dir() else real.unlink()
-        self._settle(self.top, self.root, dice)
+        self._survive(self.top, dice)
+        self.restore()
 
-    def _settle(self, folder: Folder, path: Path, dice: random.Random) -> None:
+    def _survive(self, folder: Folder, dice: random.Random) -> None:
         folder.entries = dict(folder.durable)
-        for name, node in folder.entries.items():
+        for node in folder.entries.values():
             if isinstance(node, Folder):
-                (path / name).mkdir()
-                self._settle(node, path / name, dice)
-            else:
+                self._survive(node, dice)
+            elif isinstance(node, File):
                 node.survive(dice)
-                (path / name).write_bytes(node.durable)
+
+
+def _read(path: Path) -> Folder:
+    nodes: dict[str, Node] = {}
+    for real in path.iterdir():
+        if real.is_symlink():
+            nodes[real.name] = Link(os.readlink(real))
+        else:
+            nodes[real.name] = _read(real) if real.is_dir() else File(real.read_bytes())
+    return Folder(dict(nodes), nodes)
+
+
+def _empty(path: Path) -> None:
+    for real in path.iterdir():
+        shutil.rmtree(real) if real.is_dir() and not real.is_symlink() else real.unlink()
+
+
+def _write(folder: Folder, path: Path) -> None:
+    for name, node in folder.entries.items():
+        if isinstance(node, Folder):
+            (path / name).mkdir()
+            _write(node, path / name)
+        elif isinstance(node, Link):
+            (path / name).symlink_to(node.target)
+        else:
+            (path / name).write_bytes(node.now)

@@ -15,6 +15,7 @@ from trustclip.runs.directory import RunDirectory
 from trustclip.tasks.problem import Problem
 
 from .runs import Runs
+from .setups import Setup
 
 TASKS = {
     task: [Problem(f"{task}{i}", f"{task} {i}", str(i)) for i in range(5)] for task in ("a", "b")
@@ -45,10 +46,10 @@ def _answer(text: str) -> Completion:
     return Completion(text, len(text), truncated=False)
 
 
-def work(folder: Path) -> bool:
+def work(folder: Path, _: Setup) -> bool:
     """What ``trustclip eval`` does in a folder; True when it is finished."""
-    slow = mock.patch.multiple(directory, environment=dict, versions=dict, SHARD_BYTES=1500)
-    with only_process(folder), slow:
+    small = mock.patch.object(directory, "SHARD_BYTES", 1500)
+    with only_process(folder), small:
         run = RunDirectory.resumed(folder, "eval", Settings(folder))
         for task, problems in TASKS.items():
             run.problems(problems, task)

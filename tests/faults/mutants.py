@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+#: The simulated runs, in which trainer, checkpoints and copies are played together.
+_RUNS = "test_faults.py::test_runs"
 #: Group -> modules of the library, and tests that are run on their mutants.
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gates": (("constraints/gates.py",), ("test_gate_algebra.py",)),
@@ -35,6 +37,15 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("durable/store.py", "durable/extents.py", "durable/flush.py"),
         ("test_checkpoints.py", "test_journals.py", "test_flush.py"),
     ),
+    "trainer": (("durable/trainer.py",), (_RUNS, "test_checkpoints.py")),
+    "saving": (("durable/saving.py", "durable/content.py"), (_RUNS, "test_checkpoints.py")),
+    "mirror": (("durable/mirror.py",), ("test_mirror.py", _RUNS)),
+    "lock": (("durable/lock.py",), ("test_pipeline.py", "test_faults.py::test_stores")),
+    "directory": (
+        ("runs/directory.py",),
+        ("test_run_records.py", "test_journals.py", "test_more_steps.py", _RUNS),
+    ),
+    "shards": (("durable/shards.py",), ("test_shards.py",)),
     "stats": (
         ("stats/scores.py", "stats/confidence.py", "stats/differences.py"),
         ("test_stats.py", "test_stats_paired.py"),

@@ -12,6 +12,7 @@ from trustclip.recipes.settings import RLSettings
 from trustclip.recipes.tiny import tiny_model
 
 from .runs import Runs
+from .setups import Setup
 
 
 def runs(base: Path) -> Runs:
@@ -20,7 +21,7 @@ def runs(base: Path) -> Runs:
     for part in tiny_model():
         part.save_pretrained(base / "model")
 
-    def work(folder: Path) -> bool:
+    def work(folder: Path, _: Setup) -> bool:
         changes = {
             "model": str(base / "model"), "output_dir": folder, "max_steps": 3, "save_steps": 1,
             "steps_per_generation": 2, "max_completion_length": 8, "limit": 64,

@@ -1,11 +1,16 @@
 """Runs that meet faults, are started again, and must end as if nothing had happened.
 
-After every process that has ended before its time, three things are checked: the newest checkpoint
-loads, it is not older than the last one that the process knew to be saved, and what the next
-processes add makes the files, byte for byte, of a run that nothing disturbed. A process that has
-ended well is also followed by a power cut: what it said is done must still be there.
+How a run is set up, what goes wrong in its processes, and what people do to it in between, is drawn
+from the seed. After every process, the last one too, the power is cut, and what is left is compared
+at once, before any other process could mend it: the newest checkpoint loads, is not older than the
+last one that the process knew to be saved, holds what an undisturbed run held at that update, and
+the rows before it are there; a copy sent elsewhere is whole; and of a process that called the run
+finished, every file is, byte for byte, that of a run that nothing disturbed. Then the next process
+goes on from there, or from the same disk as if its power had not been cut.
 """
 
+import copy
+import hashlib
 import json
 import random
 import re
@@ -15,32 +20,43 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from trustclip.durable import store as stores_of_checkpoints
+from trustclip.durable.mirror import Mirror
+from trustclip.durable.saving import Saver
 from trustclip.durable.store import CheckpointStore, TrainingError
+from trustclip.runs import directory
+from trustclip.runs.jsonl import read_jsonl
 
 from . import standin
 from .disk import Disk
-from .plans import Faults, draw
+from .plans import Fault, Faults, draw
+from .setups import ACTS, OUTSIDE, REFERENCE, Draw, Hand, Setup, any_setup, draw_hand
+from .turns import PeerLostError, Turns
 from .world import Dead, Plan, World
 
 #: Processes after which a run has to be finished: each fault ends one.
 PATIENCE = 12
-#: What depends on the clock.
+#: What depends on the clock, itself or as a hash of it.
 CLOCK = {
+    "hashes",
     "seconds", "cpu_seconds", "step_time", "_current_train_step_time", "train_runtime",
     "train_samples_per_second", "train_steps_per_second",
+    "chain",  # of rows with clock times; of the checkpoints that a signal has added
 }  # fmt: skip
 
 _SHARD = re.compile(r"samples(-\d+)?\.jsonl")
 
 #: Trains in a folder; True when the run is finished, False when it was asked to stop.
-Work = Callable[[Path], bool]
+Work = Callable[[Path, Setup], bool]
 
 
 class LostError(AssertionError):
@@ -52,20 +68,25 @@ def outcome(folder: Path) -> dict[str, bytes]:
     found = {}
     for path in sorted(folder.rglob("*"), key=lambda path: (path.parent, path.stem)):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or name in ("lock", "checkpoints/start.json"):
+        if path.is_symlink() or not path.is_file() or name in ("lock", "checkpoints/start.json"):
             continue
         if path.name == "manifest.json":  # it holds the random name of the run
             continue
-        if name.startswith("checkpoints/."):  # hidden remains, which the next process removes
+        if name.startswith(
+            ("checkpoints/.", "attempt-")
+        ):  # removed or set aside by the next process
             continue
         content = path.read_bytes()
-        if path.name == "shared.json":  # the hash of rows with clock times
+        if path.name in ("shared.json", "state.json"):  # the hash of rows with clock times
             values = json.loads(content)
             values["cursor"].pop("metrics.jsonl", None)
+            for extent in values["cursor"].values():
+                extent.pop("chain", None)  # of the checkpoints so far
             content = json.dumps(values).encode()
         elif any(word.encode() in content for word in CLOCK):
-            values = [timeless(json.loads(line)) for line in _lines(path, content)]
-            content = json.dumps(values).encode()
+            with suppress(ValueError):  # damaged
+                values = [timeless(json.loads(line)) for line in _lines(path, content)]
+                content = json.dumps(values).encode()
         if _SHARD.fullmatch(name):  # where one ends may differ
             name, content = "samples", found.get("samples", b"") + content
         found[name] = content
@@ -83,19 +104,46 @@ def timeless(value: Any) -> Any:
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
-def difference(found: dict[str, bytes], whole: dict[str, bytes], run: Path) -> str:
-    """The first file that is not as in the undisturbed run; nothing when all are."""
-    kept = {f"checkpoints/{p.name}" for p in (run / "checkpoints").glob("step-*")}
+def difference(found: dict[str, bytes], whole: dict[str, bytes], *, only: str = "") -> str:
+    """The first file that is not as in the undisturbed run; nothing when all are.
+
+    Args:
+      found: of the run.
+      whole: of the undisturbed one, with a checkpoint of every update: which are kept is checked
+        when they are written.
+      only: beginning of the names that are compared.
+    """
+    kept = {name.split("/")[1] for name in found if name.startswith("checkpoints/step-")}
     for name in sorted(found | whole):
-        parent = "/".join(name.split("/")[:2])
-        if parent.startswith("checkpoints/step-") and name not in whole and parent in kept:
-            continue  # one of another update, after a signal; the common ones are compared
-        if parent.startswith("checkpoints/step-") and parent not in kept:
+        folder, _, rest = name.partition("/")
+        if folder == "checkpoints" and rest.partition("/")[0] not in kept:
             continue
-        if found.get(name) != whole.get(name):
+        if name.startswith(only) and found.get(name) != whole.get(name):
             what = "missing" if name not in found else "there" if name not in whole else "different"
             return f"{name} is {what}"
     return ""
+
+
+@dataclass
+class Game:
+    """One schedule that is being played.
+
+    Args:
+      disk: as it is.
+      dice: of the seed.
+      setup: of the run.
+      whole: files of the undisturbed run.
+    """
+
+    disk: Disk
+    dice: random.Random
+    setup: Setup
+    whole: dict[str, bytes]
+    story: list[str] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)  # steps that the last process knew to be saved
+
+    def lost(self, what: str) -> "LostError":
+        return LostError(f"{what} after: {'; '.join([str(self.setup), *self.story])}")
 
 
 class Runs:
@@ -104,22 +152,52 @@ class Runs:
     Args:
       work: the run.
       base: a folder for it.
+      setups: draws how it is set up; None for always the same.
+      other: a command that must be refused once the run has begun; None where no people come.
       foreign: whether libraries in other languages write some of the files.
     """
 
-    def __init__(self, work: Work, base: Path, *, foreign: bool = False) -> None:
-        self._work, self._root, self._foreign = work, base / "disk", foreign
+    def __init__(
+        self,
+        work: Work,
+        base: Path,
+        setups: Draw | None = None,
+        other: Work | None = None,
+        *,
+        foreign: bool = False,
+    ) -> None:
+        self._work, self._setups, self._other, self._foreign = work, setups, other, foreign
+        self._root, self._mirror, self._outside = base / "disk", base / "mirror", base / "outside"
         self._run = self._root / "run"
         self.counts: Counter[str] = Counter()
-        disk, plan = self._new(), Plan()
-        with as_a_process(), World(disk, plan):
-            assert work(self._run)
-        self.operations = plan.count
-        self._whole = outcome(self._run)
+        self._wholes: dict[int, dict[str, bytes]] = {}
+        self._operations: dict[Setup, int] = {}
+        self.operations = self._known(Setup())
 
-    def _new(self) -> Disk:
-        emptied(self._root)
-        return Disk(self._root)
+    def _known(self, setup: Setup) -> int:
+        """Number of operations of a process of a setup, which must end as the reference does."""
+        if setup.ranks not in self._wholes:
+            self._wholes[setup.ranks] = {}
+            self._undisturbed(REFERENCE._replace(ranks=setup.ranks))
+            self._wholes[setup.ranks] = outcome(self._run)
+        if setup not in self._operations:
+            self._operations[setup] = self._undisturbed(setup)
+        return self._operations[setup]
+
+    def _undisturbed(self, setup: Setup) -> int:
+        game, plan = self._new(random.Random(str(setup)), setup), Plan()
+        with self._inside(game, plan):
+            assert Turns(setup.ranks, game.dice, plan).run(lambda: self._work(self._run, setup))
+        if game.whole and (wrong := difference(outcome(self._run), game.whole)):
+            raise game.lost(f"{wrong}, undisturbed")
+        return plan.count
+
+    def _new(self, dice: random.Random, setup: Setup) -> Game:
+        for folder in (self._root, self._mirror, self._outside / "folder"):
+            emptied(folder)
+        for name, content in OUTSIDE.items():
+            (self._outside / name).write_bytes(content)
+        return Game(Disk(self._root), dice, setup, self._wholes[setup.ranks])
 
     def play(self, seed: int) -> list[str]:
         """Let the faults of a seed happen.
@@ -131,75 +209,267 @@ class Runs:
           LostError: something was lost, or differs.
         """
         dice = random.Random(seed)
-        disk, faults, story = self._new(), draw(dice, self.operations), list[str]()
+        setup = self._setups(dice) if self._setups else Setup()
+        faults = draw(dice, self._known(setup))
+        if self._other and seed % 10 == 9:
+            self._remove_rows(random.Random(f"rows of {seed}"), setup)
+        hand = draw_hand(dice, len(faults)) if self._other else None
+        last = max(len(faults), hand.after + 1 if hand else 0)
+        game = self._new(dice, setup)
         for number in range(PATIENCE):
             fault = faults[number] if number < len(faults) else None
-            plan, saved = Faults(fault, dice), list[int]()
-            finished = self._process(disk, plan, saved, story)
-            if fault is not None and (plan.powerless or dice.random() < 0.2):
-                story.append("the power is cut")
-                if self._foreign:
-                    disk.adopt()
-                disk.cut_power(dice)
-                self.counts["power cuts"] += 1
-            self.counts["processes"] += 1
-            self.counts[f"fault: {fault.kind}" if plan.happened and fault else "undisturbed"] += 1
-            self._check(saved, story)
-            if finished and number >= len(faults):
-                if wrong := difference(outcome(self._run), self._whole, self._run):
-                    raise LostError(f"{wrong} after: {'; '.join(story)}")
-                return story
-        raise LostError(f"not finished after {PATIENCE} processes: {'; '.join(story)}")
+            finished = self._process(game, fault)
+            if finished and number >= last:
+                return game.story
+            if hand is not None and hand.after == number:
+                self._meddle(game, hand, finished=finished)
+        raise game.lost(f"not finished after {PATIENCE} processes")
 
-    def _process(self, disk: Disk, plan: Faults, saved: list[int], story: list[str]) -> bool:
-        """One process; whether the run is finished when it ends."""
+    def _process(self, game: Game, fault: Fault | None, *, may_refuse: bool = False) -> bool:
+        """One process and the power cut behind it; whether the run is finished when it ends."""
+        plan = Faults(fault, game.dice)
+        game.last = []
         try:
-            with as_a_process(), World(disk, plan), _noted(saved):
-                finished = self._work(self._run)
+            with self._inside(game, plan):
+                turns = Turns(game.setup.ranks, game.dice, plan)
+                finished = turns.run(lambda: self._work(self._run, game.setup))
             end = "finished" if finished else "stopped and saved"
         except Dead:
             finished, end = False, "dead"
-        except (OSError, ValueError, MemoryError, TrainingError) as error:
+        except (OSError, ValueError, MemoryError, TrainingError, PeerLostError) as error:
             if not plan.happened:
-                raise LostError(f"refused: {error} after: {'; '.join(story)}") from error
+                raise (RefusedError if may_refuse else game.lost)(f"refused: {error}") from error
             finished, end = False, f"ended with {error!r}"[:300]
         except (KeyboardInterrupt, SystemExit) as error:
             finished, end = False, f"left by {error!r}"
+        except LostError as error:
+            raise game.lost(str(error)) from error
         except BaseException as error:
-            raise LostError(f"{error!r} in a process after: {'; '.join(story)}") from error
-        plan.dead = plan.dead or not finished
-        story.append(f"{plan.happened or 'nothing'}: {end}")
+            raise game.lost(f"{error!r} in a process") from error
+        self.counts["processes"] += 1
+        self.counts[f"fault: {fault.kind}" if plan.happened and fault else "undisturbed"] += 1
+        game.story.append(f"{plan.happened or 'nothing'}: {end}")
+        self._cut_power(game, plan, finished=finished)
+        if end == "stopped and saved" and (left := not_saved(self._run)):
+            raise game.lost(left)
         return finished
 
-    def _check(self, saved: list[int], story: list[str]) -> None:
-        """The newest checkpoint loads, and is not older than what was saved."""
+    def _cut_power(self, game: Game, plan: Faults, *, finished: bool) -> None:
+        """Cut the power and compare; then perhaps go on as if that had not been."""
+        if self._foreign:
+            game.disk.adopt()
+        before = copy.deepcopy(game.disk)
+        game.disk.cut_power(game.dice)
+        self.counts["power cuts"] += 1
+        self._check(game, finished=finished)
+        if plan.powerless or game.dice.random() < 0.3:
+            game.story.append("the power is cut")
+        else:
+            game.disk = before
+            before.restore()
+
+    def _check(self, game: Game, *, finished: bool) -> None:
+        """What is left is what was there; see the module's text."""
         store = CheckpointStore(self._run / "checkpoints")
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
             try:
                 newest = store.newest()
             except OSError as error:
-                raise LostError(f"{error} after: {'; '.join(story)}") from error
+                raise game.lost(str(error)) from error
         step = int(newest.name[5:]) if newest else 0
         if store.damaged:
             self.counts["damaged checkpoints passed over"] += 1
-        if saved and step < max(saved):
-            raise LostError(f"step {max(saved)} was saved, {step} is left: {'; '.join(story)}")
-        self.counts["checkpoints checked"] += newest is not None
+        if game.last and step < max(game.last):
+            raise game.lost(f"step {max(game.last)} was saved, {step} is left")
+        found = outcome(self._run) if self._run.is_dir() else {}
+        if newest is not None:
+            self.counts["checkpoints checked"] += 1
+            only = f"checkpoints/{newest.name}/"
+            wrong = difference(found, game.whole, only=only) or rows_lost(newest, self._run)
+            if wrong:
+                raise game.lost(f"{wrong}, of the newest checkpoint,")
+        for name, content in OUTSIDE.items():
+            if (self._outside / name).read_bytes() != content:
+                raise game.lost(f"{name}, which is not of the run, was changed")
+        for checkpoint in self._mirror.glob("step-*"):
+            if wrong := copy_broken(checkpoint):
+                raise game.lost(f"{wrong}, in the copy of {checkpoint.name},")
+        if finished and (wrong := difference(found, game.whole)):
+            raise game.lost(f"{wrong}, of a finished run,")
+
+    # -- what people do ----------------------------------------------------------------------------
+
+    def _meddle(self, game: Game, hand: Hand, *, finished: bool) -> None:
+        """Let people do something between two processes, and look at the next one."""
+        if hand.act == "refused":
+            self._refuse(game, finished=finished)
+            return
+        act = ACTS[hand.act]
+        if not self._run.is_dir() or (finished and not act.finished):
+            return
+        before = copy.deepcopy(game.disk)
+        act.do(self._run, self._outside)
+        game.disk.settle()
+        game.story.append(hand.act)
+        self.counts[f"people: {hand.act}"] += 1
+        tree = files(self._run)
+        try:
+            self._process(game, None, may_refuse=True)
+        except RefusedError as error:
+            game.story.append(f"{error}; undone")
+            self.counts["people: what was done, refused"] += 1
+            if act.undo is None:
+                self._unchanged(game, tree)
+                game.disk = before
+                before.restore()
+        if act.undo is not None:
+            act.undo(self._run)
+            game.disk.settle()
+
+    def _remove_rows(self, dice: random.Random, setup: Setup) -> None:
+        """Let people remove the metrics of a run while it goes on: it has to say so."""
+        game, plan, removed = self._new(dice, setup), Plan(), list[int]()
+        metrics, place = self._run / "metrics.jsonl", dice.randrange(self._known(setup) * 2 // 3)
+
+        def remove() -> None:
+            if not removed and plan.count > place and metrics.exists():
+                removed.append(plan.count)
+                metrics.unlink()
+
+        plan.meanwhile = remove
+        with suppress(OSError, ValueError, TrainingError), self._inside(game, plan):
+            Turns(setup.ranks, dice, plan).run(lambda: self._work(self._run, setup))
+            told = metrics.exists() and b'"records_lost"' in metrics.read_bytes()
+            if not told and (wrong := difference(outcome(self._run), game.whole)):
+                raise game.lost(f"{wrong}: removed at operation {removed}, and nobody was told,")
+        self.counts["people: metrics removed while the run went on"] += len(removed)
+
+    def _refuse(self, game: Game, *, finished: bool) -> None:
+        """Give a command with other settings: refused, without a byte changed."""
+        assert self._other is not None
+        ended = finished or (self._run / "summary.json").exists()
+        if ended or CheckpointStore(self._run / "checkpoints").newest() is None:
+            return  # there would be nothing to do, or it would be a new run
+        plan, tree, other, told = Plan(), files(self._run), self._other, ""
+        try:
+            with self._inside(game, plan):
+                turns = Turns(game.setup.ranks, game.dice, plan)
+                turns.run(lambda: other(self._run, game.setup))
+        except (ValueError, TrainingError, OSError, PeerLostError) as error:
+            told = str(error)
+        game.story.append(f"other settings: {told[:200]}")
+        if not told:
+            raise game.lost("other settings were not refused")
+        self._unchanged(game, tree)
+        self.counts["people: other settings, refused"] += 1
+
+    def _unchanged(self, game: Game, tree: dict[str, Any]) -> None:
+        now = files(self._run)
+        for name in sorted(tree | now):
+            if tree.get(name) != now.get(name):
+                raise game.lost(f"{name} was changed by a command that was refused")
+
+    @contextmanager
+    def _inside(self, game: Game, plan: Plan) -> Iterator[None]:
+        """This process is one of the game's."""
+        world = World(game.disk, plan)
+        with ExitStack() as stack:
+            for part in (as_a_process(), world, noted(game, world, plan)):
+                stack.enter_context(part)
+            for slow in ("environment", "versions"):
+                stack.enter_context(mock.patch.object(directory, slow, dict))
+            yield
+
+
+class RefusedError(Exception):
+    """A process ended with a sentence, and nothing had gone wrong in it."""
+
+
+def files(run: Path) -> dict[str, Any]:
+    """What stands in a run's folder, without the lock and what the next process removes."""
+    return {
+        name: path.read_bytes() if path.is_file() else None
+        for path in sorted(run.rglob("*"))
+        if not (name := path.relative_to(run).as_posix()).startswith(("lock", "checkpoints/."))
+    }
+
+
+def rows_lost(checkpoint: Path, rows: Path, *, exactly: bool = False) -> str:
+    """The first file of rows that is not what a checkpoint counts on; nothing when all are."""
+    holders = [
+        path for name in ("shared", "state") if (path := checkpoint / f"{name}.json").exists()
+    ]
+    for name, extent in json.loads(holders[0].read_text())["cursor"].items() if holders else ():
+        content = (rows / name).read_bytes() if (rows / name).is_file() else b""
+        counted = content if exactly else content[: extent["bytes"]]
+        if hashlib.sha256(counted).hexdigest() != extent["sha256"]:
+            return f"{name} is not what it was"
+    return ""
+
+
+def not_saved(run: Path) -> str:
+    """The update that a run has made and not saved; nothing where there is none."""
+    metrics = run / "metrics.jsonl"
+    rows = read_jsonl(metrics) if metrics.exists() else []
+    made = max((row["step"] for row in rows if row["stage"] == "rl"), default=0)
+    saved = max(CheckpointStore(run / "checkpoints").steps(), default=0)
+    return f"update {made} was made, {saved} is saved" if saved < made else ""
+
+
+def copy_broken(checkpoint: Path) -> str:
+    """What is wrong with a copy that counts as complete; nothing if it is whole, or does not."""
+    manifest = checkpoint / stores_of_checkpoints.MANIFEST
+    if not manifest.exists():
+        return ""
+    for name, entry in json.loads(manifest.read_text())["files"].items():
+        content = (checkpoint / name).read_bytes() if (checkpoint / name).is_file() else b""
+        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+            return f"{name} is not what was sent"
+    return rows_lost(checkpoint, checkpoint / "journal", exactly=True)
 
 
 @contextmanager
-def _noted(saved: list[int]):
-    """Note the step of every checkpoint once it is committed."""
-    commit = CheckpointStore.commit
+def noted(game: Game, world: World, plan: Plan) -> Iterator[None]:
+    """Note every checkpoint that is committed, and look at which are kept.
 
-    def committed(store: CheckpointStore, step: int, *rest: Any) -> Path:
+    Raises:
+      LostError: at the end, where the process has ended well: one that was begun is not there.
+    """
+    begun, commit, save, send = list[int](), CheckpointStore.commit, Saver.save, Mirror.send
+    committed, sent = list[int](), list[str]()
+
+    def noting(store: CheckpointStore, step: int, *rest: Any) -> Path:
+        with world.outside():
+            whole = {s for s in store.steps() if stores_of_checkpoints._whole(store.path(s))}
         path = commit(store, step, *rest)
-        saved.append(step)
+        wanted = sorted({s for s in whole if s < step} | {step})[-(store.keep or 999) :]
+        with world.outside():
+            steps = store.steps()
+        if not getattr(plan, "happened", "") and steps != wanted:
+            raise LostError(f"{steps} are kept and not {wanted}")
+        committed.append(step)
+        game.last.append(step)
         return path
 
-    with mock.patch.object(CheckpointStore, "commit", committed):
+    def saving(saver: Saver, step: int, fill: Any) -> None:
+        begun.append(step)
+        save(saver, step, fill)
+
+    def sending(mirror: Mirror, checkpoint: Path, *rest: Any) -> None:
+        send(mirror, checkpoint, *rest)
+        sent.append(checkpoint.name)
+
+    with (
+        mock.patch.object(CheckpointStore, "commit", noting),
+        mock.patch.object(Saver, "save", saving),
+        mock.patch.object(Mirror, "send", sending),
+    ):
         yield
+    if missing := {*begun} - {*committed}:
+        raise LostError(f"saving step {min(missing)} failed, and nobody was told")
+    if game.setup.mirror and committed and (not sent or sent[-1] != f"step-{committed[-1]:06d}"):
+        raise LostError("the newest checkpoint was not sent")
 
 
 @contextmanager
@@ -237,7 +507,7 @@ def memory_folder():
 
 def stand_in(base: Path) -> Runs:
     """Runs of `faults.standin`."""
-    return Runs(standin.work, base)
+    return Runs(standin.work, base, any_setup, partial(standin.work, seed=1))
 
 
 def campaign(seeds: Iterable[int], make: Callable[[Path], Runs] = stand_in) -> dict[str, Any]:

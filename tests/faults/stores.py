@@ -15,37 +15,39 @@ from trustclip.durable.store import CheckpointStore
 from trustclip.runs.jsonl import append_jsonl, write_json
 
 from .runs import Runs
+from .setups import Setup, store_setup
 
-STEPS, SAVE_EVERY, KEEP = 5, 2, 2
+STEPS = 5
 
 
-def work(folder: Path) -> bool:
+def work(folder: Path, setup: Setup) -> bool:
     """Hash `STEPS` times, a row for each, and write the last one down."""
     with only_process(folder):
         rows, extents = folder / "rows.jsonl", Extents()
-        store = CheckpointStore(folder / "checkpoints", KEEP)
+        store = CheckpointStore(folder / "checkpoints", setup.keep)
         store.clean()
         start = store.origin(dict)
         newest = store.newest()
         state = {"step": 0, "value": "", "cursor": start}
         if newest is not None:
             state = json.loads((newest / "state.json").read_text())
-        if "rows" in state["cursor"]:
-            extents.restore(rows, state["cursor"]["rows"])
+        if "rows.jsonl" in state["cursor"]:
+            extents.restore(rows, state["cursor"]["rows.jsonl"])
         else:
             rows.unlink(missing_ok=True)
         value = state["value"]
         for step in range(state["step"] + 1, STEPS + 1):
             value = hashlib.sha256(f"{step}{value}".encode()).hexdigest()
             append_jsonl(rows, [{"step": step, "value": value}])
-            if step % SAVE_EVERY == 0 or step == STEPS:
+            if setup.every and (step % setup.every == 0 or step == STEPS):
                 _save(store, step, value, rows, extents)
+        flush(rows)
         write_json(folder / "final.json", {"value": value})
         return True
 
 
 def _save(store: CheckpointStore, step: int, value: str, rows: Path, extents: Extents) -> None:
-    cursor = {"rows": extents.of(rows)}
+    cursor = {"rows.jsonl": extents.of(rows)}
     flush(rows.parent)  # its name
     with store.writing(step) as part:
         state = {"step": step, "value": value, "cursor": cursor}
@@ -56,4 +58,4 @@ def _save(store: CheckpointStore, step: int, value: str, rows: Path, extents: Ex
 
 def runs(base: Path) -> Runs:
     """Runs of `work`."""
-    return Runs(work, base)
+    return Runs(work, base, store_setup)

@@ -31,9 +31,13 @@ class Plan:
     def __init__(self) -> None:
         self.count = 0
         self.dead = False
+        self.pause: Callable[[], None] = lambda: None  # another thread's turn may come
+        self.meanwhile: Callable[[], None] = lambda: None  # people may do something
 
     def before(self, kind: str) -> bool:
         """Called before an operation; may raise. True: do half of the write, then `after_half`."""
+        self.pause()
+        self.meanwhile()
         if self.dead:
             raise Dead
         self.count += 1
@@ -107,11 +111,14 @@ class World:
     ) -> Any:
         place = self._place(file)
         bare = mode.replace("b", "").replace("t", "")
-        if place is None or more.get("opener"):
+        if place is None or isinstance(place.node, Folder):  # of those, only openers make files
             return self._open_file(file, mode, buffering, *rest, **more)
-        self._plan.before("read" if bare == "r" else "create")
-        raw = _Raw(self, file, bare)
-        self._opened(raw.fileno(), place, truncated=bare.startswith("w"))
+        opener = more.pop("opener", None)
+        if opener is None:
+            self._plan.before("read" if bare == "r" else "create")
+        raw = _Raw(self, file, bare, opener)
+        if opener is None:  # others call `os.open`
+            self._opened(raw.fileno(), place, truncated=bare.startswith("w"))
         kind = io.BufferedReader if bare == "r" else io.BufferedWriter
         buffered = (io.BufferedRandom if "+" in bare else kind)(raw) if buffering else raw
         if "b" in mode:
@@ -123,10 +130,11 @@ class World:
     def _opened(self, descriptor: int, place: Place, *, truncated: bool = False) -> None:
         if place.node is None:
             self._disk.move((place, File()))
-        node = place.node
+        node = self._disk.followed(place.node)
+        if node is None:  # a link leads elsewhere
+            return
         if truncated and isinstance(node, File) and node.now:
             node.change(0, None)
-        assert node is not None
         self._nodes[descriptor] = node
 
     def _caught_up(self, descriptor: int, node: Node) -> None:
@@ -278,9 +286,9 @@ _OF_OS = (
 class _Raw(io.FileIO):
     """An open file below the root."""
 
-    def __init__(self, world: World, path: Any, mode: str) -> None:
+    def __init__(self, world: World, path: Any, mode: str, opener: Any = None) -> None:
         self._world = world
-        super().__init__(path, mode)
+        super().__init__(path, mode, opener=opener)
 
     def write(self, data: Any) -> int:  # type: ignore[override]
         end = self.mode.startswith("a")

@@ -3,10 +3,12 @@
 Every interval is over seeds. The runs of one seed (in several tasks and depths, of several
 constraints) share problems or random numbers, so they are first averaged, or subtracted from each
 other, seed by seed; the seeds themselves are independent.
+
+In one file because a contrast, its settings and its standing share one way to pair runs by seed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import nan
 from typing import Any
@@ -17,7 +19,14 @@ from numpy.typing import NDArray
 from trustclip import stats
 from trustclip.stats import curves
 from trustclip.stats.aggregates import improvement, interquartile_interval, profile
-from trustclip.stats.equivalence import Contrast, adjusted_runs, contrasts, paired_runs
+from trustclip.stats.equivalence import (
+    Contrast,
+    Heterogeneity,
+    adjusted_runs,
+    contrasts,
+    heterogeneity,
+    paired_runs,
+)
 from trustclip.stats.rates import paired_rates
 from trustclip.stats.scores import Floats
 
@@ -294,6 +303,7 @@ class Answer:
       better: probability of improvement.
       collapse: collapse rate of ours minus that of theirs, of the same seeds.
       area: difference of the areas under the learning curves.
+      settings: the same difference in each task and depth of the scope, over seeds.
       margin: of equivalence, a share of 1.
     """
 
@@ -304,7 +314,18 @@ class Answer:
     better: stats.Interval
     collapse: stats.Difference
     area: stats.Difference
+    settings: Mapping[tuple[Any, ...], stats.RunSummary] = field(default_factory=dict)
     margin: float = MARGIN
+
+    @cached_property
+    def heterogeneity(self) -> Heterogeneity:
+        """Whether the difference is the same in all settings."""
+        return heterogeneity([*self.settings.values()])
+
+    @property
+    def one_number(self) -> bool:
+        """Whether nothing speaks against the same difference in all settings, at 5 %."""
+        return not self.heterogeneity.p <= 0.05
 
 
 def answers(
@@ -343,19 +364,20 @@ def _answer(
         improvement(_tasks(ours, "end"), _tasks(theirs, "end")),
         paired_rates(one, other),
         paired_runs(differences(ours, theirs, "area")),
+        {cell: differences(within(ours, {cell}), within(theirs, {cell})) for cell in cells},
     )
 
 
-def by_depth(runs: Runs, questions: Sequence[Question]) -> dict[str, list[Answer]]:
+def answers_by(column: str, runs: Runs, questions: Sequence[Question]) -> dict[str, list[Answer]]:
     """Answers over all settings, which were fixed beforehand, and at each, which describe.
 
     Args:
+      column: what the settings are divided by, ``depth`` or ``task``.
       runs: test runs of one design.
       questions: the contrasts.
     """
-    depths = sorted(runs.by("depth").items())
-    found = {ALL: answers(runs, questions, ALL)}
-    return found | {f"depth {d}": answers(own, questions, f"depth {d}") for (d,), own in depths}
+    parts = {f"{column} {value}": own for (value,), own in sorted(runs.by(column).items())}
+    return {name: answers(own, questions, name) for name, own in ({ALL: runs} | parts).items()}
 
 
 def completed(runs: Runs, constraints: Collection[str], seeds: int) -> Runs:

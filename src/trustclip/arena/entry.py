@@ -42,6 +42,15 @@ class Entry:
         """The same with the choice of trials counted."""
         return choices(self.trials, self.main, self.questions)
 
+    @cached_property
+    def choices_by_task(self) -> dict[str, list[Choice]]:
+        """The same task by task; empty with too few tuning seeds."""
+        tasks = sorted(self.main.values("task")) if self.choices else []
+        return {
+            task: choices(self.trials.where(task=task), self.main.where(task=task), self.questions)
+            for task in tasks
+        }
+
     @property
     def controls(self) -> list[Question]:
         """Pairs that must be the same to the last digit."""

@@ -12,7 +12,7 @@ from trustclip.arena.analysis import (
     Answer,
     Runs,
     answers,
-    by_depth,
+    answers_by,
     standings,
 )
 from trustclip.arena.entry import Entry
@@ -41,7 +41,7 @@ def contents(entry: Entry, links: Mapping[str, str]) -> Contents:
             "no setting of the table is complete: a task at a depth, all constraints and seeds."
         )
     shown = Shown(entry, dict(zip(entry.settings.constraints, count())), links)
-    found = by_depth(main, entry.questions)
+    found = answers_by("depth", main, entry.questions)
     some = bool(found[ALL])
     contrasts = Section(
         "contrasts",
@@ -70,7 +70,15 @@ def _contrast_tables(
     entropy = tables.entropy_table(main, entry.questions)
     count = entry.settings.tuning.count
     chosen = tables.choice_table(entry.choices, count) if entry.choices else None
-    shown = [tables.contrast_table(found), chosen, entropy]
+    by_task = answers_by("task", main, entry.questions)
+    by_task = {name.removeprefix("task "): own for name, own in by_task.items() if name != ALL}
+    shown = [
+        tables.contrast_table(found),
+        tables.settings_table(found[ALL]) if len(main.cells) > 1 else None,
+        tables.tasks_table(by_task, entry.choices_by_task) if len(by_task) > 1 else None,
+        chosen,
+        entropy,
+    ]
     return [table for table in shown if table is not None]
 
 
@@ -133,8 +141,10 @@ def _axes(shown: Shown) -> list[Section]:
 def _tuning(shown: Shown, trials: Runs) -> Section:
     series, reference = shown.series, shown.reference
     sensitive = sensitivities(trials, reference)
+    copies = {control.theirs for control in shown.entry.controls}
+    once = trials.where(constraint=[n for n in trials.constraints if n not in copies])
     found = [
-        tables.width_table(trials, series),
+        tables.width_table(once, series),
         tables.equal_table(trials, shown.entry.questions),
         tables.sensitivity_table(sensitive, reference, series),
     ]
@@ -152,11 +162,13 @@ def _tuning(shown: Shown, trials: Runs) -> Section:
 def headline(found: Sequence[Answer]) -> str:
     """How many contrasts came out how."""
     words = [answer.contrast.conclusion for answer in found]
+    unlike = sum(not answer.one_number for answer in found)
     differ = sum(word in ("larger", "smaller") for word in words)
     same, unknown = words.count("equivalent"), words.count("not told apart")
     return (
         f"Of {len(words)} contrasts fixed beforehand: {differ} told apart, {same} equivalent "
-        f"within {100 * MARGIN:g} point, {unknown} neither."
+        f"within {100 * MARGIN:g} point, {unknown} neither, in the mean of all settings. "
+        f"{unlike} of them are not the same in all settings."
     )
 
 
@@ -167,9 +179,23 @@ def sentence(answer: Answer) -> str:
     asks = q.asks[:1].upper() + q.asks[1:]
     return (
         f"{asks}: {q.ours} minus {q.theirs} is {percent(gap.value)} points "
-        f"{bracket(gap.low, gap.high)}, {one.conclusion}"
-        + (f" (p = {one.p_holm:.2g})." if one.conclusion in ("larger", "smaller") else ".")
+        f"{bracket(gap.low, gap.high)}, {tables.in_words(answer)}"
+        + (f" (p = {one.p_holm:.2g})" if one.conclusion in ("larger", "smaller") else "")
+        + _by_setting(answer)
     )
+
+
+def _by_setting(answer: Answer) -> str:
+    """The settings with the least and the largest difference, where they are not the same."""
+    if answer.one_number:
+        return "."
+    ends = sorted(answer.settings.items(), key=lambda one: one[1].mean)
+    least, most = (
+        f"{percent(found.mean)} in {cell[0]} at depth {cell[1]}"
+        for cell, found in (ends[0], ends[-1])
+    )
+    p = tables.chance(answer.heterogeneity.p)
+    return f"; by setting from {least} to {most} (Cochran's Q, p = {p})."
 
 
 def _subject(runs: Runs) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from trustclip.arena import plan
 from trustclip.arena.analysis import Runs
 from trustclip.arena.entry import Entry
-from trustclip.arena.plan import Cell
+from trustclip.arena.plan import Cell, Setting
 from trustclip.arena.run import compute
 from trustclip.arena.settings import MAIN, ArenaSettings
 from trustclip.arena.submissions import refusals
@@ -70,19 +70,22 @@ def differences(entry: Entry, count: int, source: int | None = None) -> Iterator
 
 
 def _cells(entry: Entry) -> Iterator[Cell]:
-    by_label = {one.label: one for own in plan.variants(entry.settings).values() for one in own}
     for place in plan.places(entry.settings):
         cells = plan.tuning(entry.settings, place)
         yield from cells if place.design == MAIN else ()
-        tested = entry.runs.where(
-            stage="test", design=place.design, task=place.task, depth=place.depth
-        )
-        choice: dict[str, tuple[str, float]] = {}
-        for (label, rate), _ in tested.by("label", "learning_rate").items():
-            own = by_label[label]
-            nearest = min(own.rates, key=lambda planned: abs(planned - rate))
-            choice[own.constraint] = (label, nearest)
-        yield from plan.tests(entry.settings, place, choice)
+        yield from plan.tests(entry.settings, place, tested(entry, place))
+
+
+def tested(entry: Entry, place: Setting) -> dict[str, tuple[str, float]]:
+    """By constraint, the variant and learning rate that a table of runs was tested at."""
+    runs = entry.runs.where(stage="test", design=place.design, task=place.task, depth=place.depth)
+    by_label = {one.label: one for own in plan.variants(entry.settings).values() for one in own}
+    choice: dict[str, tuple[str, float]] = {}
+    for (label, rate), _ in runs.by("label", "learning_rate").items():
+        own = by_label[label]
+        nearest = min(own.rates, key=lambda planned: abs(planned - rate))
+        choice[own.constraint] = (label, nearest)
+    return choice
 
 
 def _stored(runs: Runs, cell: Cell) -> Runs:

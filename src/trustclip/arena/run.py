@@ -174,7 +174,7 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor | None]:
     if jobs == 1:
         yield None
         return
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"))
     try:
         yield pool
     finally:
@@ -196,11 +196,16 @@ def _complete(cells: Sequence[Cell], pool: ProcessPoolExecutor | None, console: 
 
 def compute(cell: Cell) -> None:
     """Train the runs of a cell and write their rows."""
-    seeds, rates = cell.stack
     started = time.process_time()
-    trained = train(cell.lab, seeds, rates)
+    trained = _trained(cell)
     seconds = (time.process_time() - started) / cell.runs
-    written(cell.path, rows_of(cell, trained, rates, seconds))
+    written(cell.path, rows_of(cell, trained, cell.stack[1], seconds))
+
+
+def _trained(cell: Cell, **changes: Any) -> Trained:
+    """The runs of a cell, with changes of the lab's settings."""
+    torch.set_num_threads(1)  # more are `jobs`; sums, and so runs, depend on the number of threads
+    return train(replace(cell.lab, **changes), *cell.stack)
 
 
 def rows_of(
@@ -268,11 +273,10 @@ def estimate(settings: ArenaSettings) -> Table:
 
 def _seconds_of_a_run(cell: Cell) -> float:
     """From one generation and from two: what is done once is not counted in each of them."""
-    seeds, rates = cell.stack
 
     def took(generations: int) -> float:
         started = time.process_time()
-        train(replace(cell.lab, generations=generations, sft_steps=0), seeds, rates)
+        _trained(cell, generations=generations, sft_steps=0)
         return time.process_time() - started
 
     once = took(1)

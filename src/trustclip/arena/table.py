@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trustclip.durable.inside import part_of
 from trustclip.lab.results import number
 
 Row = dict[str, Any]
@@ -48,7 +49,7 @@ def write_runs(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         name: pa.array([row[name] for row in rows], kinds.get(kind) or pa.type_for_alias(kind))
         for name, kind in COLUMNS.items()
     }
-    part = path.with_name(path.name + ".part")
+    part = part_of(path)
     pq.write_table(pa.table(columns), part, compression="zstd", compression_level=19)
     part.replace(path)
 

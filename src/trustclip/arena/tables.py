@@ -1,4 +1,7 @@
-"""The arena's tables: leaderboard, contrasts, tasks, sensitivity, equal measured width."""
+"""The arena's tables: leaderboard, contrasts, tasks, sensitivity, equal measured width.
+
+In one file because every table writes a difference, a share and a trial by the same few helpers.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import isnan
@@ -294,8 +297,8 @@ def width_table(trials: Runs, series: Series) -> Table | None:
     notes = [
         f"Tuning seeds. Points of the score at the end minus threshold {count // 2 + 1}, in the "
         "order of the plan, each threshold at the rate that is best on the other seeds; 95 % "
-        "intervals over the tasks of each seed, not corrected. Thresholds of different "
-        "constraints are not comparable.",
+        "intervals over seeds, not corrected. Thresholds of different constraints are not "
+        "comparable.",
     ]
     return Table("widths", "Thresholds", "constraint", [("", names)], rows, notes)
 
@@ -367,7 +370,75 @@ def concluded(answer: Answer) -> Cell:
     found = answer.contrast
     shown = signed(found.difference)
     strong = found.conclusion in ("larger", "smaller")
-    return Cell(shown.text, f"{shown.note} {found.conclusion}", strong=strong)
+    return Cell(shown.text, f"{shown.note} {in_words(answer)}", strong=strong)
+
+
+def chance(p: float) -> str:
+    """A p-value with one digit, or three after the point."""
+    return f"{p:.0e}" if p < 1e-3 else f"{p:.3f}"
+
+
+def in_words(answer: Answer) -> str:
+    """The conclusion of a contrast; a mean within the margin of unlike settings says so."""
+    said = answer.contrast.conclusion
+    return said if said != "equivalent" or answer.one_number else "equivalent in the mean alone"
+
+
+def settings_table(found: Sequence[Answer]) -> Table:
+    """The contrasts in every task and depth, and whether they are the same in all of them."""
+    cells = sorted(found[0].settings, key=lambda cell: (cell[0], cell[1]))
+    rows = []
+    for a in found:
+        q = a.heterogeneity
+        rows.append(
+            TableRow(
+                a.question.asks,
+                [
+                    *(signed(paired_runs(a.settings[cell])) for cell in cells),
+                    Cell(f"{q.q:.0f}"),
+                    Cell(chance(q.p)),
+                ],
+                note=f"{a.question.ours} − {a.question.theirs}",
+            )
+        )
+    depths: dict[str, list[str]] = {}
+    for task, depth in cells:
+        depths.setdefault(str(task), []).append(f"depth {depth}")
+    head = [*depths.items(), ("the same in all", ["Q", "p"])]
+    notes = [
+        f"Points of the score at the end, paired by seed ({found[0].seeds} seeds), with 95 % "
+        "intervals that are not corrected. Q: Cochran's, of the same difference in all "
+        f"{len(cells)} settings, which are taken as independent."
+    ]
+    return Table("settings-contrasts", "Contrasts by setting", "question", head, rows, notes)
+
+
+def tasks_table(
+    found: Mapping[str, Sequence[Answer]], chosen: Mapping[str, Sequence[Choice]]
+) -> Table:
+    """The contrasts task by task, also with the choice of trials counted.
+
+    Args:
+      found: answers by task.
+      chosen: the same with the choice counted; empty where there are too few tuning seeds.
+    """
+    tasks = [*found]
+    rows = []
+    for place, first in enumerate(found[tasks[0]]):
+        cells = []
+        for task in tasks:
+            cells.append(signed(found[task][place].contrast.difference))
+            cells += [signed(chosen[task][place].both)] if chosen else []
+        q = first.question
+        rows.append(TableRow(q.asks, cells, note=f"{q.ours} − {q.theirs}"))
+    names = ["these trials", *(["with the choice"] if chosen else [])]
+    notes = [
+        "Points of the score at the end, mean of the depths, paired by seed, with 95 % intervals "
+        "that are not corrected: over test seeds, and over what other tuning seeds would have "
+        "chosen as well. Reading the contrasts by task was not planned.",
+    ]
+    head = [(task, names) for task in tasks]
+    return Table("task-contrasts", "Contrasts by task", "question", head, rows, notes)
 
 
 def signed(difference: stats.Difference) -> Cell:

@@ -66,8 +66,8 @@ def width_effects(trials: Runs) -> dict[str, list[stats.Difference]]:
     """What a constraint's thresholds, in the order of the plan, are worth against the middle one.
 
     Each threshold is at a rate of its own: for every seed the one that is best on the other seeds,
-    so that no score is chosen on itself. Differences are averaged over depths, and each task of a
-    seed, which has a problem of its own, counts as one.
+    so that no score is chosen on itself. Differences are averaged over tasks and depths, seed by
+    seed.
 
     Args:
       trials: tuning runs of one design, of two seeds or more.
@@ -82,7 +82,7 @@ def width_effects(trials: Runs) -> dict[str, list[stats.Difference]]:
         if len(scores) > 1 and own["width"][0] == own["width"][0]:
             middle = scores[len(scores) // 2]
             found[name] = [
-                np.array([one[unit] - middle[unit] for unit in middle]) for one in scores
+                np.array([one[seed] - middle[seed] for seed in middle]) for one in scores
             ]
     if not found:
         return {}
@@ -92,17 +92,17 @@ def width_effects(trials: Runs) -> dict[str, list[stats.Difference]]:
     }
 
 
-def _held_out(trials: Runs) -> dict[tuple[object, ...], float]:
-    """(task, seed) -> score at the rate that is best on the other seeds, mean over depths."""
-    found: dict[tuple[object, ...], list[float]] = {}
-    for (task, _), runs in trials.by(*CELL).items():
+def _held_out(trials: Runs) -> dict[int, float]:
+    """Seed -> score at the rate that is best on the other seeds, mean over tasks and depths."""
+    found: dict[int, list[float]] = {}
+    for runs in trials.by(*CELL).values():
         seeds = runs.values("seed")
         ends = [_ends(own) for own in runs.by("learning_rate").values()]
         scores = np.array([[of[seed] for seed in seeds] for of in ends])  # [rates, seeds]
         for place, seed in enumerate(seeds):
             best = int(np.delete(scores, place, axis=1).mean(axis=1).argmax())
-            found.setdefault((task, seed), []).append(float(scores[best, place]))
-    return {unit: float(np.mean(values)) for unit, values in found.items()}
+            found.setdefault(seed, []).append(float(scores[best, place]))
+    return {seed: float(np.mean(values)) for seed, values in found.items()}
 
 
 def _ends(runs: Runs) -> dict[int, float]:

@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import traceback
 import unicodedata
 import warnings
@@ -21,8 +20,10 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NoReturn
 
+from trustclip.cli.streams import Unheeded, complain, discard_output, occupy_closed
 from trustclip.constraints.consent import ALL, consent, named
 from trustclip.constraints.names import unknown
+from trustclip.durable.stops import Requests, listen, unlisten
 from trustclip.runs.text import harmless
 
 #: Command -> (module of `trustclip.cli.commands` with a function of its name, help).
@@ -37,11 +38,13 @@ COMMANDS = {
     "recipes": ("experiments", "the recipes and suites that come with trustclip; copies one"),
     "report": ("evidence", "a page, tables and figures from run directories and logs"),
     "tokens": ("inspection", "which tokens a constraint cut, completion by completion"),
+    "verify": ("inspection", "what of a run directory is whole, changed or missing"),
     "send": ("inspection", "send a stored run to trackio, tensorboard, wandb or mlflow"),
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
     "shadow": ("shadows", "what other methods would have cut of the tokens of a run"),
     "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
+    "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
     "grade": ("evidence", "re-grade stored completions"),
     "decontaminate": ("evidence", "find test problems that occur in a training set"),
     "paper": ("evidence", "the ATR-GRPO paper's tables, audited"),
@@ -95,6 +98,9 @@ USAGE = "usage: trustclip COMMAND [options]        trustclip COMMAND --help"
 #: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
 CONTINUED = ("demo", "sft", "rl", "eval", "run", "resume", "arena")
 
+#: Commands that record what they do in a folder: they outlive their output.
+RECORDED = (*CONTINUED, "suite")
+
 #: Consent to import what a file names, of any command.
 ALLOW_CODE = "--allow-code"
 
@@ -110,7 +116,7 @@ exit status:
   1    a check failed (doctor), runs of a suite are not finished, or a bug, with its traceback
   2    a wrong setting or file, a full disk, a missing package, training that cannot go on:
        stated in one message; TRUSTCLIP_TRACEBACK=1 shows the traceback too
-  130  Ctrl-C (143 SIGTERM) in any other command
+  130  Ctrl-C (143 SIGTERM) in any other command, or again while one is ending
   141  the reader of the output has closed the pipe"""
 
 
@@ -124,15 +130,26 @@ def main(argv: Sequence[str] | None = None) -> int:
       reader of the output has closed the pipe.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    before = listen(_requests(argv[0] if argv else ""))
+    try:
+        return _status(argv)
+    finally:
+        unlisten(before)
+
+
+def _status(argv: Sequence[str]) -> int:
+    """Do what was asked for and say what failed; returns the exit status."""
     name = argv[0] if argv else "--help"
     _write_readably()
+    shown = Unheeded(sys.stdout) if name in RECORDED else sys.stdout
     try:
         try:
-            return _done(name, argv[1:])
+            with contextlib.redirect_stdout(shown):
+                return _done(name, argv[1:])
         finally:
-            sys.stdout.flush()  # here, where it can be answered, and not when Python ends
+            shown.flush()  # here, where it can be answered, and not when Python ends
     except BrokenPipeError:
-        _discard_output()
+        discard_output()
         return 141
     except KeyboardInterrupt:
         return _stopped(name, signal.SIGINT)
@@ -143,8 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("TRUSTCLIP_TRACEBACK"):
             traceback.print_exc()
         if isinstance(error, OSError) and error.filename is None:
-            _discard_output()  # it may be the output that cannot be written
-        _complain(f"trustclip {name}: {harmless(text)}")
+            discard_output()  # it may be the output that cannot be written
+        complain(f"trustclip {name}: {harmless(text)}")
         return 2
 
 
@@ -157,27 +174,20 @@ def _done(name: str, rest: Sequence[str]) -> int:
         print(_versions())
         return 0
     if name not in COMMANDS:
-        _complain(f"trustclip: {harmless(_no_command(name))}")
+        complain(f"trustclip: {harmless(_no_command(name))}")
         return 2
     missing = [package for package in NEEDED if find_spec(package) is None]
     if missing:
-        _complain(
+        complain(
             f"trustclip {name}: {', '.join(missing)} not installed: "
             f"pip install 'trustclip[{EXTRAS.get(name, 'cli')}]'."
         )
         return 2
     _be_quiet()
-    _leave_on_sigterm(name)
     with consent(*_consented(rest)):
         module = importlib.import_module(f"trustclip.cli.commands.{COMMANDS[name][0]}")
         rest = [argument for argument in rest if argument != ALLOW_CODE]
         return getattr(module, "evaluate" if name == "eval" else name)(rest)
-
-
-def _complain(text: str) -> None:
-    """Print to standard error, if anybody reads it."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
 
 
 def _write_readably() -> None:
@@ -201,17 +211,12 @@ def _closest(error: UnicodeError) -> tuple[str, int]:
     return plain.encode("ascii", "replace").decode(), error.end
 
 
-def _discard_output() -> None:
-    """Let what is left of the output go nowhere: Python would report at exit that it could not."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def command() -> NoReturn:
     """The program ``trustclip``: run one command and exit, along with the job's other ranks."""
-    _leave_while_importing(sys.argv[1] if len(sys.argv) > 1 else "")
+    occupy_closed()
+    listen(_requests(sys.argv[1] if len(sys.argv) > 1 else ""))
     try:
-        status, done = main(), True
+        status, done = _status(sys.argv[1:]), True
     except SystemExit as end:  # by SIGTERM, in the middle of something
         if not isinstance(end.code, int):
             raise
@@ -272,47 +277,39 @@ def _help() -> str:
     )
 
 
-def _leave_on_sigterm(name: str) -> None:
-    """Exit cleanly on SIGTERM, which preemptible machines send before they kill.
+def _requests(name: str) -> Requests:
+    """The handler that ends a command with a sentence on SIGTERM or Ctrl-C, and then at once.
 
-    Training replaces this handler while it runs, to save first; everywhere else completed work is
-    on disk already.
+    Training goes before it while it runs, to save first; everywhere else completed work is on the
+    disk already.
     """
-
-    def leave(*_: Any) -> None:
-        sys.exit(_stopped(name, signal.SIGTERM))
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, leave)
-
-
-def _leave_while_importing(name: str) -> None:
-    """End at once when Ctrl-C comes during an import, where an exception can be swallowed.
-
-    Nothing is in the making then. At any other time it is Python's own `KeyboardInterrupt`; a job
-    of several ranks keeps that always, because the others are told.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or "RANK" in os.environ:
-        return
 
     def leave(number: int, frame: FrameType | None) -> None:
-        below = frame
-        while below is not None:
-            if below.f_code.co_filename.startswith("<frozen importlib"):
-                with contextlib.suppress(Exception):
-                    sys.stdout.flush()
-                os._exit(_stopped(name, signal.SIGINT))
-            below = below.f_back
-        signal.default_int_handler(number, frame)
+        if number == signal.SIGTERM:
+            sys.exit(_stopped(name, signal.SIGTERM))
+        if _imports(frame) and "RANK" not in os.environ:  # else the other ranks are told
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+            os._exit(_stopped(name, signal.SIGINT))
+        raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, leave)
+    requests = Requests(lambda number, _: os._exit(128 + number))
+    requests.once.append(leave)
+    return requests
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: there an exception can be swallowed."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _stopped(name: str, number: signal.Signals) -> int:
     """Report that a signal has ended the command; returns its exit status."""
     continued = name in CONTINUED
     text = "stopped; the same command continues." if continued else "interrupted."
-    _complain(f"\n{text}")
+    complain(f"\n{text}")
     return 0 if continued else 128 + number
 
 

@@ -36,7 +36,10 @@ def split(cls: type[Method], hyperparameters: Mapping[str, Any]) -> Split:
         one = None if held else _as_controller(name, value)
         if one is None:
             continue
-        start = defaults[name] if one.initial is None else one.initial
+        start = one.initial
+        if start is None and (start := defaults[name]) is None:
+            plain = {k: v for k, v in hyperparameters.items() if _as_controller(k, v) is None}
+            start = cls(**plain).value(name)
         if isinstance(start, bool) or not isinstance(start, int | float):
             raise ValueError(f"the controller of `{name}` needs `initial`: there is no default.")
         fixed[name] = start
@@ -70,7 +73,9 @@ class Adaptive(Composite):
     """A method with controllers for some of its thresholds; made by `trustclip.method`.
 
     It has the name and the contract of the method itself. The metric ``threshold/NAME`` is the
-    current threshold, or its mean over tokens.
+    current threshold, or its mean over tokens, and ``threshold/NAME/at_limit`` the share of tokens
+    whose threshold is at its ``low`` or ``high``: where it stays at 1, the controller cannot hold
+    its target.
 
     Args:
       inner: the method at its current thresholds.
@@ -137,7 +142,10 @@ class Adaptive(Composite):
                 threshold = one.thresholds(threshold, batch)
                 # Its class accepts numbers only; `per_token` states that tensors work here.
                 object.__setattr__(chosen, name, threshold)
-            extras[f"threshold/{name}"] = batch.logp_old.new_zeros(()) + threshold
+            value = batch.logp_old.new_zeros(()) + threshold
+            low, high = (value.new_tensor(end) for end in one.between(self._start(name, one)))
+            extras[f"threshold/{name}"] = value
+            extras[f"threshold/{name}/at_limit"] = ((value <= low) | (value >= high)).to(value)
         inside = chosen.surrogate(batch)
         shown = {name: value.expand_as(batch.logp_old) for name, value in extras.items()}
         return Surrogate(inside.objective, inside.kept, {**inside.extras, **shown})
@@ -164,8 +172,10 @@ class Adaptive(Composite):
         return {**self.inner.to_dict(), **{name: one.to_dict() for name, one in self.controllers}}
 
     def _start(self, name: str, one: Controller) -> float:
+        if one.initial is not None:
+            return one.initial
         defaults: Any = {f.name: f.default for f in fields(self.inner)}  # type: ignore[arg-type]
-        return defaults[name] if one.initial is None else one.initial
+        return replace(self.inner, **{name: defaults[name]}).value(name)  # type: ignore[type-var]
 
 
 def _no_per_token(name: str) -> str:

@@ -77,7 +77,8 @@ def dapo(x: Tensor, mask: Tensor, total_tokens: int | Tensor) -> Tensor:
       >>> dapo(torch.tensor([[1.0, 2.0], [6.0, 0.0]]), mask, total_tokens=6)
       tensor(1.5000)
     """
-    return masked.masked_sum(x, mask) / total_tokens
+    some = total_tokens.clamp(min=1) if isinstance(total_tokens, Tensor) else max(total_tokens, 1)
+    return masked.masked_sum(x, mask) / some  # of no token the sum is 0
 
 
 def aggregate(
@@ -87,7 +88,7 @@ def aggregate(
     max_length: int | None = None,
     total_tokens: int | Tensor | None = None,
 ) -> Tensor:
-    """Aggregate ``x`` by the name of the rule.
+    """Aggregate ``x`` by the name of the rule; 0 where there is no token.
 
     Args:
       name: ``"token_mean"``, ``"sequence_mean"``, ``"dr_grpo"`` or ``"dapo"``.
@@ -97,8 +98,10 @@ def aggregate(
       total_tokens: for `dapo`; the tokens of this batch when None.
 
     Raises:
-      ValueError: the name is unknown, or `dr_grpo` misses its length.
+      ValueError: the name is unknown, `dr_grpo` misses its length, or the rule has no use for a
+        number that is given.
     """
+    _check_used(name, max_length=max_length, total_tokens=total_tokens)
     match name:
         case "token_mean":
             return token_mean(x, mask)
@@ -109,6 +112,18 @@ def aggregate(
                 raise ValueError(f"dr_grpo needs `max_length` >= 1 (tokens), got {max_length!r}.")
             return dr_grpo(x, mask, max_length)
         case "dapo":
-            tokens = mask.sum().clamp(min=1) if total_tokens is None else total_tokens
-            return dapo(x, mask, tokens)
+            return dapo(x, mask, mask.sum() if total_tokens is None else total_tokens)
     raise ValueError(unknown("aggregation", name, get_args(Aggregation)))
+
+
+#: The rule that reads each number.
+_READS = {"max_length": "dr_grpo", "total_tokens": "dapo"}
+
+
+def _check_used(name: str, **given: object) -> None:
+    for number, rule in _READS.items():
+        if given[number] is not None and name != rule and name in get_args(Aggregation):
+            raise ValueError(
+                f"`{number}` is for the aggregation {rule!r}, and {name!r} does not read it: "
+                "leave it out."
+            )

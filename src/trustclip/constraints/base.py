@@ -35,6 +35,9 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "decoupled_ppo": ("tis", {"inner": "clip"}),
 }
 
+#: Names of what a method bounds, where that is no method's name: ATR bounds the estimate KL3.
+_MEANT = {"kl3": "atr", "k3": "atr"}
+
 
 #: Class decorator of a method: a frozen, keyword-only dataclass that checks its values.
 definition = checked
@@ -77,8 +80,11 @@ class Trait(enum.Flag):
     CLIPS_SEQUENCES = enum.auto()
     #: The coefficient of a token depends on other tokens of its prefix or sequence.
     SEES_OTHERS = enum.auto()
+    #: The weight compares the old policy with the one that sampled, and does nothing where they are
+    #: one.
+    WEIGHS_OLD_POLICY = enum.auto()
     #: Traits that a composite method does not inherit from its parts.
-    ALONE = ESTIMATES_KL | CLIPS_TOKENS | CLIPS_SEQUENCES
+    ALONE = ESTIMATES_KL | CLIPS_TOKENS | CLIPS_SEQUENCES | WEIGHS_OLD_POLICY
 
 
 def clips(side: Side, level: Level = "token") -> Trait:
@@ -186,6 +192,16 @@ class Method(ABC):
         else:
             return {}
         return {who: these for who, these in found.items() if these.get("name") != self.name}
+
+    def value(self, name: str) -> Any:
+        """A hyper-parameter as it is used: the source's value, which may go by others, for a None.
+
+        Example:
+          >>> import trustclip as tc
+          >>> tc.method("dppo").delta, tc.method("dppo").value("delta")
+          (None, 0.15)
+        """
+        return getattr(self, name)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         """Bounds of the log-ratio inside which the gate never closes.
@@ -295,7 +311,7 @@ def method_class(name: str) -> type[Method]:
         return _imported(name)
     name, _ = ALIASES.get(name, (name, {}))
     if name not in methods():
-        raise ValueError(unknown("method", name, [*methods(), *ALIASES]))
+        raise ValueError(unknown("method", name, [*methods(), *ALIASES], _MEANT.get(name.lower())))
     return methods()[name]
 
 

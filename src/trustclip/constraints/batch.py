@@ -224,10 +224,14 @@ class TokenBatch:
         return zero_masked(self.logp_old - rollout, ~rollout.isnan())
 
     def against(self, anchor: Anchor) -> "TokenBatch":
-        """The batch with ratios against the old policy (itself) or against the sampler."""
+        """The batch with ratios against the old policy (itself) or against the sampler.
+
+        A token to which the sampler gave no log-probability is measured from the old policy.
+        """
         if anchor == "old":
             return self
-        return replace(self, logp_old=self.logp_old - self.rollout_log_ratio)
+        rollout = self.given("logp_rollout")
+        return replace(self, logp_old=torch.where(rollout.isnan(), self.logp_old, rollout))
 
     def require(self, *names: str) -> None:
         """Raise a ValueError that names the first missing field and what can supply it."""

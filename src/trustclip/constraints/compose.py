@@ -17,6 +17,7 @@ from torch import Tensor
 from trustclip.constraints.base import Method, Reduce, Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.masked import zero_masked
+from trustclip.constraints.twins import CORRECTION, Twins
 
 
 class Composite(Method):
@@ -114,3 +115,40 @@ class Weighted(Composite):
         weight = zero_masked(self.weight(batch).detach(), batch.mask)
         # A weight of NaN does not cut the token: its gradient must show the NaN.
         return Surrogate(inside.objective * weight, inside.kept & (weight != 0), inside.extras)
+
+
+def corrected_twins(
+    inner: Method,
+    level: Literal["token", "sequence"],
+    floor: float | None,
+    ceiling: float,
+    truncated: bool,
+) -> Twins:
+    """Twins of an importance weight old / sampler around a method, from that method's twins.
+
+    Args:
+      inner: the method.
+      level: whose ratio weighs a token: its own, or the product over its sequence.
+      floor: smallest ratio kept; None for no such bound.
+      ceiling: largest ratio kept, or the largest weight.
+      truncated: whether a ratio beyond ``ceiling`` becomes it, instead of 0.
+    """
+    found: Twins = {}
+    trl, verl = inner.twins.get("TRL", {}), inner.twins.get("verl")
+    # A weight of each token, around a sequence's one ratio: in TRL the gradient follows the mean.
+    followed = level == "token" and trl.get("importance_sampling_level") == "sequence"
+    same = not followed or Trait.REVERSES in inner.traits
+    # VESPO's loss makes the correction part of its own weight; other settings of vLLM are refused.
+    if trl and same and trl.get("loss_type") != "vespo" and "use_vllm" not in trl:
+        prefix = "vllm_importance_sampling"
+        bounds = {f"{prefix}_clip_max": ceiling}
+        if floor is not None:
+            bounds[f"{prefix}_clip_min"] = floor
+        mode = f"{level}_{'truncate' if truncated else 'mask'}"
+        found["TRL"] = trl | {"use_vllm": True, f"{prefix}_mode": mode} | bounds
+    own = Trait.CLIPS_TOKENS in inner.traits  # a clip of verl's, and each token its own gradient
+    if verl is not None and own and (truncated or floor is not None):
+        threshold = ceiling if truncated else f"{floor}_{ceiling}"
+        correction = {"rollout_is": level, "rollout_is_threshold": threshold}
+        found["verl"] = verl | {f"{CORRECTION}.{k}": v for k, v in correction.items()}
+    return found

@@ -35,6 +35,9 @@ ROUNDING = 1e-5
 #: Quantiles of the ratio that a `Window` reports.
 QUANTILES = (0.01, 0.5, 0.99)
 
+#: Shares of which a `Window` reports the number of tokens, too: their buckets differ in size.
+_COUNTED = ("gated/p_old_", "gated/entropy_")
+
 #: Edges of the log-ratio histogram from which quantiles are read, nats: finest around 0, where
 #: thresholds are, wide enough for any update that has not already diverged, and with 0 in the
 #: middle of a bin, so that an on-policy ratio reads 1.
@@ -346,7 +349,9 @@ class Window:
     def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
         """Means and quantiles of all batches added; empty if they held no token.
 
-        A share among tokens of a kind is left out if there was no such token.
+        A share among tokens of a kind is left out if there was no such token. ``tokens`` are all
+        that were measured, ``tokens/p_old_LOW_HIGH`` and ``tokens/entropy_LOW_HIGH`` those of the
+        buckets of `parts_gated`.
 
         Args:
           reduce: sums a tensor over ranks; called once on every rank.
@@ -370,6 +375,11 @@ class Window:
             name: (total / count).item() if count > 0 else empty
             for name, (total, count) in zip(names, means, strict=True)
             if count > 0 or "/" not in name
+        }
+        summary |= {
+            name.replace("gated", "tokens", 1): count.item()
+            for name, (_, count) in zip(names, means, strict=True)
+            if name == "gated" or name.startswith(_COUNTED)
         }
         # At most 1, by the Cauchy-Schwarz inequality.
         summary["ess"] = summary["ratio"] ** 2 / max(summary.pop("ratio_squared"), 1e-30)

@@ -228,7 +228,7 @@ def _hellinger_bounds(delta: float) -> intervals.Bounds:
 
 #: Divergences without a parameter, by name. The direction is always from the first to the second.
 NAMED = {
-    "kl_old_new": Divergence("kl_old_new", divergences.precise_k3, intervals.log_k3),
+    "kl_old_new": Divergence("kl_old_new", divergences.k3, intervals.log_k3),
     "kl_new_old": Divergence("kl_new_old", _is_k3, intervals.log_is_k3),
     "chi2": Divergence("chi2", divergences.chi2, _chi2_bounds),
     "hellinger": Divergence("hellinger", divergences.hellinger, _hellinger_bounds),
@@ -258,7 +258,7 @@ def alpha_divergence(alpha: float) -> Divergence:
     def below(x: Tensor, a: float) -> Tensor:
         x = x.clamp(-_FURTHEST, _FURTHEST)
         # Near ratio 1 the terms of first order must not be there to cancel; far from it they must.
-        near, k3 = x.abs() < 1, divergences.precise_k3
+        near, k3 = x.abs() < 1, divergences.k3
         inside = torch.where(near, x, 0.0)
         terms = torch.where(
             near, k3(a * inside) - a * k3(inside), torch.expm1(a * x) - a * torch.expm1(x)

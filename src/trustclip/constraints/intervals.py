@@ -8,6 +8,7 @@ the interval.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
@@ -15,7 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trustclip.constraints.divergences import k3_series, precise_k3
+from trustclip.constraints import divergences
+from trustclip.constraints.divergences import k3_series
 
 Bounds = tuple[float, float]
 
@@ -24,6 +26,8 @@ Bounds = tuple[float, float]
 _SMALL, _LARGE = 1e-8, 40.0
 #: Change of a logit below which e^x - 1 is -1 in float64; exponentials that underflow are slow.
 _FAR = -40.0
+#: Largest log-ratio with a ratio in float64.
+_LARGEST = math.log(sys.float_info.max)
 
 
 def log_offsets(low: float, high: float) -> Bounds:
@@ -149,9 +153,19 @@ def is_k3(delta: float) -> Bounds:
     return _exp(log_is_k3(delta))
 
 
+def ratio(log_bound: float) -> float:
+    """$e^b$ of a bound, infinite beyond all numbers.
+
+    Example:
+      >>> ratio(0.0), ratio(1414.2)
+      (1.0, inf)
+    """
+    return math.exp(log_bound) if log_bound < _LARGEST else math.inf
+
+
 def _exp(bounds: Bounds) -> Bounds:
     low, high = bounds
-    return math.exp(low), math.exp(high)
+    return ratio(low), ratio(high)
 
 
 def dynamic_clip(
@@ -260,7 +274,7 @@ def _small_bernoulli_kl(x: Tensor, s: Tensor, delta: float, steps: int) -> Tenso
     for _ in range(steps):
         growth = torch.expm1(x)
         partition = torch.log1p(s * growth)
-        value = s * precise_k3(x) - precise_k3(partition) - delta
+        value = s * divergences.k3(x) - divergences.k3(partition) - delta
         x = x - value * partition.exp() / (growth * s * (1 - s))
     return x
 

@@ -46,14 +46,15 @@ def reduced(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tens
 
 
 def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
-    r"""Log-ratio measured at ``level``: the mean over what it covers.
+    r"""Log-ratio measured at ``level``: the mean over what it covers, in score form.
 
-    At ``"sequence"`` its exponential is the length-normalised sequence ratio of GSPO (Zheng et
-    al., 2025), $s = \exp(\tfrac1T\sum_t x_t)$; at ``"prefix"`` the same of the tokens so far,
-    $s_t$, in score form: its value is $s_t$, its gradient that of the token's own log-ratio, so
-    $\nabla s_t A_t = s_t A_t \nabla\log\pi_\theta(y_t)$. Followed through the mean, the first of
-    $T$ tokens would weigh $\sum_u 1/u \approx \log T$ at ratio 1 and the last one $1/T$; as it is,
-    every token weighs 1 there, and a gated one nothing.
+    Its exponential is the length-normalised ratio of the sequence (GSPO, Zheng et al., 2025),
+    $s = \exp(\tfrac1T\sum_t x_t)$, or of the prefix, $s_t$. Its gradient is that of the token's own
+    log-ratio, so $\nabla s A_t = s A_t \nabla\log\pi_\theta(y_t)$: a token that is gated, masked or
+    weighed, by this constraint or one around it, is so alone. Followed through the mean of the
+    sequence, $T$ tokens would share the sum of their coefficients, a dropped one included: the same
+    gradient only where all of them have one advantage and one weight. Followed through that of the
+    prefix, the first would weigh $\sum_u 1/u \approx \log T$ at ratio 1 and the last one $1/T$.
 
     Args:
       level: ``"token"``, ``"prefix"`` or ``"sequence"``.
@@ -68,9 +69,8 @@ def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
       >>> log_ratio_at("prefix", x, mask), log_ratio_at("sequence", x, mask)
       (tensor([[1., 2., 0.]]), tensor([[2., 2., 0.]]))
     """
-    mean = reduced(level, "mean", log_ratio, mask)
-    if level != "prefix":
-        return mean
     own = zero_masked(log_ratio, mask)  # [batch, time]
-    # Value of the prefix mean, gradient of the token's own log-ratio.
-    return mean.detach() + (own - own.detach())
+    if level == "token":
+        return own
+    # Value of the mean, gradient of the token's own log-ratio.
+    return reduced(level, "mean", log_ratio.detach(), mask) + (own - own.detach())

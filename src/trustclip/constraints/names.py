@@ -9,20 +9,21 @@ MANY, SHOWN = 48, 6
 LIKE = 0.6
 
 
-def unknown(kind: str, given: object, allowed: Iterable[str]) -> str:
+def unknown(kind: str, given: object, allowed: Iterable[str], meant: str | None = None) -> str:
     """Sentence for an unknown name, with the nearest right one when there is one.
 
     Args:
       kind: what the name should have been, e.g. ``"method"``.
       given: what was given.
       allowed: every right name.
+      meant: the right one, where it is known and spelled otherwise.
 
     Example:
       >>> unknown("method", "art", ["atr", "clip"])
       "unknown method 'art'; did you mean 'atr'? Allowed: atr, clip."
     """
     names = sorted(allowed)
-    near = nearest(given, names)
+    near = meant or nearest(given, names)
     hint = f"; did you mean {near!r}?" if near else "."
     listed = ", ".join(names)
     if len(names) > MANY:

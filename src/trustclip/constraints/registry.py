@@ -1,7 +1,6 @@
 """Construction of a method from its name and hyper-parameters, or from a mapping of both."""
 
 import functools
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from trustclip.constraints.adaptive import Adaptive, split
 from trustclip.constraints.base import ALIASES, Method, method_class
+from trustclip.constraints.intervals import ratio
 from trustclip.constraints.names import unknown
 
 
@@ -174,4 +174,4 @@ def interval(
 
 
 def _exp(bound: Tensor | float) -> Tensor | float:
-    return bound.double().exp() if isinstance(bound, Tensor) else math.exp(bound)
+    return bound.double().exp() if isinstance(bound, Tensor) else ratio(bound)

@@ -58,8 +58,8 @@ class Engine:
     rows: tuple[Row, ...]
 
 
-def _gspo(**more: Any) -> dict[str, Any]:
-    return {"name": "gspo", "low": 0.2, "high": 0.2, **more}
+def _gspo() -> dict[str, Any]:
+    return {"name": "gspo", "low": 0.2, "high": 0.2}
 
 
 def _cispo(low: float, high: float) -> dict[str, Any]:
@@ -97,6 +97,7 @@ _CLIP_COV = {"name": "clip_cov", "low": 0.2, "high": 0.2}
 _NEVER = 1e9
 
 _TOKEN, _SEQUENCE = "token_mean", "sequence_mean"
+_SHARED = "where a sequence's tokens share their advantage"
 _DRAWN = "draws from each micro-batch; compared where all candidates are dropped"
 _REFERENCE = "with the proximal policy in place of the reference model"
 
@@ -142,7 +143,7 @@ _VERL = (
     Row("vanilla", _DUAL, _TOKEN, note="the ceiling where A < 0 is always on"),
     Row("dppo_tv", _dppo(ceiling=3.0), _TOKEN, note="clip_ratio_c truncates"),
     Row("dppo_kl", _dppo(divergence="binary_kl", ceiling=3.0), _TOKEN),
-    Row("gspo", _gspo(variant="gspo_token"), _TOKEN),
+    Row("gspo", _gspo(), _TOKEN),
     Row("sapo", _SAPO, _SEQUENCE, note="loss_agg_mode is not read"),
     Row("gpg", "reinforce", _TOKEN),
     Row("clip_cov", _CLIP_COV, _TOKEN, note=_DRAWN),
@@ -151,7 +152,7 @@ _VERL = (
         "geo_mean",
         {"name": "gmpo", "log_low": 0.2, "log_high": 0.2},
         _SEQUENCE,
-        note="the mean of the micro-batch",
+        note=f"the mean of the micro-batch; {_SHARED}",
     ),
     Row("dro", _squared("reinforce", 0.025), _TOKEN, "policy_loss.dro_beta=0.05", "no default"),
     Row("cispo", _cispo(0.2, 0.2), _TOKEN),
@@ -207,7 +208,7 @@ _PRIME_RL = (
 _SKYRL = (
     Row("regular", _CLIP, _TOKEN),
     Row("dual_clip", _DUAL, _TOKEN),
-    Row("gspo", _gspo(variant="gspo_token"), _TOKEN),
+    Row("gspo", _gspo(), _TOKEN),
     Row("sapo", _SAPO, _TOKEN),
     Row("cispo", _cispo(1.0, 4.0), _TOKEN),
     Row("cispo rollout", _sampler(_cispo(1.0, 4.0)), _TOKEN, "cispo.cispo_anchor=rollout"),
@@ -230,7 +231,7 @@ _SKYRL = (
 
 _OPENRLHF = (
     Row("ppo", _CLIP, _TOKEN),
-    Row("gspo", _gspo(), _SEQUENCE),
+    Row("gspo", _gspo(), _SEQUENCE, note=_SHARED),
     Row(
         "icepop",
         _around(_CLIP, "icepop", floor=0.5, ceiling=5.0),
@@ -253,6 +254,7 @@ _NEMO_RL = (
         _gspo(),
         _SEQUENCE,
         setting="sequence_level_importance_ratios=True, token_level_loss=False",
+        note=_SHARED,
     ),
     Row("cispo", _cispo(0.2, 0.2), _TOKEN, "use_cispo=True"),
     Row("reinforce", "reinforce", _TOKEN, "disable_ppo_ratio=True"),
@@ -272,7 +274,7 @@ _NEMO_RL = (
 
 _SLIME = (
     Row("grpo", _CLIP, _SEQUENCE),
-    Row("gspo", _gspo(), _SEQUENCE, "--advantage-estimator gspo"),
+    Row("gspo", _gspo(), _SEQUENCE, "--advantage-estimator gspo", _SHARED),
     Row(
         "cispo",
         _cispo(0.2, 0.2),
@@ -300,7 +302,7 @@ _AREAL = (
         setting="use_decoupled_loss=True, prox_logp_method=loglinear",
         note="A-3PO's anchor",
     ),
-    Row("gspo", _sampler(_gspo()), _TOKEN, "importance_sampling_level=sequence"),
+    Row("gspo", _sampler(_gspo()), _TOKEN, "importance_sampling_level=sequence", _SHARED),
     Row("sapo", _sampler(_SAPO), _TOKEN, "use_sapo_loss=True"),
     Row(
         "m2po",

@@ -116,10 +116,10 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
         found[prefix + "sequence_ratio_squared"] = _pair(safe_exp(2 * ratio), whole)
     if batch.lag is not None:
         by_lag = {
-            "k3": divergences.precise_k3(x),
-            "sampler/k3": divergences.precise_k3(d),
+            "k3": divergences.k3(x),
+            "sampler/k3": divergences.k3(d),
             "sampler/abs": d.abs(),
-            "sampler/current/k3": divergences.precise_k3(d + x),
+            "sampler/current/k3": divergences.k3(d + x),
         }
         for name, among in _lags(batch.lag).items():
             pairs = {f"{key}/{name}": _pair(v, given & among) for key, v in by_lag.items()}
@@ -136,7 +136,7 @@ def _distances(log_ratio: Tensor) -> dict[str, Tensor]:
     return {
         "k1": divergences.k1(log_ratio),
         # To every digit: a sampler in the same precision is 1e-6 nats away.
-        "k3": divergences.precise_k3(log_ratio),
+        "k3": divergences.k3(log_ratio),
         "chi2": divergences.chi2(log_ratio),
         "abs": log_ratio.abs(),
         "identical_share": log_ratio == 0,

@@ -28,7 +28,7 @@ def thresholds(method: Method) -> dict[str, float]:
         return {}
     values = {name: getattr(method, name, None) for name in NAMES}
     if "delta" in type(method).__dict__ and values["delta"] is None:
-        values["delta"] = getattr(method, "threshold", None) or None  # its paper's value, if used
+        values["delta"] = method.value("delta") or None  # its paper's value, if used
     return {k: v for k, v in values.items() if v is not None and not isinstance(v, Tensor)}
 
 
@@ -80,7 +80,6 @@ def least_kl(method: Method) -> float | None:
     values = [getattr(method, f.name) for f in fields(method)]  # type: ignore[arg-type]
     found = [least_kl(part) for part in values if isinstance(part, Method)]
     if any(name.startswith("kl_") for name in method.requires):
-        delta = getattr(method, "delta", None)
-        delta = getattr(method, "threshold", None) if delta is None else delta
+        delta = method.value("delta") if hasattr(method, "delta") else None
         found.append(float(delta.min()) if isinstance(delta, Tensor) else delta)
     return min((x for x in found if isinstance(x, int | float)), default=None)

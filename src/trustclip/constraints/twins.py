@@ -1,7 +1,7 @@
 """Settings of stock trainers with the gradient of a clip, from the bounds of its ratio."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 from trustclip.constraints.batch import LogBounds
 
@@ -44,7 +44,7 @@ def clip_twins(log_bounds: LogBounds, ceiling: float | None = None) -> Twins:
 
 
 def sequence_clip_twins(log_bounds: LogBounds) -> Twins:
-    """Twins of the same at sequence level (GSPO), for advantages that a sequence's tokens share.
+    """Twins of the same at sequence level (GSPO), where a sequence's tokens share their advantage.
 
     In TRL three further settings act on the ratio or the loss of the whole sequence and differ from
     the TRL engine here, which has a gradient per token: a KL penalty with
@@ -78,43 +78,8 @@ def verl_bounds(low: float, high: float) -> dict[str, float]:
     return {"clip_ratio_low": low, "clip_ratio_high": high}
 
 
-def corrected_twins(
-    inner: Twins,
-    level: Literal["token", "sequence"],
-    floor: float | None,
-    ceiling: float,
-    truncated: bool,
-    verl_too: bool,
-) -> Twins:
-    """Twins of an importance weight old / sampler around a method, from that method's twins.
-
-    Args:
-      inner: twins of the method.
-      level: whose ratio weighs a token: its own, or the product over its sequence.
-      floor: smallest ratio kept; None for no such bound.
-      ceiling: largest ratio kept, or the largest weight.
-      truncated: whether a ratio beyond ``ceiling`` becomes it, instead of 0.
-      verl_too: whether each token of the method has its own gradient, which verl weighs alone.
-    """
-    found: Twins = {}
-    trl, verl = inner.get("TRL", {}), inner.get("verl")
-    # VESPO's loss makes the correction part of its own weight; other settings of vLLM are refused.
-    if trl and trl.get("loss_type") != "vespo" and "use_vllm" not in trl:
-        prefix = "vllm_importance_sampling"
-        bounds = {f"{prefix}_clip_max": ceiling}
-        if floor is not None:
-            bounds[f"{prefix}_clip_min"] = floor
-        mode = f"{level}_{'truncate' if truncated else 'mask'}"
-        found["TRL"] = trl | {"use_vllm": True, f"{prefix}_mode": mode} | bounds
-    if verl is not None and verl_too and (truncated or floor is not None):
-        threshold = ceiling if truncated else f"{floor}_{ceiling}"
-        correction = {"rollout_is": level, "rollout_is_threshold": threshold}
-        found["verl"] = verl | {f"{CORRECTION}.{k}": v for k, v in correction.items()}
-    return found
-
-
 def _offsets(log_bounds: LogBounds) -> tuple[float, float]:
     """Offsets from ratio 1, without the last digit's rounding: 0.2, not 0.19999999999999996."""
     low, high = (float(bound) for bound in log_bounds)
-    above = NEVER if math.isinf(high) else math.expm1(high)
+    above = math.expm1(high) if high < 700 else NEVER  # beyond, e^high is no number
     return round(-math.expm1(low), 15), round(above, 15)

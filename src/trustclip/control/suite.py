@@ -19,12 +19,14 @@ from trustclip.constraints.checked import Count, Positive, checked
 from trustclip.constraints.registry import as_method
 from trustclip.runs.jsonl import write_json
 from trustclip.runs.terminal import print_table
-from trustclip.stats import Difference, Interval, RunSummary, holm, welch
+from trustclip.stats import Difference, Interval, RunSummary, holm
 from trustclip.stats.aggregates import interquartile_interval
-from trustclip.stats.equivalence import concluded, welch_equivalence_p
+from trustclip.stats.equivalence import concluded, equivalence_p, paired_runs
 
 #: Difference that would matter, a share of the reference's return.
 MARGIN = 0.1
+#: Corrected p at which a difference is found.
+ALPHA = 0.05
 #: Name for a gate that never closes.
 UNCONSTRAINED = "none"
 _OPEN = {"name": "clip_higher", "low": 1.0, "high": 1e9}
@@ -241,11 +243,16 @@ def middles(
 def rows(
     outcomes: dict[tuple[str, str], list[dict[str, float]]], reference: str
 ) -> list[dict[str, Any]]:
-    """Means with 95 % intervals over seeds, and differences from the reference by Welch's test.
+    """Means with 95 % intervals over seeds, and differences from the reference, paired by seed.
 
-    ``p_holm_final`` and ``p_holm_training`` are corrected for all comparisons of both returns in
-    all environments, one family; ``so_final`` and ``so_training`` are what they and, of another
-    family, the tests of equivalence within `MARGIN` of the reference's return say together.
+    ``p_holm_final`` and ``p_holm_training``, of "no difference", are corrected for all comparisons
+    of both returns in all environments, one family; so are ``p_same_final`` and
+    ``p_same_training``, of "a difference of `MARGIN` of the reference's return or more".
+    ``so_final`` and ``so_training`` are what both say.
+
+    Args:
+      outcomes: (environment, method) -> its runs, all with the same seeds in the same order.
+      reference: method that the others are compared with.
 
     Example:
       >>> some = {"final": 1.0, "training": 1.0, "gated": 0.0, "k3": 0.0, "ess": 1.0}
@@ -261,34 +268,41 @@ def rows(
             mine = RunSummary.of([o[name] for o in seeds])
             row[name] = mine.interval()
             if method != reference:
-                theirs = RunSummary.of([o[name] for o in base])
-                row[f"less_{name}"] = welch(mine, theirs)
-                margin = MARGIN * abs(theirs.mean) or MARGIN
-                row[f"same_{name}"] = welch_equivalence_p(mine, theirs, margin)
+                pairs = zip(seeds, base, strict=True)
+                gaps = RunSummary.of([own[name] - other[name] for own, other in pairs])
+                row[f"less_{name}"] = paired_runs(gaps)
+                level = sum(other[name] for other in base) / len(base)
+                row[f"same_{name}"] = equivalence_p(gaps, MARGIN * abs(level) or MARGIN)
         means = {k: sum(o[k] for o in seeds) / len(seeds) for k in ("gated", "k3", "ess")}
         found.append({**row, **means})
     tested = [(row, n) for row in found for n in ("final", "training") if f"less_{n}" in row]
     corrected = holm([row[f"less_{name}"].p for row, name in tested]).tolist()
     same = holm([row[f"same_{name}"] for row, name in tested]).tolist()
     for (row, name), p, q in zip(tested, corrected, same, strict=True):
-        row[f"p_holm_{name}"] = p
-        row[f"so_{name}"] = concluded(row[f"less_{name}"].value, p, q)
+        row[f"p_holm_{name}"], row[f"p_same_{name}"] = p, q
+        value = row[f"less_{name}"].value
+        said: str = concluded(value, p, q)
+        if said == "equivalent" and p <= ALPHA:
+            said = f"{concluded(value, p, 1.0)}, equivalent"
+        row[f"so_{name}"] = said
     return sorted(found, key=lambda row: list(outcomes).index((row["env"], row["method"])))
 
 
 def table(found: Sequence[dict[str, Any]], settings: ControlSettings) -> Table:
     """The rows with headings, formatted for reading."""
     made = Table(box=None, pad_edge=False)
-    for title in _COLUMNS:
+    for title in COLUMNS:
         made.add_column(title.format(reference=settings.base), overflow="fold")
     for line in lines(found):
         made.add_row(*line)
     return made
 
 
-_COLUMNS = (
-    "environment", "method", "final return", "minus {reference}", "p (Holm)", "so",
-    "return while training", "minus {reference}", "p (Holm)", "so", "gated", "k3",
+#: Headings of `lines`.
+COLUMNS = (
+    "environment", "method", "final return", "minus {reference}", "p different", "p equivalent",
+    "so", "return while training", "minus {reference}", "p different", "p equivalent", "so",
+    "gated", "k3",
 )  # fmt: skip
 
 
@@ -298,9 +312,10 @@ def lines(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         yield (
             row["env"], row["method"],
             _interval(row["final"]), _less(row.get("less_final")), _p(row.get("p_holm_final")),
-            row.get("so_final", "-"),
+            _p(row.get("p_same_final")), row.get("so_final", "-"),
             _interval(row["training"]), _less(row.get("less_training")),
-            _p(row.get("p_holm_training")), row.get("so_training", "-"),
+            _p(row.get("p_holm_training")), _p(row.get("p_same_training")),
+            row.get("so_training", "-"),
             f"{row['gated']:.1%}", f"{row['k3']:.4f}",
         )  # fmt: skip
 

@@ -76,9 +76,9 @@ def check_identity(own: dict[str, Any], checkpoint: Path) -> int:
       The number of processes that wrote it.
 
     Raises:
-      ValueError: the checkpoint has others.
+      ValueError: the checkpoint has others, or its ``shared.json`` is malformed.
     """
-    stored = states.load(checkpoint, "shared")["identity"]
+    stored: dict[str, Any] = {**states.shared(checkpoint)["identity"]}
     if _together(stored) == _together(own):
         own = {**own, **{name: stored[name] for name in _SPREAD}}
     changed = [

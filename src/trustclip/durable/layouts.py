@@ -7,6 +7,7 @@ import torch
 
 from trustclip.durable import shards, weights
 from trustclip.durable.content import Content
+from trustclip.durable.schemas import alike
 from trustclip.durable.zero import Zero
 
 
@@ -111,6 +112,7 @@ def _refuse_whole(folder: Path) -> None:
 
 def _load_optimizer(optimizer: Any, stored: dict[str, Any]) -> None:
     """`load_state_dict` without its cast of every state to the type of the parameter."""
+    alike(stored["param_groups"], optimizer.state_dict()["param_groups"], "param_groups")
     optimizer.load_state_dict(stored)
     for group, own in zip(stored["param_groups"], optimizer.param_groups, strict=True):
         for number, parameter in zip(group["params"], own["params"], strict=True):

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from trustclip.durable.inside import itself
+
 #: Name of the lock file. Its text is for people only; the kernel holds the lock itself.
 LOCK = "lock"
 
@@ -31,7 +33,7 @@ def only_process(folder: Path) -> Iterator[None]:
     The ranks of a job are one process here: the first one holds the folder for all.
 
     Raises:
-      ValueError: another process holds it.
+      ValueError: another process holds it, or the lock file is a link.
 
     Example:
       >>> import tempfile
@@ -46,7 +48,7 @@ def only_process(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+    with open(folder / LOCK, "a+", encoding="utf-8", opener=itself) as file:
         if not locked(file):
             file.seek(0)
             holder = file.read().strip() or "its pid is not recorded"

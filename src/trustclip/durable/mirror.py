@@ -9,13 +9,14 @@ import contextlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from trustclip.durable import states
-from trustclip.durable.extents import Cursor
 from trustclip.durable.flush import flush, flush_tree
-from trustclip.durable.store import MANIFEST, ORIGIN, CheckpointError, CheckpointStore, verify
+from trustclip.durable.inside import Inside
+from trustclip.durable.store import MANIFEST, CheckpointError, CheckpointStore, verify
 
 _JOURNAL = "journal"
 _BLOCK = 2**22
@@ -59,16 +60,23 @@ class Mirror:
     Args:
       url: of their folder.
       rows: folder of the append-only files that a checkpoint's cursor names; None for none.
+      place: their paths by these names, and a ValueError for others; any in ``rows`` where None.
 
     Raises:
       CheckpointError: by every method: the place cannot be used; the message says why.
     """
 
-    def __init__(self, url: str, rows: Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        rows: Path | None = None,
+        place: Callable[[str], Path] | None = None,
+    ) -> None:
         import fsspec
 
         check_url(url)
         self.url, self._rows = url.rstrip("/"), rows
+        self._place = place or Inside(rows or Path()).path
         with self._explained("open"):
             self._files, self._root = fsspec.core.url_to_fs(self.url)
 
@@ -82,7 +90,7 @@ class Mirror:
                     self._put(file, f"{target}/{file.relative_to(checkpoint).as_posix()}")
             for name, extent in self._cursor(checkpoint).items():
                 size = extent if isinstance(extent, int) else extent["bytes"]
-                self._put(self._row(name), f"{target}/{_JOURNAL}/{name}", size)
+                self._put(self._place(name), f"{target}/{_JOURNAL}/{name}", size)
             self._put(checkpoint / MANIFEST, f"{target}/{MANIFEST}")
         with contextlib.suppress(CheckpointError), self._explained("clean"):
             steps = self._steps()
@@ -119,25 +127,22 @@ class Mirror:
                 store.abort(step)
             self._restore(final, journal)
             origin = json.loads((final / MANIFEST).read_text(encoding="utf-8"))["origin"]
-            (store.folder / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
+            store.begin_as(origin)
             flush_tree(store.folder)
             return final
         return None
 
     def _restore(self, checkpoint: Path, journal: Path) -> None:
-        for name in self._cursor(checkpoint):
-            target = self._row(name)
+        sent = Inside(journal)
+        targets = {name: self._place(name) for name in self._cursor(checkpoint)}
+        for name, target in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(journal / name, target)
+            shutil.copyfile(sent.path(name), target)
             flush(target)
         shutil.rmtree(journal, ignore_errors=True)
 
-    def _row(self, name: str) -> Path:
-        assert self._rows is not None
-        return self._rows / name
-
-    def _cursor(self, checkpoint: Path) -> Cursor:
-        return {} if self._rows is None else states.load(checkpoint, "shared")["cursor"]
+    def _cursor(self, checkpoint: Path) -> Mapping[str, Any]:
+        return {} if self._rows is None else states.shared(checkpoint)["cursor"]
 
     def _steps(self) -> list[str]:
         """Names of the complete checkpoints, oldest first."""
@@ -162,10 +167,7 @@ class Mirror:
     def _get(self, name: str, folder: Path) -> None:
         source = f"{self._root}/{name}"
         for path in self._files.find(source):
-            inside = Path(path.rpartition(f"/{name}/")[2])
-            if inside.is_absolute() or ".." in inside.parts:
-                raise ValueError(f"{path} leads outside of its folder.")
-            target = folder / inside
+            target = Inside(folder).path(path.rpartition(f"/{name}/")[2])
             target.parent.mkdir(parents=True, exist_ok=True)
             with self._files.open(path, "rb") as stored, target.open("wb") as file:
                 shutil.copyfileobj(stored, file, _BLOCK)

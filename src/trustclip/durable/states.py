@@ -6,7 +6,6 @@ value], ...]}``, ``{"$float": "nan"}``, and ``{"$tensor": name}``, ``{"$array": 
 ``{"$scalar": name}`` for numbers that stand in the safetensors file beside it.
 """
 
-import json
 import math
 import random
 from collections.abc import Mapping
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from trustclip.durable.schemas import Shared, conform, read_json
 
 Tensors = dict[str, Tensor]
 
@@ -137,14 +138,33 @@ def unpack(tensors: Tensors, packed: Any, device: Any = None) -> Any:
 
 
 def load(folder: Path, name: str, device: Any = None) -> Any:
-    """Read ``name.json`` and, if there are tensors, ``name.safetensors`` of a folder."""
+    """Read ``name.json`` and, if there are tensors, ``name.safetensors`` of a folder.
+
+    Raises:
+      ValueError: they hold no state that `pack` has split.
+    """
     from safetensors.torch import load_file
 
-    packed = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    packed = read_json(folder / f"{name}.json")
     file = folder / f"{name}.safetensors"
     stored = load_file(file) if file.exists() else {}
     # Own, aligned memory: some kernels round differently on memory mapped from a file.
-    return unpack({name: tensor.clone() for name, tensor in stored.items()}, packed, device)
+    own = {name: tensor.clone() for name, tensor in stored.items()}
+    try:
+        return unpack(own, packed, device)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{folder / name}.json holds no state: {error}.") from error
+
+
+def shared(folder: Path) -> Shared:
+    """What all ranks share in a checkpoint, ``shared.json``.
+
+    Raises:
+      ValueError: it holds something else; the message names the key.
+    """
+    found = load(folder, "shared")
+    conform(found, Shared, f"{folder}/shared.json")
+    return found
 
 
 def random_state() -> dict[str, Any]:

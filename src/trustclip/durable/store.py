@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from trustclip.durable.flush import flush, flush_way
+from trustclip.durable.inside import itself
 
 #: Version of the format; a checkpoint with another one is refused.
 SCHEMA = 1
@@ -178,12 +179,18 @@ class CheckpointStore:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 flush_way(self.folder)
                 origin = {"run": secrets.token_hex(8), "cursor": cursor()}
-                part = path.with_name(_WRITING + ORIGIN)
-                part.write_text(json.dumps(origin), encoding="utf-8")
-                flush(part)
-                part.rename(path)
-                flush(self.folder)
+                self.begin_as(origin)
             return origin["cursor"]
+
+    def begin_as(self, origin: Mapping[str, Any]) -> None:
+        """Write down name and first cursor of the run, whole or not at all."""
+        part = self.folder / (_WRITING + ORIGIN)
+        part.unlink(missing_ok=True)
+        with part.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(origin))
+        flush(part)
+        part.rename(self.folder / ORIGIN)
+        flush(self.folder)
 
     def _origin(self) -> dict[str, Any] | None:
         """Name and first cursor of the run; every checkpoint holds a copy of the file ORIGIN."""
@@ -247,7 +254,7 @@ class CheckpointStore:
             (part / MANIFEST).write_text(text + "\n", encoding="utf-8")
             same_mode(part / MANIFEST, files.values())
             flush(part / MANIFEST)
-            for folder in {part, *(path.parent for path in files.values())}:
+            for folder in sorted({part, *(path.parent for path in files.values())}):
                 flush(folder)
             if os.path.lexists(final):
                 self._remove(final)
@@ -272,11 +279,13 @@ class CheckpointStore:
         kept = 1
         for step in sorted(self.steps(), reverse=True):
             path = self.path(step)
-            if step == committed:
+            if step == committed or (step < committed and self.keep is None):
                 continue
-            if step < committed and (self.keep is None or (kept < self.keep and _whole(path))):
-                kept += 1
-                continue
+            if step < committed and kept < (self.keep or 0):
+                whole = _whole(path)
+                kept += bool(whole)
+                if whole is not False:
+                    continue
             try:
                 self._remove(path)
             except OSError as error:
@@ -338,12 +347,16 @@ def verify(path: Path, run: str | None = None) -> None:
         raise CheckpointError(f"{path}: {reason}") from error
 
 
-def _whole(path: Path) -> bool:
-    """True if all files of a checkpoint are there with the right size; `verify` reads them."""
+def _whole(path: Path) -> bool | None:
+    """Whether all files of a checkpoint are there with the right size; `verify` reads them.
+
+    None where the disk does not give its manifest now: it may be whole all the same.
+    """
     try:
         _compare(_files(path), _manifest(path)["files"])
-    except _UNUSABLE:
-        return False
+    except _UNUSABLE as error:
+        gone = not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
+        return False if gone else None
     return True
 
 
@@ -395,7 +408,8 @@ def _read_json(path: Path) -> Any:
     if path.stat().st_size > _MAX_JSON:
         raise ValueError(f"{path.name} is larger than a manifest can be.")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8", opener=itself) as file:
+            return json.loads(file.read())
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON: {error}.") from error
 
@@ -409,5 +423,5 @@ def same_mode(model: Path, files: Iterable[Path]) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=itself) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

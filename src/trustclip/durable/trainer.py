@@ -17,11 +17,8 @@ understood only from the order of the others.
 import contextlib
 import dataclasses
 import json
-import signal
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -30,15 +27,17 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from trustclip.durable import states, weights
+from trustclip.durable import schemas, states, weights
 from trustclip.durable.content import Content
 from trustclip.durable.exactness import check_identity, check_settings, identity
 from trustclip.durable.layouts import layout_of
 from trustclip.durable.mirror import Mirror
 from trustclip.durable.ranks import Ranks
-from trustclip.durable.rollcall import leave_if_lost, roll_call
+from trustclip.durable.rollback import Mark
+from trustclip.durable.rollcall import Interrupted, leave_if_lost, roll_call
 from trustclip.durable.saving import Saver
-from trustclip.durable.store import CheckpointStore, NonFiniteError
+from trustclip.durable.stops import on_request, say_at_once
+from trustclip.durable.store import CheckpointError, CheckpointStore, NonFiniteError, TrainingError
 
 _STATE = "trainer_state.json"
 
@@ -47,7 +46,9 @@ class Journal(Protocol):
     """Append-only files of a run, cut back when it continues from a checkpoint.
 
     To be sent along with checkpoints, it must have a ``path``: of the folder that its files' names
-    in the cursor are relative to.
+    in the cursor are relative to; it may have ``place``: their paths by name, where others are
+    refused. Where `cursor` takes time, a ``mark()`` returns at once what `rewind` takes as well: it
+    is called after every update.
     """
 
     def cursor(self) -> dict[str, Any]:
@@ -67,8 +68,10 @@ class Durable(Trainer):
     from the right state but not bit for bit.
     """
 
-    #: Attributes that an update leaves to the next one and Transformers does not store.
-    _carried: ClassVar[tuple[str, ...]] = ("_total_train_tokens",)
+    #: Attributes that an update leaves to the next one and Transformers does not store, with types.
+    _carried: ClassVar[dict[str, Any]] = {"_total_train_tokens": schemas.Number}
+    #: Types of what `_progress` holds beside them.
+    _in_progress: ClassVar[dict[str, Any]] = {"metrics": schemas.Metrics, "rewards": list[Any]}
     #: Arguments without which the stored data position and samples mean something else.
     _shape: ClassVar[tuple[str, ...]] = (
         "per_device_train_batch_size",
@@ -84,6 +87,8 @@ class Durable(Trainer):
     save_to: str | None = None
     #: True after a signal has ended `train_durably`, with everything saved.
     stopped_early: bool = False
+    #: What is under way that a stop gives up, to return to the state before it.
+    unfinished: str = "update"
 
     accelerator: Any
     model: Any
@@ -104,6 +109,7 @@ class Durable(Trainer):
         self._held: int | None = None  # step whose checkpoint is known to be good
         self._rest: dict[str, Any] = {}  # of a checkpoint, to restore when training has begun
         self._listening = self._terminated = False
+        self._mark: Mark | None = None  # the state after the last update
         self._seeded = states.random_state()  # whatever is computed between here and training
         self.add_callback(_Watch(self))
 
@@ -131,8 +137,10 @@ class Durable(Trainer):
     def train_durably(self) -> bool:
         """Train from the newest valid checkpoint of ``output_dir``, or from the start.
 
-        SIGTERM or Ctrl-C ends training after the running update and saves it, whatever
-        ``save_steps``; only the main thread can listen for them.
+        SIGTERM or Ctrl-C saves the last whole update, whatever ``save_steps``, and ends training:
+        in a generation at the next token (of vLLM or a rollout_func, at its end), in an update
+        after the micro-batch. What was begun comes again, the same. Only the main thread can
+        listen for them.
 
         Returns:
           True when training is complete, False when a signal ended it.
@@ -147,20 +155,21 @@ class Durable(Trainer):
         """
         check_settings(self)
         self.stopped_early = self._terminated = False
-        self._rest = {}
+        self._rest, self._mark = {}, None
         self._listening = True
         try:
-            with _on_request(self._ask_to_stop), roll_call(self.args.ddp_timeout), self._settling():
+            with on_request(self._ask_to_stop), roll_call(self.args.ddp_timeout), self._settling():
                 self._prepare_saving()
                 newest = self._ranks.together(self._newest)
                 if newest is not None:
                     self._check_same_run(newest)
+                    self._ranks.everyone(lambda: self._read(newest))  # before rows are cut
                 self._ranks.together(lambda: self._rewind(newest))
                 if newest is None:
                     states.set_random_state(self._seeded)
                 elif self._complete(newest):
                     return True
-                with self._nonfinite_explained():
+                with self._nonfinite_explained(), self._giving_up():
                     super().train(resume_from_checkpoint=None if newest is None else str(newest))
                     self._ranks.everyone(self._check_finite)
                 if not self.stopped_early and self.asked_to_stop():
@@ -178,7 +187,8 @@ class Durable(Trainer):
             rows = getattr(self.journal, "path", None)
             if self.journal is not None and rows is None:
                 raise ValueError("save_to needs a journal with a `path`, to send its files along.")
-            self._mirror = self._ranks.together(lambda: Mirror(url, rows))
+            place = getattr(self.journal, "place", None)
+            self._mirror = self._ranks.together(lambda: Mirror(url, rows, place))
         self._saver = Saver(
             self._store,
             self._ranks,
@@ -225,7 +235,7 @@ class Durable(Trainer):
             if newest is None:  # killed before the first checkpoint, or starting
                 cursor = self._store.origin(self._cursor)
             else:
-                cursor = states.load(newest, "shared")["cursor"]
+                cursor = {**states.shared(newest)["cursor"]}
             self.journal.rewind(cursor)
 
     def _complete(self, newest: Path) -> bool:
@@ -238,6 +248,7 @@ class Durable(Trainer):
             return False
         layout_of(self).load_weights(newest)
         self.state = state
+        self._restore_callbacks(newest)  # what guards have reported belongs to the summary
         return True
 
     # -- writing -----------------------------------------------------------------------------------
@@ -340,30 +351,39 @@ class Durable(Trainer):
         return prepared
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        layout_of(self).load_weights(Path(resume_from_checkpoint))
+        with _restoring(resume_from_checkpoint):
+            layout_of(self).load_weights(Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            return
-        folder = Path(checkpoint)
+        if checkpoint is not None:
+            with _restoring(checkpoint):
+                self._load_states(Path(checkpoint))
+
+    def _load_states(self, folder: Path) -> None:
         stored = states.load(folder, "optimizer")
         if stored["parameters"] != self._optimized():
             raise ValueError(f"{folder} cannot be continued: other parameters were being trained.")
         layout_of(self).load_optimizer(folder, stored)
-        self.lr_scheduler.load_state_dict(stored["scheduler"])
+        self.lr_scheduler.load_state_dict(
+            _known(stored["scheduler"], self.lr_scheduler.state_dict(), f"{folder}: scheduler")
+        )
         if TrainerState.load_from_json(str(folder / _STATE)).max_steps != self.args.max_steps:
             self._reschedule()
         if stored["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(stored["scaler"])
-        self._rest = self._of_this_rank(folder)
         self._restore(self._rest.pop("progress"))
-        exported = {name: [*values] for name, values in self.state.stateful_callbacks.items()}  # type: ignore[union-attr]
-        for callback in self._exportable():
-            if values := exported.get(type(callback).__name__):
-                vars(callback).update(values.pop(0)["attributes"])
+        self._restore_callbacks(folder)
         self._held = self.state.global_step
         if getattr(self.args, "use_vllm", False):
             warnings.warn("vLLM's random numbers are not restored: samples differ.", stacklevel=2)
+
+    def _restore_callbacks(self, folder: Path) -> None:
+        exported = {name: [*values] for name, values in self.state.stateful_callbacks.items()}  # type: ignore[union-attr]
+        for callback in self._exportable():
+            if values := exported.get(type(callback).__name__):
+                own = callback.state()["attributes"]
+                where = f"{folder}/{_STATE}: {type(callback).__name__}"
+                vars(callback).update(_known(values.pop(0)["attributes"], own, where))
 
     def _reschedule(self) -> None:
         """Set the next update's learning rate by a schedule of another length than the stored."""
@@ -376,19 +396,38 @@ class Durable(Trainer):
             group["lr"] = rate
         scheduler._last_lr = rates  # what is logged
 
+    def _read(self, folder: Path) -> None:
+        """Read what this rank continues from.
+
+        Raises:
+          ValueError: a file holds something else than a trainer writes; the message names it.
+        """
+        state = schemas.read_json(folder / _STATE)
+        schemas.conform(state, schemas.State, f"{folder}/{_STATE}")
+        known = {field.name for field in dataclasses.fields(TrainerState)}
+        for name in sorted(state.keys() - known):
+            raise ValueError(f"{folder}/{_STATE}: {name!r} is none of the names in it.")
+        self._rest = self._of_this_rank(folder)
+
     def _of_this_rank(self, folder: Path) -> dict[str, Any]:
         """What `_own_state` returned on this rank, or on the ranks whose work it continues."""
-        device, ranks = self.accelerator.device, self._ranks
+        ranks = self._ranks
         wrote = len(list(folder.glob("rank-*.json")))
         if wrote == ranks.world:
-            return states.load(folder, f"rank-{ranks.rank}", device)
-        stored = [states.load(folder, f"rank-{rank}", device) for rank in range(wrote)]
+            return self._of_rank(folder, ranks.rank)
+        stored = [self._of_rank(folder, rank) for rank in range(wrote)]
         own = stored[ranks.rank % wrote]
         if ranks.rank >= wrote:  # ranks that were not there have random numbers of their own
             own["random"] = states.reseeded(own["random"], ranks.rank)
         own["loop"]["loss"] = torch.stack([each["loop"]["loss"] for each in stored]).mean(0)
         own["progress"] = self._redistributed([each["progress"] for each in stored])
         return own
+
+    def _of_rank(self, folder: Path, rank: int) -> dict[str, Any]:
+        found = states.load(folder, f"rank-{rank}", self.accelerator.device)
+        kind = schemas.rank_of(self._in_progress, self._carried)
+        schemas.conform(found, kind, f"{folder}/rank-{rank}.json")
+        return found
 
     def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:
         """The `_progress` of this rank, from that of another number of ranks."""
@@ -408,7 +447,8 @@ class Durable(Trainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if "random" in self._rest:
-            states.set_random_state(self._rest.pop("random"))
+            with _restoring(checkpoint):
+                states.set_random_state(self._rest.pop("random"))
 
     def _enter_epoch(self, epoch: int) -> None:
         """Restore, once, what Transformers resets as training begins, and the order of the data."""
@@ -453,11 +493,25 @@ class Durable(Trainer):
         functions = getattr(self, "reward_funcs", [])
         return [f for f in functions if hasattr(f, "state_dict") and not isinstance(f, nn.Module)]
 
-    # -- signals -----------------------------------------------------------------------------------
+    # -- stopping ----------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """A micro-batch, unless the run is to stop."""
+        self.leave_if_asked()
+        return super().training_step(*args, **kwargs)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self._mark is not None and self._mark.step != self.state.global_step:
+            self._mark = Mark.of(self)
 
     def _ask_to_stop(self) -> None:
         leave_if_lost()
         self._terminated = True
+        if self.accelerator.is_main_process:
+            last = "of the last whole update"
+            state = last if self.unfinished == "update" else f"before this {self.unfinished}"
+            say_at_once(f"stopping: saving the state {state}; a second signal stops at once.")
 
     def asked_to_stop(self) -> bool:
         """True on every rank once any of them has received SIGTERM or Ctrl-C."""
@@ -466,12 +520,71 @@ class Durable(Trainer):
         flag = torch.tensor(float(self._terminated), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
+    @property
+    def _between(self) -> bool:
+        """Whether the state of the last update is at hand: not before it is logged and saved."""
+        return self._mark is not None and self._mark.step == self.state.global_step
+
+    def stopping(self) -> bool:
+        """Whether this rank was asked to stop, and may end at once what is its own alone."""
+        return self._terminated and self._between
+
+    def leave_if_asked(self) -> None:
+        """End training here if any rank was asked to stop; every rank calls it.
+
+        Raises:
+          Interrupted: so it was.
+        """
+        if self._between and self.asked_to_stop():
+            raise Interrupted
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """When training is interrupted, return to the last update, and save it if it is not."""
+        try:
+            yield
+        except Interrupted:
+            mark = self._mark
+            assert mark is not None
+            saved = mark.step in (0, self._held)
+            self._ranks.everyone(lambda: mark.restore(self, rows=not saved))
+            if not saved:
+                self._save_checkpoint(self.model, None)
+            self.stopped_early = True
+        finally:
+            self._mark = None
+
+
+def _known(stored: dict[str, Any], own: dict[str, Any], where: str) -> dict[str, Any]:
+    """A state without what its object does not have: to others its attributes stay closed."""
+    schemas.alike(stored, own, where)
+    return {name: value for name, value in stored.items() if name in own}
+
+
+@contextlib.contextmanager
+def _restoring(folder: str | None) -> Iterator[None]:
+    """Raise what a state of another form leads to as a `CheckpointError` that names the folder."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, RuntimeError) as error:
+        lost = isinstance(error, RuntimeError) and torch.distributed.is_initialized()
+        if lost or isinstance(error, torch.OutOfMemoryError | TrainingError):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise CheckpointError(
+            f"{folder} cannot be continued: its state does not fit this training ({reason})."
+        ) from error
+
 
 class _Watch(TrainerCallback):
     """Callbacks of `Durable` in the training loop."""
 
     def __init__(self, trainer: Durable) -> None:
         self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trainer._listening:
+            self._trainer._mark = Mark.of(self._trainer)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trainer._enter_epoch(int(state.epoch or 0))
@@ -480,25 +593,3 @@ class _Watch(TrainerCallback):
         if self._trainer.asked_to_stop():
             control.should_save = control.should_training_stop = True
             self._trainer.stopped_early = True
-
-
-@contextlib.contextmanager
-def _on_request(action: Callable[[], None]) -> Iterator[None]:
-    """Call a function on SIGTERM or a first Ctrl-C; a second Ctrl-C interrupts as usual."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def interrupted(*_: Any) -> None:
-        signal.signal(signal.SIGINT, before[signal.SIGINT] or signal.default_int_handler)
-        sys.stderr.write("\nstopping after this update; Ctrl-C again stops at once.\n")
-        action()
-
-    signal.signal(signal.SIGTERM, lambda *_: action())
-    signal.signal(signal.SIGINT, interrupted)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)

@@ -157,13 +157,8 @@ def trains_in(method: Method) -> list[str]:
 
 def _between_old_and_sampler(method: Method) -> Method | None:
     """The part of a method that weighs tokens by the ratio of old policy and sampler, if any."""
-    return next((one for one in _parts(method) if _weighs(one)), None)
-
-
-def _weighs(method: Method) -> bool:
-    """Whether it does nothing where old policy and sampler are one; IcePop on the new one does."""
-    on_new = getattr(method, "policy", "old") == "new"
-    return "logp_rollout" in getattr(method, "also_requires", ()) and not on_new
+    weigh = (one for one in _parts(method) if Trait.WEIGHS_OLD_POLICY in one.traits)
+    return next(weigh, None)
 
 
 def _parts(method: Method) -> Iterator[Method]:

@@ -4,6 +4,10 @@ from typing import Any, Literal
 
 from trustclip.constraints.checked import UpToOne, Whole, checked
 
+#: The Llama family, which trustclip decodes and copies: classes of Transformers that differ in
+#: biases and in the norms of queries and keys alone.
+DECODED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
 
 @checked
 class Sampler:
@@ -11,7 +15,7 @@ class Sampler:
 
     In production another program samples (vLLM, SGLang), in another precision and often with
     weights that are some updates old. These settings make the same mismatch on purpose, of known
-    size: only the tiny models' decoder samples from such a copy.
+    size: only trustclip's decoder samples from such a copy.
 
     Example:
       >>> Sampler().exact, Sampler(dtype="bfloat16", lag=4).exact

@@ -11,10 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from trustclip.durable.flush import flush
 from trustclip.evaluation.backends.local import Backend, derived_seed
 from trustclip.evaluation.measures import Measures
 from trustclip.rewards import Style, Verifier, extract_answer
-from trustclip.runs.directory import RunDirectory
+from trustclip.runs.directory import RunDirectory, own_shards
 from trustclip.runs.jsonl import Row, scan, write_bytes
 from trustclip.runs.progress import Stage
 from trustclip.runs.samples import shards
@@ -143,7 +144,7 @@ def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
       tasks: problems by task.
       plan: how they are sampled.
     """
-    files = shards(path.parent)
+    files, own = shards(path.parent), own_shards(path.parent)
     found: dict[tuple[Any, ...], dict[bytes, Row]] = defaultdict(dict)
     for file in files:
         for line in scan(file):
@@ -159,12 +160,17 @@ def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
             break  # rows and scores are those of an undisturbed evaluation in their order, too
         for group in groups:
             kept |= group
-    whole = b"".join(kept)
-    if whole != b"".join(file.read_bytes() for file in files):
-        write_bytes(path, whole)
+    if files:
         for file in files:
-            if file != path:
+            if file not in own:  # of a user, or of a run that a power cut has taken the start of
+                file.rename(file.with_name(f"{file.name}.aside"))
+                warnings.warn(f"{file} follows no samples of this run: set aside.", stacklevel=2)
+            elif file != path:
                 file.unlink()
+        flush(path.parent)  # a shard that followed none would not be the run's any more
+        # Also what is whole: a flush that failed has lost rows that can still be read, and a later
+        # one of the same file would succeed without them.
+        write_bytes(path, b"".join(kept))
     return list(kept.values())
 
 

@@ -115,6 +115,10 @@ def score(
     return scored(as_head(weight, bias, temperature), hidden, ids, Plan(entropy, mean))
 
 
+#: Log-probability below which a bias of -inf, in the tiles -1e30, is the only cause.
+_IMPOSSIBLE = -1e25
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a pass over the head's tiles computes in addition to log-probabilities.
@@ -211,8 +215,11 @@ class _Score(torch.autograd.Function):
                 direction = (head.rows_of(ids) - mean).div_(head.temperature)
         ctx.head, ctx.made = head, found.made
         kept, dropped = (None, None) if blocks is None else (blocks.kept, blocks.dropped)
+        logp = running.logp
+        if bias is not None and head.cap is None:
+            logp = logp.masked_fill(logp < _IMPOSSIBLE, -torch.inf)
         scores = Scores(
-            *(running.logp, running.entropy, running.log_partition),
+            *(logp, running.entropy, running.log_partition),
             mean=mean if plan.mean else None,
             dropped=dropped,
         )

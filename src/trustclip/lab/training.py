@@ -302,7 +302,8 @@ def _aggregation(settings: LabSettings, n: int, length: int) -> Callable[[Tensor
     """
     values = torch.zeros(n, length, device=settings.device, requires_grad=True)
     mask = torch.ones_like(values, dtype=torch.bool)
-    loss = aggregate(settings.aggregation, values, mask, max_length=length)
+    longest = length if settings.aggregation == "dr_grpo" else None
+    loss = aggregate(settings.aggregation, values, mask, max_length=longest)
     (weight,) = torch.autograd.grad(loss, values)
     return lambda x: (weight * x).sum((1, 2))
 
@@ -326,7 +327,7 @@ def measured(
     _, kept = constrained.coefficient(fields)
     own = {
         "entropy": -(every.exp() * every).sum(-1).mean((1, 2)),
-        "k3": divergences.precise_k3(fields["logp"] - fields["logp_old"]).mean((1, 2)),
+        "k3": divergences.k3(fields["logp"] - fields["logp_old"]).mean((1, 2)),
         "gated": (~kept).float().mean((1, 2)),
     }
     columns = {name: value.tolist() for name, value in own.items()}

@@ -34,9 +34,8 @@ class ATR(Method):
 
     The sum estimates the KL divergence of whole answers, and grows with their length. What weighs
     the gradient is $s$, as in ``gspo``, or the token's own ratio; and it is that ratio's
-    side of 1 that says whether a step is one outward. At ``"prefix"`` the ratio of the tokens so
-    far is a constant to the gradient, $s_t A_t \nabla\log\pi_\theta(y_t)$, as in
-    ``gspo_token``.
+    side of 1 that says whether a step is one outward. The ratio of a level is a constant to the
+    gradient, $s A_t \nabla\log\pi_\theta(y_t)$, as in ``gspo``.
 
     Args:
       delta: $\delta$, nats: per token, or of the level's sum. 0.07 in the paper.

@@ -31,8 +31,9 @@ class BAPO(Method):
 
     with $p$ the token's old probability. From $1 - \epsilon_{low}$ and $1 + \epsilon_{high}$ on,
     the upper bound rises in steps to its limit, and after it the lower one, until the condition
-    holds or both are at their limits. Negative samples tend to be longer and more, and a fixed
-    upper bound cuts the rare positive tokens, which hold the entropy up.
+    holds or both are at their limits; a last step is as long as the limit allows. Negative samples
+    tend to be longer and more, and a fixed upper bound cuts the rare positive tokens, which hold
+    the entropy up.
 
     *What one update sees.* The tokens of a micro-batch over all ranks, at the current policy. There
     is no state: every micro-batch starts from the narrow bounds.
@@ -44,7 +45,8 @@ class BAPO(Method):
     clip at 3; the algorithm here is the paper's.
 
     Args:
-      target: $\rho_0$, share of the positive contribution, in (0, 1].
+      target: $\rho_0$, share of the positive contribution, in (0, 1]. The authors' repository has
+        0.5, with the same limits.
       low: $\epsilon_{low}$, initial offset below ratio 1, at most 1.
       low_limit: its last value, at most ``low``.
       low_step: step of the lower bound.
@@ -96,7 +98,7 @@ class BAPO(Method):
         """Log of the bounds that meet the target, or of the last ones, over all ranks."""
         lows, highs = self._rungs()
         w, a, finite = safe_exp(batch.log_ratio.detach()), batch.advantages, batch.finite
-        signal = (batch.p_old * a.abs()).double()  # [batch, time]
+        signal = batch.logp_old.double().exp() * a.abs()  # [batch, time]
         positive, negative = finite & (a > 0), finite & (a < 0)
         risen = [masked_sum(signal * w.clamp(max=u), positive) for u in highs]
         fallen = [masked_sum(signal * w.clamp(min=low), negative) for low in lows]
@@ -118,7 +120,12 @@ class BAPO(Method):
 
     def _rungs(self) -> tuple[list[float], list[float]]:
         """Lower and upper bounds of the ratio, in the order they are tried."""
-        down = math.floor((self.low - self.low_limit) / self.low_step + 1e-9)
-        up = math.floor((self.high_limit - self.high) / self.high_step + 1e-9)
-        lows = [1 - self.low + i * self.low_step for i in range(down + 1)]
-        return lows, [1 + self.high + i * self.high_step for i in range(up + 1)]
+        lows = _steps(1 - self.low, 1 - self.low_limit, self.low_step)
+        return lows, _steps(1 + self.high, 1 + self.high_limit, self.high_step)
+
+
+def _steps(first: float, last: float, step: float) -> list[float]:
+    """From the first bound to the last in steps, the one that reaches it shortened if need be."""
+    whole = math.floor((last - first) / step + 1e-9)
+    taken = [first + i * step for i in range(whole + 1)]
+    return taken if last - taken[-1] < 1e-9 * step else [*taken, last]

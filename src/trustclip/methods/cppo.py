@@ -40,14 +40,16 @@ class CPPO(Method):
     Args:
       divergence: ``"binary_tv"``, ``"binary_kl"``, ``"top_k_tv"`` (the paper's, with 20 tokens) or
         ``"top_k_kl"``; see ``dppo``.
-      delta: $\delta$, threshold of the first token. 0.15 in the paper for dense models and 0.2 for
-        a mixture of experts, of total variation; 0.1 nats of KL.
-      budget: $\delta_b$, mean over a prefix up to which nothing is taken from $\delta$. 0.015 in
-        the paper for a post-trained model, at least 0.02 for base models; 0.002 nats of KL.
-      budget_ceiling: base models of the paper: $\delta_b$ is the 90 % quantile of $D$ in the
-        sequence, at least ``budget`` and at most this (0.04 in the paper); None for ``budget``.
+      delta: $\delta$, threshold of the first token. 0.2 of total variation in the released code and
+        in the paper for a mixture of experts; there 0.15 for dense models, 0.1 nats of KL.
+      budget: $\delta_b$, mean over a prefix up to which nothing is taken from $\delta$; with a
+        ceiling the least one. 0.02 in the released code and for the paper's base models, 0.015 for
+        its post-trained one; 0.002 nats of KL.
+      budget_ceiling: $\delta_b$ is the 90 % quantile of $D$ in the sequence, within ``budget`` and
+        this: 0.04 in the released code and for base models; None for ``budget`` alone.
       least_weight: $v_{min}$, weight of the last token, in (0, 1]; 1 for one threshold throughout.
-      anchor: ``"old"``, or ``"rollout"`` (the paper): see ``dppo``.
+      anchor: ``"old"``, as of every method here, or ``"rollout"`` (the paper): see ``dppo``. With
+        ``"rollout"`` the defaults are the released code's.
       k: number of tokens of the top-k forms, used by the engine that computes them.
 
     Raises:
@@ -59,18 +61,19 @@ class CPPO(Method):
       >>> q = p + torch.tensor([[0.1, 0.1, 0.1, 0.1, 0.1]])
       >>> batch = tc.TokenBatch(q.log(), p.log(), torch.ones(1, 5),
       ...                       torch.ones(1, 5, dtype=torch.bool))
-      >>> tc.method("cppo").surrogate(batch).kept  # none has moved by 0.15, but the prefix has
-      tensor([[ True, False, False, False, False]])
+      >>> tc.method("cppo").surrogate(batch).kept  # none has moved by 0.2, but the prefix has
+      tensor([[ True,  True, False, False, False]])
 
     References:
       Mao et al., `Beyond uniform token-level trust region in LLM reinforcement learning
-      <https://arxiv.org/abs/2606.10968>`_, 2026, Algorithm 1
+      <https://arxiv.org/abs/2606.10968>`_, 2026, Algorithm 1;
+      Tencent Hunyuan, `UniRL <https://github.com/Tencent-Hunyuan/UniRL>`_, 2026
     """
 
     divergence: Divergence = "binary_tv"
-    delta: Positive = 0.15
+    delta: Positive = 0.2
     budget: Positive = 0.02
-    budget_ceiling: Positive | None = None
+    budget_ceiling: Positive | None = 0.04
     least_weight: UpToOne = 0.8
     anchor: Anchor = "old"
     k: Annotated[int, Field(ge=1)] = 20

@@ -1,6 +1,6 @@
 """DPPO: trust regions on the divergence of probabilities instead of the ratio."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -99,31 +99,31 @@ class DPPO(Method):
     def twins(self) -> Twins:
         if self.top_k is not None or self.anchor == "rollout":
             return {}
-        limits = verl_bounds(self.threshold, self.threshold) | {"clip_ratio_c": self.ceiling}
+        limits = verl_bounds(self.value("delta"), self.value("delta")) | {
+            "clip_ratio_c": self.ceiling
+        }
         return {"verl": verl_settings(f"dppo_{self.divergence[-2:]}", **limits)}
 
-    @property
-    def threshold(self) -> float:
-        """The threshold used: ``delta``, or the paper's value for the divergence."""
-        return DELTA[self.divergence[-2:]] if self.delta is None else self.delta
+    def value(self, name: str) -> Any:
+        own = DELTA[self.divergence[-2:]] if name == "delta" and self.delta is None else None
+        return super().value(name) if own is None else own
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         if self.top_k is not None:
             return super().log_interval(p_old)
         logp_old = need_p_old(p_old, self.name).log()
         if self.divergence == "binary_kl":
-            return intervals.log_bernoulli_kl(logp_old, self.threshold)
-        return divergences.log_binary_tv_bounds(logp_old, self.threshold)
+            return intervals.log_bernoulli_kl(logp_old, self.value("delta"))
+        return divergences.log_binary_tv_bounds(logp_old, self.value("delta"))
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
         x = batch.log_ratio.detach()
-        satisfied = measured(self.divergence, batch) <= self.threshold
+        satisfied = measured(self.divergence, batch) <= self.value("delta")
         kept = gates.keeps_gradient(satisfied, x, batch.advantages, "outward")
         return gates.score_function(batch, safe_exp(x).clamp(max=self.ceiling), kept)
 
 
-@torch.no_grad()
 def check(divergence: Divergence, anchor: Anchor) -> None:
     """Raise ValueError for a divergence that cannot be measured against an anchor."""
     if divergence.startswith("top_k") and anchor == "rollout":
@@ -135,6 +135,7 @@ def required(divergence: Divergence, anchor: Anchor) -> tuple[str, ...]:
     return (divergence,) if divergence.startswith("top_k") else anchor_fields(anchor)
 
 
+@torch.no_grad()
 def measured(divergence: Divergence, batch: TokenBatch) -> Tensor:
     """Divergence of each token's probability from its old one. Shape [batch, time]."""
     if divergence == "binary_tv":

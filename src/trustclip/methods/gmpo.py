@@ -8,7 +8,7 @@ from torch import Tensor
 from trustclip.constraints import gates, levels
 from trustclip.constraints.base import Method, Positive, Trait, definition
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.constraints.masked import safe_exp, zero_masked
+from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.twins import Twins, verl_bounds, verl_settings
 
 
@@ -23,7 +23,9 @@ class GMPO(Method):
     \frac{\partial J}{\partial\log\pi_\theta(y_t)} = \rho A
     $$
 
-    for tokens that are not clipped (0 for the others, which still move $\rho$). An outlier
+    for tokens that are not clipped (0 for the others, which still move $\rho$), with $\rho$ a
+    constant to the gradient: the source's, which follows the mean, wherever the tokens of a
+    sequence share their advantage and nothing around the method weighs them apart. An outlier
     among the ratios moves a geometric mean far less than the arithmetic one of GRPO, so the bounds
     are wide. Each token carries $\rho A$: with ``sequence_mean`` (TRL's loss type
     ``grpo``) that is the paper's objective.
@@ -65,10 +67,8 @@ class GMPO(Method):
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x, (low, high) = batch.log_ratio, (-self.log_low, self.log_high)
-        kept = (
-            gates.keeps_gradient((low <= x) & (x <= high), x, batch.advantages, "outward")
-            & batch.mask
-        )
-        clipped = torch.where(kept, x, x.detach().clamp(low, high))
-        rho = safe_exp(levels.log_ratio_at("sequence", clipped, batch.mask))
-        return Surrogate(zero_masked(rho * batch.advantages, batch.mask), kept)
+        inside = (low <= x) & (x <= high)  # [batch, time], as everything here
+        kept = gates.keeps_gradient(inside, x, batch.advantages, "outward")
+        clipped = torch.where(kept, x, x.clamp(low, high)).detach()
+        rho = safe_exp(levels.reduced("sequence", "mean", clipped, batch.mask))
+        return gates.score_function(batch, rho, kept)

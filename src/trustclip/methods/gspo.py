@@ -2,12 +2,12 @@
 
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals, levels
 from trustclip.constraints.base import Method, Positive, Trait, UpToOne, definition
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.twins import Twins, verl_settings
 
 
@@ -25,14 +25,19 @@ class GSPO(Method):
     steadier than one, hence the narrow bounds. The same gradient as ``clip_higher`` with
     ``level="sequence"``.
 
-    ``"gspo_token"`` is the paper's variant for advantages that differ within a sequence: the
-    weight $\mathrm{sg}(s)\, \pi_\theta/\mathrm{sg}(\pi_\theta)$ gives each token its own
-    $s A_t$, gated by its own sign. It is what verl runs under the name of gspo.
+    *Variants.* ``"gspo_token"`` is the paper's form for advantages that differ within a sequence:
+    the weight $\mathrm{sg}(s)\, \pi_\theta/\mathrm{sg}(\pi_\theta)$ gives each token its own
+    $s A_t$, gated by its own sign, so that ``icepop`` and other masks around it drop what they
+    name. It is what verl runs under the name of gspo. ``"gspo"`` follows the gradient through the
+    mean, as TRL does: each token gets $s$ times the mean of what its sequence's tokens have,
+    advantages, weights and gates. While they share one advantage and nothing is around the method,
+    the two are the same; otherwise a token can get a gradient that is gated, without an advantage
+    or against it.
 
     Args:
       low: $\epsilon_{low}$, offset below ratio 1, at most 1.
       high: $\epsilon_{high}$, offset above ratio 1.
-      variant: ``"gspo"`` or ``"gspo_token"``.
+      variant: ``"gspo_token"``, or ``"gspo"`` to repeat a trainer that follows the mean.
 
     Example:
       >>> import torch, trustclip as tc
@@ -50,11 +55,13 @@ class GSPO(Method):
 
     low: UpToOne = 3e-4
     high: Positive = 4e-4
-    variant: Literal["gspo", "gspo_token"] = "gspo"
+    variant: Literal["gspo_token", "gspo"] = "gspo_token"
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | Trait.CLIPS_SEQUENCES | Trait.SEES_OTHERS
+        shared = Trait.MOVES_WITHOUT_ADVANTAGE | Trait.REVERSES
+        own = shared if self.variant == "gspo" else Trait(0)
+        return Trait.CUTS | Trait.CLIPS_SEQUENCES | Trait.SEES_OTHERS | own
 
     @property
     def twins(self) -> Twins:
@@ -68,7 +75,9 @@ class GSPO(Method):
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         bounded = gates.interval(batch, self.log_interval(), level="sequence")
-        if self.variant == "gspo":
+        if self.variant == "gspo_token":
             return bounded
-        s = safe_exp(levels.log_ratio_at("sequence", batch.log_ratio, batch.mask))
-        return gates.score_function(batch, s, bounded.kept)
+        mean = levels.reduced("sequence", "mean", batch.log_ratio, batch.mask)
+        literal = gates.hard(batch, bounded.kept, log_ratio=mean)
+        objective = torch.where(bounded.kept, literal.objective, bounded.objective)
+        return Surrogate(objective, bounded.kept)

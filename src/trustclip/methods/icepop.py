@@ -9,10 +9,10 @@ from torch import Tensor
 from trustclip.constraints import levels
 from trustclip.constraints.base import AboveOne, Trait, UpToOne, definition, spans
 from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.compose import Weighted
+from trustclip.constraints.compose import Weighted, corrected_twins
 from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.registry import Part
-from trustclip.constraints.twins import Twins, corrected_twins
+from trustclip.constraints.twins import Twins
 from trustclip.methods.atr import ATR
 
 Spread = Literal["token", "sequence", "geometric"]
@@ -74,17 +74,14 @@ class IcePop(Weighted):
     @property
     def traits(self) -> Trait:
         own = Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
-        return super().traits | own | spans(self.level)
+        compared = Trait.WEIGHS_OLD_POLICY if self.policy == "old" else Trait(0)
+        return super().traits | own | spans(self.level) | compared
 
     @property
     def twins(self) -> Twins:
         if self.level == "geometric" or self.policy == "new":
             return {}
-        own = Trait.CLIPS_TOKENS in self.inner.traits  # each token its own gradient
-        inner = self.inner.twins
-        return corrected_twins(
-            inner, self.level, self.floor, self.ceiling, truncated=False, verl_too=own
-        )
+        return corrected_twins(self.inner, self.level, self.floor, self.ceiling, truncated=False)
 
     def weight(self, batch: TokenBatch) -> Tensor:
         rho = self._measured(batch, batch.rollout_log_ratio)  # [batch, time]

@@ -56,11 +56,12 @@ class KPop(Weighted):
     @property
     def traits(self) -> Trait:
         own = Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
-        return super().traits | own | Trait.READS_PROBABILITY
+        compared = Trait.WEIGHS_OLD_POLICY if self.policy == "old" else Trait(0)
+        return super().traits | own | Trait.READS_PROBABILITY | compared
 
     def weight(self, batch: TokenBatch) -> Tensor:
         rho = batch.rollout_log_ratio  # [batch, time]
-        sampler = batch.logp_old - rho
+        sampler = batch.against("rollout").logp_old
         ours = batch.logp_old if self.policy == "old" else batch.logp.detach()
         there = divergences.binary_kl_old_new(sampler, ours)
         back = divergences.binary_kl_old_new(ours, sampler)

@@ -32,7 +32,8 @@ class Penalty(Composite):
 
     with $J_t$ the objective of ``inner`` and $d$ one of
 
-    * ``k2``: $x^2/2$, gradient $x$; prime-rl's and Kimi's $\tau x^2$ is $\beta = 2\tau$,
+    * ``k2``: $x^2/2$, gradient $x$; Kimi k1.5's $\tfrac\tau2 x^2$ is $\beta = \tau$, and prime-rl's
+      and Kimi K2.5's $\tau x^2$ is $\beta = 2\tau$,
     * ``k3``: $e^x - 1 - x$, which estimates KL(old || new); gradient $w - 1$,
     * ``k3_reverse``: $e^{-x} - 1 + x$, the form in which trainers write k3 of a reference model,
     * ``abs``: $|x|$, gradient $\mathrm{sign}(x)$.

@@ -7,10 +7,10 @@ from torch import Tensor
 from trustclip.constraints import levels
 from trustclip.constraints.base import AboveOne, Trait, definition, spans
 from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.compose import Weighted
+from trustclip.constraints.compose import Weighted, corrected_twins
 from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.registry import Part
-from trustclip.constraints.twins import Twins, corrected_twins
+from trustclip.constraints.twins import Twins
 from trustclip.methods.atr import ATR
 
 
@@ -59,14 +59,12 @@ class TIS(Weighted):
 
     @property
     def traits(self) -> Trait:
-        own = Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        own = Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER | Trait.WEIGHS_OLD_POLICY
         return super().traits | own | spans(self.level)
 
     @property
     def twins(self) -> Twins:
-        own = Trait.CLIPS_TOKENS in self.inner.traits  # each token its own gradient
-        inner = self.inner.twins
-        return corrected_twins(inner, self.level, None, self.ceiling, truncated=True, verl_too=own)
+        return corrected_twins(self.inner, self.level, None, self.ceiling, truncated=True)
 
     def weight(self, batch: TokenBatch) -> Tensor:
         x = levels.reduced(self.level, "sum", batch.rollout_log_ratio, batch.mask)

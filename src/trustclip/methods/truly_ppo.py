@@ -1,6 +1,6 @@
 """Truly PPO and its variants, which differ in what tokens outside the trust region get."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from trustclip.constraints import gates, intervals
 from trustclip.constraints.base import Method, NonNegative, Positive, Trait, UpToOne, definition
@@ -57,10 +57,9 @@ class TrulyPPO(Method):
     slope: NonNegative | None = None
     slope_likelihood: NonNegative = 1.0
 
-    @property
-    def threshold(self) -> float:
-        """The threshold used: ``delta``, or the released code's for the variant."""
-        return DELTA[self.variant] if self.delta is None else self.delta
+    def value(self, name: str) -> Any:
+        own = DELTA[self.variant] if name == "delta" and self.delta is None else None
+        return super().value(name) if own is None else own
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -81,7 +80,9 @@ class TrulyPPO(Method):
             kept = gates.keeps_gradient((low <= x) & (x <= high), x, batch.advantages, "outward")
             return gates.rollback(batch, kept, slope)
         kl = batch.given("kl_old_new")
-        kept = gates.keeps_gradient(kl.detach() <= self.threshold, x, batch.advantages, "outward")
+        kept = gates.keeps_gradient(
+            kl.detach() <= self.value("delta"), x, batch.advantages, "outward"
+        )
         if self.variant == "tr_ppo":
             return gates.hard(batch, kept)
         if self.variant == "trppo_rb":

@@ -138,6 +138,7 @@ class Audit:
 
     Args:
       rows: number of rows of Table 2.
+      cells: number of its benchmark scores, final and best.
       faults: every inconsistency of Table 2, in words.
       spreads: benchmark cells of Table 3, each with the runs that print as it.
       conventions: which std fits those cells.
@@ -152,6 +153,7 @@ class Audit:
     """
 
     rows: int
+    cells: int
     faults: list[str]
     spreads: list[Spread]
     conventions: Conventions
@@ -199,6 +201,13 @@ def audit() -> Audit:
     population = conventions.population >= conventions.sample
     return Audit(
         rows=len(single),
+        cells=sum(
+            bool(row[f"{benchmark}_{metric}_{at}"])
+            for row in single
+            for benchmark in BENCHMARKS
+            for metric in METRICS
+            for at in ("final", "best")
+        ),
         faults=[fault for row in single for fault in single_run_faults(row)],
         spreads=spreads,
         conventions=conventions,

@@ -22,7 +22,8 @@ def render(found: Audit, console: Console | None = None) -> None:
     title = Text.assemble(("Table 2", "bold"), ", one run per method: ")
     console.print(title.append("is every cell a whole number of answers?"))
     console.print(
-        f"  {found.rows} rows, {len(found.faults) or 'no'} inconsistent cells or averages"
+        f"  {found.rows} rows, {found.cells} scores, "
+        f"{len(found.faults) or 'no'} inconsistent cells or averages"
     )
     for fault in found.faults:
         console.print(f"  {fault}")

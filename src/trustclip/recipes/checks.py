@@ -12,13 +12,11 @@ from trustclip.constraints.base import Trait
 from trustclip.constraints.names import nearest
 from trustclip.durable.mirror import check_url
 from trustclip.engines import limits
-from trustclip.engines.sampler import Sampler
+from trustclip.engines.sampler import DECODED, Sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.recipes import rewarding
 from trustclip.recipes.rewarding import CORRECT
 from trustclip.recipes.settings import (
-    ARITHMETIC,
-    PRIMER,
     DemoSettings,
     EvalStage,
     RLStage,
@@ -27,10 +25,8 @@ from trustclip.recipes.settings import (
 )
 from trustclip.recipes.tiny import BUILT_IN
 from trustclip.rewards.chosen import RESERVED
+from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.rows import Fields, mapped
-
-#: The architecture of the built-in models, which `trustclip.engines.trl.decoding` decodes.
-DECODED = "Qwen3ForCausalLM"
 
 Complaint = tuple[tuple[str, ...], str]
 
@@ -128,12 +124,6 @@ def _sampler(settings: RLStage) -> Iterator[Complaint]:
     """Settings with which no copy of the policy can sample in its place."""
     if settings.sampler.exact:
         return
-    if settings.lora_r:
-        yield (
-            ("lora_r",),
-            f"`sampler` copies a model that is trained as a whole: set `lora_r` to 0, got "
-            f"{settings.lora_r}.",
-        )
     if settings.top_p < 1:
         yield (
             ("top_p",),
@@ -151,10 +141,14 @@ def uncopied(sampler: Sampler, model: str) -> Iterator[str]:
     config = Path(model) / "config.json"
     if sampler.exact or model in BUILT_IN or not config.is_file():
         return
-    with contextlib.suppress(ValueError, AttributeError):  # the loader reports a damaged file
+    # What is wrong with a damaged file, the loader says.
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
         kinds = json.loads(config.read_text(encoding="utf-8")).get("architectures")
-        if kinds != [DECODED]:
-            yield f"`sampler` copies {DECODED} only, and {model!r} is {kinds}: leave it out."
+        if kinds not in [[name] for name in DECODED]:
+            yield (
+                f"`sampler` copies {', '.join(DECODED)} only, and {model!r} is {kinds}: leave it "
+                "out."
+            )
 
 
 def absent(settings: Any) -> Iterator[str]:
@@ -205,7 +199,7 @@ def _(settings: EvalStage) -> Iterator[Complaint]:
         yield ("data_dir",), f"`data_dir`: {folder} is not a folder."
         return
     for name in names:
-        if name != ARITHMETIC:
+        if name not in GENERATED:
 
             def look(name: str = name, folder: Path | None = folder) -> None:
                 local = None if folder is None else task_file(name, folder)
@@ -242,7 +236,7 @@ def _source(name: str, split: str | None, columns: Mapping[str, str]) -> Iterato
     from trustclip.tasks.hub import HUB_SOURCES
     from trustclip.tasks.sources import open_source
 
-    generated = (ARITHMETIC, PRIMER)
+    generated = (*GENERATED, PRIMER)
     if name in generated:
         return
     for where, text in _of(("dataset",), lambda: open_source(name, "train")):

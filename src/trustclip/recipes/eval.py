@@ -9,7 +9,7 @@ from trustclip.evaluation.backends.local import Backend, Local, Sampling
 from trustclip.evaluation.evaluate import Plan, evaluate, recover, scores_table
 from trustclip.evaluation.measures import Measures
 from trustclip.recipes.checks import refuse
-from trustclip.recipes.models import adapter_of, load_model
+from trustclip.recipes.models import adapter_of, base_of, load_model
 from trustclip.recipes.problems import test_problems
 from trustclip.recipes.prompting import record, show, trained_with, unlike
 from trustclip.recipes.rewarding import keep_code
@@ -107,6 +107,6 @@ def open_backend(settings: EvalSettings) -> Backend:
             )
         from trustclip.evaluation.backends.vllm import VLLM
 
-        return VLLM(settings.model, sampling, settings.style, settings.seed)
+        return VLLM(base_of(settings.model), sampling, settings.style, settings.seed)
     model, tokenizer = load_model(settings.model, settings.style, settings.seed)
     return Local(model, tokenizer, sampling, settings.batch_size)

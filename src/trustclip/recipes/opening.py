@@ -23,7 +23,8 @@ def opened(command: str, settings: Any, console: Console) -> Iterator[tuple[RunD
       console: is told of what there is.
 
     Raises:
-      ValueError: the folder holds another run, or another process uses it.
+      ValueError: the folder holds another run, another process uses it, or a finished run's model
+        is gone and cannot be made again.
       TrainingError: the same, on ranks other than the first.
     """
     folder, runs = settings.output_dir, []
@@ -32,7 +33,7 @@ def opened(command: str, settings: Any, console: Console) -> Iterator[tuple[RunD
         def begin() -> bool:
             held.enter_context(only_process(folder))
             runs.append(RunDirectory.resumed(folder, command, settings))
-            return bool(runs[0].summary.get("finished"))
+            return runs[0].finished()
 
         finished = by_first(begin)
         run = runs[0] if runs else RunDirectory(folder, command, settings)

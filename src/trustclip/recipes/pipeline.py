@@ -36,12 +36,13 @@ from trustclip.recipes.rl import (
     whole_adapters,
 )
 from trustclip.recipes.settings import Recipe, RLSettings, SFTSettings
-from trustclip.recipes.sft import sft
+from trustclip.recipes.sft import tuned
 from trustclip.recipes.watch.callbacks import Checkups
 from trustclip.runs.answers import outcomes, overlapping, score_rows, scores
-from trustclip.runs.card import write_card
+from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory, samples
 from trustclip.runs.jsonl import Row
+from trustclip.runs.outlook import of_evaluation
 from trustclip.runs.reader import read_run
 from trustclip.runs.scored import course_of_scores, score_fell
 from trustclip.runs.terminal import print_table, told, warn
@@ -106,13 +107,10 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
     if evaluation is not None:
         evaluation(trained.trainer)
     save_model(trained.trainer.model, tokenizer, run.final, prompt)
-
-    def finish() -> None:
-        run.summarize({**identity, **_course(run), **trained.metrics, "finished": True})
-        write_card(run.path)
-
-    by_first(finish)
-    _conclude(run, console)
+    by_first(
+        lambda: conclude(run, {**identity, **_course(run), **trained.metrics, "finished": True})
+    )
+    _report(run, console)
 
 
 def _refuse_before_tuning(
@@ -131,24 +129,43 @@ def _refuse_before_tuning(
         short_enough(problems, load_tokenizer(recipe.model, tuned), settings)
 
 
-def _conclude(run: RunDirectory, console: Console) -> None:
+def _report(run: RunDirectory, console: Console) -> None:
     summary = run.summary
     if "final" in summary:
         stages = {"before": summary["initial"], "after": summary["final"]}
         if "final_clean" in summary:
-            without = "without the problems that the training data hold"
+            without = without_copies(summary.get("overlap", {}))
             stages[f"before, {without}"] = summary["initial_clean"]
             stages[f"after, {without}"] = summary["final_clean"]
         for name, result in stages.items():
             print_table(console, scores_table(result, name))
         gain = interval_text(summary["difference"])
         console.print(f"gain, paired by problem: {gain} points", highlight=False)
+        if clean := summary.get("difference_clean"):
+            text = f"gain {without_copies(summary['overlap'])}: {interval_text(clean)} points"
+            console.print(text, highlight=False)
         conclude_scores(run.path, console)
     if notices := summary.get("notices"):
         several = "s" * (len(notices) > 1)
         text = f"{len(notices)} warning{several} during training: trustclip explain {run.path}"
         warn(console, text)
     console.print(f"model in {run.final}", highlight=False)
+
+
+def without_copies(overlap: Mapping[str, Any]) -> str:
+    """What the clean test problems are, in words.
+
+    Args:
+      overlap: of the run's summary.
+
+    Example:
+      >>> without_copies({"rl": {"excluded": True}})
+      'without the problems that were left out of training'
+      >>> without_copies({"rl": {"excluded": False}})
+      'without the problems that were trained on'
+    """
+    left_out = all(stage.get("excluded") for stage in overlap.values())
+    return f"without the problems that were {'left out of training' if left_out else 'trained on'}"
 
 
 def conclude_scores(folder: Path, console: Console) -> None:
@@ -173,10 +190,10 @@ def _tuned(recipe: Recipe, run: RunDirectory, problems: Sequence[Problem], conso
     settings = SFTSettings(
         model=recipe.model, output_dir=folder, seed=recipe.seed, **vars(recipe.sft)
     )
-    tuned = sft(settings, console, problems)
-    if not tuned.summary.get("finished"):
+    done = tuned(settings, console, problems)
+    if not done.summary.get("finished"):
         raise Interrupted
-    return str(tuned.final)
+    return str(done.final)
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
@@ -224,17 +241,21 @@ class _Evaluation:
         s, step = self._settings, trainer.state.global_step
         plan = Plan(s.k, s.style, derived_seed(self._seed, step), s.batch_size, self._measures)
         model, training = trainer.model, trainer.model.training
+        trainer.unfinished = "evaluation"
         try:
             backend = _Watched(self._backend(trainer), trainer)
             rows = evaluate(self._run, None, backend, self._tasks, plan, step)
         finally:
             model.train(training)
+            trainer.unfinished = "update"
         result = scores(rows)
         for row in score_rows(result, step):
             self._run.log(row)
         name, value = next(iter(result["average"].items()))
         line = f"eval after {step} updates  {name} {interval_text(value)}"
         self._console.print(line, highlight=False)
+        for sign in of_evaluation(result["average"], s.max_tokens) if step == 0 else ():
+            warn(self._console, f"warning: {sign.text}")
 
     def _backend(self, trainer: Any) -> Backend:
         s = self._settings
@@ -244,11 +265,11 @@ class _Evaluation:
 
             return TrainingVLLM(trainer.vllm_generation, self.tokenizer, sampling)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        return Local(model, self.tokenizer, sampling, s.batch_size)
+        return Local(model, self.tokenizer, sampling, s.batch_size, trainer.stopping)
 
 
 class _Watched:
-    """A backend that checks before every batch whether the run was asked to stop."""
+    """A backend of a run that leaves it around every batch if it was asked to stop."""
 
     def __init__(self, backend: Backend, trainer: Any) -> None:
         self._backend, self._trainer = backend, trainer
@@ -256,9 +277,10 @@ class _Watched:
     def generate(
         self, prompts: Sequence[Conversation], n: int, seed: int
     ) -> list[list[Completion]]:
-        if self._trainer.asked_to_stop():
-            raise Interrupted
-        return self._backend.generate(prompts, n, seed)
+        self._trainer.leave_if_asked()
+        completions = self._backend.generate(prompts, n, seed)
+        self._trainer.leave_if_asked()  # what a rank ended early is worth nothing
+        return completions
 
 
 def _course(run: RunDirectory) -> dict[str, Any]:
@@ -273,7 +295,7 @@ def _course(run: RunDirectory) -> dict[str, Any]:
     return {
         "initial": results[min(results)],
         "final": results[max(results)],
-        "difference": vars(difference(run)),
+        "difference": vars(difference(evaluations)),
         **clean_scores(run.summary.get("overlap", {}), evaluations),
         # Selected by its score on these same problems, so that score is biased upwards.
         "best": {"step": best, "average": results[best]["average"]},
@@ -291,10 +313,16 @@ def clean_scores(
     """
     if not (hit := overlapping(overlap)):
         return {}
+    kept = {
+        step: [row for row in evaluations[step] if row["id"] not in hit.get(row["task"], ())]
+        for step in (min(evaluations), max(evaluations))
+    }
+    if not all(kept.values()):
+        return {}
     return {
-        name: scores(kept)
-        for name, step in (("initial_clean", min(evaluations)), ("final_clean", max(evaluations)))
-        if (kept := [row for row in evaluations[step] if row["id"] not in hit.get(row["task"], ())])
+        "initial_clean": scores(kept[min(kept)]),
+        "final_clean": scores(kept[max(kept)]),
+        "difference_clean": vars(difference(kept)),
     }
 
 
@@ -306,9 +334,13 @@ def _evaluations(run: RunDirectory) -> dict[int, list[dict[str, Any]]]:
     return dict(sorted(found.items()))
 
 
-def difference(run: RunDirectory) -> stats.Difference:
-    """Gain in Mean@K from the first to the last evaluation, paired by problem, macro-averaged."""
-    before, *_, after = (outcomes(rows) for rows in _evaluations(run).values())
+def difference(evaluations: Mapping[int, Sequence[Row]]) -> stats.Difference:
+    """Gain in Mean@K from the first to the last evaluation, paired by problem, macro-averaged.
+
+    Args:
+      evaluations: samples by update.
+    """
+    before, after = (outcomes(evaluations[pick(evaluations)]) for pick in (min, max))
     pairs = [(task, after[task][key], before[task][key]) for task in after for key in after[task]]
     tasks, new, old = zip(*pairs, strict=True)
     return stats.paired_difference(list(new), list(old), strata=list(tasks))

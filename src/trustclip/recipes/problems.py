@@ -9,10 +9,8 @@ from typing import Any, Protocol
 
 from trustclip.recipes.rewarding import check_data, columns_of, has_own, needs_answers
 from trustclip.recipes.settings import (
-    ARITHMETIC,
     NOTHING,
     OWN_TESTS,
-    PRIMER,
     EvalStage,
     Recipe,
     RLStage,
@@ -24,11 +22,12 @@ from trustclip.tasks.alike import Tokens, tokenize
 from trustclip.tasks.arithmetic import Arithmetic
 from trustclip.tasks.decontaminate import decontaminate
 from trustclip.tasks.files import stem_of
+from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.sources import Wanted, load_problems, load_task
 
 #: Number of generated problems when no limit is set.
-GENERATED = 1024
+MANY = 1024
 #: The same for fine-tuning on a mixture of terse and worked solutions.
 PRIMED = 2560
 
@@ -111,7 +110,7 @@ def further_tests(
     return {
         name: load_task(name, folder, quarantine=run.quarantine)
         for name in names
-        if name not in (OWN_TESTS, ARITHMETIC)
+        if name != OWN_TESTS and name not in GENERATED
     }
 
 
@@ -141,9 +140,9 @@ def kept_apart(
       >>> [problem.id for problem in kept], found
       (['b'], {'excluded': True, 'problems': 1, 'tests': {'bags': ['x']}})
     """
-    generated = settings.dataset in (ARITHMETIC, PRIMER)
+    generated = settings.dataset in (*GENERATED, PRIMER)
     # Generated ones are disjoint by construction, and too similar for the search for copies.
-    against = {task: one for task, one in tests.items() if not (generated and task == ARITHMETIC)}
+    against = {task: one for task, one in tests.items() if not (generated and task in GENERATED)}
     reports = {task: decontaminate(problems, tested) for task, tested in against.items()}
     found = set().union(*(report.train_ids for report in reports.values()))
     hits = {task: set(report.contaminated) for task, report in reports.items()}
@@ -224,8 +223,8 @@ def training_problems(
     Raises:
       ValueError: no such source, too many bad rows, or no problem with a solution.
     """
-    if settings.dataset == ARITHMETIC:
-        return Arithmetic(seed=seed).train(settings.limit or GENERATED)
+    if settings.dataset in GENERATED:
+        return GENERATED[settings.dataset](seed=seed).train(settings.limit or MANY)
     if settings.dataset == PRIMER and solutions:
         return Arithmetic(seed=seed).primer(settings.limit or PRIMED)
     rl = settings if isinstance(settings, RLStage) else None
@@ -267,8 +266,8 @@ def test_problems(settings: EvalStage, run: RunDirectory) -> dict[str, list[Prob
         raise ValueError(f"two tasks have the name {twice[0]!r}: {settings.tasks}")
     tasks = {}
     for label, name in zip(labels, names, strict=True):
-        if name == ARITHMETIC:
-            problems = Arithmetic().test(settings.limit or 128)
+        if name in GENERATED:
+            problems = GENERATED[name]().test(settings.limit or 128)
         else:
             wanted = Wanted(
                 settings.columns, answers=needs_answers(settings), further=has_own(settings)

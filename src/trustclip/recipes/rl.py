@@ -26,10 +26,11 @@ from trustclip.recipes.rewarding import Rewards, check_data, keep_code, training
 from trustclip.recipes.settings import RLSettings
 from trustclip.recipes.tiny import BUILT_IN
 from trustclip.recipes.watch.agreement import FirstCompletions
-from trustclip.recipes.watch.callbacks import Checkups, Recorder, silence
+from trustclip.recipes.watch.callbacks import Checkups, FirstGeneration, Recorder, silence
 from trustclip.recipes.watch.completions import Completions
 from trustclip.recipes.watch.guards import Guards, Notice
 from trustclip.recipes.watch.recorder import outcome, plan_of, shown_too, token_sampler
+from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 from trustclip.runs.terminal import told
@@ -75,7 +76,7 @@ def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
     save_model(trained.trainer.model, tokenizer, run.final, prompt)
     counts = {"problems": len(problems), "overlap": {"rl": overlap}, "prompt": prompt}
     summary = {"command": "rl", **counts, "finished": True, **trained.metrics}
-    by_first(lambda: run.summarize(summary))
+    by_first(lambda: conclude(run, summary))
     console.print(f"model in {run.final}", highlight=False)
 
 
@@ -156,20 +157,18 @@ def reinforce(
     run.start_over()
     keep_code(run, settings)
     trainer = _trainer(model, tokenizer, problems, settings, run, rewards)
-    FirstCompletions(run, console).listen(trainer)
     guards = Guards(shown_too(run, console))
     trainer.recorder = RunRecorder(run, rewards, settings.reward_noise > 0, guards.report)
     told(console, "sampling the first completions")
     with Stage(console, "rl", settings.max_steps) as stage:
         trainer.add_callback(Recorder(run, stage, "rl", equipment.sink))
+        trainer.add_callback(FirstGeneration(console, settings.max_completion_length))
         trainer.add_callback(guards)
+        trainer.add_callback(FirstCompletions(run, console, trainer))
         if checkups is not None:
             checkups.trainer = trainer
             trainer.add_callback(checkups)
-        try:
-            complete = trainer.train_durably()
-        except Interrupted:
-            complete = False
+        complete = trainer.train_durably()
     if complete and not trainer.state.global_step:
         raise ValueError("training made no update: the model is unchanged and was not saved.")
     if not complete:

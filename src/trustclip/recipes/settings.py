@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import tyro
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from trustclip.constraints.brake import Brake
 from trustclip.constraints.checked import (
@@ -28,6 +28,7 @@ from trustclip.constraints.checked import (
     checked,
 )
 from trustclip.engines.sampler import Sampler
+from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.prompts import Prompt, PromptStyle, styled
 
 T = TypeVar("T")
@@ -42,6 +43,14 @@ def _at_most_one(value: float) -> float:
 
 
 LearningRate = Annotated[Positive, AfterValidator(_at_most_one)]
+
+
+def _twice_the_rank(value: int | None, info: ValidationInfo) -> int:
+    # Without adapters it has no effect, and stays what earlier releases recorded.
+    return 2 * (info.data.get("lora_r") or 32) if value is None else value
+
+
+LoraAlpha = Annotated[Count | None, Field(validate_default=True), AfterValidator(_twice_the_rank)]
 
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method as Part
@@ -101,10 +110,6 @@ def beginning_with(*names: str) -> Callable[[type[T]], type[T]]:
     return ordered
 
 
-#: In place of a dataset: generated chain arithmetic.
-ARITHMETIC = "arithmetic"
-#: The same for SFT, with solutions that are mostly terse and wrong: RL has room to improve.
-PRIMER = "arithmetic-primer"
 #: In place of the names of test sets: those that the recipe evaluates on, and none at all.
 OWN_TESTS, NOTHING = "tests", "none"
 
@@ -127,8 +132,9 @@ def source_of(dataset: str, split: str | None) -> str:
     """
     if split is None:
         return dataset
-    if "@" in dataset or dataset in (ARITHMETIC, PRIMER):
-        reason = "has no splits" if dataset in (ARITHMETIC, PRIMER) else "names one already"
+    generated = dataset in (*GENERATED, PRIMER)
+    if "@" in dataset or generated:
+        reason = "has no splits" if generated else "names one already"
         raise ValueError(f"`split` is {split!r}, and `dataset` {dataset!r} {reason}.")
     return f"{dataset}@{split}"
 
@@ -139,7 +145,7 @@ class SFTStage:
 
     dataset: str
     """Problems with solutions: a file, a folder of datasets.save_to_disk, a hub id
-    (NAME:CONFIG@SPLIT), or "arithmetic"."""
+    (NAME:CONFIG@SPLIT), or generated ones ("arithmetic", "word-sums", ...)."""
     split: str | None = None
     """Split of the data set, or a part of it, such as "train[:1000]"."""
     columns: Columns = field(default_factory=dict)
@@ -176,8 +182,8 @@ class SFTStage:
     """Weight decay of AdamW."""
     lora_r: Whole = 0
     """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
-    lora_alpha: Count = 64
-    """LoRA alpha: the adapters are scaled by alpha / r."""
+    lora_alpha: LoraAlpha = None
+    """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
     logging_steps: Count = 1
     """Updates between lines of metrics.jsonl."""
     save_steps: Whole = 0
@@ -214,7 +220,7 @@ class RLStage:
 
     dataset: str
     """Problems with answers: a file, a folder of datasets.save_to_disk, a hub id
-    (NAME:CONFIG@SPLIT), or "arithmetic"."""
+    (NAME:CONFIG@SPLIT), or generated ones ("arithmetic", "word-sums", ...)."""
     split: str | None = None
     """Split of the data set, or a part of it, such as "train[:1000]"."""
     columns: Columns = field(default_factory=dict)
@@ -289,8 +295,8 @@ class RLStage:
     """Exclude completions that reached the length limit from the loss."""
     lora_r: Whole = 32
     """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
-    lora_alpha: Count = 64
-    """LoRA alpha: the adapters are scaled by alpha / r."""
+    lora_alpha: LoraAlpha = None
+    """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
     use_vllm: bool = False
     """Generate with vLLM."""
     gradient_checkpointing: bool = False
@@ -348,7 +354,8 @@ class EvalStage:
     """Evaluation: Mean@K and Pass@K."""
 
     tasks: str
-    """Comma-separated problem sets: names (amc23, aime24, gsm8k@test), files, or "arithmetic"."""
+    """Comma-separated problem sets: names (amc23, aime24, gsm8k@test), files, or generated ones
+    ("arithmetic", "word-sums", "letter-counts", "digit-sums")."""
     columns: Columns = field(default_factory=dict)
     """Columns of own files by what they are, where they have other names: {prompt: question}."""
     data_dir: Path | None = None
@@ -434,7 +441,14 @@ class Recipe:
 
 @checked
 class DemoSettings:
-    """A small policy learns under a constraint, from nothing, on a laptop CPU, in minutes."""
+    """A small policy learns under a constraint, on a laptop CPU, in minutes.
+
+    The policy is a tiny one, made on the spot and trained from nothing, or the pretrained SmolLM2.
+    """
+
+    model: Literal["tiny", "smollm2"] = "tiny"
+    """Policy: "tiny", 0.4 million parameters, one minute; or "smollm2", the pretrained
+    SmolLM2-135M-Instruct, about ten minutes."""
 
     method: Part = cast("Part", "atr")
     """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
@@ -445,7 +459,9 @@ class DemoSettings:
     """Sample from a rounded, quantised or older copy of the policy."""
     output_dir: Path | None = None
     """Run directory; runs/demo-METHOD-seedSEED when unset."""
-    generations: Count = 6
-    """Number of generations, each of 256 samples and 16 updates."""
-    test_problems: Count = 128
-    """Number of held-out problems evaluated before and after training."""
+    generations: Count | None = None
+    """Number of generations, each of 16 updates: 6 of 256 samples with "tiny" and 8 of 64 with
+    "smollm2" when unset."""
+    test_problems: Count | None = None
+    """Number of held-out problems evaluated before and after training: 128 with "tiny" and 64 with
+    "smollm2" when unset."""

@@ -21,6 +21,7 @@ from trustclip.recipes.problems import (
 from trustclip.recipes.prompting import record, show, unlike
 from trustclip.recipes.settings import SFTSettings
 from trustclip.recipes.watch.callbacks import Recorder, silence
+from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 from trustclip.runs.terminal import told
@@ -39,10 +40,24 @@ def sft(
       console: gets the progress.
       problems: problems with solutions; those of ``settings.dataset`` if None.
 
+    Returns:
+      The run; its summary is not ``finished`` when SIGTERM or Ctrl-C stopped it: everything is
+      saved, and the same call continues.
+
     Raises:
       ValueError: a model, data set or run directory that cannot be used, or another process uses
         the run directory.
     """
+    run = tuned(settings, console, problems)
+    if not run.summary.get("finished"):
+        console.print(f"stopped; the same command continues {run.path}.", highlight=False)
+    return run
+
+
+def tuned(
+    settings: SFTSettings, console: Console, problems: Sequence[Problem] | None = None
+) -> RunDirectory:
+    """`sft` as a part of another command, which says itself that it was stopped."""
     refuse(settings)
     with opened("sft", settings, console) as (run, finished):
         if not finished:
@@ -71,7 +86,7 @@ def _sft(
     if metrics is None:
         return
     counts |= {"problems": len(problems), "finished": True}
-    by_first(lambda: run.summarize({"command": "sft", **counts, **metrics}))
+    by_first(lambda: conclude(run, {"command": "sft", **counts, **metrics}))
     console.print(f"model in {run.final}", highlight=False)
 
 
@@ -93,7 +108,7 @@ def prime(folder: Path, model: str, seed: int, console: Console, *, steps: int =
     """
     changes = {"model": model, "output_dir": folder, "seed": seed, "max_steps": steps}
     settings = build(SFTSettings, preset("sft", "tiny"), Source(changes=changes))
-    if not (run := sft(settings, console)).summary.get("finished"):
+    if not (run := tuned(settings, console)).summary.get("finished"):
         raise Interrupted
     return run.final
 
@@ -162,7 +177,6 @@ def fine_tune(
     with Stage(console, "sft", _steps(settings, len(rows))) as stage:
         trainer.add_callback(Recorder(run, stage, "sft"))
         if not trainer.train_durably():
-            console.print(f"stopped; the same command continues {run.path}.", highlight=False)
             return None
     prompt = record(settings.style, tokenizer, problems[0].problem)
     save_model(trainer.model, tokenizer, run.final, prompt)

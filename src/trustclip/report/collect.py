@@ -151,16 +151,19 @@ def collect(
     ]
     sweeps = [*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)]
     intervals = _some(results.interval_table(groups))
-    ways = _some(learning.table_of(groups, learning.threshold(groups, reaches)))
+    reaches = learning.threshold(groups, reaches)
+    ways = learning.learning(groups, reaches)
     return Report(
         groups=groups,
         compared=by_mean,
-        headline=verdict.headline(groups, by_mean),
+        headline=verdict.headline(groups, by_mean, verdict.differing(groups, by_pass, ways)),
         findings=verdict.findings(groups, by_mean),
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups)), intervals),
-            Section("training", "Training", training, ways),
+            Section(
+                "training", "Training", training, _some(learning.table_of(groups, ways, reaches))
+            ),
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),

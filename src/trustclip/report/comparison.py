@@ -7,6 +7,7 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.report.groups import Group, shared_answers
+from trustclip.runs.answers import usual, whole
 from trustclip.runs.reader import Evaluation, Run
 
 LEVEL = 0.95
@@ -27,6 +28,7 @@ class Compared:
       p_holm: p corrected for the family of all comparisons of this metric.
       verdict: one sentence; the reason, if not comparable.
       same_seeds: whether runs of the same seed are paired.
+      identical: whether the runs wrote the same text, completion by completion.
     """
 
     group: Group
@@ -38,6 +40,7 @@ class Compared:
     p_holm: float
     verdict: str
     same_seeds: bool = False
+    identical: bool = False
 
     @property
     def resolved(self) -> bool:
@@ -69,8 +72,8 @@ class _Pair:
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Fewest samples of a problem of each of the two."""
-        return tuple(int(stats.tally(answers).total.min()) for answers in (self.a, self.b))
+        """Samples of a problem of each of the two; see `usual`."""
+        return tuple(min(usual(run, self.strata) for run in arm) for arm in (self.a, self.b))
 
     def metric(self, kind: str) -> str:
         """Name of the score that is compared."""
@@ -80,10 +83,15 @@ class _Pair:
         """Of Mean@K or Pass@K; exactly 0 where every completion is the same."""
         if self.identical:
             return stats.Difference(0.0, 0.0, 0.0, 1.0)
-        k = None if kind == "mean" else self.k
-        return stats.paired_difference(
-            self.a, self.b, self.strata, k=k, level=LEVEL, same_seeds=self.same_seeds
-        )
+        a, b, strata, k = self.answers(kind)
+        return stats.paired_difference(a, b, strata, k=k, level=LEVEL, same_seeds=self.same_seeds)
+
+    def answers(self, kind: str) -> tuple[Any, Any, Sequence[str], int | None]:
+        """What a score is compared by: answers of both, benchmarks, and k of Pass@k."""
+        if kind == "mean":
+            return self.a, self.b, self.strata, None
+        every, strata = whole([*self.a, *self.b], self.strata, self.k)
+        return every[: len(self.a)], every[len(self.a) :], strata, self.k
 
     @cached_property
     def identical(self) -> bool:
@@ -98,7 +106,7 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
 
     While a run of a pair is unfinished: at the last update at which both were evaluated. Runs of
     the same seed are compared with each other. Groups without a common seed are compared as
-    independent runs if both have several, or one each.
+    independent runs if both have several; two single training runs of different seeds are not.
 
     Args:
       groups: of any settings; the comparisons in all of them are one family for Holm's correction.
@@ -148,15 +156,13 @@ def _compared(
     if pair.identical:
         sentence = f"identical to {names[1]}, completion by completion"
     else:
-        k = None if kind == "mean" else pair.k
+        a, b, strata, k = pair.answers(kind)
         level = 1 - (1 - LEVEL) / family
-        budget = stats.required(
-            pair.a, pair.b, pair.strata, k=k, level=level, same_seeds=pair.same_seeds
-        )
+        budget = stats.required(a, b, strata, k=k, level=level, same_seeds=pair.same_seeds)
         sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
     return Compared(
         pair.group, pair.reference, pair.metric(kind), len(pair.a), pair.step, difference, p,
-        sentence, pair.same_seeds,
+        sentence, pair.same_seeds, pair.identical,
     )  # fmt: skip
 
 
@@ -175,7 +181,9 @@ def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:
     evaluations, step = _alike([*first, *second])
     answers, strata = shared_answers(evaluations, task)
     obstacle = (
-        "" if answers
+        f"not compared: one training run each, of the seeds {first[0].seed} and {second[0].seed}"
+        if len(first) == len(second) == 1 and not same_seeds
+        else "" if answers
         else "not compared: no seed in common" if not first
         else "not compared: never evaluated at the same update" if not evaluations
         else "not compared: the problems differ, or the samples are missing"
@@ -193,8 +201,11 @@ def _matched(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[
         return ([ours[seed] for seed in common], [theirs[seed] for seed in common]), True
     # Without training two runs may have no seed in common, and are a pair all the same.
     alone = len(ours) == len(theirs) == 1
-    if alone or min(len(ours), len(theirs)) > 1:
-        return ([*ours.values()], [*theirs.values()]), alone
+    untrained = any(run.method is None for run in [*a, *b])
+    if alone:
+        return ([*ours.values()], [*theirs.values()]), untrained
+    if min(len(ours), len(theirs)) > 1:
+        return ([*ours.values()], [*theirs.values()]), False
     return ([], []), False
 
 
@@ -220,5 +231,8 @@ def gain(group: Group, kind: str = "mean") -> stats.Difference | None:
     if not answers:
         return None
     a, b = answers[: len(after)], answers[len(after) :]
-    k = None if kind == "mean" else int(stats.tally([*a, *b]).total.min())
+    k = None if kind == "mean" else min(usual(run, strata) for run in answers)
+    if k is not None:
+        answers, strata = whole(answers, strata, k)
+        a, b = answers[: len(after)], answers[len(after) :]
     return stats.paired_difference(a, b, strata, k=k, level=LEVEL, same_seeds=True)

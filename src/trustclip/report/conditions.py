@@ -4,6 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trustclip.constraints.names import some
+from trustclip.report.groups import Group, by_setting
+from trustclip.runs.answers import usual
+from trustclip.runs.identity import essential, flat
 from trustclip.runs.jsonl import read_jsonl
 from trustclip.runs.reader import Evaluation, Run
 
@@ -46,7 +49,7 @@ def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
       groups: runs that are compared, by the name of their method.
     """
     samples = {
-        name: fewest(run.final for run in runs if run.final is not None)
+        name: _samples(run.final for run in runs if run.final is not None)
         for name, runs in groups.items()
     }
     known = {name: k for name, k in samples.items() if k}
@@ -59,17 +62,59 @@ def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
         )
 
 
-def fewest(evaluations: Iterable[Evaluation]) -> int:
-    """The fewest samples that a problem of some evaluations has; 0 where they are gone."""
+def _samples(evaluations: Iterable[Evaluation]) -> int:
+    """Samples of a problem in some evaluations, see `usual`; 0 where they are gone."""
     return min(
         (
-            len(given)
+            usual(list(problems.values()))
             for evaluation in evaluations
             for problems in evaluation.answers.values()
-            for given in problems.values()
         ),
         default=0,
     )
+
+
+def unlike_settings(groups: Sequence[Group]) -> Iterator[str]:
+    """A sentence about each group that differs from its reference in more than the method.
+
+    Args:
+      groups: of any settings, each setting with its reference.
+    """
+    for here in by_setting(groups).values():
+        reference = next((group for group in here if group.is_reference), here[0])
+        for group in here:
+            if group is not reference and (given := _differing(group, reference)):
+                yield (
+                    f"{group.label} and {reference.label} differ in more than the method: "
+                    f"{some(given)}. Their difference is of both."
+                )
+
+
+def _differing(group: Group, reference: Group) -> list[str]:
+    """Settings of training in which a group and its reference differ, each with both values."""
+    by_seed = {run.seed: run for run in reference.runs}
+    pair = next(((r, by_seed[r.seed]) for r in group.runs if r.seed in by_seed), None)
+    ours, theirs = (_training(run) for run in pair or (group.runs[0], reference.runs[0]))
+    if not ours or not theirs:
+        return []
+    return [
+        f"{key} {_short(ours.get(key))} and {_short(theirs.get(key))}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
+def _training(run: Run) -> dict[str, Any]:
+    """Settings that a trained model depends on, by path; empty where nothing was trained."""
+    if run.method is None:
+        return {}
+    found = flat({k: v for k, v in essential(run.config).items() if k not in ("seed", "eval")})
+    of_method = ("method", "rl.method", "rl.method_args", "method_args")
+    return {
+        path.removeprefix("rl."): value
+        for path, value in found.items()
+        if not any(path == name or path.startswith(f"{name}.") for name in of_method)
+    }
 
 
 def require_equal_texts(runs: Sequence[Run]) -> None:

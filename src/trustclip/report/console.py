@@ -12,10 +12,13 @@ from trustclip.constraints.names import some
 from trustclip.report.comparison import LEVEL, Compared, compare, difference_on
 from trustclip.report.conditions import require_equal_texts
 from trustclip.report.groups import Estimate, Group, group_runs, names, pass_estimate
-from trustclip.report.results import bracket, percent, title_of
+from trustclip.report.results import bracket, p_text, percent, title_of
 from trustclip.report.verdict import cautions
 from trustclip.runs.reader import Run, find, read_runs
 from trustclip.runs.terminal import print_table
+
+#: Verdicts that are of a method; the others are of its difference from the reference.
+STATES = ("identical", "not compared")
 
 
 def print_comparison(
@@ -51,9 +54,13 @@ def print_comparison(
     console.print(_heading(groups, found), highlight=False)
     print_table(console, _table(groups, found), keys=3)
     for one in found:
-        named = one.group.label in one.verdict
-        verdict = one.verdict if named else f"{one.group.label} is {one.verdict}"
+        label, verdict = one.group.label, one.verdict
+        if label not in verdict:
+            verdict = f"{label}{' is' if verdict.startswith(STATES) else ':'} {verdict}"
         console.print(f"{title_of(one.metric)}: {verdict}.", highlight=False)
+    for run in runs:
+        for remark in run.remarks:
+            console.print(f"{run.path}: {remark}.", highlight=False)
     for caution in cautions(groups, found):
         console.print(caution.text, highlight=False)
     return found
@@ -67,6 +74,8 @@ def _evaluated(run: Run, step: int | None) -> Run:
             at = ", ".join(map(str, steps)) or "none"
             raise ValueError(f"{run.path} was not evaluated at update {step}; updates: {at}.")
         run = replace(run, evaluations=[e for e in run.evaluations if e.step == step])
+    if run.samples.odd:
+        raise ValueError(f"{run.path}: {some(run.samples.odd)}; an answer is 0 or 1.")
     if run.final is None:
         raise ValueError(f"{run.path} holds no evaluation after training.")
     if not run.final.answers:
@@ -163,14 +172,14 @@ def _table(groups: Sequence[Group], found: Sequence[Compared]) -> Table:
                     d = c.difference if task is None else difference_on(c, kind, task)
                     cells.append(_signed(d) if d else "-")
                     # The average is what is tested; the tasks show where it comes from.
-                    cells.append(f"{c.p_holm:.2g}" if task is None else "")
+                    cells.append(p_text(c.p_holm) if task is None else "")
                 table.add_row(*cells)
     return table
 
 
 def _metric(group: Group, kind: str, found: Sequence[Compared]) -> str:
     """Mean@K of all of its samples; Pass@k of the k that is compared."""
-    compared = {c.metric for c in found if c.metric.startswith("pass")} if kind == "pass" else ()
+    compared = {c.metric for c in found if kind == "pass" and c.metric.startswith("pass@")}
     return next(iter(compared), None) or next(m for m in group.metrics if m.startswith(kind))
 
 

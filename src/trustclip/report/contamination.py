@@ -1,11 +1,14 @@
 """Scores without the test problems that the training data hold: AMC beside "AMC, clean"."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from trustclip import stats
 from trustclip.report.groups import Group, names, shared_answers
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.answers import overlapping
+from trustclip.runs.reader import Evaluation
 from trustclip.runs.text import bracket, percent
 
 NOTHING = Cell("-")
@@ -33,45 +36,91 @@ def trained_on(group: Group) -> int:
 
 
 def clean_table(groups: Sequence[Group]) -> Table | None:
-    """Mean@K and Pass@K of each task that the training data overlap: all of it, and the rest."""
+    """Mean@K and Pass@K of each task that the training data overlap: all of it, and the rest.
+
+    Before training, after it, and the gain paired by problem: a part of a task may be harder than
+    the whole, so that only the gains compare.
+    """
     found = [held(group) for group in groups]
     tasks = list(dict.fromkeys(task for by_task in found for task in by_task))
     if not tasks:
         return None
     rows = []
     for label, group, by_task in zip(names(groups), groups, found, strict=True):
-        cells = [cell for task in tasks for cell in _cells(group, task, by_task.get(task, set()))]
-        if any(cell is not NOTHING for cell in cells):
-            rows.append(TableRow(label, cells, "ours", "", group.series))
+        for title, moments in (
+            (f"{label}, before training", ("initial",)),
+            (label, ("final",)),
+            (f"{label}, gain in points", ("final", "initial")),
+        ):
+            parts = [_Part(group, task, by_task.get(task, set()), moments) for task in tasks]
+            cells = [cell for part in parts for cell in part.cells()]
+            if any(cell is not NOTHING for cell in cells):
+                kind = "base" if moments == ("initial",) else "ours"
+                rows.append(TableRow(title, cells, kind, "", group.series))
     if not rows:
         return None
     head = [
         (task, ["problems", "Mean@K", "clean problems", "clean Mean@K", "clean Pass@K"])
         for task in tasks
     ]
+    left_out = not any(map(trained_on, groups))
     notes = [
         "Clean: without the test problems that were found in the training data, word for word or "
-        "reworded. 95 % intervals as in the scores.",
-        "The problems found were left out of training, unless the recipe says exclude: none. "
+        "reworded. 95 % intervals as in the scores; gains are paired by problem.",
+        "The problems found were left out of training, so neither column was trained on: where the "
+        "gains agree, the gain is not one of memory."
+        if left_out
+        else "The recipe says exclude: none, so the problems found were trained on.",
         "What the base model was trained on is not known.",
     ]
-    return Table("clean", "Scores on clean problems, percent", "method", head, rows, notes)
+    title = (
+        "Scores with and without the problems that were left out of training, percent"
+        if left_out
+        else "Scores on clean problems, percent"
+    )
+    return Table("clean", title, "method", head, rows, notes)
 
 
-def _cells(group: Group, task: str, ids: set[str]) -> list[Cell]:
-    """Problems and Mean@K of the whole task; problems, Mean@K and Pass@K of its clean part."""
-    evaluations = group.evaluations("final")
-    runs, _ = shared_answers(evaluations, task)
-    if not runs or not ids:
-        return [NOTHING] * 5
-    kept = [i for i, key in enumerate(evaluations[0].answers[task]) if key not in ids]
-    clean = [[run[i] for i in kept] for run in runs]
-    whole = [Cell(str(len(runs[0]))), _cell(group, stats.mean_interval(runs))]
-    if not kept:
-        return [*whole, Cell("0"), NOTHING, NOTHING]
-    k = int(stats.tally(clean).total.min())
-    found = stats.mean_interval(clean), stats.pass_interval(clean, k)
-    return [*whole, Cell(str(len(kept))), *(_cell(group, interval) for interval in found)]
+@dataclass(frozen=True)
+class _Part:
+    """A task of a group, at one moment, or the later minus the earlier of two."""
+
+    group: Group
+    task: str
+    ids: set[str]
+    moments: Sequence[str]
+
+    def cells(self) -> list[Cell]:
+        """Problems and Mean@K of the whole task; problems, Mean@K and Pass@K of its clean part."""
+        evaluations = [self._evaluations(moment) for moment in self.moments]
+        flat = [e for found in evaluations for e in found]
+        runs, _ = shared_answers(flat, self.task)
+        if not runs or not self.ids or len({*map(len, evaluations)}) > 1:
+            return [NOTHING] * 5
+        kept = [i for i, key in enumerate(flat[0].answers[self.task]) if key not in self.ids]
+        clean = [[run[i] for i in kept] for run in runs]
+        whole = [Cell(str(len(runs[0]))), self._score(runs)]
+        if not kept:
+            return [*whole, Cell("0"), NOTHING, NOTHING]
+        k = int(stats.tally(clean).total.min())
+        return [*whole, Cell(str(len(kept))), self._score(clean), self._score(clean, k)]
+
+    def _evaluations(self, moment: str) -> list[Evaluation]:
+        both = len(self.moments) > 1
+        runs = [run for run in self.group.scored if run.initial is not None or not both]
+        if moment == "initial" and not both:
+            runs = [*self.group.runs]
+        return [e for run in runs if (e := getattr(run, moment)) is not None]
+
+    def _score(self, runs: Sequence[Any], k: int | None = None) -> Cell:
+        if len(self.moments) == 1:
+            interval = stats.mean_interval(runs) if k is None else stats.pass_interval(runs, k)
+            return _cell(self.group, interval)
+        half = len(runs) // 2
+        gain = stats.paired_difference(runs[:half], runs[half:], k=k, same_seeds=True)
+        sign = "+" if gain.value > 0 else ""
+        bounds = (None, None) if self.group.unsteady else (gain.low, gain.high)
+        return Cell(sign + percent(gain.value, 1), bracket(*bounds))
 
 
 def _cell(group: Group, interval: stats.Interval) -> Cell:

@@ -7,26 +7,23 @@ said in `unanswered`, not guessed.
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from trustclip.report.change import Change, improved, moved
 from trustclip.report.rows import ends, percent, values
-from trustclip.report.sampler import LARGE
 from trustclip.runs.foreign.digest import Words
 from trustclip.runs.foreign.log import Log
 from trustclip.runs.jsonl import Row
+from trustclip.runs.thresholds import (
+    ABSOLUTE,
+    FALLEN,
+    GROWN,
+    IDLE,
+    LARGE,
+    OFTEN,
+    RISEN,
+    SOLVED,
+    TRUNCATED,
+)
 
-#: Share of groups, or of completions, without any advantage above which sampling is wasted.
-IDLE = 0.3
-#: Share of truncated completions above which rewards are mostly about length.
-TRUNCATED = 0.1
-#: Mean absolute log-ratio to the sampler that is large, nats, where a log has no k3.
-ABSOLUTE = 0.03
-#: Factors by which entropy counts as fallen or risen, and length as grown.
-FALLEN, RISEN, GROWN = 0.5, 1.5, 1.5
-#: Share of clipped tokens above which a constraint limits every update.
-OFTEN = 0.2
-#: Mean reward above which lower entropy and idle groups are expected.
-SOLVED = 0.8
-#: Relative change below which entropy counts as steady.
-_STEADY = 0.01
 #: Mean log-ratio up to which a policy has not moved but for rounding, nats.
 _ROUNDING = 1e-5
 #: Losses of verl that log a clipped share of 0 whatever they do.
@@ -162,16 +159,10 @@ def sampler(rows: Sequence[Row]) -> Iterator[str]:
 
 def entropy(rows: Sequence[Row], words: Words | None = None) -> Iterator[str]:
     """Whether entropy falls or rises, and through which words."""
-    found = values(rows, "entropy", prefix="")
-    if not found:
+    change = Change.of_entropy(rows)
+    if change is None:
         return
-    first, last = ends(found)
-    change = last / first - 1 if first > 0 else 0.0
-    word = "fell" if change < 0 else "rose"
-    text = f"Entropy {word} from {first:.3g} to {last:.3g} nats per token ({change:+.0%})."
-    if abs(change) < _STEADY:
-        text = f"Entropy stayed near {last:.3g} nats per token."
-    text = text.replace("%", " %").replace("-", "−")
+    text = change.sentence(moved=moved(rows))
     if words is not None and words.push:
         text += f" To first order, the kept tokens pushed it {'up' if words.push > 0 else 'down'}"
         named = words.entropy()
@@ -203,7 +194,11 @@ def signal(rows: Sequence[Row]) -> Iterator[str]:
     reward = values(rows, "reward", prefix="")
     if reward:
         first, last = ends(reward)
-        yield f"The mean reward went from {first:.3g} to {last:.3g}."
+        yield (
+            f"The mean reward went from {first:.3g} to {last:.3g}."
+            if any(value != reward[0] for value in reward)
+            else f"The mean reward was {first:.3g} in every update that logged it."
+        )
     groups = values(rows, "frac_reward_zero_std", prefix="")
     if groups:
         yield (
@@ -240,7 +235,18 @@ def advice(log: Log) -> list[str]:
     """What to try next, each with the figure that it rests on."""
     rows = log.rows
     found = [*_constraint_advice(log), *_sampler_advice(rows), *_signal_advice(rows)]
-    return found or ["nothing unusual in what this log holds."]
+    if found:
+        return found
+    if any(values(rows, name) for name in _READ):
+        return ["nothing unusual in what this log holds."]
+    return [
+        "log a share of clipped tokens, a ratio or a distance from the sampler: without one of "
+        "them nothing can be said of the constraint, good or bad."
+    ]
+
+
+#: Metrics of ours without which a log says nothing of a constraint.
+_READ = ("gated", "k1", "k3", "ratio_q99", "sampler/k3", "sampler/abs")
 
 
 def _constraint_advice(log: Log) -> Iterator[str]:
@@ -283,17 +289,18 @@ def _sampler_advice(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _signal_advice(rows: Sequence[Row]) -> Iterator[str]:
-    reward, entropies, groups, cut, length = (
+    reward, groups, cut, length = (
         values(rows, name, prefix="")
         for name in (
-            *("reward", "entropy", "frac_reward_zero_std"),
+            *("reward", "frac_reward_zero_std"),
             *("completions/clipped_ratio", "completions/mean_length"),
         )
     )
     solved = bool(reward) and ends(reward)[1] > SOLVED
-    if entropies and (first := ends(entropies)[0]) > 0:
-        last = ends(entropies)[1]
-        if last < FALLEN * first and not solved:
+    change = Change.of_entropy(rows)
+    if change is not None and change.clear and moved(rows) and change.first > 0:
+        first, last = change.first, change.last
+        if last < FALLEN * first and not (solved or improved(rows)):
             yield (
                 f"entropy fell to {last / first:.0%} of its start".replace("%", " %")
                 + ": a wider upper bound (clip_higher), a smaller learning rate, or an entropy "

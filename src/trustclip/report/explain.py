@@ -15,6 +15,7 @@ from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.consent import consent
 from trustclip.constraints.registry import as_method
 from trustclip.report import course, sampler
+from trustclip.report.change import Change, improved, moved
 from trustclip.report.groups import describe
 from trustclip.report.rows import PREFIX as _PREFIX
 from trustclip.report.rows import mean as _mean
@@ -24,9 +25,11 @@ from trustclip.report.shadows import mean_metrics
 from trustclip.report.shadows import sentences as shadow_sentences
 from trustclip.runs.foreign.log import Log
 from trustclip.runs.jsonl import Row, read_jsonl
+from trustclip.runs.outlook import outlook
 from trustclip.runs.reader import Run, find, read_run
-from trustclip.runs.scored import course_of_scores, score_fell
+from trustclip.runs.scored import course_of_scores, score_fell, score_rose
 from trustclip.runs.text import one_line
+from trustclip.runs.thresholds import FALLEN, OFTEN, SELDOM, SOLVED, TINY
 
 _QUADRANTS = {
     "positive_above": "rewarded tokens that had already become more likely (A > 0, ratio above 1)",
@@ -39,12 +42,6 @@ _KINDS = {
     "position": "By quarter of the completion",
     "entropy": "By entropy (nats)",
 }
-#: Shares of gated tokens below which a gate hardly acts, and above which it slows training.
-SELDOM, OFTEN = 1e-4, 0.2
-#: Share of the initial entropy below which it has fallen far.
-FALLEN = 0.5
-#: Mean reward above which lower entropy is expected.
-SOLVED = 0.8
 #: A kind of token is named if its gated share is this many times the mean.
 STANDS_OUT = 2.0
 
@@ -73,18 +70,22 @@ def explain(folder: Path) -> list[str]:
         return [one_line(paragraph) for paragraph in _unconstrained(run)]
     with consent():
         method = as_method(run.method)
-    found = [_subject(run), _gate(method, rows)]
+    found = [_subject(run), *_outlook(run), _gate(method, rows)]
     if _mean(rows, "gated") > 0:
         found += [_quadrants(rows), *_kinds(rows), *_when(rows), *_mass(rows), *_completions(run)]
-    found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(rows)]
+    found += [_distance(rows), *_threshold(rows), *_agreement(rows), *_entropy(run, rows)]
     found += [*sampler.sentences(run, rows), *course.signal(run.training)]
     found += course_of_scores(run.evaluations)
-    found += shadow_sentences(method.name, mean_metrics(rows))
+    found += shadow_sentences(method, mean_metrics(rows))
     found += [f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices]
-    advice = [*sampler.advice(method, rows), *_fallen(run)] or _next(method, rows)
+    advice = [*sampler.advice(method, rows), *_fallen(run)] or _next(run, method, rows)
     found += [f"Next: {text}" for text in advice]
     # Names and warnings come from files: none of them may control a terminal.
     return [one_line(paragraph) for paragraph in found]
+
+
+def _outlook(run: Run) -> Iterator[str]:
+    yield from (f"At the start: {sign.text}" for sign in outlook(run))
 
 
 def _unconstrained(run: Run) -> Iterator[str]:
@@ -102,17 +103,18 @@ def _unconstrained(run: Run) -> Iterator[str]:
         yield f"{run.name}: {describe(run.method)} on {run.model}, no update logged yet."
     else:
         yield _subject(run)
+        yield from _outlook(run)
         yield (
             "No update had anything to constrain: in every group all rewards were equal, so no "
             "token had an advantage, and the policy did not move."
-            if not any(_values(rows, "grad_norm", prefix=""))
+            if not moved(rows)
             else "No update has logged what the constraint did."
         )
     yield from course.entropy(rows)
     yield from course.signal(rows)
     yield from course_of_scores(run.evaluations)
     yield from (f"Warning at update {n.get('step')}: {n.get('text')}" for n in run.notices)
-    if rows and run.method is not None:
+    if rows and run.method is not None and not outlook(run):
         yield (
             "Next: look at completions and their rewards (samples.jsonl, trustclip report): "
             "problems of medium difficulty, or another reward, give groups that differ."
@@ -188,15 +190,33 @@ def _kinds(rows: Sequence[Row]) -> Iterator[str]:
     for kind, title in _KINDS.items():
         prefix = f"{_PREFIX}gated/{kind}_"
         names = list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
-        shares = {n.removeprefix(prefix): _mean(rows, n.removeprefix(_PREFIX)) for n in names}
+        found = {n.removeprefix(prefix): _of_kind(rows, n.removeprefix(_PREFIX)) for n in names}
+        shares = {name: share for name, (share, n) in found.items() if n is None or n >= TINY}
         if not shares:
             continue
         ordered = sorted(shares, key=lambda name: float(name.partition("_")[0]))
-        listed = ", ".join(f"{_percent(shares[name])} of {_named(kind, name)}" for name in ordered)
+        listed = ", ".join(
+            f"{_percent(shares[name])} of {_named(kind, name)}{_many(found[name][1])}"
+            for name in ordered
+        )
         most = max(shares, key=lambda name: shares[name])
         times = shares[most] / mean
         highest = f" The highest share, {times:.1f} times the mean: {_named(kind, most)}."
         yield f"{title}, the gate cut {listed}.{highest if times > STANDS_OUT else ''}"
+
+
+def _of_kind(rows: Sequence[Row], name: str) -> tuple[float, int | None]:
+    """Gated share of a kind of token over all updates, and the number of such tokens if logged."""
+    share, count = _PREFIX + name, _PREFIX + name.replace("gated", "tokens", 1)
+    pairs = [(row[share], row[count]) for row in rows if share in row and row.get(count)]
+    if not pairs:
+        return _mean(rows, name), None
+    tokens = sum(n for _, n in pairs)
+    return sum(gated * n for gated, n in pairs) / tokens, round(tokens)
+
+
+def _many(tokens: int | None) -> str:
+    return "" if tokens is None else f" (n = {tokens:,})"
 
 
 def _named(kind: str, name: str) -> str:
@@ -256,13 +276,19 @@ def _distance(rows: Sequence[Row], moved: str = "The policy moved by") -> str:
 
 def _threshold(rows: Sequence[Row]) -> Iterator[str]:
     prefix = _PREFIX + "threshold/"
-    for key in dict.fromkeys(k for row in rows for k in row if k.startswith(prefix)):
-        name = key.removeprefix(prefix)
+    keys = dict.fromkeys(k.removeprefix(prefix) for row in rows for k in row if prefix in k)
+    for name in (key for key in keys if "/" not in key):
         values = _values(rows, f"threshold/{name}")
         yield (
             f"The threshold {name} changed from {values[0]:.3g} to {values[-1]:.3g} and stayed "
             f"between {min(values):.3g} and {max(values):.3g}."
         )
+        limited = _values(rows, f"threshold/{name}/at_limit")
+        if limited and fmean(limited) > 0.5:
+            yield (
+                f"In {fmean(limited):.0%} of the updates {name} was at its controller's limit, "
+                "where the target cannot be held: give it another `low` or `high`."
+            )
 
 
 def _agreement(rows: Sequence[Row]) -> Iterator[str]:
@@ -275,13 +301,11 @@ def _agreement(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _entropy(rows: Sequence[Row]) -> Iterator[str]:
-    values = _values(rows, "entropy")
-    if not values:
+def _entropy(run: Run, rows: Sequence[Row]) -> Iterator[str]:
+    change = Change.of_entropy(run.training)
+    if change is None:
         return
-    few = max(len(values) // 10, 1)
-    first, last = fmean(values[:few]), fmean(values[-few:])
-    text = f"Entropy changed from {first:.3g} to {last:.3g} nats per token."
+    text = change.sentence(moved=moved(run.training))
     cut, kept = (_values(rows, f"entropy_slope/{name}") for name in ("cut", "kept"))
     if cut and kept and fmean(cut) != 0:
         effect = "lowered" if fmean(cut) > 0 else "raised"
@@ -307,21 +331,26 @@ def _fallen(run: Run) -> Iterator[str]:
         )
 
 
-def _next(method: Method, rows: Sequence[Row]) -> Iterator[str]:
+def _next(run: Run, method: Method, rows: Sequence[Row]) -> Iterator[str]:
     """Advice, from the most notable number."""
-    gated, entropy = _mean(rows, "gated"), _values(rows, "entropy")
+    gated, entropy = _mean(rows, "gated"), Change.of_entropy(run.training)
+    rose = score_rose(run.evaluations) or improved(run.training)
     if _mean(rows, "off_policy") == 0:
         yield "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1."
     elif Trait.CUTS in method.traits and gated < SELDOM:
         yield f"for a constraint that acts, tighten the threshold: {_cutting(rows)}."
     elif gated > OFTEN:
         yield (
-            f"{_percent(gated)} of tokens were cut, so the gate limits every update: lower the "
-            "learning rate, take fewer updates per generation, or widen the threshold."
-        )
-    elif _solved(rows):
+            f"{_percent(gated)} of tokens were cut, so the gate limits every update"
+            + ("; the run improved all the same." if rose else
+               ": lower the learning rate, take fewer updates per generation, or widen the "
+               "threshold.")
+        )  # fmt: skip
+    elif entropy is None or not entropy.clear or entropy.last >= FALLEN * entropy.first:
+        yield "nothing unusual; compare with other methods over several seeds (trustclip suite)."
+    elif rose or _solved(rows):
         yield "nothing unusual: entropy fell as answers became correct."
-    elif entropy and fmean(entropy[-3:]) < FALLEN * fmean(entropy[:3]):
+    else:
         rising = _mean(rows, "gated/positive_above") > 0.5 * gated
         yield (
             "entropy has fallen by more than half, and the gate mostly cuts rewarded tokens whose "
@@ -330,8 +359,6 @@ def _next(method: Method, rows: Sequence[Row]) -> Iterator[str]:
             else "entropy has fallen by more than half, and the gate is not the cause: try a "
             "smaller learning rate or an entropy bonus before another threshold."
         )
-    else:
-        yield "nothing unusual; compare with other methods over several seeds (trustclip suite)."
 
 
 def _solved(rows: Sequence[Row]) -> bool:

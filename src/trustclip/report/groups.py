@@ -11,6 +11,7 @@ from trustclip.constraints.base import Method, methods
 from trustclip.constraints.consent import consent
 from trustclip.constraints.registry import as_method
 from trustclip.report.collapse import ENOUGH_RUNS, collapsed
+from trustclip.runs.answers import whole
 from trustclip.runs.identity import essential, flat
 from trustclip.runs.reader import Evaluation, Run
 
@@ -151,6 +152,7 @@ def pooled(
     if kind == "mean":
         interval = stats.mean_interval(answers, strata)
     else:
+        answers, strata = whole(answers, strata, int(k))
         interval = stats.pass_interval(answers, int(k), strata)
     return Estimate(interval.value, interval.low, interval.high, std, best)
 
@@ -166,6 +168,7 @@ def pass_estimate(group: Group, task: str | None, k: int) -> Estimate | None:
     answers, strata = shared_answers(group.evaluations("final"), task)
     if not answers:
         return None
+    answers, strata = whole(answers, strata, k)
     found = stats.pass_interval(answers, k, strata)
     low, high = (None, None) if group.unsteady else (found.low, found.high)
     return Estimate(found.value, low, high)

@@ -163,14 +163,14 @@ def _time(runs: Sequence[Run], reaches: float) -> Number:
 
 def _area(runs: Sequence[Run]) -> Number | None:
     """Mean over runs, with the interval of their answers where these are known."""
-    counted, strata = _tallies(runs)
+    counted, strata = tallies(runs)
     if counted is not None:
         return vars(stats.mean_interval(counted, strata))
     values = [value for run in runs if (value := area_of(run)) is not None]
     return {"value": sum(values) / len(values), "low": None, "high": None} if values else None
 
 
-def _tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
+def tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
     """Answers whose share is the area, [runs, problems], and the tasks of the problems.
 
     None where runs were evaluated at different updates or on different problems.
@@ -188,7 +188,7 @@ def _tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
 
 
 def _area_minus(ours: Sequence[Run], theirs: Sequence[Run]) -> Number | None:
-    counted, strata = _tallies([*ours, *theirs])
+    counted, strata = tallies([*ours, *theirs])
     if counted is None:
         return None
     many = len(ours)
@@ -284,7 +284,9 @@ def _difference(number: Number | None, unit: float = 1.0) -> list[Cell]:
     return [_cell(number, unit), Cell(p_text(p), strong=p is not None and p <= ALPHA)]
 
 
-def table_of(groups: Sequence[Group], reaches: float | None) -> Table | None:
+def table_of(
+    groups: Sequence[Group], found: Sequence[Learning | None], reaches: float | None
+) -> Table | None:
     """`learning_table` of the groups of a report; None of a single run."""
     if sum(len(group.runs) for group in groups) < 2:
         return None
@@ -293,4 +295,4 @@ def table_of(groups: Sequence[Group], reaches: float | None) -> Table | None:
         for name, group in zip(names(groups), groups, strict=True)
         for many in [len(group.scored)]
     ]
-    return learning_table(labels, learning(groups, reaches), reaches)
+    return learning_table(labels, found, reaches)

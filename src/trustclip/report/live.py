@@ -114,13 +114,15 @@ _HEADERS = {
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = 30  # seconds of silence after which a connection, and its thread, is closed
     server_version, sys_version = "trustclip", ""
 
     def do_GET(self) -> None:
         # A page of another site may not read this one by a name that it has pointed here.
         server = cast(LiveServer, self.server)
         port, report = server.server_port, server.report
-        if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+        hosts = self.headers.get_all("Host", [])
+        if hosts not in ([f"127.0.0.1:{port}"], [f"localhost:{port}"]):
             return self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"not this host")
         if self.path == "/":
             return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", report.page)
@@ -137,13 +139,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
         self.end_headers()
         try:
             self.wfile.write(body)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the page was closed
+
+    def end_headers(self) -> None:
+        """End them with those of every answer, also of errors that the library answers."""
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the terminal shows the address alone."""

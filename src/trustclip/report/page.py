@@ -15,6 +15,8 @@ from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.groups import Group
 from trustclip.report.html import embedded, environment, rendered, script_hash
 from trustclip.report.tokens import views
+from trustclip.runs.jsonl import write_text
+from trustclip.runs.outlook import outlook
 from trustclip.runs.reader import Run
 from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
 from trustclip.runs.secrets import redacted, redacted_argv
@@ -38,7 +40,7 @@ def write_page(folder: Path, title: str) -> str:
     Raises:
       ValueError: the folder is not a run directory.
     """
-    (folder / "report.html").write_text(render(collect([folder]), title), encoding="utf-8")
+    write_text(folder / "report.html", render(collect([folder]), title))
     return "report.html"
 
 
@@ -172,10 +174,16 @@ def _run(group: Group, run: Run) -> dict[str, Any]:
         "gated": percent(gated if isinstance(gated, int | float) else None, 2),
         "time": duration(run.summary.get("seconds")),
         "remarks": run.remarks,
-        "notices": run.notices,
+        "notices": [*_signs(run), *run.notices],
+        "watched": bool(run.training or run.evaluations) and run.log is None,
         "config": _shown(dict(run.config)),
         "environment": _shown(dict(run.environment) or {"versions": run.summary.get("versions")}),
     }
+
+
+def _signs(run: Run) -> list[dict[str, Any]]:
+    """Why the run may learn nothing, as the guards' warnings are."""
+    return [{"step": sign.step, "notice": sign.name, "text": sign.text} for sign in outlook(run)]
 
 
 def _shown(record: dict[str, Any]) -> str:

@@ -9,9 +9,8 @@ from trustclip.report.rows import PREFIX, ends, mean, percent, values
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.jsonl import Row, read_jsonl
 from trustclip.runs.reader import Run
+from trustclip.runs.thresholds import LARGE, ROUNDING
 
-#: Mean distance up to which it is rounding, and from which on it is large, nats per token (k3).
-ROUNDING, LARGE = 1e-8, 1e-3
 #: Effective sample size below which few completions carry an update.
 FEW = 0.3
 #: Growth of the distance over a run that is worth a sentence.

@@ -1,10 +1,12 @@
 """Shadow gates in a report: each method beside the acting one, and the matrix of all of them."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from trustclip.constraints.base import Method, methods
 from trustclip.report.groups import Group
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.jsonl import Row
@@ -169,17 +171,22 @@ def _shaded(value: float) -> Cell:
     return Cell(percent(value, 0), heat=None if math.isnan(value) else value)
 
 
-def sentences(acting: str, metrics: Mapping[str, float]) -> Iterator[str]:
+def sentences(method: Method, metrics: Mapping[str, float]) -> Iterator[str]:
     """What the shadows of a run would have done, in one paragraph.
 
+    A shadow around the acting method cuts what that cuts by its nature, so none is compared.
+
     Args:
-      acting: name of the acting method.
+      method: the acting one.
       metrics: see `matrix`.
     """
+    acting = method.name
     seen = matrix(acting, metrics)
     if seen is None:
         return
-    every = range(1, len(seen.names))
+    every = [i for i in range(1, len(seen.names)) if not _around(seen.names[i], method)]
+    if not every:
+        return
     parts = [_clause(seen, i) for i in sorted(every, key=lambda i: -seen.gated[i])]
     text = f"On the same tokens, {'; '.join(parts)}."
     if nearest := [i for i in every if seen.jaccard[0][i] > 0]:
@@ -189,6 +196,20 @@ def sentences(acting: str, metrics: Mapping[str, float]) -> Iterator[str]:
             f"{percent(seen.jaccard[0][most], 0)} % of what either cuts, both do."
         )
     yield text
+
+
+def _around(label: str, method: Method) -> bool:
+    """Whether a shadow of that label wraps a method of that kind, as it does by default."""
+    name, _, arguments = label.partition("(")
+    if "inner=" in arguments:
+        return (
+            re.match(rf"{re.escape(method.name)}\b", arguments.partition("inner=")[2]) is not None
+        )
+    try:
+        inner = getattr(methods()[name](), "inner", None)
+    except (KeyError, TypeError, ValueError):
+        return False  # of another file, or one that has no defaults
+    return isinstance(inner, Method) and inner.name == method.name
 
 
 def _clause(seen: Matrix, i: int) -> str:

@@ -29,7 +29,7 @@ def print_tokens(
     path: Path,
     console: Console,
     *,
-    step: int | None = None,
+    update: int | None = None,
     worst: bool = False,
     count: int = 3,
     constraint: str = OWN,
@@ -39,23 +39,23 @@ def print_tokens(
     Args:
       path: a run directory, or a file or folder of tokens.
       console: where to; without colours, cut tokens stand in double brackets alone.
-      step: only completions used in this update; all where None.
+      update: only completions used in this one, the first being 1; all where None.
       worst: the completions of which the largest share is cut, instead of the first.
       count: number of completions.
       constraint: whose gate: `OWN` for the run's, or one of `SHADOWS`.
 
     Raises:
-      ValueError: no such constraint, no recorded tokens, or none of this step.
+      ValueError: no such constraint, no recorded tokens, or none of this update.
     """
     if constraint not in (OWN, *SHADOWS):
         raise ValueError(unknown("constraint", constraint, (OWN, *SHADOWS)))
     (source,) = sources([path])
     shadows = [constraint] if constraint != OWN else []
     words, chosen, number = CutStrings(), [], 0
-    steps = set()
+    updates = set()
     for item in judged_rows(source, shadows):
-        steps.add(item.row.step)
-        if step is not None and item.row.step != step:
+        updates.add(item.row.update)
+        if update is not None and item.row.update != update:
             continue
         if constraint not in item.kept:
             raise ValueError(f"{source} does not say what {constraint} cut; see --constraint.")
@@ -67,7 +67,7 @@ def print_tokens(
             heapq.heappop(chosen)
         number += 1
     if not number:
-        raise ValueError(_none(source, step, sorted(steps - {None})))
+        raise ValueError(_none(source, update, sorted(updates - {None})))
     for *_, item in sorted(chosen, key=lambda entry: entry[:2], reverse=True):
         console.print(_facts(item, constraint), style="bold", markup=False, soft_wrap=True)
         console.print(painted(item, constraint), soft_wrap=True)
@@ -75,15 +75,16 @@ def print_tokens(
     console.print(_table(words, constraint, number))
 
 
-def _none(source: Path, step: int | None, steps: list[int]) -> str:
-    return f"{source} has no tokens of step {step}; recorded: {some(steps, most=20) or 'none'}."
+def _none(source: Path, update: int | None, updates: list[int]) -> str:
+    recorded = some(updates, most=20) or "none"
+    return f"{source} has no tokens of update {update}; recorded: {recorded}."
 
 
 def _facts(item: Judged, constraint: str) -> str:
     row = item.row
     said = [
-        f"step {row.step}" if row.step is not None else "",
-        f"sampled at {row.generated}" if row.generated is not None else "",
+        f"update {row.update}" if row.update is not None else "",
+        f"sampled after update {row.generated}" if row.generated is not None else "",
         f"number {row.index}" if row.index is not None else "",
         f"reward {row.reward:.4g}" if row.reward is not None else "",
         f"A {np.mean(row.advantage[row.mask]) if row.mask.any() else 0:.3g}",

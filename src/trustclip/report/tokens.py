@@ -233,7 +233,7 @@ def _packed(item: Judged, constraints: Sequence[str], texts: Texts) -> dict[str,
     content = halves + flags.astype("<u2").tobytes() + np.asarray(places, dtype="<u4").tobytes()
     signs = np.sign(row.advantage[row.mask])
     return {
-        "step": row.step,
+        "update": row.update,
         "generated": row.generated,
         "index": row.index,
         "reward": None if row.reward is None or not np.isfinite(row.reward) else row.reward,

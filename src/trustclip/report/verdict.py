@@ -8,14 +8,15 @@ from trustclip import stats
 from trustclip.constraints.base import Trait
 from trustclip.report import collapse, course, rows
 from trustclip.report.comparison import Compared, gain
-from trustclip.report.conditions import unequal_samples, unlike
+from trustclip.report.conditions import unequal_samples, unlike, unlike_settings
 from trustclip.report.contamination import trained_on
 from trustclip.report.groups import Group, by_setting, names
+from trustclip.report.learning import ALPHA, Learning
 from trustclip.report.results import title_of
+from trustclip.runs.outlook import outlook
 from trustclip.runs.text import bracket, percent
+from trustclip.runs.thresholds import SELDOM
 
-#: A gate that closes on a smaller share of tokens than this counts as never closed.
-_INERT = 1e-6
 #: A percent sign that no line break separates from its number.
 _PERCENT = "\N{NO-BREAK SPACE}%"
 
@@ -35,22 +36,74 @@ class Finding:
     about: str = ""
 
 
-def headline(groups: Sequence[Group], compared: Sequence[Compared]) -> str:
-    """The main finding in one sentence."""
+def headline(
+    groups: Sequence[Group], compared: Sequence[Compared], elsewhere: Sequence[str] = ()
+) -> str:
+    """The main finding in one sentence, and what differs in other scores in another.
+
+    Args:
+      groups: the runs.
+      compared: groups against the reference of their setting, by one score.
+      elsewhere: what differs in the other scores, see `differing`.
+    """
     found = [c for c in compared if c.difference is not None]
     if found:
+        also = f" In other scores: {'; '.join(elsewhere)}." if elsewhere else ""
         early = any(c.step is not None for c in found)
-        return _of_comparisons(found) + (" Not all runs are finished." if early else "")
+        return _of_comparisons(found) + also + (" Not all runs are finished." if early else "")
     scored = [group for group in groups if group.scored]
-    if scored and gain(scored[0]):
-        return _sentence(_gained(scored[0]))
+    if scored and (gained := gain(scored[0])):
+        signs = [] if gained.p <= 0.05 else [*_signs(groups).values()]
+        return " ".join([_sentence(_gained(scored[0])), *signs[:1]])
     if scored:
         return _sentence(_standing(scored[0]))
     if all(run.log for group in groups for run in group.runs):
         return "Logs of other trainers: what their constraints did."
     if all(run.silence for group in groups for run in group.runs):
         return "Neither an update nor an evaluation is logged."
+    return " ".join([_begun(groups), *_signs(groups).values()][:2])
+
+
+def _begun(groups: Sequence[Group]) -> str:
+    """The scores before training, of runs that have no later ones."""
+    for group in groups:
+        if group.metrics and (e := group.estimate(None, group.metrics[0], "initial")):
+            score = f"{percent(e.value)}{_PERCENT} {bracket(e.low, e.high)}".rstrip()
+            return (
+                f"{group.label}: {title_of(group.metrics[0])} {score} before training; no later "
+                "evaluation is complete yet."
+            )
     return "No evaluation is complete yet."
+
+
+def _signs(groups: Sequence[Group]) -> dict[str, str]:
+    """Why runs may learn nothing, each once, as sentences."""
+    signs = [sign for group in groups for run in group.runs for sign in outlook(run)]
+    first = {sign.name: sign.text[:1].upper() + sign.text[1:] for sign in reversed(signs)}
+    return dict(reversed(first.items()))
+
+
+def differing(
+    groups: Sequence[Group], by_pass: Sequence[Compared], ways: Sequence[Learning | None]
+) -> list[str]:
+    """Which groups differ from their reference in Pass@K, and in area, after the correction.
+
+    Args:
+      groups: the runs.
+      by_pass: groups against the reference of their setting, by Pass@K.
+      ways: learning curve of each group.
+    """
+    called = _called(by_pass)
+    in_pass = [called[id(c)] for c in by_pass if c.resolved]
+    in_area = [
+        name
+        for name, way in zip(names(groups), ways, strict=True)
+        if way is not None and way.area_minus and (p := way.area_minus["p_holm"]) is not None
+        if p <= ALPHA
+    ]
+    scores = {title_of(by_pass[0].metric) if by_pass else "": in_pass,
+              "the area under the learning curve": in_area}  # fmt: skip
+    return [f"{score} differs for {_listed(those)}" for score, those in scores.items() if those]
 
 
 def _of_comparisons(found: Sequence[Compared]) -> str:
@@ -58,11 +111,12 @@ def _of_comparisons(found: Sequence[Compared]) -> str:
     called = _called(found)
     higher, lower = ([c for c in found if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
     if not higher and not lower:
-        many = len({c.group.label for c in found})
+        others = [c for c in found if not c.identical] or found
+        many = len({c.group.label for c in others})
+        score = f"significantly from {reference} in {metric} at the end"
         if many > 1:
-            return f"None of {many} methods differs significantly from {reference} in these runs."
-        c = found[0]
-        return f"{c.group.label} does not differ significantly from {reference} in these runs."
+            return f"None of {many} methods differs {score} in these runs."
+        return f"{others[0].group.label} does not differ {score} in these runs."
     if all(c.seeds == 1 for c in found):
         gaps = _listed([f"{called[id(c)]} {_points(c)}" for c in [*higher, *lower]])
         return (
@@ -152,6 +206,9 @@ def _gained(group: Group) -> str:
     interval = bracket(difference.low, difference.high)
     verb = "moved" if difference.p > 0.05 else "raised" if difference.value > 0 else "lowered"
     chance = ", which is not significant" if difference.p > 0.05 else ""
+    if before.value == after.value:
+        level = f"{percent(after.value)}{_PERCENT}: gain 0.0 points {interval}".rstrip()
+        return f"Training with {group.label} left {title_of(metric)} at {level}"
     return (
         f"Training with {group.label} {verb} {title_of(metric)} from {percent(before.value)} to "
         f"{percent(after.value)}{_PERCENT}: {_signed(difference.value)} points {interval}".rstrip()
@@ -182,10 +239,15 @@ def _gates(groups: Sequence[Group]) -> Iterator[Finding]:
         if values and (group.method is None or Trait.CUTS in group.method.traits):
             shares[name] = sum(values) / len(values)
     for label, share in shares.items():
-        if share < _INERT:
-            text = f"The gate of {label} never closed: these runs had no constraint"
+        if share < SELDOM:
+            text = (
+                f"The gate of {label} closed on under 0.01{_PERCENT} of tokens: these runs had "
+                "hardly a constraint"
+                if share
+                else f"The gate of {label} never closed: these runs had no constraint"
+            )
             yield Finding("fault", _sentence(text), "gate")
-    acting = {label: share for label, share in shares.items() if share >= _INERT}
+    acting = {label: share for label, share in shares.items() if share >= SELDOM}
     if acting:
         shown = [f"{label} {percent(share, 2)}{_PERCENT}" for label, share in [*acting.items()][:6]]
         yield Finding(
@@ -202,6 +264,7 @@ def _faults(groups: Sequence[Group]) -> Iterator[Finding]:
         yield Finding(
             "fault", f"{many} {verb} not finished; the results below are preliminary.", "runs"
         )
+    yield from (Finding("fault", text, "notices") for text in _signs(groups).values())
     notices = [notice for run in runs for notice in run.notices]
     if notices:
         many = f"{len(notices)} warnings" if len(notices) > 1 else "1 warning"
@@ -247,6 +310,8 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
     pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
     differing = dict.fromkeys(text for pair in pairs for text in unlike(pair))
     yield from (Finding("fault", text) for text in differing)
+    if compared:
+        yield from (Finding("fault", text) for text in unlike_settings(groups))
     for here in by_setting(groups).values() if compared else ():
         counts = unequal_samples({group.label: group.scored for group in here})
         yield from (Finding("caution", text) for text in counts)

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from trustclip import stats
+from trustclip.constraints.names import some
 from trustclip.runs.jsonl import Row
 from trustclip.runs.samples import fingerprint
 
@@ -91,18 +92,84 @@ def of_answers(answers: Mapping[str, Mapping[str, list[int]]]) -> dict[str, Any]
     return {"tasks": parts, "average": _scores(every, strata)}
 
 
+def usual(correct: Sequence[Sequence[int]], strata: Sequence[str] | None = None) -> int:
+    """K: the most answers that half of the problems of every benchmark have, or more.
+
+    Of a whole evaluation it is the number of all; a file that lost answers keeps its K.
+
+    Args:
+      correct: 0/1 by [problems, samples].
+      strata: benchmark of each problem.
+
+    Example:
+      >>> usual([[1, 0, 0, 1]] * 9 + [[1, 0]])
+      4
+    """
+    counts: dict[str, list[int]] = defaultdict(list)
+    for task, given in zip(strata or [""] * len(correct), correct, strict=True):
+        counts[task].append(len(given))
+    return min(sorted(of_task)[len(of_task) // 2] for of_task in counts.values())
+
+
+def whole(
+    runs: Sequence[Sequence[list[int]]], strata: Sequence[str], k: int
+) -> tuple[list[list[list[int]]], list[str]]:
+    """The problems that every run answered ``k`` times or more, which Pass@k is of.
+
+    Args:
+      runs: 0/1 by [runs, problems, samples].
+      strata: benchmark of each problem.
+      k: number of tries.
+
+    Example:
+      >>> whole([[[1, 0], [1]], [[0, 0], [1, 1]]], ["a", "b"], 2)
+      ([[[1, 0]], [[0, 0]]], ['a'])
+    """
+    kept = [i for i in range(len(strata)) if all(len(run[i]) >= k for run in runs)]
+    return [[run[i] for i in kept] for run in runs], [strata[i] for i in kept]
+
+
 def _scores(correct: list[list[int]], strata: list[str] | None) -> dict[str, Any]:
-    k = min(len(answers) for answers in correct)
+    k = usual(correct, strata)
+    (full,), tasks = whole([correct], strata or [""] * len(correct), k)
+    of_full = tasks if strata else None
     return {
         f"mean@{k}": vars(stats.mean_interval(correct, strata)),
-        f"pass@{k}": vars(stats.pass_interval(correct, k, strata)),
+        f"pass@{k}": vars(stats.pass_interval(full, k, of_full)),
         "problems": len(correct),
         "curve": {
             "k": list(range(1, k + 1)),
-            "mean": stats.mean_curve(correct, strata).tolist(),
-            "pass": stats.pass_curve(correct, strata).tolist(),
+            "mean": stats.mean_curve(full, of_full)[:k].tolist(),
+            "pass": stats.pass_curve(full, of_full)[:k].tolist(),
         },
     }
+
+
+def shortfall(answers: Mapping[str, Mapping[str, list[int]]]) -> str:
+    """The sentence about problems with fewer answers than the others; empty if there is none.
+
+    Example:
+      >>> shortfall({"t": {"1": [0, 1], "2": [1], "3": [0, 0]}})
+      '1 problem has 1 of 2 answers (t: 2): its mean is of those, and Pass@2 leaves it out'
+    """
+    every = [
+        (f"{task}: {name}", given) for task, one in answers.items() for name, given in one.items()
+    ]
+    strata = [task for task, problems in answers.items() for _ in problems]
+    if not every:
+        return ""
+    k = usual([given for _, given in every], strata)
+    short = [(name, len(given)) for name, given in every if len(given) < k]
+    if not short:
+        return ""
+    counts = [count for _, count in short]
+    few = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    one = len(short) == 1
+    return (
+        f"{len(short)} problem{'' if one else 's'} {'has' if one else 'have'} {few} of {k} answers "
+        f"({some([name for name, _ in short])}): {'its mean is' if one else 'their means are'} of "
+        f"those, and Pass@{k} leaves {'it' if one else 'them'} out"
+    )
 
 
 def _endings(rows: Sequence[Row]) -> dict[str, float]:

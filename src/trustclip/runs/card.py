@@ -15,9 +15,12 @@ import yaml
 
 from trustclip.constraints.base import methods
 from trustclip.constraints.registry import interval
+from trustclip.durable.inside import refuse_links
+from trustclip.runs.directory import RunDirectory
 from trustclip.runs.identity import with_method
 from trustclip.runs.jsonl import read_mapping, write_text
 from trustclip.runs.secrets import redacted, redacted_argv
+from trustclip.runs.summary import read_summary
 from trustclip.runs.text import duration, interval_text, markdown_table, markdown_text
 from trustclip.tasks.hub import hub_source
 
@@ -42,6 +45,12 @@ SHOWN = {
 }
 
 
+def conclude(run: RunDirectory, summary: Mapped) -> None:
+    """Write the summary of a finished run, and the card of its model."""
+    run.summarize(summary)
+    write_card(run.path)
+
+
 def write_card(run_folder: Path) -> Path:
     """Write the model card ``final/README.md`` of a run directory.
 
@@ -52,14 +61,16 @@ def write_card(run_folder: Path) -> Path:
       Path of the card.
 
     Raises:
-      ValueError: the folder is not a run directory, or one of its files is damaged.
+      ValueError: the folder is not a run directory, one of its files is damaged, or a link in it
+        leads outside.
     """
+    refuse_links(run_folder)
     path = run_folder / "config.yaml"
     if not path.is_file():
         raise ValueError(f"{str(run_folder)!r} is not a run directory: it has no config.yaml.")
     stored = redacted(dict(read_mapping(path)))
     config = with_method(stored)
-    summary = read_mapping(run_folder / "summary.json")
+    summary = read_summary(run_folder / "summary.json")
     environment = read_mapping(run_folder / "environment.json")
     parts = [
         _front_matter(config),
@@ -111,6 +122,35 @@ def _hub_id(name: object) -> str | None:
     return source.path if source else None
 
 
+def base_model(name: object) -> str | None:
+    """Hub id of the model that training began with; None where its folder does not tell.
+
+    A folder tells it as part of the hub's cache, as the end of another run, or in the name that its
+    own settings have.
+
+    Args:
+      name: a hub id, a folder, or ``ADAPTER+BASE``.
+
+    Example:
+      >>> base_model("Qwen/Qwen3-8B"), base_model("tiny")
+      ('Qwen/Qwen3-8B', None)
+      >>> base_model("/home/me/.cache/models--Qwen--Qwen3-8B/snapshots/0a1b")
+      'Qwen/Qwen3-8B'
+    """
+    if not isinstance(name, str):
+        return None
+    folder = Path(name.rpartition("+")[2])
+    if cached := re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{folder}/"):
+        return f"{cached[1]}/{cached[2]}"
+    if not folder.is_dir():
+        return _hub_id(str(folder))
+    # The end of another run, fine-tuned perhaps from a third; a run's folder is no hub id.
+    if folder.name == "final" and (folder.parent / "config.yaml").is_file():
+        begun = read_mapping(folder.parent / "config.yaml").get("model")
+        return base_model(begun) if begun != name else None
+    return _hub_id(read_mapping(folder / "config.json").get("_name_or_path"))
+
+
 def _front_matter(config: Mapped) -> str:
     chosen = _stage(config, "rl").get("method")
     method = str(chosen.get("name")) if isinstance(chosen, Mapping) else None
@@ -120,7 +160,7 @@ def _front_matter(config: Mapped) -> str:
     fields = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "base_model": _hub_id(config.get("model")),
+        "base_model": base_model(config.get("model")),
         "datasets": sorted({name for name in data if name}),
         "tags": tags,
     }
@@ -139,9 +179,14 @@ def _opening(config: Mapped) -> str:
             f"constraint {constraint}"
         )
     history = ", then ".join(steps) or "unchanged"
+    nameless = Path(str(model)).is_dir() and base_model(model) is None
+    missing = (
+        " Its base model is a local folder of no known origin: name its hub id as `base_model` at "
+        "the top before you publish this."
+    )
     return (
         f"The model {markdown_text(model)}, {history}, with trustclip. This card was generated "
-        "from the files of the run; nobody has edited it."
+        f"from the files of the run; nobody has edited it.{missing if nameless else ''}"
     )
 
 
@@ -247,12 +292,14 @@ def _reproduction(config: Mapped, environment: Mapped) -> str:
         hint = "The command that was run:"
         argv = redacted_argv([str(argument) for argument in environment.get("argv") or ["--help"]])
         command = shlex.join(["trustclip", *argv])
-    lines = f"pip install 'trustclip[train]=={version}'\n{command}"
+    needed = f"With trustclip {markdown_text(version)} and its extra `train` installed.".replace(
+        "  ", " "
+    )
     same = (
         "The same versions on the same hardware give the same model, bit for bit; other versions "
         "or hardware give a different one from the same distribution."
     )
-    return "\n\n".join(["## How to reproduce", hint, fenced(lines, "bash"), same])
+    return "\n\n".join(["## How to reproduce", f"{needed} {hint}", fenced(command, "bash"), same])
 
 
 def _limitations(config: Mapped, summary: Mapped) -> str:

@@ -6,15 +6,19 @@ update: gated share of its completions), ``tokens/`` (a file per recorded update
 its completions), ``problems.jsonl``, ``summary.json`` (the outcome), ``final/`` (the trained
 model). Lines are appended and flushed as they come: what was computed is on
 disk. Secrets (tokens, passwords, keys) are replaced before anything is written.
+
+In one file because what is appended, measured, cut back and summarised are the same files: each is
+understood only from the others.
 """
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -25,9 +29,11 @@ import trustclip
 from trustclip.constraints.consent import consent, named
 from trustclip.durable.extents import Cursor, Extents
 from trustclip.durable.flush import flush, flush_tree
+from trustclip.durable.inside import Inside, OutsideError, refuse_links
 from trustclip.durable.lock import LOCK, rank
 from trustclip.durable.store import CheckpointStore
 from trustclip.runs.extension import LENGTH, Extension, extension, unchangeable
+from trustclip.runs.hashes import HASHES, LOST, missing_files, with_hashes
 from trustclip.runs.identity import essential, flat, with_method
 from trustclip.runs.jsonl import (
     append_jsonl,
@@ -35,12 +41,14 @@ from trustclip.runs.jsonl import (
     plain,
     read_jsonl,
     read_mapping,
+    scan,
     write_json,
     write_text,
 )
-from trustclip.runs.samples import shards
+from trustclip.runs.samples import SHARD, following, shards
 from trustclip.runs.secrets import redacted, redacted_argv
-from trustclip.runs.tokens import TOKENS, TokenRow, write_tokens
+from trustclip.runs.summary import read_summary
+from trustclip.runs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
 from trustclip.tasks.problem import Problem
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
@@ -49,8 +57,12 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "m
 EXTENSIONS = "extensions.jsonl"
 #: What a run directory holds before anything was computed.
 UNBEGUN = {LOCK, "config.yaml", "environment.json", "problems.jsonl", "quarantine.jsonl"}
+#: What is said of a file that is gone, and of several.
+_THEY = ("is missing or cut", "are missing or cut")
 #: A shard of samples is followed by another when it has grown past this.
 SHARD_BYTES = 64 * 2**20
+#: Names that a cursor may hold: of the files that grow.
+GROWING = re.compile(rf"(gates|metrics|problems)\.jsonl|{SHARD.pattern}|{TOKENS}/{UPDATE.pattern}")
 
 
 class RunDirectory:
@@ -65,13 +77,13 @@ class RunDirectory:
       settings: its settings, a dataclass.
 
     Raises:
-      ValueError: the folder already holds a run.
+      ValueError: the folder already holds a run, or a link that leads out of it.
     """
 
     def __init__(self, path: Path, command: str, settings: Any) -> None:
+        self._open(path)
         if (path / "config.yaml").exists() and rank() == 0:
             raise ValueError(f"{path} already holds a run; choose another --output-dir.")
-        self._open(path)
         if rank() == 0:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / "environment.json", environment())
@@ -92,6 +104,7 @@ class RunDirectory:
         """
         if not (path / "config.yaml").exists() or rank() != 0:
             return cls(path, command, settings)
+        flush(path)  # what is read here is believed: a killed process may not have flushed its name
         asked = flat(essential(yaml.safe_load(_config(command, settings))))
         with consent(*named(asked)):
             stored = _all_of_method(with_method(_whole(path / "config.yaml")))
@@ -129,13 +142,16 @@ class RunDirectory:
         append_jsonl(self.path / EXTENSIONS, [vars(longer)])
         write_text(self.path / "config.yaml", _config(command, settings))
         if summary:
-            write_json(self.path / "summary.json", {**summary, "finished": False})
+            self._reopen(summary)
         self.extended = longer.text
 
     def _open(self, path: Path) -> None:
+        if rank() == 0:
+            refuse_links(path)
         self.path = path
         self._started, self._cpu = time.time(), time.process_time()
-        self._extents = Extents()
+        self._extents, self._cut = Extents(), False
+        self._step = 0  # of the newest row
         self.extended = ""
 
     @property
@@ -162,12 +178,73 @@ class RunDirectory:
     def summary(self) -> dict[str, Any]:
         """Contents of ``summary.json``; empty before `summarize`."""
         path = self.path / "summary.json"
-        return _whole(path) if path.exists() else {}
+        return _whole(path, read_summary) if path.exists() else {}
+
+    def finished(self) -> bool:
+        """Whether the run is finished: its summary says so, and its model is there.
+
+        A model of which files are gone is made again from the newest checkpoint, with a warning.
+
+        Raises:
+          ValueError: there is no checkpoint to make it from.
+        """
+        if not (summary := self.summary).get("finished"):
+            return False
+        gone = missing_files(self.path, summary)
+        if not gone:
+            return True
+        what = f"{self.path} is finished, but {', '.join(gone[:3])} {_THEY[len(gone) > 1]}"
+        if not CheckpointStore(self.checkpoints).steps():
+            raise ValueError(
+                f"{what}, and no checkpoint is left to make the model from. Restore the folder "
+                f"{self.final} from a copy, or train again in another --output-dir; the rows and "
+                "scores of this run can still be read."
+            )
+        warnings.warn(f"{what}: the newest checkpoint is taken to make it again.", stacklevel=2)
+        self._reopen(summary)
+        return False
+
+    def _reopen(self, summary: Mapping[str, Any]) -> None:
+        """Write down that the run is not finished any more."""
+        kept = {key: value for key, value in summary.items() if key != HASHES}
+        write_json(self.path / "summary.json", {**kept, "finished": False})
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``."""
         if self.leads:
-            append_jsonl(self.path / "metrics.jsonl", [row])
+            self._append(self.path / "metrics.jsonl", [row])
+            self._step = row.get("step", self._step)
+
+    def logged(self) -> list[dict[str, Any]]:
+        """Readable rows of ``metrics.jsonl`` from which training goes on.
+
+        Raises:
+          RuntimeError: before `rewind`: some of them may be cut off.
+        """
+        if not self._cut:
+            raise RuntimeError("rows are read back after `rewind`, which may cut some of them off.")
+        path = self.path / "metrics.jsonl"
+        lines = scan(path) if path.exists() else ()
+        return [line.row for line in lines if line.row is not None]
+
+    def _append(self, path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows to a file; say and record what others have done to the files meanwhile."""
+        self._look()
+        append_jsonl(path, rows)
+        self._extents.wrote(path)
+
+    def _look(self) -> None:
+        """Say and record which files others have deleted, cut or replaced since they were written.
+
+        The run goes on: what it still computes is worth more than what is gone.
+        """
+        for path, what in self._extents.changed().items():
+            text = (
+                f"{path} was {what}, while the run went on: its earlier rows are no longer those "
+                "that the run wrote. What follows is written after them."
+            )
+            warnings.warn(text, stacklevel=4)
+            self.notice(self._step, LOST, text)
 
     def notice(self, step: int, name: str, text: str) -> None:
         """Append the warning of a guard to ``metrics.jsonl``."""
@@ -180,12 +257,12 @@ class RunDirectory:
             suffix = f"-{number:05d}" if number else ""
             shard = self.path / f"samples{own}{suffix}.jsonl"
             if not shard.exists() or shard.stat().st_size < SHARD_BYTES:
-                return append_jsonl(shard, rows)
+                return self._append(shard, rows)
             number += 1
 
     def gates(self, row: Mapping[str, Any]) -> None:
         """Append the gated shares of one update's completions to ``gates.jsonl``."""
-        append_jsonl(self.path / "gates.jsonl", [row])
+        self._append(self.path / "gates.jsonl", [row])
 
     def tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the recorded tokens of one update, in the columns of `trustclip.runs.tokens`.
@@ -211,16 +288,25 @@ class RunDirectory:
             if (task, p.id) not in known
         ]
         if new:
+            self._look()
             extend_jsonl(path, new)
+            self._extents.wrote(path)
 
     def cursor(self) -> dict[str, Any]:
         """Extents of the files that grow, once they are safely on disk."""
+        self._look()
         problems = self.path / "problems.jsonl"
         measured = [*self._appended(), *([problems] if problems.exists() else [])]
         extents = {self._name(path): self._extents.of(path) for path in measured}
-        for folder in {path.parent for path in measured} | {self.path}:
+        for path in measured:
+            self._extents.wrote(path)
+        for folder in sorted({path.parent for path in measured} | {self.path}):
             flush(folder)
         return extents
+
+    def mark(self) -> dict[str, int]:
+        """Sizes of the files that grow, for `rewind`, at once and not safe from a power cut."""
+        return {self._name(path): path.stat().st_size for path in self._appended()}
 
     def rewind(self, cursor: Cursor) -> None:
         """Cut the files that grow back to a `cursor`; what came after will be computed again.
@@ -228,13 +314,34 @@ class RunDirectory:
         Problems stay: each is recorded once, whenever it is first used.
 
         Raises:
-          ValueError: a file has lost or changed lines that will not come again.
+          ValueError: a file has lost or changed lines that will not come again, or the cursor
+            names a file that no run lets grow.
         """
-        for path in self._appended():
-            if self._name(path) not in cursor:
-                path.unlink()
-        for name, extent in cursor.items():
-            self._extents.restore(self.path / name, extent, cut=name != "problems.jsonl")
+        extents = {self.place(name): extent for name, extent in cursor.items()}
+        for path, extent in extents.items():  # where one is refused, none is cut
+            self._extents.restore(path, extent, cut=False)
+        younger = [path for path in self._appended() if self._name(path) not in cursor]
+        for path in younger:
+            self._extents.forget(path)
+            path.unlink()
+        for folder in sorted({path.parent for path in younger}):
+            flush(folder)  # before the shard that they follow is cut: see `own_shards`
+        for path, extent in extents.items():
+            self._extents.restore(path, extent, cut=path.name != "problems.jsonl")
+        self._cut = True
+
+    def place(self, name: str) -> Path:
+        """The path of a file that grows, by its name in a `cursor`.
+
+        Raises:
+          OutsideError: it is not the name of such a file, or no regular file.
+        """
+        if not GROWING.fullmatch(str(name)):
+            raise OutsideError(
+                f"the checkpoint of {self.path} names {name!r}, which is none of the files that a "
+                "run appends to: it is damaged, or not to be trusted."
+            )
+        return Inside(self.path).path(name)
 
     def start_over(self) -> None:
         """Before training: set aside rows that no checkpoint continues.
@@ -252,6 +359,7 @@ class RunDirectory:
         for path in rows:
             aside = folder / self._name(path)
             aside.parent.mkdir(exist_ok=True)
+            self._extents.forget(path)
             path.rename(aside)
         flush_tree(folder)
         for source in {path.parent for path in rows}:
@@ -265,8 +373,9 @@ class RunDirectory:
     def _appended(self) -> list[Path]:
         """Files of rows, which only grow, or are only added; nothing else here is the run's own."""
         named = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
-        recorded = sorted((self.path / TOKENS).glob("update-*.parquet"))
-        return [*(path for path in named if path.exists()), *shards(self.path), *recorded]
+        found = (self.path / TOKENS).glob("update-*.parquet")
+        recorded = sorted(path for path in found if UPDATE.fullmatch(path.name))
+        return [*(path for path in named if path.exists()), *own_shards(self.path), *recorded]
 
     def _name(self, path: Path) -> str:
         """Name of one of the run's files in a `cursor`."""
@@ -279,14 +388,13 @@ class RunDirectory:
             "cpu_seconds": round(time.process_time() - self._cpu, 1),
         }
         if self.leads:
-            for path in (rows := self._appended()):
-                flush(path)
-            for folder in {path.parent for path in rows}:
-                flush(folder)
+            rows = self.cursor()
             longer = self.path / EXTENSIONS
             told = {"extensions": read_jsonl(longer)} if longer.exists() else {}
-            versioned = {**spent, **told, "versions": versions()}
-            write_json(self.path / "summary.json", {**summary, **versioned})
+            whole = {**summary, **spent, **told, "versions": versions()}
+            if summary.get("finished", True):
+                whole = with_hashes(self.path, whole, rows)
+            write_json(self.path / "summary.json", whole)
 
 
 def samples(folder: Path) -> Iterator[dict[str, Any]]:
@@ -295,15 +403,20 @@ def samples(folder: Path) -> Iterator[dict[str, Any]]:
         yield from read_jsonl(path)
 
 
+def own_shards(folder: Path) -> list[Path]:
+    """Shards of samples that a run has written; others of such a name are a user's own."""
+    return following(folder, SHARD_BYTES)
+
+
 def _begun(path: Path) -> bool:
     """Whether a run has done anything: more than its settings and problems are there."""
     return not {entry.name for entry in path.iterdir()} <= UNBEGUN
 
 
-def _whole(path: Path) -> dict[str, Any]:
+def _whole(path: Path, read: Callable[[Path], Mapping[str, Any]] = read_mapping) -> dict[str, Any]:
     """The mapping in a file that the run writes whole: an empty one is damaged, too."""
     try:
-        content = dict(read_mapping(path))
+        content = dict(read(path))
         if not content:
             raise ValueError(f"{path} is damaged: it is empty.")
     except ValueError as error:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from trustclip.durable.flush import flush
+from trustclip.durable.flush import flush_way
+from trustclip.durable.inside import itself, part_of
 
 Row = dict[str, Any]
 
@@ -99,7 +100,7 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     A last line that a kill or a full disk has torn is removed first: rows appended to it would be
     lost with it. A number that is not finite becomes null: JSON has no other word for it.
     """
-    with _named(path), path.open("a+b") as file:
+    with _named(path), open(path, "a+b", opener=itself) as file:
         _mend(file, path)
         file.write(_lines(rows))
         file.flush()
@@ -212,14 +213,14 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
     with _named(path):
-        with part.open("wb") as file:
+        part = part_of(path)
+        with part.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-        flush(path.parent)
+        flush_way(path)  # a folder on the way may be new, and its name is not on the disk yet
 
 
 def plain(value: Any) -> Any:

@@ -125,6 +125,10 @@ GATE = Group(
             "share", "tokens `full_kl` would cut", _MOVED, _HERE,
         ),
         Metric("threshold/NAME", "a threshold that adapts or differs by token", "its own", _ALL),
+        Metric(
+            "threshold/NAME/at_limit", "tokens whose threshold is at the `low` or `high` of its "
+            "controller; at 1, it cannot hold its target", "share", _ALL,
+        ),
         Metric("penalty", "price of the `penalty` methods", "reward", _ALL, _ANCHOR),
     ),
     "trustclip/",
@@ -160,6 +164,15 @@ TOKENS = Group(
     "",
     (
         Metric("entropy", "entropy of the policy", "nats", _ALL),
+        Metric("tokens", "tokens measured", "tokens", "a log line", places=(LOG,)),
+        Metric(
+            "tokens/p_old_LOW_HIGH", "of those, tokens of an old probability in that range",
+            "tokens", "a log line", places=(LOG,),
+        ),
+        Metric(
+            "tokens/entropy_LOW_HIGH", "of those, tokens where the policy's entropy is in that "
+            "range, nats", "tokens", "a log line", places=(LOG,),
+        ),
         Metric(
             "entropy_slope/kept", "change of entropy per unit of step size, to first order, that "
             "kept tokens cause: minus the covariance of Theorem 5.2", "nats", _ALL, _MOVED,
@@ -286,6 +299,15 @@ TRAINER = Group(
     "Of our trainer alone",
     "",
     (
+        _logged(
+            "sampling_entropy", "entropy of the policy that sampled: the mean of -log π of what it "
+            "sampled, an estimate without bias; in the first row of each generation",
+            "nats", "tokens of all completions of a generation",
+        ),
+        _logged(
+            "sampling_entropy_error", "its standard error, from the differences between problems",
+            "nats", "the same",
+        ),
         _logged(
             "skipped", "completions that were not scored, because they cannot move the policy",
             "share", _BATCHES,

@@ -10,11 +10,15 @@ from rich.table import Column
 
 from trustclip.runs.text import duration
 
-#: Metrics in a line: label, key of the metrics row, format.
+#: The entropy over all completions of a generation; TRL's own key is over those that it scored.
+SAMPLING_ENTROPY = "trustclip/sampling_entropy"
+
+#: Metrics in a line: label, key of the metrics row, format. Of one label, the first that is there.
 SHOWN = (
     ("loss", "loss", "{:.3f}"),
     ("correct", "correct", "{:.1%}"),
     ("reward", "reward", "{:.3f}"),
+    ("entropy", SAMPLING_ENTROPY, "{:.3f}"),
     ("entropy", "entropy", "{:.3f}"),
     ("gated", "trustclip/gated", "{:.1%}"),
     ("length", "completions/mean_length", "{:.1f}"),
@@ -90,12 +94,12 @@ class Stage:
         """
         self._done += steps
         self._latest |= {key: metrics[key] for _, key, _ in SHOWN if metrics.get(key) is not None}
-        shown = "  ".join(
-            f"{label} {form.format(self._latest[key])}"
-            for label, key, form in SHOWN
+        texts: dict[str, str] = {}
+        for label, key, form in SHOWN:
             # The loss of a policy gradient is not informative, and the line is short.
-            if key in self._latest and not (key == "loss" and "reward" in self._latest)
-        )
+            if key in self._latest and not (key == "loss" and "reward" in self._latest):
+                texts.setdefault(label, f"{label} {form.format(self._latest[key])}")
+        shown = "  ".join(texts.values())
         if self._bar is not None:
             self._bar.update(self._task, advance=steps, shown=shown)
             return

@@ -5,14 +5,15 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from trustclip.constraints.names import nearest
-from trustclip.runs.answers import digest, outcomes, scores
+from trustclip.constraints.names import nearest, some
+from trustclip.runs.answers import digest, outcomes, scores, shortfall
 from trustclip.runs.foreign.log import Log
 from trustclip.runs.foreign.recognise import holds_log, looked_for, read_log
 from trustclip.runs.identity import with_method
 from trustclip.runs.jsonl import Row, read_mapping, scan
 from trustclip.runs.run import MEASURED, Evaluation, Run, in_words, setting_of
 from trustclip.runs.samples import Samples
+from trustclip.runs.summary import read_summary
 from trustclip.runs.table import is_table, read_table
 
 __all__ = ["Evaluation", "Run", "find", "in_words", "read_run", "read_runs", "setting_of"]
@@ -36,12 +37,19 @@ def read_run(path: Path) -> Run:
         return _of_log(path, read_log(path))
     config = with_method(read_mapping(path / "config.yaml"))
     environment = read_mapping(path / "environment.json")
-    summary = read_mapping(path / "summary.json")
+    summary = read_summary(path / "summary.json")
     metrics, unreadable = _metrics(path / "metrics.jsonl")
     samples = Samples.read(path)
     last = max((row["step"] for row in metrics.get("rl", ())), default=0)
     evaluations, remarks = _evaluations(samples, metrics.get("eval", []), summary, last)
     unreadable += samples.unreadable
+    if many := samples.repeated:
+        remarks.append(
+            f"{many} answer{'s' * (many > 1)} of evaluations written twice: each counts once, "
+            "as written last"
+        )
+    if samples.odd:
+        remarks.append(f"{some(samples.odd)}: neither 0 nor 1, and left out")
     if unreadable:
         remarks.append(
             f"{unreadable} unreadable line{'s' * (unreadable > 1)} skipped, as left by a kill"
@@ -176,6 +184,8 @@ def _evaluations(
         if step in found:
             rows = list(answers.values())
             found[step] = Evaluation(step, scores(rows), outcomes(rows), digest(rows))
+            if short := shortfall(found[step].answers):
+                remarks.append(f"{short} (evaluation at update {step})")
         else:
             at = "" if step is None else f" at step {step}"
             remarks.append(f"the evaluation{at} is incomplete: {len(answers)} answers, not scored")

@@ -28,13 +28,28 @@ COLUMNS = (
 
 
 #: Shards of a run's samples: of the first rank, then of the others.
-_SHARD = re.compile(r"samples(-rank\d+)?(-\d{5,})?\.jsonl")
+SHARD = re.compile(r"(samples(?:-rank\d+)?)(?:-(\d{5,}))?\.jsonl")
 
 
 def shards(folder: Path) -> list[Path]:
     """Files of a run's samples, in the order they were written; a user's own copies are not."""
-    found = (path for path in folder.glob("samples*.jsonl") if _SHARD.fullmatch(path.name))
+    found = (path for path in folder.glob("samples*.jsonl") if SHARD.fullmatch(path.name))
     return sorted(found, key=lambda path: path.stem)
+
+
+def following(folder: Path, full: int) -> list[Path]:
+    """Shards that are a first one, or follow one that has grown to ``full`` bytes."""
+    found: list[Path] = []
+    allowed: set[str] = set()  # names of those that follow
+    for path in shards(folder):
+        match = SHARD.fullmatch(path.name)
+        assert match is not None
+        number = int(match[2] or 0)
+        if number == 0 or path.stem in allowed:
+            found.append(path)
+            if path.stat().st_size >= full:
+                allowed.add(f"{match[1]}-{number + 1:05d}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -55,11 +70,15 @@ class Samples:
       places: by (stage, step, task, problem, number); the later one of a completion written twice.
       answers: rows of evaluations by stage and step, without their texts.
       unreadable: lines left out.
+      repeated: answers of evaluations written twice, of which the later counts.
+      odd: answers of evaluations whose ``correct`` is neither 0 nor 1, in words.
     """
 
     places: dict[Key, Place] = field(default_factory=dict)
     answers: dict[tuple[str | None, int | None], dict[Key, Row]] = field(default_factory=dict)
     unreadable: int = 0
+    repeated: int = 0
+    odd: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> "Samples":
@@ -80,7 +99,12 @@ class Samples:
         identity = _text(row.get("id")) if task is not None else None
         key = (stage, step, task, identity, number, unnamed)
         self.places[key] = Place(shard, line.offset, len(line.content), (stage, step, task))
-        if task is not None and row.get("correct") in (0, 1):
+        if task is None or "correct" not in row:
+            return
+        if row["correct"] not in (0, 1):
+            shown = "null or NaN" if row["correct"] is None else repr(row["correct"])
+            self.odd.append(f"`correct` is {shown} in answer {number} to {task}: {identity}")
+        else:
             tokens = _whole(row.get("tokens"))
             brief = {
                 "task": task,
@@ -93,7 +117,9 @@ class Samples:
                 "extracted": None if row.get("extracted") is None else "",
                 "judged": row.get("judged"),
             }
-            self.answers.setdefault((stage, step), {})[key] = brief
+            answers = self.answers.setdefault((stage, step), {})
+            self.repeated += key in answers
+            answers[key] = brief
 
     def chosen(self, characters: int) -> list[Place]:
         """Locations of the completions to show, equally many from each evaluation and generation.

@@ -31,6 +31,12 @@ def score_fell(evaluations: Sequence[Evaluation]) -> int | None:
     return best[0] if best and _below(found[-1], best, clearly=True) else None
 
 
+def score_rose(evaluations: Sequence[Evaluation]) -> bool:
+    """Whether the interval of the last score lies above that of the first."""
+    _, found = _measured(evaluations)
+    return bool(found) and _below(found[0], found[-1], clearly=True)
+
+
 _Scored = tuple[int, Mapping[str, float]]
 
 

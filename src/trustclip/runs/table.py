@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from trustclip.durable.inside import part_of
 from trustclip.runs.answers import of_answers
+from trustclip.runs.hashes import HASHES
 from trustclip.runs.jsonl import Row
 from trustclip.runs.run import Evaluation, Run
 from trustclip.runs.samples import Samples
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 #: Marks the file as a table of runs, with the version of its columns.
 _MARK, _VERSION = b"trustclip.runs", b"1"
 #: Parts of a summary that are evaluations, and of an environment that are of the machine.
-_EVALUATED = ("initial", "final", "best", "before", "after", "tasks", "average")
+_EVALUATED = ("initial", "final", "best", "before", "after", "tasks", "average", HASHES)
 _OF_MACHINE = ("argv", "platform")
 
 
@@ -40,7 +42,7 @@ def write_table(path: Path, runs: Sequence[Run], beside: Sequence[Mapping[str, A
     import pyarrow.parquet as pq
 
     rows = [{**_row(run), **more} for run, more in zip(runs, beside, strict=True)]
-    part = path.with_name(path.name + ".part")
+    part = part_of(path)
     table = pa.Table.from_pylist(rows, schema=_schema())
     pq.write_table(table, part, compression="zstd", compression_level=19)
     part.replace(path)

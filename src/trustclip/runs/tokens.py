@@ -27,6 +27,7 @@ Other columns are left alone. Files are read row by row, so their size is not li
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.names import nearest
+from trustclip.durable.inside import part_of
 from trustclip.runs.jsonl import append_jsonl, scan
 
 #: Columns with a number per token; those of them that one number may stand for.
@@ -50,6 +52,8 @@ REQUIRED = ("logp", "advantage")
 SUFFIXES = (".jsonl", ".parquet")
 #: Folder of a run directory with its files of tokens.
 TOKENS = "tokens"
+#: Files in it.
+UPDATE = re.compile(r"update-\d{6,}(-rank\d+)?\.parquet")
 #: Rows of a Parquet file that are in memory at once.
 _ROWS = 64
 
@@ -112,6 +116,11 @@ class TokenRow:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
         return {k: v for k, v in plain.items() if v is not None}
+
+    @property
+    def update(self) -> int | None:
+        """Number of the update that the completion was used in, as in logs: the first is 1."""
+        return None if self.step is None else self.step + 1
 
     @property
     def lag(self) -> int | None:
@@ -215,7 +224,7 @@ def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
         raise ValueError(f"{path}: expected a name that ends in .jsonl or .parquet.")
     import pyarrow.parquet as pq
 
-    part = path.with_name(path.name + ".part")
+    part = part_of(path)
     pq.write_table(_table(list(rows)), part, compression="zstd")
     part.replace(path)
 

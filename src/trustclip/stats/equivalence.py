@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from math import nan, sqrt
 from typing import Literal
 
-from scipy.special import stdtr
+import numpy as np
+from scipy.special import chdtrc, stdtr
 
 from trustclip.stats.confidence import RunSummary, t_quantile
-from trustclip.stats.differences import Difference, holm, welch_freedom
+from trustclip.stats.differences import Difference, holm
 from trustclip.stats.scores import Floats
 
 Conclusion = Literal["larger", "smaller", "equivalent", "not told apart"]
@@ -92,39 +93,53 @@ def equivalence_p(differences: RunSummary, margin: float) -> float:
     return _chance_below(abs(differences.mean) - margin, differences)
 
 
-def welch_equivalence_p(a: RunSummary, b: RunSummary, margin: float) -> float:
-    """`equivalence_p` of two sets of independent runs, with Welch's degrees of freedom.
-
-    Args:
-      a: runs of the first method.
-      b: runs of the second.
-      margin: the smallest difference that would matter, > 0, in their unit.
-
-    Returns:
-      The p-value; nan if neither spreads.
-
-    Raises:
-      ValueError: if the margin is not above 0.
-
-    Example:
-      >>> a, b = RunSummary(10.0, 1.0, 20), RunSummary(10.1, 1.0, 20)
-      >>> print(f"{welch_equivalence_p(a, b, margin=1.0):.4f}")
-      0.0035
-    """
-    if not margin > 0:
-        raise ValueError(f"the margin must be above 0, e.g. 0.01 for one point; got {margin}")
-    freedom, variance = welch_freedom(a, b)
-    if variance == 0:
-        return nan
-    return float(stdtr(freedom, (abs(a.mean - b.mean) - margin) / sqrt(variance)))
-
-
 def _chance_below(distance: float, differences: RunSummary) -> float:
     """Student's distribution at a distance from the mean; a step where nothing spreads."""
     error = differences.std / sqrt(differences.runs)
     if error == 0:
         return float((distance > 0) + 0.5 * (distance == 0))
     return float(stdtr(differences.runs - 1, distance / error))
+
+
+@dataclass(frozen=True)
+class Heterogeneity:
+    """Whether one difference, measured in several places, is one number.
+
+    Args:
+      q: Cochran's Q.
+      freedom: its degrees of freedom, one less than there are places.
+      p: of "the same difference everywhere".
+    """
+
+    q: float
+    freedom: int
+    p: float
+
+
+def heterogeneity(differences: Sequence[RunSummary]) -> Heterogeneity:
+    r"""Cochran's test of differences $d_i$ with standard errors $s_i$ (Cochran, 1954).
+
+    $Q = \sum_i (d_i - \bar d)^2 / s_i^2$ with $\bar d$ their mean weighted by $1/s_i^2$, against
+    $\chi^2$ of one degree less than there are differences. They are taken as independent.
+
+    Args:
+      differences: mean and spread over seeds in each place, all with some spread.
+
+    Returns:
+      `Heterogeneity`; nan where a difference does not spread or there is only one.
+
+    Example:
+      >>> found = heterogeneity([RunSummary(0.05, 0.1, 100), RunSummary(-0.01, 0.1, 100)])
+      >>> print(f"{found.q:.1f} {found.freedom} {found.p:.1e}")
+      18.0 1 2.2e-05
+    """
+    means = np.array([d.mean for d in differences])
+    errors = np.array([d.std / sqrt(d.runs) for d in differences])
+    if len(means) < 2 or (errors == 0).any():
+        return Heterogeneity(nan, len(means) - 1, nan)
+    weights = errors**-2
+    q = float(weights @ (means - weights @ means / weights.sum()) ** 2)
+    return Heterogeneity(q, len(means) - 1, float(chdtrc(len(means) - 1, q)))
 
 
 @dataclass(frozen=True)

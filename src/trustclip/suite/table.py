@@ -13,6 +13,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from trustclip.report.comparison import Compared, compare
+from trustclip.report.conditions import unlike_settings
 from trustclip.report.groups import Estimate, Group, group_runs, pooled
 from trustclip.report.learning import Learning, learning, learning_table, threshold
 from trustclip.report.results import NOTHING
@@ -128,6 +129,7 @@ def _content(
     ways = learning(groups, about["reaches"])
     return {
         **about,
+        "unlike": list(unlike_settings([group for group in groups if group.runs])),
         "problems": _problems(groups),
         "before": {g.setting: _before(g) for g in groups if g.is_reference},
         "rows": [
@@ -205,7 +207,8 @@ def _interval(estimate: Estimate) -> dict[str, float | None]:
 
 def _difference(found: Compared) -> dict[str, Any]:
     numbers = {} if found.difference is None else vars(found.difference)
-    return {**numbers, "p_holm": found.p_holm, "seeds": found.seeds, "verdict": found.verdict}
+    return {**numbers, "p_holm": found.p_holm, "seeds": found.seeds,
+            "same_seeds": found.same_seeds, "verdict": found.verdict}  # fmt: skip
 
 
 def _problems(groups: Sequence[Group]) -> dict[str, int]:
@@ -295,7 +298,8 @@ def _differences_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
             rows.append(TableRow(row["label"], cells))
     head = [(metric, ["points", "p (Holm)", "verdict"]) for metric in metrics]
     title = f"Final evaluation against {table['reference']}"
-    return Table("differences", title, "method", head, rows, [_differences_note(table)], wide=True)
+    notes = [_differences_note(table), *table["unlike"]]
+    return Table("differences", title, "method", head, rows, notes, wide=True)
 
 
 def _difference_cells(found: Row) -> list[Cell]:
@@ -311,8 +315,11 @@ def _differences_note(table: Mapping[str, Any]) -> str:
         one for row in table["rows"] for one in row["difference"].values() if "value" in one
     ]
     number = len(compared) // 2
+    unpaired = [one for one in compared if not one["same_seeds"]]
     note = (
-        "Paired by problem, over the seeds that both have finished; p is corrected for "
+        "Paired by problem, over the seeds that both have finished"
+        f"{'; methods without a common seed as independent runs' if unpaired else ''}; p is "
+        "corrected for "
         f"{number} comparison{'s' * (number != 1)} of each metric (Holm). A difference that is not "
         "resolved is not evidence of equality."
     )

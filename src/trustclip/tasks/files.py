@@ -16,6 +16,8 @@ from trustclip.constraints.names import nearest
 from trustclip.tasks.rows import RowError
 
 MAX_LINE_BYTES = 2**24
+#: A JSON array is read as a whole; this is its largest size, unpacked.
+MAX_ARRAY_BYTES = 2**29
 #: Characters of a row that a report of it shows.
 START_CHARS = 200
 #: Formats of files; the text ones may be compressed, with .gz behind.
@@ -128,14 +130,29 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _json_rows(path: Path) -> Rows:
     with _opened(path) as file:
-        content = file.read().removeprefix(codecs.BOM_UTF8)
-    if not content.lstrip().startswith(b"["):
-        yield from _jsonl_rows(path)
-        return
+        start = file.read(MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
+        if not start.lstrip().startswith(b"["):
+            yield from _jsonl_rows(path)
+            return
+        content = _bounded(path, start, file)
     rows = _parse_json(content)
     if isinstance(rows, RowError):
         raise ValueError(f"{path}: {rows}")
     yield from ((number, row, "") for number, row in enumerate(rows, start=1))
+
+
+def _bounded(path: Path, start: bytes, file: BinaryIO) -> bytes:
+    """The content of a file that begins with ``start``, up to `MAX_ARRAY_BYTES`."""
+    parts, size = [start], len(start)
+    while part := file.read(MAX_LINE_BYTES):
+        size += len(part)
+        if size > MAX_ARRAY_BYTES:
+            raise ValueError(
+                f"{path}: larger than {MAX_ARRAY_BYTES // 2**20} MiB unpacked, which a JSON array "
+                "may have; write it as JSON lines (.jsonl), one row a line"
+            )
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _csv_rows(path: Path) -> Rows:

@@ -221,7 +221,8 @@ def print_twins(chosen: Any) -> None:
     if not chosen.twins:
         say("no setting of stock TRL or verl is known to have this gradient")
         return
-    say("the same gradient in")
+    where = ", where a sequence's tokens share their advantage," if _by_sequence(chosen) else ""
+    say(f"the same gradient{where} in")
     width = max(map(len, chosen.twins))
     for trainer, settings in chosen.twins.items():
         if trainer == "trustclip":
@@ -230,6 +231,13 @@ def print_twins(chosen: Any) -> None:
         else:
             words = [f"{key}={value}" for key, value in settings.items()]
         say(f"  {trainer:<{width}}  {' '.join(words)}")
+
+
+def _by_sequence(method: Any) -> bool:
+    """Whether a ratio of the whole sequence takes part, which trainers give one advantage."""
+    parts = getattr(method, "parts", ())
+    own = not parts and getattr(method, "level", "token") == "sequence"
+    return own or any(map(_by_sequence, parts))
 
 
 def theory(argv: Sequence[str]) -> int:

@@ -62,6 +62,37 @@ def compare(argv: Sequence[str]) -> int:
     return 0
 
 
+def power(argv: Sequence[str]) -> int:
+    """``trustclip power RUNS... --gap 3``: how many seeds would find a gap."""
+
+    @dataclasses.dataclass
+    class Options:
+        runs: tyro.conf.Positional[tuple[Path, ...]]
+        """Pilot runs: run directories, the folder of a suite, or the runs.parquet of a report; of
+        two methods or more from the same seeds, or of one."""
+        gap: float = 3.0
+        """Difference that would matter, in points of the score."""
+        power: float = 0.8
+        """Chance to find it."""
+        comparisons: int | None = None
+        """Number of methods that the planned experiment compares with its reference; those of the
+        pilot when unset."""
+
+    options = parse(Options, argv, "power")
+    if not options.runs:
+        raise ValueError("give the runs of a pilot; see trustclip power --help.")
+    from trustclip.report.planning import print_power
+
+    print_power(
+        options.runs,
+        Terminal(),
+        gap=options.gap,
+        power=options.power,
+        comparisons=options.comparisons,
+    )
+    return 0
+
+
 def decontaminate(argv: Sequence[str]) -> int:
     """Find test problems that occur in a training set."""
     from trustclip.tasks import decontaminate as module

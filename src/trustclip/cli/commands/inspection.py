@@ -1,6 +1,7 @@
-"""Commands that look into one stored run: its tokens, and its metrics in a tracker."""
+"""Commands that look into one stored run: its tokens, its hashes, its metrics in a tracker."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,14 +13,14 @@ from trustclip.runs.terminal import Terminal, say
 
 
 def tokens(argv: Sequence[str]) -> int:
-    """``trustclip tokens RUN [--step N] [--worst]``: completions, and what was cut in them."""
+    """``trustclip tokens RUN [--update N] [--worst]``: completions, and what was cut in them."""
 
     @dataclasses.dataclass
     class Options:
         run: tyro.conf.Positional[Path]
         """A run directory, or a file of tokens (.parquet, .jsonl)."""
-        step: int | None = None
-        """Only completions used in this update; all when unset."""
+        update: int | None = None
+        """Only completions used in this update, counted from 1; all when unset."""
         worst: bool = False
         """Show the completions of which the largest share is cut, instead of the first."""
         count: int = 3
@@ -36,12 +37,38 @@ def tokens(argv: Sequence[str]) -> int:
     print_tokens(
         options.run,
         Terminal(highlight=False),
-        step=options.step,
+        update=options.update,
         worst=options.worst,
         count=options.count,
         constraint=options.constraint,
     )
     return 0
+
+
+def verify(argv: Sequence[str]) -> int:
+    """``trustclip verify RUN``: its files against the hashes that the run has recorded."""
+
+    @dataclasses.dataclass
+    class Options:
+        run: tyro.conf.Positional[Path]
+        """A run directory, finished or not."""
+        json: bool = False
+        """Print a JSON object instead of lines."""
+
+    options = parse(Options, argv, "verify")
+    from trustclip.runs.verify import verify as verify_run
+
+    found = verify_run(options.run)
+    if options.json:
+        head = {"run": str(options.run), "whole": found.whole, "finished": found.finished}
+        say(json.dumps({**head, "files": [vars(finding) for finding in found.findings]}, indent=1))
+    else:
+        width = max(len(finding.name) for finding in found.findings)
+        for finding in found.findings:
+            say(f"{finding.state:<10}  {finding.name:<{width}}  {finding.text}".rstrip())
+        state = "finished" if found.finished else "not finished"
+        say(f"{options.run} ({state}) is {found.conclusion}")
+    return 0 if found.whole else 1
 
 
 def send(argv: Sequence[str]) -> int:

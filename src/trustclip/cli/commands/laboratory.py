@@ -33,7 +33,7 @@ def lab(argv: Sequence[str]) -> int:
 ARENA = """\
 usage: trustclip arena FILE [--dry-run | --part K/N | --collect] [--NAME VALUE ...]
        trustclip arena page FOLDER [--out FILE] [--add SUBMISSION ...]
-       trustclip arena verify SUBMISSION --against FOLDER [--check CELLS]
+       trustclip arena verify FOLDER [--against ARENA] [--check CELLS]
 
 Constraints with equal tuning budgets on many seeds of the lab: every trial on tuning seeds, the
 best of each constraint on fresh ones. The same command continues what was interrupted.
@@ -46,7 +46,8 @@ best of each constraint on fresh ones. The same command continues what was inter
   --NAME VALUE   change a setting of the file by its path, such as --output-dir, --jobs,
                  --depths '{4: {}, 256: {passes: 16}}' or --axes '{}'
   page           leaderboard, contrasts, profiles, tuning curves, tasks, of a folder of runs
-  verify         whether the runs of a submitted method keep to the plan; some made again
+  verify         make some runs of a folder again, and say whether they are the same to the last
+                 digit; of a submission --against an arena also whether it keeps to the plan
 
 A submission is the folder of one constraint: --constraints '{mine: ...}' --reference mine
 --contrasts '{}' --controls '{}' --output-dir mine; with --allow-code where it names a module.
@@ -57,8 +58,6 @@ def arena(argv: Sequence[str]) -> int:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
     if argv and argv[0] in ("page", "verify"):
         return {"page": page, "verify": verify}[argv[0]](argv[1:])
-    import torch
-
     from trustclip.arena.run import collect, estimate, load, run_arena, run_part
     from trustclip.arena.settings import ArenaSettings
     from trustclip.cli.arguments import changes_of, taken
@@ -73,7 +72,6 @@ def arena(argv: Sequence[str]) -> int:
     if len(files) != 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")
     settings, console = load(located(Path(files[0])), changes), Terminal()
-    torch.set_num_threads(1)  # as in the processes of `--jobs`, so that the numbers are the same
     if "--dry-run" in argv:
         console.print(estimate(settings))
     elif "--collect" in argv:
@@ -130,32 +128,40 @@ def page(argv: Sequence[str]) -> int:
 
 
 def verify(argv: Sequence[str]) -> int:
-    """Whether a submission's runs are those of the plan; some of them made again."""
+    """Whether a folder's runs come out the same again, and a submission's are those of the plan."""
     from trustclip.arena.entry import read_entry
     from trustclip.arena.reruns import differences
 
     @dataclasses.dataclass
     class Options:
         submission: Annotated[Path, tyro.conf.Positional]
-        """Folder that `trustclip arena` has written for one constraint."""
-        against: Path
-        """Folder of the arena, such as benchmarks/arena."""
+        """Folder that `trustclip arena` has written."""
+        against: Path | None = None
+        """Folder of the arena that it is submitted to, such as benchmarks/arena."""
         check: int = 0
         """Cells, drawn at random, of which a few seeds are run again and compared."""
 
     options = parse(Options, argv, "arena verify")
     if options.check < 0:
         raise ValueError(f"`check` is a number of cells, 0 or more; got {options.check}.")
-    entry, arena = read_entry(options.submission), read_entry(options.against)
-    _accepted(options.submission, entry, arena)
+    if options.against is None and not options.check:
+        raise ValueError(
+            "give --against ARENA, --check CELLS, or both; there is nothing to verify."
+        )
+    entry = read_entry(options.submission)
+    if options.against is not None:
+        _accepted(options.submission, entry, read_entry(options.against))
     found = [*differences(entry, options.check)] if options.check else []
     if found:
         raise ValueError(
-            f"{options.submission} is refused: its runs come out otherwise here.\n" + _list(found)
+            f"{options.submission}: its runs come out otherwise here.\n" + _list(found)
         )
+    again = f"{options.check} cells made again are the same" if options.check else ""
+    if options.against is None:
+        say(f"{len(entry.runs)} runs, {again}.")
+        return 0
     (label,) = entry.settings.constraints
-    again = f", and {options.check} cells made again are the same" if options.check else ""
-    say(f"accepted: {label}, {len(entry.runs)} runs{again}.")
+    say(f"accepted: {label}, {len(entry.runs)} runs{', and ' if again else ''}{again}.")
     return 0
 
 

@@ -176,7 +176,7 @@ def _sampler(arguments: Sequence[str]) -> int:
     """Compare sampler and trainer on the first completions of a recipe, or on recorded ones.
 
     Returns:
-      0 if they agree or differ by rounding only, 1 otherwise.
+      0 if they agree, or differ as half precision or other kernels make them; 1 otherwise.
     """
     from pathlib import Path
 

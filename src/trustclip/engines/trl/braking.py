@@ -40,6 +40,10 @@ class Braking(TrainerCallback):
         total = sequence_sum(batch.against("rollout").log_ratio, given)
         self._log_weights.append(torch.where(whole, total, torch.nan))
 
+    def forget(self) -> None:
+        """Drop the micro-batches of an update that was given up."""
+        self._log_weights.clear()
+
     def measure(self, gather: Callable[[Tensor], Tensor]) -> float:
         """The factor of the update whose micro-batches are complete, which its step will have.
 

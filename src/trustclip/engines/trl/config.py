@@ -65,6 +65,11 @@ class ConstrainedGRPOConfig(GRPOConfig):
         sampled from a rounded, quantised or older copy of the policy. Needs the decoder.
       brake: a mapping of the fields of `trustclip.constraints.brake.Brake`: the learning rate
         follows the effective sample size of the completions. Logged as ``trustclip/brake``.
+      share_prompts: score all completions of a prompt in a batch in one pass over that prompt, and
+        nothing over padding: exact, to rounding. For the Llama family with trustclip's head; pays
+        where prompts are long and batches hold several completions of each.
+      whole_groups: the completions of a prompt stay together in a generation's updates, as far as
+        they fit; TRL deals them out one by one. Fewer prompts an update, so more of each is shared.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
       shadows: methods to watch with: ``trustclip/shadow/*`` logs what they would have kept of the
@@ -122,6 +127,12 @@ class ConstrainedGRPOConfig(GRPOConfig):
     )
     brake: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Scale the learning rate by ESS: JSON of rule, reference."}
+    )
+    share_prompts: bool = field(
+        default=False, metadata={"help": "Score the completions of a prompt in one pass over it."}
+    )
+    whole_groups: bool = field(
+        default=False, metadata={"help": "Keep the completions of a prompt in one update."}
     )
     skip_zero_advantage: bool = field(
         default=True, metadata={"help": "Skip completions that cannot change the policy."}
@@ -211,10 +222,8 @@ def undecodable(args: ConstrainedGRPOConfig) -> Iterator[str]:
         yield f"decoder={args.decoder!r}"
     if args.use_vllm or args.use_transformers_continuous_batching:
         yield "another engine samples (vLLM or continuous batching)"
-    for name in ("bf16", "fp16"):
-        if getattr(args, name):
-            # Its float32 log-probabilities would be compared with those of half-precision passes.
-            yield f"passes run under {name} autocast"
+    if args.fp16:
+        yield "passes run under fp16 autocast"
 
 
 def _cut_off(args: ConstrainedGRPOConfig) -> Iterator[str]:
@@ -258,6 +267,8 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
             yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
     if args.head_skip and args.head == "trl":
         yield "head_skip is trustclip's head's, and head='trl' asks for TRL's: leave one out."
+    if args.share_prompts and args.head == "trl":
+        yield "share_prompts needs trustclip's head, and head='trl' asks for TRL's: leave one out."
     if problem := limits.refusal(chosen, supply(args)):
         yield problem
     if args.braking().on and "logp_rollout" not in (given := supply(args)).fields:

@@ -1,11 +1,12 @@
-"""Fast sampling from a small model on a CPU, where `generate` costs more than the model itself.
+"""Fast sampling on a CPU, where `generate` costs more than a small model itself.
 
 `generate` of Transformers prepares, concatenates and checks anew for every token. This loop
 allocates its key-value cache once, reads a prompt once however many completions it gets, and lets
-finished rows leave the batch. It knows one architecture, that of the tiny models: dense Qwen3.
+finished rows leave the batch. It knows one architecture, `trustclip.engines.trl.llama`: Llama,
+Mistral, Qwen2 and Qwen3, with LoRA merged into a copy.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trustclip.engines.trl.hidden import language_model
+from trustclip.engines.trl.llama import merged, unlike_llama
+
 #: Share of finished rows at which the batch is packed: less often than one by one, since packing
 #: copies the cache.
 _PACK = 0.1
+
+#: Vocabulary from which one random number a row is drawn. `multinomial` draws one for each token,
+#: a fifth of the time at 49,152; with few tokens it costs nothing, and its draws are on record.
+_MANY = 8192
 
 
 @dataclass(frozen=True)
@@ -33,44 +41,51 @@ class Decoded:
 
 def unsupported(model: Any) -> str | None:
     """The reason why `Decoder` cannot reproduce this model; None if it can."""
-    from transformers import Qwen3ForCausalLM
-
-    if type(model) is not Qwen3ForCausalLM:
-        return f"the decoder supports Qwen3ForCausalLM only; the model is a {type(model).__name__}"
-    config: Any = model.config
-    plain = (
-        config.rope_parameters["rope_type"] == "default"
-        and set(config.layer_types) == {"full_attention"}
-        and config.hidden_act == "silu"
-        and not config.attention_bias
-        and not (model.training and config.attention_dropout)
-        and model.lm_head.bias is None
-    )
-    if not plain:
-        return "the decoder supports only full attention without bias, dropout or scaled positions"
-    if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in model.parameters()):
-        return "the decoder supports only float32 weights on a CPU"
+    if reason := unlike_llama(model):
+        return f"the decoder supports the Llama family only, and {reason}"
+    config: Any = language_model(model).config
+    if model.training and config.attention_dropout:
+        return "the decoder has no dropout"
+    weights = list(language_model(model).model.embed_tokens.parameters())
+    weights += [p for p in model.parameters() if p.dim() > 1]
+    if any(p.device.type != "cpu" for p in weights):
+        return "the decoder supports only a CPU"
+    if any(p.dtype not in (torch.float32, torch.bfloat16) for p in weights):
+        return "the decoder supports only float32 and bfloat16 weights"
     return None
 
 
 class Decoder:
-    """Batched decoding with a Qwen3 model and its current weights, or others in their place.
+    """Batched decoding with a model of the Llama family and its current weights, or others.
 
     Args:
       model: one that is not `unsupported`.
-      weights: parameters by name, tied ones under both; those of the model when None.
+      weights: parameters by name, tied ones under both; those of the model, with its LoRA merged,
+        when None.
+      dtype: of weights and products; that of the embedding when None.
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any, weights: Mapping[str, Tensor] | None = None) -> None:
-        config = model.config
-        named = weights or dict(model.named_parameters(remove_duplicate=False))
-        self._heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    def __init__(
+        self,
+        model: Any,
+        weights: Mapping[str, Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        inner = language_model(model)
+        config, named = inner.config, merged(model) if weights is None else weights
+        self.dtype = dtype or named["model.embed_tokens.weight"].dtype
+        # Tied weights are converted once.
+        copies = {id(weight): weight.to(self.dtype) for weight in named.values()}
+        named = {name: copies[id(weight)] for name, weight in named.items()}
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self._heads = heads, config.num_key_value_heads, width
         self._eps = config.rms_norm_eps
         self._embedding = named["model.embed_tokens.weight"]
         self._norm, self._head = named["model.norm.weight"], named["lm_head.weight"]
-        self._frequencies = model.model.rotary_emb.inv_freq
-        layers = range(len(model.model.layers))
+        self._frequencies = inner.model.rotary_emb.inv_freq.float()
+        layers = range(config.num_hidden_layers)
         self._layers = [_Layer.of(named, f"model.layers.{i}") for i in layers]
 
     @torch.no_grad()
@@ -82,6 +97,7 @@ class Decoder:
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        stop: Callable[[], bool] = lambda: False,
     ) -> list[Decoded]:
         """Sample one completion per prompt; equal prompts are processed once.
 
@@ -92,6 +108,7 @@ class Decoder:
           temperature: 0 takes the likeliest token, and reports its log-probability at 1.
           top_p: nucleus-sampling mass; the log-probabilities are those of what is left.
           top_k: number of likeliest tokens to draw from; 0 for all.
+          stop: asked after each token; True ends all completions there.
 
         Returns:
           In the order of the prompts. Drawn from torch's global random state.
@@ -102,12 +119,14 @@ class Decoder:
         cache, last = self._read(distinct, limit)
         batch = _Batch(cache.rows(source), last[source], limit, torch.tensor(sorted(ends)))
         while batch.running:
-            logps = F.linear(batch.last, self._head)  # [rows, vocabulary]
+            logps = F.linear(batch.last, self._head).float()  # [rows, vocabulary]
             logps = (logps / (temperature or 1.0)).log_softmax(dim=-1)
             logps = _cut_off(logps, top_p, top_k)
             # [rows, 1]
-            drawn = logps.exp().multinomial(1) if temperature else logps.argmax(-1, keepdim=True)
+            drawn = _drawn(logps) if temperature else logps.argmax(-1, keepdim=True)
             batch.take(drawn, logps.gather(1, drawn).squeeze(1))
+            if stop():
+                break
             if batch.running:
                 batch.last = self._states(drawn[batch.kept], batch.cache)[:, -1]
         return batch.decoded()
@@ -121,13 +140,14 @@ class Decoder:
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         _, groups, width = self._heads
         shape = (len(self._layers), 2, len(prompts), groups, longest + limit, width)
-        cache = _Cache(torch.zeros(shape), padding, 0)
+        cache = _Cache(torch.zeros(shape, dtype=self.dtype), padding, 0)
         return cache, self._states(ids, cache)[:, -1]
 
     def _states(self, ids: Tensor, cache: "_Cache") -> Tensor:
         """Last hidden states of new tokens, added to the cache. Shape [rows, tokens, hidden]."""
         x = F.embedding(ids, self._embedding)  # [rows, tokens, hidden]
-        turn, mask = cache.turn(ids.shape[1], self._frequencies), cache.mask(ids.shape[1])
+        cos, sin = cache.turn(ids.shape[1], self._frequencies)
+        turn, mask = (cos.to(self.dtype), sin.to(self.dtype)), cache.mask(ids.shape[1])
         for layer, memory in zip(self._layers, cache.memory, strict=True):
             x = x + self._attention(layer, self._normed(x, layer.before), memory, cache, turn, mask)
             gate, up = F.linear(self._normed(x, layer.after), layer.gate_up).chunk(2, dim=-1)
@@ -147,21 +167,35 @@ class Decoder:
         rows, tokens, _ = x.shape
         queries, groups, width = self._heads
         # [rows, queries + 2 groups, tokens, width]
-        mixed = F.linear(x, layer.qkv).view(rows, tokens, -1, width).transpose(1, 2)
+        mixed = F.linear(x, layer.qkv, layer.bias).view(rows, tokens, -1, width).transpose(1, 2)
         q, k, v = mixed.split([queries, groups, groups], dim=1)
-        q = _rotated(self._normed(q, layer.q_norm), turn)
-        k = _rotated(self._normed(k, layer.k_norm), turn)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
+        q, k = _rotated(q, turn), _rotated(k, turn)
         end = cache.length + tokens
         memory[0][:, :, cache.length : end] = k
         memory[1][:, :, cache.length : end] = v
         keys, values = memory[0][:, :, :end], memory[1][:, :, :end]  # [rows, groups, end, width]
-        # A single new token sees every key; SDPA's causal mask would align it with the first one.
-        causal = mask is None and tokens > 1
+        if tokens == 1:  # the queries of a group are as many positions, so that no key is repeated
+            q = q.reshape(rows, groups, queries // groups, width)
+            y = F.scaled_dot_product_attention(q, keys, values, mask)
+            return F.linear(y.reshape(rows, 1, -1), layer.out)
+        causal = mask is None
         y = F.scaled_dot_product_attention(q, keys, values, mask, is_causal=causal, enable_gqa=True)
         return F.linear(y.transpose(1, 2).reshape(rows, tokens, -1), layer.out)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._eps)
+
+
+def _drawn(logps: Tensor) -> Tensor:
+    """A token of each row. Shape [rows, 1]."""
+    mass = logps.exp()
+    if logps.shape[1] < _MANY:
+        return mass.multinomial(1)
+    mass = mass.cumsum(dim=-1, dtype=torch.float64)
+    point = torch.rand(len(mass), 1, dtype=torch.float64) * mass[:, -1:]
+    return torch.searchsorted(mass, point, right=True).clamp(max=mass.shape[1] - 1)
 
 
 def _cut_off(logps: Tensor, top_p: float, top_k: int) -> Tensor:
@@ -183,9 +217,10 @@ class _Layer:
     """Weights of a block; those with the same input are concatenated into one matrix."""
 
     qkv: Tensor
+    bias: Tensor | None
     out: Tensor
-    q_norm: Tensor
-    k_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
     gate_up: Tensor
     down: Tensor
     before: Tensor
@@ -196,11 +231,13 @@ class _Layer:
         def of(name: str) -> Tensor:
             return weights[f"{block}.{name}.weight"]
 
+        biases = [weights.get(f"{block}.self_attn.{name}_proj.bias") for name in "qkv"]
         return cls(
             qkv=torch.cat([of(f"self_attn.{name}_proj") for name in "qkv"]),
+            bias=None if biases[0] is None else torch.cat(biases),  # type: ignore[arg-type]
             out=of("self_attn.o_proj"),
-            q_norm=of("self_attn.q_norm"),
-            k_norm=of("self_attn.k_norm"),
+            q_norm=weights.get(f"{block}.self_attn.q_norm.weight"),
+            k_norm=weights.get(f"{block}.self_attn.k_norm.weight"),
             gate_up=torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]),
             down=of("mlp.down_proj"),
             before=of("input_layernorm"),

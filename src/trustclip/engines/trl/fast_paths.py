@@ -7,31 +7,42 @@ or to rounding for the head, in distribution for the decoder, and in the gradien
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from trustclip.constraints.base import Trait, of_own_token
-from trustclip.engines.trl import hidden, sampled
+from trustclip.engines.trl import hidden, sampled, sharing
 from trustclip.engines.trl.config import undecodable
 from trustclip.engines.trl.foresight import KNOWN_BEFORE, LOSS_TYPES
+from trustclip.engines.trl.llama import unlike_llama
 from trustclip.engines.trl.plain_sampling import not_plain, own_generate, unlike_generate
 from trustclip.head import measured
 
 #: trustclip's output head, its decoding loop, skipping completions that cannot move the policy, and
-#: making the gradient of a trained head while its logits are made.
-FastPath = Literal["head", "decoder", "skipping", "foresight"]
+#: making the gradient of a trained head while its logits are made, and one pass over each prompt.
+FastPath = Literal["head", "decoder", "skipping", "foresight", "sharing"]
+
+#: Precision of the decoder by that of the trainer's passes; None for that of the weights.
+_DTYPES = {"no": None, "bf16": torch.bfloat16}
 
 
 def obstacle(path: FastPath, trainer: Any) -> str | None:
     """The reason why a trainer cannot take a fast path; None if it can.
 
     Args:
-      path: ``"head"``, ``"decoder"``, ``"skipping"`` or ``"foresight"``.
+      path: ``"head"``, ``"decoder"``, ``"skipping"``, ``"foresight"`` or ``"sharing"``.
       trainer: a `ConstrainedGRPOTrainer` whose construction by TRL is complete.
     """
     reasons = {
         "head": _head, "decoder": _decoder, "skipping": _skipping, "foresight": _foresight,
+        "sharing": _sharing,
     }  # fmt: skip
     return next(reasons[path](trainer), None)
+
+
+def decoding_dtype(trainer: Any) -> torch.dtype | None:
+    """What the decoder of a trainer that takes it computes in; None for the weights' own."""
+    return _DTYPES[trainer.accelerator.mixed_precision]
 
 
 def unrecorded(trainer: Any) -> str | None:
@@ -131,8 +142,7 @@ def _decoder(trainer: Any) -> Iterator[str]:
         yield "another engine samples (vLLM or continuous batching)"
     if trainer.rollout_func is not None:
         yield "rollout_func samples"
-    if trainer.accelerator.mixed_precision != "no":
-        # Its float32 log-probabilities would be compared with those of half-precision passes.
+    if trainer.accelerator.mixed_precision not in _DTYPES:
         yield f"passes run under {trainer.accelerator.mixed_precision} autocast"
     if trainer.accelerator.distributed_type not in ("NO", "MULTI_CPU"):
         yield f"the model is wrapped for {trainer.accelerator.distributed_type}"
@@ -183,3 +193,16 @@ def _foresight(trainer: Any) -> Iterator[str]:
         yield "the entropy bonus has a gradient of its own"
     if trainer.top_entropy_quantile < 1 or args.off_policy_mask_threshold is not None:
         yield "the loss leaves out tokens by what the pass finds"
+
+
+def _sharing(trainer: Any) -> Iterator[str]:
+    yield from _head(trainer)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if reason := unlike_llama(model):
+        yield f"prompts are shared in the Llama family only, and {reason}"
+        return
+    config = hidden.language_model(model).config
+    if config._attn_implementation not in ("sdpa", sharing.ATTENTION):
+        yield f"its attention is {config._attn_implementation!r}, not 'sdpa'"
+    if config.attention_dropout:
+        yield "its attention has dropout"

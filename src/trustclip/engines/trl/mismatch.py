@@ -64,6 +64,10 @@ class Mismatch:
         # All are kept only for a listener: of an update of millions of tokens, ten are recorded.
         self._rows.append(_farthest(rows) if self.listener is None else rows)
 
+    def forget(self) -> None:
+        """Drop the micro-batches since the last call of `read`."""
+        self._rows = []
+
     def read(
         self,
         gather: Callable[[Tensor], Any] = lambda x: x,

@@ -93,7 +93,7 @@ def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple
         elif name in RESERVED:
             yield name, f"`trl.{name}` is set by the run itself."
         elif name not in fields:
-            yield name, _unknown(name, fields.keys() - RESERVED - _REFUSED.keys(), own)
+            yield name, _unknown(name, passed_through(own), own)
         elif wrong := [*_wrong(hints[name], value), *_wrong(_RANGES.get(name, Any), value)]:
             yield name, f"`trl.{name}` {wrong[0]}" + "." * (not wrong[0].endswith("?"))
         elif name in _REFUSED and value != fields[name].default:
@@ -109,12 +109,18 @@ def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple
             yield from ((name, f"`trl.{name}` {text}") for _, text in too_small({name: value}))
 
 
+def passed_through(own: Collection[str]) -> set[str]:
+    """Fields of TRL's config that a recipe can pass on; those it sets itself are ``own``."""
+    fields = {f.name for f in dataclasses.fields(ConstrainedGRPOConfig) if f.init}
+    return fields - RESERVED - _REFUSED.keys() - set(own)
+
+
 def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:
     """The error for a field that there is not; one that the recipe sets itself may be meant."""
     near = nearest(name, {*fields, *own})
     if near in own:
         return f"unknown field of GRPOConfig {name!r}; did you mean the recipe's own `rl.{near}`?"
-    return unknown("field of GRPOConfig", name, set(fields) - set(own))
+    return unknown("field of GRPOConfig", name, fields)
 
 
 def _foreign_kernels(given: Any) -> str:

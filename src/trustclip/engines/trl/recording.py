@@ -81,6 +81,34 @@ def generation_of(trainer: Any, done: Rewarded, output: Mapping[str, Any]) -> Ge
     )
 
 
+def surprisal(sums: Tensor, of_each: int) -> tuple[float | None, float | None]:
+    r"""Entropy of the policy that sampled, without a bias, from what it sampled.
+
+    $E[-\log\pi(y_t)]$ is the entropy at $t$, so the mean of $-\log\pi$ over all tokens estimates
+    the mean entropy, with or without an advantage.
+
+    Args:
+      sums: of each completion the sum of $-\log\pi$ and its tokens. Shape [completions, 2].
+      of_each: completions of each problem, which follow one another.
+
+    Returns:
+      The entropy, nats a token, None without a token; and its standard error over problems, None
+      for one problem.
+
+    Example:
+      >>> surprisal(torch.tensor([[2.0, 4.0], [2.0, 4.0], [4.0, 4.0], [4.0, 4.0]]), 2)
+      (0.75, 0.25)
+    """
+    problems = sums.double().cpu().view(-1, of_each, 2).sum(dim=1)  # [problems, 2]
+    total, tokens = problems.sum(dim=0)
+    if tokens == 0:
+        return None, None
+    entropy, many = total / tokens, len(problems)
+    rest = problems[:, 0] - entropy * problems[:, 1]
+    error = (rest.square().sum() * many / max(many - 1, 1)).sqrt() / tokens
+    return entropy.item(), error.item() if many > 1 else None
+
+
 class Recorder(Protocol):
     """Receives the rewards and gated shares of completions; set it on every rank or on none."""
 
@@ -117,6 +145,8 @@ class Recorded:
     accelerator: Any
     processing_class: Any
     state: Any
+    num_generations: int
+    _metrics: Any
 
     #: Gets every generation and the gated share of its completions; see `Recorder`.
     recorder: Recorder | None = None
@@ -150,6 +180,22 @@ class Recorded:
         if self.recorder is not None and training:
             self.recorder.generation(generation_of(self, done, output))
 
+    @torch.no_grad()
+    def _record_entropy(self, output: Mapping[str, Any]) -> None:
+        """Log the entropy over all completions of a generation; see `surprisal`."""
+        logp = output.get("old_per_token_logps")
+        logp = output.get("sampling_per_token_logps") if logp is None else logp
+        if logp is None:
+            return
+        known = token_mask(output) & logp.isfinite()
+        sums = torch.stack([-logp.where(known, 0).sum(dim=1), known.sum(dim=1).to(logp.dtype)])
+        whole = self.accelerator.gather(sums.T.contiguous())  # [completions, 2]
+        entropy, error = surprisal(whole, self.num_generations)
+        if entropy is not None:
+            self._metrics["train"]["trustclip/sampling_entropy"].append(entropy)
+        if error is not None:
+            self._metrics["train"]["trustclip/sampling_entropy_error"].append(error)
+
     def _record_loss(
         self,
         inputs: Mapping[str, Any],
@@ -171,6 +217,12 @@ class Recorded:
             self.recorder.notice(self.state.global_step, name, text)
         else:
             warnings.warn(text, stacklevel=2)
+
+    def _forget_update(self) -> None:
+        """Drop what was recorded of an update that was given up."""
+        for kept in (self._shares, self.mismatch, self.token_sampler):
+            if kept is not None:
+                kept.forget()
 
     def _record_update(self) -> None:
         """Record what the gate did in the update that ends."""

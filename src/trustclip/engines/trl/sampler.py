@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trustclip.engines.rounding import converted
 from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl.decoding import Decoder
+from trustclip.engines.trl.llama import merged
 
 Weights = dict[str, Tensor]
 
@@ -34,16 +35,19 @@ class Copies:
         self._kept: list[tuple[int, Weights]] = []  # (updates done, weights), oldest first
 
     @torch.no_grad()
-    def next(self, model: nn.Module, step: int) -> tuple[Decoder, int]:
+    def next(
+        self, model: nn.Module, step: int, dtype: torch.dtype | None = None
+    ) -> tuple[Decoder, int]:
         """The decoder for the next generation, and the updates that its weights have seen.
 
         Args:
           model: the policy in training; see `trustclip.engines.trl.decoding.unsupported`.
           step: updates done.
+          dtype: of the products of the policy itself; that of its weights when None.
         """
         if self.exact:
-            return Decoder(model), step
-        now = {name: weight.detach() for name, weight in _named(model)}
+            return Decoder(model, dtype=dtype), step
+        now = merged(model)
         version, weights = self._kept[0] if self._kept else (step, now)
         if lag := self._sampler.lag:
             if len(self._kept) == lag:
@@ -59,8 +63,3 @@ class Copies:
     def restore(self, state: list[Any]) -> None:
         """Continue from `state`."""
         self._kept = [(step, weights) for step, weights in state]
-
-
-def _named(model: Any) -> Any:
-    """Parameters under every name they have: tied ones under two."""
-    return model.named_parameters(remove_duplicate=False)

@@ -10,10 +10,20 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
+from trustclip.engines.trl import sharing
 from trustclip.engines.trl.hidden import language_model, logit_changes
 from trustclip.head import Head, Scores
 from trustclip.head.foreseen import Foresee
 from trustclip.head.logprobs import Plan, scored
+
+#: Arguments of a pass in which prompts can be shared.
+_PACKED = {
+    "input_ids",
+    "attention_mask",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
+}
 
 
 @dataclass
@@ -42,6 +52,7 @@ class Request:
       foresee: gives the coefficients of a pass over so many completions of so many positions, where
         they are known before.
       skip: probability mass that gradients may leave out.
+      shares: each prompt of a batch passes the model once; see `trustclip.engines.trl.sharing`.
       dropped: collects the largest mass that those of each pass do leave out.
     """
 
@@ -50,6 +61,7 @@ class Request:
     scores: list[Scores] | None = None
     foresee: Callable[[tuple[int, int]], Foresee | None] | None = None
     skip: float = 0.0
+    shares: bool = False
     dropped: list[Tensor] = field(default_factory=list)
 
     def plan(self, shape: tuple[int, int]) -> Plan:
@@ -99,8 +111,18 @@ def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request
     ) -> Any:
         if not fused_lm_head:
             return before(*args, **(kwargs if labels is None else {**kwargs, "labels": labels}))
-        outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
-        states, head = outputs.last_hidden_state[:, :-1], self.get_output_embeddings()
+        given = {name for name, value in kwargs.items() if value is not None}
+        packed = None
+        # What a hook reads of the states, for an exact divergence, are those of separate rows.
+        read = request.scores is not None or bool(self.base_model._forward_hooks)
+        if request.shares and not read and not args and given <= _PACKED:
+            packed = sharing.Packed.of(kwargs["input_ids"], kwargs["attention_mask"], labels)
+        if packed is None:
+            outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
+            states = outputs.last_hidden_state[:, :-1]
+        else:
+            states = sharing.states(self, packed)
+        head = self.get_output_embeddings()
         labels = labels[:, 1:].to(head.weight.device)
         flat = head(
             states.to(labels.device).flatten(0, 1),

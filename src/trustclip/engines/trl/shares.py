@@ -73,6 +73,10 @@ class GateShares:
         gated = (batch.mask & ~surrogate.kept).sum(dim=1)
         self._rows.append(torch.stack([generated, index, gated, batch.mask.sum(dim=1)], dim=1))
 
+    def forget(self) -> None:
+        """Drop the micro-batches since the last call of `read`."""
+        self._rows = []
+
     def read(self, gather: Callable[[Tensor], Any] = lambda x: x) -> dict[str, list[Any]]:
         """The shares since the last call, without completions that have no token.
 

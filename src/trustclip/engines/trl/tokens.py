@@ -141,6 +141,10 @@ class TokenSampler:
             part = {name: inputs[name] for name in names}
             self._parts.append(_Part(part, batch, surrogate.kept, coefficient))
 
+    def forget(self) -> None:
+        """Drop the micro-batches of an update that was given up."""
+        self._parts = []
+
     def finish(self, step: int, used: int, gather: Callable[[Tensor], Any]) -> int:
         """Write the chosen completions of the update, if there is anything of it.
 

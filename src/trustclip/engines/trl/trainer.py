@@ -16,10 +16,11 @@ import logging
 import math
 import sys
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NotRequired
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +30,17 @@ from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import WatchedWindow
+from trustclip.durable import schemas
 from trustclip.durable.trainer import Durable
-from trustclip.engines.trl import fast_paths, foresight, redistribute, sampled
+from trustclip.engines.trl import (
+    fast_paths,
+    foresight,
+    hidden,
+    redistribute,
+    sampled,
+    sharing,
+    stopping,
+)
 from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.exact_kl import KLWatch
@@ -49,6 +59,25 @@ from trustclip.engines.trl.skipping import only_what_matters, rows_that_matter, 
 from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level
 
 logger = logging.getLogger(__name__)
+
+#: What a checkpoint holds of a micro-batch, at least, and of the metrics between two log lines.
+_BATCH = schemas.mapping(
+    "Batch",
+    dict.fromkeys(
+        ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages"), Tensor
+    ),
+    more=True,
+)
+_SHADOWS = schemas.mapping("Shadows", {"labels": list[str], "sums": tuple[Tensor, ...] | None})
+_WINDOW = schemas.mapping(
+    "Window",
+    {
+        "metrics": dict[str, tuple[Tensor, Tensor]],
+        "histogram": Tensor | None,
+        "sampler": NotRequired[Tensor | None],
+        "shadows": NotRequired[_SHADOWS],
+    },
+)
 
 
 class DurableSFTTrainer(Durable, SFTTrainer):
@@ -75,17 +104,25 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     max_completion_length: int
     _tag_names: ClassVar = ["trl", "grpo", "trustclip"]
     _name = "GRPO with a policy-divergence constraint"
-    _carried = (
-        "_buffered_inputs",  # the samples being trained on,
-        "_step",  # and the place in them
-        "_last_closed",
-        "_recorded_tokens",
-        "_total_train_tokens",
-        "_current_train_step_time",
-        "entropy_coef",
-        "_last_world_entropy",
-        "_entropy_window_stats",
-    )
+    _carried: ClassVar = {
+        "_buffered_inputs": list[_BATCH] | None,  # the samples being trained on,
+        "_step": int,  # and the place in them
+        "_last_closed": int,
+        "_recorded_tokens": int,
+        "_total_train_tokens": schemas.Number,
+        "_current_train_step_time": float,
+        "entropy_coef": float,
+        "_last_world_entropy": schemas.Number,
+        "_entropy_window_stats": Tensor | None,
+    }
+    _in_progress: ClassVar = {
+        **Durable._in_progress,
+        "windows": dict[Literal["train", "eval"], _WINDOW],
+        "method": schemas.Numbers,
+        "old_head": Tensor | None,
+        "copies": NotRequired[list[list[int | dict[str, Tensor]]]],
+        "logs": dict[str, Any],
+    }
     _shape = (*Durable._shape, "num_generations", "steps_per_generation", "num_iterations")
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
@@ -140,8 +177,14 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
 
     def _put_head(self) -> Request | None:
         """Install trustclip's output head in the model if that is requested or faster."""
+        if self.args.share_prompts and (reason := fast_paths.obstacle("sharing", self)):
+            raise ValueError(f"share_prompts cannot serve this model: {reason}. Leave it out.")
         if self._takes("head"):
-            return use_head(self._unwrapped(), self.temperature, self.args.head_skip)
+            request = use_head(self._unwrapped(), self.temperature, self.args.head_skip)
+            if self.args.share_prompts:
+                sharing.share_prompts(hidden.language_model(self._unwrapped()))
+                request.shares = True
+            return request
         reason = fast_paths.obstacle("head", self)
         if self.args.head == "trustclip":
             raise ValueError(f"head='trustclip' cannot serve this model: {reason}. Use 'auto'.")
@@ -159,10 +202,12 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._phase = phase = Generating()
+        self.unfinished = "generation"
         try:
             output = super()._generate_and_score_completions(inputs)
+            self.leave_if_asked()
         finally:
-            self._phase = None
+            self._phase, self.unfinished = None, "update"
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
         self._number_completions(output)
         output["sampled"] = output["generated"] - phase.lag
@@ -175,23 +220,54 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
             output |= {STATISTICS + name: value for name, value in statistics.items()}
         self._record_generation(phase.rewarded, output, training=self._mode == "train")
+        if self._mode == "train":
+            self._record_entropy(output)
         return output
 
-    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_inputs(self, generation_batch: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        before = self._buffered_inputs
+        inputs, parts = super()._prepare_inputs(generation_batch), self._buffered_inputs
+        window = self.args.gradient_accumulation_steps
+        # A loss that a micro-batch normalises alone depends on which completions it has.
+        apart = self.loss_type == "bnpo" or self.method.statistics_over == "micro_batch"
+        shares = self._request is not None and self._request.shares and not apart
+        whole = self.args.whole_groups
+        if parts is before or not parts or not (whole or (shares and len(parts) % window == 0)):
+            return inputs
+        self._buffered_inputs = sharing.regrouped(parts, len(parts) if whole else window)
+        return self._buffered_inputs[self._step % len(parts)]
+
+    def _generate(self, prompts: Any) -> Any:
+        output = super()._generate(prompts)
+        self.leave_if_asked()
+        return output
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._sample(*args, **kwargs)
+        if self.accelerator.num_processes == 1:  # ranks differ in their number of turns
+            self.leave_if_asked()
+        return output
+
+    def _sample(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Completions of one turn; of a run that is to stop, what there is of them."""
         turn = partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
         phase = self._phase
         if not isinstance(phase, Generating):
             return turn()
         if not self._takes("decoder"):
+            model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
-            return turn() if supplied else sampled.with_logps(self._unwrapped(), turn)
+            turn = stopping.stoppable(model, self.stopping, turn)
+            return turn() if supplied else sampled.with_logps(model, turn)
         copies = self._copies if self._mode == "train" else Copies()
-        decoder, version = copies.next(self._unwrapped(), self.state.global_step)
+        dtype = fast_paths.decoding_dtype(self)
+        decoder, version = copies.next(self._unwrapped(), self.state.global_step, dtype)
         phase.lag = self.state.global_step - version
         limit, ends = self.max_completion_length, set(self.eos_token_ids)
-        decoded = decoder.decode(prompt_ids, limit, ends, self.temperature, **copies.cut_off)
+        given = (prompt_ids, limit, ends, self.temperature)
+        decoded = decoder.decode(*given, **copies.cut_off, stop=self.stopping)
         logps = [completion.logps for completion in decoded]
-        if copies.exact:
+        if copies.exact and decoder.dtype == torch.float32:  # else passes round otherwise
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
 
@@ -242,10 +318,26 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if known is not None and policy is None and not entropy:
             return known, None, None
         kw |= {"compute_entropy": True} if entropy else {}
-        logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
+        with self._leaving_between_passes(model):
+            logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
         logps = logps if known is None else known
         phase.passes.append((logps, seen[0] if seen else None, entropies if entropy else None))
         return logps, entropies, aux
+
+    @contextmanager
+    def _leaving_between_passes(self, model: nn.Module) -> Iterator[None]:
+        """Context in which a run that is to stop does so before the model's next pass.
+
+        Ranks whose completions the decoder has sampled may need different numbers of passes.
+        """
+        if self.accelerator.num_processes > 1 and self._takes("decoder"):
+            yield
+            return
+        ask = model.register_forward_pre_hook(lambda *_: self.leave_if_asked(), prepend=True)
+        try:
+            yield
+        finally:
+            ask.remove()
 
     def _score_trained(
         self, phase: Training, model: Any, input_ids: Tensor, mask: Tensor, *args: Any, **kw: Any
@@ -426,6 +518,9 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
 
     def _restore(self, progress: dict[str, Any]) -> None:
         super()._restore(progress)
+        self._update = diagnostics.Window()
+        self._braking.forget()
+        self._forget_update()
         for mode, window in progress["windows"].items():
             self._windows[mode].load_state_dict(window)
         self.method = self.method.restored(progress["method"])

@@ -1,7 +1,7 @@
 """Completions from a model: the interface of every backend, and the local one."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,18 +64,26 @@ class Local:
 
     `generate` of Transformers samples, and with it everything that the model's own
     ``generation_config`` sets applies (suppressed tokens, a repetition penalty). Where nothing but
-    a temperature is left, a small Qwen3 on a CPU is decoded by a faster loop.
+    a temperature is left, a model of the Llama family on a CPU is decoded by a faster loop.
 
     Args:
       model: causal language model.
       tokenizer: its tokenizer, with a chat template.
       sampling: how tokens are drawn.
       batch_size: completions generated at once.
+      stop: asked after each token; True ends all completions there, and they are worth nothing.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, batch_size: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        sampling: Sampling,
+        batch_size: int,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._model, self.tokenizer = model.eval(), tokenizer
-        self._sampling, self._batch_size = sampling, batch_size
+        self._sampling, self._batch_size, self._stop = sampling, batch_size, stop
 
     def generate(
         self, prompts: Sequence[Conversation], n: int, seed: int
@@ -109,16 +117,19 @@ class Local:
         """New tokens of each row, with or without those after the end token."""
         from trustclip.engines.trl.decoding import Decoder
         from trustclip.engines.trl.plain_sampling import unlike_generate
+        from trustclip.engines.trl.stopping import criteria
 
         settings = {"top_k": 0, "top_p": self._sampling.top_p}
         if next(unlike_generate(self._model, settings), None) is None:
+            temperature = self._sampling.temperature
             decoder = Decoder(self._model)
-            decoded = decoder.decode(ids, limit, self._ends, self._sampling.temperature)
+            decoded = decoder.decode(ids, limit, self._ends, temperature, stop=self._stop)
             return [completion.tokens for completion in decoded]
         inputs = self.tokenizer.pad(
             {"input_ids": ids}, return_tensors="pt", padding_side="left"
         ).to(self._model.device)
-        output = self._model.generate(**inputs, max_new_tokens=limit, **self._options())
+        ending = {"stopping_criteria": criteria(self._stop), "max_new_tokens": limit}
+        output = self._model.generate(**inputs, **ending, **self._options())
         return output[:, length:].tolist()
 
     @property

@@ -280,7 +280,11 @@ def _checkpoint(memory: Memory) -> int:
 
 
 def _memory_table(memory: Memory, device: str) -> Table:
-    table = Table(box=None, pad_edge=False, title=f"memory on one {device} device, estimated")
+    title = (
+        f"memory on one {device} device, estimated: reinforcement learning alone, without "
+        "fine-tuning, evaluations, Python and its libraries"
+    )
+    table = Table(box=None, pad_edge=False, title=title)
     table.title_justify = "left"
     table.add_column("part")
     for phase in PHASES:

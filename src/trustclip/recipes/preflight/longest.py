@@ -66,8 +66,8 @@ def model_shape(settings: RLSettings) -> tuple[Any, Any]:
     from trustclip.recipes.models import base_of, check_tokenizer
     from trustclip.tasks.prompts import set_chat_template
 
+    base = base_of(settings.model)
     try:
-        base = base_of(settings.model)
         config = AutoConfig.from_pretrained(base, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:

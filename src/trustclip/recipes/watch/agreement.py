@@ -5,45 +5,36 @@ sampler at another temperature has, to first order, $d_t$ in proportion to
 $\log\pi(y_t) + H_t$: the score of the temperature. One that samples from a renormalised part of the
 vocabulary finds every token a little likelier, by at most the share that it left out; one whose
 vocabulary has rows that the trainer's lacks, less likely. Another precision is noise on both
-sides; another prompt makes the text surprising, most at its beginning.
+sides, in proportion to what $1-\pi(y_t)$ leaves it to move; a mixture of experts that routes a
+token elsewhere makes a sparse tail on top of it; another prompt makes the text surprising, most at
+its beginning. Whatever the cause, $E[e^{d_t}] = 1$ on samples of the whole vocabulary: a mean
+below 1 is what a truncated sampler left out, also where half precision hides it.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
+from transformers import TrainerCallback
 
 from trustclip.constraints.sampler import Pairs
+from trustclip.recipes.watch.marks import (
+    EARLY,
+    EXACT,
+    FEWEST,
+    HALF,
+    ONE_SIDED,
+    PRECISION,
+    Cause,
+    Marks,
+    cause_of,
+    likely,
+    marks_of,
+)
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import read_jsonl
-
-Cause = Literal[
-    "none", "precision", "temperature", "truncation", "padding", "outliers", "context", "weights"
-]
-
-#: Fewer tokens than this carry no mark.
-FEWEST = 50
-#: Differences that float32 makes: mean and largest, nats.
-ROUNDING, ROUNDING_MOST = 1e-4, 1e-2
-#: Largest mean difference that half precision and other kernels make, nats: measured engines are
-#: between 0.005 and 0.02.
-PRECISION = 0.03
-#: Share of the variance of the differences that a temperature explains to first order; the same
-#: where a difference exceeds `FAR` nats; and from which on its size is stated.
-EXPLAINED, EXPLAINED_FAR, EXACT = 0.8, 0.4, 0.9
-#: No truncated distribution leaves out so much of itself, nats.
-FAR = 2.0
-#: Least sum of one side's differences over that of the other, for two sides.
-ONE_SIDED = 0.1
-#: Outliers: the largest 2 % have this share of all differences, and the median is below that, nats.
-OUTLIERS, OUTLIERS_MEDIAN = 0.9, 0.01
-#: Tokens at the beginning of a completion, on which another prompt shows most.
-EARLY = 3
-#: Standard errors and nats by which tokens are likelier, or less likely, than their entropy says.
-SURPRISE, SURPRISE_MEAN = 5.0, 0.03
 
 
 @dataclass(frozen=True)
@@ -54,35 +45,13 @@ class Verdict:
       cause: the likeliest one; ``"none"`` if the two agree.
       text: the numbers, the cause, and what to set.
       harmless: whether training can go on as it is.
+      title: the verdict in a few words.
     """
 
     cause: Cause
     text: str
     harmless: bool
-
-    @property
-    def title(self) -> str:
-        """The verdict in a few words."""
-        return _TITLES[self.cause] if self.harmless or self.cause in _SERIOUS else _DRAWN
-
-
-@dataclass(frozen=True)
-class _Marks:
-    """Numbers of the differences d = log p(trainer) - log p(sampler), nats."""
-
-    tokens: int
-    mean: float  # of |d|
-    median: float  # of |d|
-    largest: float  # |d|
-    lowest: float  # d
-    identical: float  # share with d = 0
-    up: float  # sum of the positive d
-    down: float  # and of the negative ones, without their sign
-    top: float  # share of the sum of |d| on the largest 2 %
-    explained: float  # R² of d on log p + H
-    slope: float  # of the same
-    surprise: float  # mean of log p + H: 0 for tokens that the trainer's policy drew
-    surprise_z: float
+    title: str
 
 
 def compare(pairs: Pairs) -> Verdict:
@@ -109,76 +78,16 @@ def compare(pairs: Pairs) -> Verdict:
             f"a comparison needs at least {FEWEST} tokens, got {len(pairs.trainer)}: raise the "
             "number of completions, or their length."
         )
-    marks = _marks(pairs)
-    cause = _cause(marks)
-    slight = cause not in _SERIOUS
-    sharper = slight and _likely(marks)
+    marks = marks_of(pairs)
+    cause = cause_of(marks)
+    slight = marks.mean <= _SLIGHT.get(cause, -1.0)
+    sharper = slight and likely(marks)
     parts = [_numbers(marks), _WHY[cause](marks, pairs), _SHARPER if sharper else ""]
-    return Verdict(cause, " ".join(filter(None, parts)), slight and not sharper)
+    title = _DRAWN if sharper else _TITLES[cause]
+    return Verdict(cause, " ".join(filter(None, parts)), slight and not sharper, title)
 
 
-def _marks(pairs: Pairs) -> _Marks:
-    a, d = pairs.trainer.double(), pairs.trainer.double() - pairs.sampler.double()
-    size = d.abs()
-    most = size.sort(descending=True).values[: max(len(d) // 50, 1)].sum() / size.sum()
-    explained = slope = surprise = error = 0.0
-    if pairs.entropy is not None:
-        score = a + pairs.entropy.double()
-        surprise, error = score.mean().item(), (score.std() / len(score) ** 0.5).item()
-        varied, moved = score - score.mean(), d - d.mean()
-        both = (varied * moved).sum().item()
-        if varied.any() and moved.any():
-            slope = both / varied.square().sum().item()
-            explained = slope * both / moved.square().sum().item()  # R²
-    return _Marks(
-        tokens=len(d),
-        mean=size.mean().item(),
-        median=size.median().item(),
-        largest=size.max().item(),
-        lowest=d.min().item(),
-        identical=(d == 0).double().mean().item(),
-        up=d.clamp(min=0).sum().item(),
-        down=(-d).clamp(min=0).sum().item(),
-        top=most.nan_to_num().item(),
-        explained=explained,
-        slope=slope,
-        surprise=surprise,
-        surprise_z=surprise / max(error, 1e-30),
-    )
-
-
-def _cause(marks: _Marks) -> Cause:
-    if marks.mean <= ROUNDING and marks.largest <= ROUNDING_MOST:
-        return "none"
-    if marks.top >= OUTLIERS and marks.median <= OUTLIERS_MEDIAN:
-        return "outliers"
-    if _scaled(marks):
-        return "temperature"
-    if marks.up <= ONE_SIDED * marks.down:
-        # What a truncated sampler draws is likelier than the entropy says, not less likely.
-        return "context" if _unlikely(marks) else "truncation"
-    if marks.down <= ONE_SIDED * marks.up:
-        return "padding"
-    return "precision" if marks.mean <= PRECISION else "weights"
-
-
-def _scaled(marks: _Marks) -> bool:
-    one_sided = min(marks.up, marks.down) <= ONE_SIDED * max(marks.up, marks.down)
-    if marks.explained >= EXPLAINED and not one_sided:
-        return True
-    # Far from the trainer's temperature the effect is neither linear nor on both sides.
-    return marks.largest > FAR and marks.explained >= EXPLAINED_FAR and not _unlikely(marks)
-
-
-def _likely(marks: _Marks) -> bool:
-    return marks.surprise_z > SURPRISE and marks.surprise > SURPRISE_MEAN
-
-
-def _unlikely(marks: _Marks) -> bool:
-    return marks.surprise_z < -SURPRISE and marks.surprise < -SURPRISE_MEAN
-
-
-def _numbers(marks: _Marks) -> str:
+def _numbers(marks: Marks) -> str:
     if marks.largest == 0:
         return f"Sampler and trainer agree to the bit on all {marks.tokens:,} tokens."
     return (
@@ -187,7 +96,7 @@ def _numbers(marks: _Marks) -> str:
     )
 
 
-def _temperature(marks: _Marks, pairs: Pairs) -> str:
+def _temperature(marks: Marks, pairs: Pairs) -> str:
     size = f"about {1 / max(1 - marks.slope, 0.1):.2g} times"
     if marks.explained < EXACT:
         size = "well below" if marks.slope < 0 else "well above"
@@ -200,17 +109,59 @@ def _temperature(marks: _Marks, pairs: Pairs) -> str:
     )
 
 
-def _truncation(marks: _Marks, pairs: Pairs) -> str:
-    nucleus = math.exp(marks.lowest)
+def _precision(marks: Marks, pairs: Pairs) -> str:
+    if marks.mean <= HALF:
+        text = (
+            "It is noise on both sides, of the size that half precision makes (bfloat16 or float16 "
+            f"in the sampler, the trainer or both: 0.005 to {HALF:g} nats are usual; other kernels "
+            "alone make less)."
+        )
+    else:
+        text = (
+            f"It is noise on both sides, more than half precision usually makes (up to {HALF:g} "
+            "nats): quantised weights (8 bits make about 0.06), or weights some updates old."
+        )
     return (
-        "The sampler finds every token likelier, never less likely: it samples from a part of the "
-        f"vocabulary (top_p of about {nucleus:.2g}, or top_k or min_p) and the trainer does not "
+        f"{text} Training can go on. Weights that were not sent look alike at first: sampler/abs "
+        "then rises with every update. Watch it and sampler/sequence_ess, and correct for it (tis, "
+        "icepop, or anchor 'rollout') if they drift."
+    )
+
+
+def _tail(marks: Marks, pairs: Pairs) -> str:
+    return (
+        f"It is not noise on all tokens alike: {100 * marks.tail:.2g} % of the tokens, by "
+        f"{marks.tail_mean:.2g} nats on average, have {100 * marks.tail_weight:.0f} % of the "
+        "squared differences. A mixture of experts does this where sampler and trainer route a "
+        "token to other experts: replay the sampler's routing if the engine can, or mask these "
+        "tokens (icepop), and watch sampler/sequence_ess. In a dense model no precision does: then "
+        "the sampler's weights are some updates old, or single tokens are wrong (gates.jsonl, "
+        "column `worst`)."
+    )
+
+
+def _truncation(marks: Marks, pairs: Pairs) -> str:
+    cut = "samples from a part of the vocabulary"
+    if marks.up <= ONE_SIDED * marks.down:
+        nucleus = math.exp(marks.lowest)
+        text = (
+            f"The sampler finds every token likelier, never less likely: it {cut} "
+            f"(top_p of about {nucleus:.2g}, or top_k or min_p)"
+        )
+    else:
+        text = (
+            f"The tokens are likelier to the sampler, by more than noise on both sides explains: "
+            f"the ratios trainer / sampler have the mean {1 - marks.left_out:.3g} in place of 1. "
+            f"It {cut} (top_p, top_k or min_p)"
+        )
+    return (
+        f"{text} and the trainer does not "
         "know. Sample with top_p=1, top_k=0 (-1 in vLLM) and min_p=0. If the sampler truncates "
         "nothing, the trainer's output head has rows of padding that the sampler's lacks."
     )
 
 
-def _outliers(marks: _Marks, pairs: Pairs) -> str:
+def _outliers(marks: Marks, pairs: Pairs) -> str:
     far = (pairs.trainer - pairs.sampler).abs() > max(10 * marks.median, marks.largest / 10)
     text = (
         f"They agree but on {int(far.sum())} tokens, which have {marks.top:.0%} of the difference: "
@@ -224,9 +175,9 @@ def _outliers(marks: _Marks, pairs: Pairs) -> str:
     return text
 
 
-def _weights(marks: _Marks, pairs: Pairs) -> str:
+def _weights(marks: Marks, pairs: Pairs) -> str:
     text = (
-        "That is more than another precision makes, on both sides: the sampler has other weights "
+        "That is more than half precision makes, on both sides: the sampler has other weights "
         "(LoRA adapters not merged or not synchronised, an older checkpoint, a coarse "
         "quantisation), or reads another prompt (chat template, BOS token)."
     )
@@ -240,21 +191,18 @@ def _weights(marks: _Marks, pairs: Pairs) -> str:
     return text
 
 
-def _fixed(text: str) -> "Callable[[_Marks, Pairs], str]":
+def _fixed(text: str) -> "Callable[[Marks, Pairs], str]":
     return lambda marks, pairs: text
 
 
-_WHY: dict[Cause, Callable[[_Marks, Pairs], str]] = {
+_WHY: dict[Cause, Callable[[Marks, Pairs], str]] = {
     "none": _fixed(""),
-    "precision": _fixed(
-        "It is noise on both sides and on all tokens alike, as another precision, quantisation or "
-        "kernel makes. Training can go on; watch sampler/k3 and sampler/sequence_ess, and correct "
-        "for it (tis, icepop, or anchor 'rollout') if they drift."
-    ),
+    "precision": _precision,
+    "tail": _tail,
     "temperature": _temperature,
     "truncation": _truncation,
     "padding": _fixed(
-        "The sampler finds every token less likely, never likelier: its vocabulary has rows that "
+        "The sampler finds the tokens less likely than the trainer: its vocabulary has rows that "
         "the trainer's lacks (padding of the output head, added tokens). Give both the same "
         "vocabulary size, or let the sampler mask the padding."
     ),
@@ -269,17 +217,19 @@ _WHY: dict[Cause, Callable[[_Marks, Pairs], str]] = {
 
 _TITLES: dict[Cause, str] = {
     "none": "sampler and trainer agree",
-    "precision": "rounding: another precision or kernel",
+    "precision": "noise of half precision, quantisation or other kernels",
+    "tail": "a few tokens differ by far more than the others",
     "temperature": "another temperature",
     "truncation": "the sampler truncates its distribution (top-p, top-k or min-p)",
     "padding": "the sampler has a larger vocabulary",
-    "outliers": "a few tokens that differ by much",
+    "outliers": "single tokens that are not the same token",
     "context": "another prompt, or another model",
     "weights": "other weights, or another prompt",
 }
 _DRAWN = "drawn from a sharper distribution than reported"
-#: Causes after which training should not go on.
-_SERIOUS = set(_TITLES) - {"none", "precision"}
+#: Causes with which training can go on, up to this mean difference: weights a few updates old have
+#: a tail as routing has, on top of more than half precision makes.
+_SLIGHT: dict[Cause, float] = {"none": PRECISION, "precision": PRECISION, "tail": HALF}
 
 _SHARPER = (
     "But the tokens are likelier than the trainer's entropy says: they were drawn at a lower "
@@ -288,35 +238,29 @@ _SHARPER = (
 )
 
 
-class FirstCompletions:
+class FirstCompletions(TrainerCallback):
     """Compares sampler and trainer before the first update of a run, and records the verdict.
 
     A row of ``metrics.jsonl`` with ``"stage": "sampler"`` holds it; one that is not harmless is a
-    notice as well, and is printed. A resumed run is not compared again.
+    notice as well, and is printed. A resumed run whose rows hold a verdict is not compared again.
 
     Args:
       run: the run directory.
       console: gets a verdict that is not harmless.
+      trainer: one that records; see `trustclip.engines.trl.recording.Recorded`.
     """
 
-    def __init__(self, run: RunDirectory, console: Console) -> None:
-        self._run, self._console = run, console
-        path = run.path / "metrics.jsonl"
-        rows = read_jsonl(path) if path.exists() else []
-        self._done = any(row.get("stage") == "sampler" for row in rows)
+    def __init__(self, run: RunDirectory, console: Console, trainer: Any) -> None:
+        self._run, self._console, self._trainer = run, console, trainer
 
-    def listen(self, trainer: Any) -> None:
-        """Compare the first completions of this trainer, unless the run has been compared.
-
-        Args:
-          trainer: one that records; see `trustclip.engines.trl.recording.Recorded`.
-        """
-        if not self._done:
-            trainer.mismatch.listener = self
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Listen, unless the rows that this training goes on from hold a verdict."""
+        if self._run.leads and not any(row.get("stage") == "sampler" for row in self._run.logged()):
+            self._trainer.mismatch.listener = self
 
     def __call__(self, pairs: Pairs) -> None:
         """Compare the tokens of the first update, if there are enough of them."""
-        if self._done or len(pairs.trainer) < FEWEST or not self._run.leads:
+        if len(pairs.trainer) < FEWEST:
             return
         verdict = compare(pairs)
         row = {"cause": verdict.cause, "harmless": verdict.harmless, "text": verdict.text}

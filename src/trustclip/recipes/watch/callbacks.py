@@ -7,7 +7,9 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 
 from trustclip.recipes.watch.sinks import Sink
 from trustclip.runs.directory import RunDirectory
+from trustclip.runs.outlook import of_generation
 from trustclip.runs.progress import Stage
+from trustclip.runs.terminal import warn
 
 
 class Recorder(TrainerCallback):
@@ -36,6 +38,28 @@ class Recorder(TrainerCallback):
             self._sink.log(row)
         self._stage.step(row, state.global_step - self._shown)
         self._shown = state.global_step
+
+
+class FirstGeneration(TrainerCallback):
+    """Says after the first generation of a run whether it can learn from such completions.
+
+    Args:
+      console: gets a line for each reason why not.
+      limit: ``max_completion_length``.
+    """
+
+    def __init__(self, console: Any, limit: int) -> None:
+        self._console, self._limit, self._done = console, limit, False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._done = state.global_step > 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if self._done or not state.is_world_process_zero or "loss" not in (logs or {}):
+            return
+        self._done = True
+        for sign in of_generation({"step": state.global_step, **logs}, self._limit):
+            warn(self._console, f"warning at update {sign.step}: {sign.text}")
 
 
 class Checkups(TrainerCallback):

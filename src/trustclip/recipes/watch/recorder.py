@@ -23,6 +23,7 @@ from trustclip.runs.answers import score_rows, scores
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.given import answer_rows
 from trustclip.runs.jsonl import Line, append_jsonl, read_jsonl, scan
+from trustclip.runs.progress import SAMPLING_ENTROPY
 from trustclip.runs.terminal import Terminal, warn
 
 #: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe; others in ``trl``.
@@ -116,7 +117,6 @@ class Recorder(TrainerCallback):
         self._trainer = trainer
         self._guards = Guards(shown_too(run, self._console))
         trainer.recorder = Completions(run, self._guards.report, _Problems(run))
-        FirstCompletions(run, self._console).listen(trainer)
         if hasattr(trainer, "journal"):
             trainer.journal = self
 
@@ -155,8 +155,12 @@ class Recorder(TrainerCallback):
                 "another folder, or continue its checkpoints (train_durably, or "
                 "resume_from_checkpoint of a stock trainer)."
             )
+        if run.leads and not state.global_step:
+            run.rewind(run.cursor())  # all of it: nothing was trained
         self._guards.on_train_begin(args, state, control)
-        self._guards.replay(line.row for line in self._rows() if line.row is not None)
+        if run.leads:
+            self._guards.replay(run.logged())
+        FirstCompletions(run, self._console, self._trainer).on_train_begin(args, state, control)
         every, completions, megabytes = self._tokens
         if every:
             plan = plan_of(args, (every, completions, megabytes), state.max_steps)
@@ -329,7 +333,9 @@ def outcome(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
       >>> outcome([{"reward": 0.5, "entropy": 1.0}, {"reward": 1.0}])
       {'mean_reward': 0.75, 'mean_entropy': 1.0}
     """
-    shown = {"reward": "reward", "gated": "trustclip/gated", "entropy": "entropy"}
+    whole = any(row.get(SAMPLING_ENTROPY) is not None for row in history)
+    entropy = SAMPLING_ENTROPY if whole else "entropy"
+    shown = {"reward": "reward", "gated": "trustclip/gated", "entropy": entropy}
     columns = {
         name: [row[key] for row in history if row.get(key) is not None]
         for name, key in shown.items()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from trustclip.durable.inside import refuse_links
 from trustclip.recipes.watch.sinks import SinkName, opened
 from trustclip.runs.jsonl import read_mapping, scan
 from trustclip.runs.secrets import redacted
@@ -23,6 +24,7 @@ def send(run: Path, sink: SinkName) -> int:
     """
     if not (run / "config.yaml").is_file():
         raise ValueError(f"{run} is not a run directory: it has no config.yaml.")
+    refuse_links(run)
     metrics, folder = run / "metrics.jsonl", run / sink
     rows = (line.row for line in scan(metrics)) if metrics.is_file() else ()
     logged = [row for row in rows if row is not None]

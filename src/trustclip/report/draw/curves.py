@@ -16,6 +16,7 @@ from trustclip.report.draw.marks import (
 )
 from trustclip.report.groups import Group, names, pooled
 from trustclip.report.results import tasks_of, title_of
+from trustclip.runs.progress import SAMPLING_ENTROPY
 from trustclip.runs.reader import Run
 
 #: Panels of Figure 2: metrics key, title, axis, factor.
@@ -37,8 +38,13 @@ Points = Mapping[int, float]
 
 
 def points_of(run: Run, key: str, factor: float = 1.0) -> dict[int, float]:
-    """Values of a metric by update, as far as it was logged; a table of runs holds no updates."""
+    """Values of a metric by update, as far as it was logged; a table of runs holds no updates.
+
+    The entropy is that over all completions, where it was logged.
+    """
     rows = () if run.tabled else run.training
+    if key == "entropy" and any(SAMPLING_ENTROPY in row for row in rows):
+        key = SAMPLING_ENTROPY
     return {row["step"]: factor * row[key] for row in rows if isinstance(row.get(key), int | float)}
 
 

@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def save(figure: Figure, folder: Path) -> list[Path]:
     Returns:
       The two files.
     """
+    figure = replace(figure, panels=_literal(figure.panels))
     first, wide = figure.panels[0], 2 if len(figure.panels) == 4 else min(len(figure.panels), 3)
     lines = -(-len(figure.panels) // wide)
     tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
@@ -66,6 +68,17 @@ def save(figure: Figure, folder: Path) -> list[Path]:
         drawn.savefig(paths[0], metadata={"CreationDate": None})
         paths[1].write_text(as_svg(drawn), encoding="utf-8")
     return paths
+
+
+def _literal(value: Any) -> Any:
+    """A value whose texts are drawn as they are: between two dollars would stand a formula."""
+    if isinstance(value, str):
+        return value.replace("$", r"\$")
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _literal(getattr(value, f.name)) for f in fields(value)})
+    if isinstance(value, list | tuple):
+        return type(value)(map(_literal, value))
+    return value
 
 
 #: Marks that a legend names; inches of a line of it; names that fit without room of their own.
@@ -212,7 +225,7 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
             axis.axhline(0, color="#94a3b8", linewidth=0.8)
             axis.plot(ratio, positive, color="#2563eb", label="A > 0")
             axis.plot(ratio, negative, color="#dc2626", linestyle="--", label="A < 0")
-            axis.set_title(name, family="monospace")
+            axis.set_title(_literal(name), family="monospace")
             axis.set_ylim(-0.3, 3.4)
         for axis in axes.flat[len(curves) :]:
             axis.set_axis_off()
@@ -254,7 +267,9 @@ def matrices(
                     axis.text(j, i, text, ha="center", va="center", fontsize=8)
             axis.set_title(title)
             axis.set_xticks(range(count), [str(i + 1) for i in range(count)])
-            axis.set_yticks(range(count), [f"{name}  {i + 1}" for i, name in enumerate(names)])
+            axis.set_yticks(
+                range(count), [f"{_literal(name)}  {i + 1}" for i, name in enumerate(names)]
+            )
             axis.tick_params(length=0)
             for spine in axis.spines.values():
                 spine.set_visible(False)

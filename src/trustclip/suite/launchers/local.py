@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trustclip.durable.lock import locked
+from trustclip.durable.stops import Requests
 
 #: Lines of a failed run's log that are kept.
 LAST_LINES = 20
@@ -145,7 +146,9 @@ def gpus() -> list[str]:
 
 
 class Interruptions:
-    """Counts signals instead of ending the process, inside ``with``.
+    """Counts requests to stop instead of ending the process, inside ``with``.
+
+    Signals of one kind that come together are one: `trustclip.durable.stops.Requests`.
 
     Args:
       signals: the signals to count; by default SIGINT (Ctrl-C) and SIGTERM.
@@ -153,8 +156,13 @@ class Interruptions:
 
     def __init__(self, *signals: signal.Signals) -> None:
         self._signals = signals or (signal.SIGINT, signal.SIGTERM)
-        self.count = 0
+        self._requests = Requests()
         self.status = 0
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return self._requests.count
 
     def __enter__(self) -> "Interruptions":
         self._before = {s: signal.signal(s, self._note) for s in self._signals}
@@ -165,5 +173,5 @@ class Interruptions:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: object) -> None:
-        self.count += 1
+        self._requests(number)
         self.status = 128 + number

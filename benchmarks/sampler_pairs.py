@@ -1,0 +1,180 @@
+"""How far sampler and trainer are apart with a real model: precisions, rounding, stale weights.
+
+``python benchmarks/sampler_pairs.py MODEL FOLDER`` samples completions of small sums with
+Transformers' `generate` as a sampler would (its precision, its weights), scores them in one pass as
+a trainer would, writes each pair to ``FOLDER`` for ``trustclip doctor --sampler`` and prints a
+table.
+"""
+
+import copy
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trustclip.engines.trl.sampled import recorded
+from trustclip.recipes.preflight.sampler import recorded as read
+from trustclip.recipes.watch.agreement import compare
+
+PROMPTS, TOKENS, ROWS = 48, 80, 16
+
+
+def prompts(tokenizer: Any) -> list[str]:
+    """Chats that ask for sums, as text."""
+    r = random.Random(3)
+    asked = [
+        f"{r.choice(['What is', 'Compute', 'Tell me'])} {r.randint(2, 99)} {r.choice('+-*')} "
+        f"{r.randint(2, 99)}? Explain each step."
+        for _ in range(PROMPTS)
+    ]
+    chats = [[{"role": "user", "content": text}] for text in asked]
+    return [
+        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        for chat in chats
+    ]
+
+
+@torch.no_grad()
+def sample(model: Any, tokenizer: Any, **options: Any) -> list[tuple[list[int], list[int], Any]]:
+    """(prompt, completion, log-probabilities) of each."""
+    torch.manual_seed(0)
+    found = []
+    texts = prompts(tokenizer)
+    for first in range(0, len(texts), ROWS):
+        given = tokenizer(texts[first : first + ROWS], return_tensors="pt", padding=True)
+        settings = copy.deepcopy(model.generation_config)
+        settings.update(do_sample=True, max_new_tokens=TOKENS, temperature=1.0, top_k=0, top_p=1.0)
+        settings.update(**options)
+        with recorded(model) as calls:
+            ids = model.generate(**given, generation_config=settings)
+        new = ids[:, given["input_ids"].shape[1] :]
+        for row, logps, whole, mask in zip(
+            new.tolist(),
+            calls[0].tolist(),
+            given["input_ids"],
+            given["attention_mask"],
+            strict=True,
+        ):
+            ends = tokenizer.eos_token_id
+            length = row.index(ends) + 1 if ends in row else len(row)
+            found.append((whole[mask.bool()].tolist(), row[:length], logps[:length]))
+    return found
+
+
+@torch.no_grad()
+def score(model: Any, samples: list[Any], file: Path, temperature: float = 1.0) -> None:
+    """Write a pair: the sampler's log-probabilities beside the model's, and its entropy."""
+    with file.open("w") as out:
+        for prompt, completion, said in samples:
+            z = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+            logp = (z.float() / temperature).log_softmax(-1)  # [time, vocabulary]
+            own = logp.gather(1, torch.tensor(completion)[:, None])[:, 0]
+            entropy = -(logp.exp() * logp).sum(-1)
+            row = {"logp_old": own, "logp_rollout": said, "entropy": entropy, "tokens": completion}
+            plain = {n: v.tolist() if torch.is_tensor(v) else v for n, v in row.items()}
+            out.write(json.dumps(plain) + "\n")
+
+
+def rounded(model: Any, bits: int) -> Any:
+    """Weights rounded to ``2^bits - 1`` levels, each row with a scale of its own."""
+    made, most = copy.deepcopy(model), 2 ** (bits - 1) - 1
+    with torch.no_grad():
+        for p in made.parameters():
+            if p.dim() == 2:
+                scale = p.abs().amax(1, keepdim=True).clamp(min=1e-9) / most
+                p.copy_((p / scale).round() * scale)
+    return made
+
+
+def trained(model: Any, samples: list[Any], updates: int, rate: float) -> Any:
+    """The weights after updates of AdamW that make some of the samples likelier, others less."""
+    made = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=rate, weight_decay=0.0)
+    for update in range(updates):
+        for i in range(8):
+            prompt, completion, _ = samples[(8 * update + i) % len(samples)]
+            ids = torch.tensor([prompt + completion])
+            logp = made(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            own = logp.gather(1, torch.tensor(completion)[:, None]).mean()
+            (own if i % 2 else -own).backward()
+        torch.nn.utils.clip_grad_norm_(made.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return made
+
+
+def line(name: str, file: Path) -> str:
+    """The row of the table."""
+    pairs = read(file)
+    d = (pairs.trainer - pairs.sampler).double()
+    size = d.abs()
+    q = size.quantile(torch.tensor([0.5, 0.95, 0.99], dtype=torch.float64)).tolist()
+    outside = ((d.exp() < 0.9) | (d.exp() > 1.1)).double().mean().item()
+    verdict = compare(pairs)
+    numbers = [size.mean(), d.mean(), d.std(), *q, size.max()]
+    cells = [f"{float(x):.2g}" for x in numbers]
+    cells += [
+        f"{100 * outside:.1f} %",
+        f"{verdict.title}; {'go on' if verdict.harmless else 'stop'}",
+    ]
+    return f"| {name} | {len(d):,} | " + " | ".join(cells) + " |"
+
+
+def main(path: str, folder: Path) -> None:
+    """Make the pairs that are not there yet, and print all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    full = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    half = copy.deepcopy(full).to(torch.bfloat16)  # type: ignore[arg-type]
+    kept: dict[str, Any] = {}
+
+    def samples(name: str, model: Callable[[], Any], **options: Any) -> Any:
+        if name not in kept:
+            kept[name] = sample(model(), tokenizer, **options)
+        return kept[name]
+
+    def of_full() -> Any:
+        return samples("full", lambda: full)
+
+    def of_half() -> Any:
+        return samples("half", lambda: half)
+
+    def stale(updates: int, rate: float) -> Callable[[Path], None]:
+        return lambda file: score(trained(full, of_full(), updates, rate), of_full(), file)
+
+    def other(model: Callable[[], Any], **options: Any) -> Callable[[Path], None]:
+        return lambda file: score(full, sample(model(), tokenizer, **options), file)
+
+    plan: dict[str, Callable[[Path], None]] = {
+        "float32 / float32": lambda file: score(full, of_full(), file),
+        "bfloat16 / float32": lambda file: score(full, of_half(), file),
+        "bfloat16 / bfloat16": lambda file: score(half, of_half(), file),
+        "float32 / bfloat16": lambda file: score(half, of_full(), file),
+        "8-bit weights / float32": other(lambda: rounded(full, 8)),
+        "1 update at 1e-6 older": stale(1, 1e-6),
+        "4 updates at 1e-6 older": stale(4, 1e-6),
+        "4 updates at 1e-5 older": stale(4, 1e-5),
+        "16 updates at 1e-5 older": stale(16, 1e-5),
+        "4-bit weights / float32": other(lambda: rounded(full, 4)),
+        "bfloat16, top-p 0.9": other(lambda: half, top_p=0.9),
+        "bfloat16, temperature 0.8": other(lambda: half, temperature=0.8),
+    }
+    print("| sampler / trainer | tokens | mean abs d | mean d | sd | median | p95 | p99 | largest |"
+          " outside [0.9, 1.1] | doctor |")  # fmt: skip
+    print("|---|" + "---:|" * 9 + "---|")
+    for name, make in plan.items():
+        file = folder / (name.translate(str.maketrans({"/": "-", " ": "_"})) + ".jsonl")
+        if not file.exists():
+            make(file)
+        print(line(name, file), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], Path(sys.argv[2]))

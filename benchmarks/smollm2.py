@@ -1,0 +1,136 @@
+"""The runs of the experiment with SmolLM2 as small tables: what each generation scored and did.
+
+    trustclip suite recipes/suites/trust-regions.yaml
+    python benchmarks/smollm2.py runs/trust-regions    # as often as runs have ended
+
+It adds the finished runs of the folder to benchmarks/smollm2/generations.parquet (a row for each
+generation of a run) and answers.parquet (a row for each held-out problem); a run that is there
+already must be the same. No texts are kept.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trustclip.runs.reader import find, read_run
+from trustclip.runs.run import Run
+
+FOLDER = Path(__file__).with_name("smollm2")
+#: Columns that say which run a row is of.
+KEY = ("arm", "rate", "seed")
+#: Means over the updates of a generation, by their names in metrics.jsonl.
+LOGGED = {
+    "gated": "trustclip/gated",
+    "k3": "trustclip/k3",
+    "entropy": "trustclip/entropy",
+    "skipped": "trustclip/skipped",
+    "sampler": "trustclip/sampler/abs",
+}
+
+
+def generations_of(run: Run) -> Iterator[dict[str, Any]]:
+    """A row for each generation: how many completions were right, and means over its updates."""
+    rewards, lengths = defaultdict(list), defaultdict(list)
+    for row in _rows(run.path / "samples.jsonl"):
+        if row["stage"] == "rl":
+            rewards[row["step"]].append(row["reward"])
+            lengths[row["step"]].append(row["tokens"])
+    logged = [row for row in _rows(run.path / "metrics.jsonl") if row.get("stage") == "rl"]
+    starts = sorted(rewards)
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], 10**9], strict=True), start=1):
+        updates = [row for row in logged if start < row["step"] <= end]
+        yield {
+            **key_of(run),
+            "generation": number,
+            "updates": len(updates),
+            "completions": len(rewards[start]),
+            "right": int(sum(rewards[start])),
+            "length": sum(lengths[start]) / len(lengths[start]),
+            **{name: _mean(updates, theirs) for name, theirs in LOGGED.items()},
+        }
+
+
+def answers_of(run: Run) -> Iterator[dict[str, Any]]:
+    """A row for each evaluation and held-out problem: samples, and how many are right."""
+    counts: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row in _rows(run.path / "samples.jsonl"):
+        if row["stage"] == "eval":
+            counts[row["step"], row["id"]].append(row["correct"])
+    for (step, problem), right in counts.items():
+        yield {
+            **key_of(run),
+            "update": step,
+            "problem": problem,
+            "samples": len(right),
+            "right": sum(right),
+        }
+
+
+def key_of(run: Run) -> dict[str, Any]:
+    """Arm, learning rate and seed of a run."""
+    return {
+        "arm": run.entry["label"],
+        "rate": run.config["rl"]["learning_rate"],
+        "seed": run.config["seed"],
+    }
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _mean(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def added(path: Path, rows: Sequence[dict[str, Any]]) -> int:
+    """Add rows of runs that a table lacks, whole or not at all; the number of its runs.
+
+    Raises:
+      ValueError: a run is in the table with other rows.
+    """
+    known = pq.read_table(path).to_pylist() if path.exists() else []
+    before, new = _by_run(known), _by_run(rows)
+    for run, own in new.items():
+        if run in before and json.dumps(before[run]) != json.dumps(own):
+            raise ValueError(f"{path}: the run {run} is there already, and differs.")
+    merged = before | new
+    table = [row for run in sorted(merged) for row in merged[run]]
+    part = path.with_suffix(".part")
+    pq.write_table(pa.Table.from_pylist(table), part, compression="zstd")
+    part.replace(path)
+    return len(merged)
+
+
+def _by_run(rows: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[tuple(row[name] for name in KEY)].append(row)
+    return found
+
+
+def main() -> None:
+    """Add the finished runs of the folders that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--to", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    runs = [
+        run for path in find(options.folders) if (run := read_run(path)).summary.get("finished")
+    ]
+    options.to.mkdir(exist_ok=True)
+    for name, rows in (("generations", generations_of), ("answers", answers_of)):
+        made = [row for run in runs for row in rows(run)]
+        if made:
+            print(f"{added(options.to / f'{name}.parquet', made)} runs in {name}.parquet")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Sampling and updates of a real language model: stock TRL and each fast path of this engine.
+
+    python benchmarks/smollm2_step.py MODEL            # a folder of the Llama family
+    python benchmarks/smollm2_step.py MODEL --prompts 2 --updates 2 --full
+
+Each line is a process of its own on one thread: CPU seconds of the generation (sampling, old
+log-probabilities, rewards) and of the updates on it, tokens per CPU second, and peak memory.
+Another sampler (vLLM's build for CPUs) is one more entry of `ARMS`.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, cast
+
+#: What each line switches on, beside the defaults of the engine; None for stock TRL.
+_PLAIN = {"decoder": "transformers", "head": "trl", "skip_zero_advantage": False}
+ARMS: dict[str, dict[str, Any] | None] = {
+    "stock TRL": None,
+    "stock TRL, bf16": None,
+    "ours, no fast path": _PLAIN,
+    "head": {**_PLAIN, "head": "auto"},
+    "head, decoder": {**_PLAIN, "head": "auto", "decoder": "auto"},
+    "head, decoder, prompts": {"share_prompts": True, "skip_zero_advantage": False},
+    "head, decoder, prompts, bf16": {
+        "share_prompts": True, "skip_zero_advantage": False, "bf16": True,
+    },
+}  # fmt: skip
+
+
+def measured(arm: str, args: argparse.Namespace) -> dict[str, float]:
+    """One generation and its updates in this process."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    torch.set_num_threads(1)
+    rows = [
+        {"prompt": [{"role": "user", "content": _problem(number)}]}
+        for number in range(args.prompts)
+    ]
+    samples = args.prompts * args.completions
+    settings: dict[str, Any] = dict(
+        per_device_train_batch_size=samples // args.parts, num_generations=args.completions,
+        steps_per_generation=args.parts, num_iterations=args.updates // args.parts,
+        max_completion_length=args.length, max_steps=args.updates, learning_rate=1e-5,
+        logging_steps=1, use_cpu=True, bf16=arm.endswith("bf16"), report_to=[], beta=0.0,
+        save_strategy="no", gradient_checkpointing=False, seed=0, loss_type="dr_grpo",
+        scale_rewards="none", disable_tqdm=True, model_init_kwargs={"dtype": "float32"},
+    )  # fmt: skip
+    lora = None if args.full else LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+    if ARMS[arm] is None:
+        from trl.trainer.grpo_config import GRPOConfig as Config
+        from trl.trainer.grpo_trainer import GRPOTrainer as Trainer
+    else:
+        from trustclip.engines.trl import ConstrainedGRPOConfig as Config
+        from trustclip.engines.trl import ConstrainedGRPOTrainer as Trainer
+
+        settings |= {"method": "atr", "allow_inert": True, **(ARMS[arm] or {})}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer: Any = Trainer(
+            args.model, cast("Any", _reward), args=Config(folder, **settings),
+            train_dataset=Dataset.from_list(rows), peft_config=lora,
+        )  # fmt: skip
+        spent, generate = [0.0, 0.0], trainer._generate_and_score_completions
+
+        def timed(*given: Any, **named: Any) -> Any:
+            began = time.process_time()
+            made = generate(*given, **named)
+            spent[0] += time.process_time() - began
+            spent[1] += made["completion_mask"].sum().item()
+            return made
+
+        trainer._generate_and_score_completions = timed
+        began = time.process_time()
+        trainer.train()
+        whole = time.process_time() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"sampling": spent[0], "tokens": spent[1], "updates": whole - spent[0], "peak": peak}
+
+
+def _problem(number: int) -> str:
+    a, b = 17 + 7 * number, 3 + number
+    return f"Zoe has {a} marbles and gives {b} of them away. How many marbles has she now?"
+
+
+def _reward(completions: list[Any], **_: Any) -> list[float]:
+    """Different within a group, so that every completion has an advantage."""
+    return [float(sum(map(ord, c[0]["content"])) % 7) for c in completions]
+
+
+def main() -> None:
+    """Measure the arms one after the other, each in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--completions", type=int, default=8)
+    parser.add_argument("--parts", type=int, default=1, help="micro-batches of a generation")
+    parser.add_argument("--updates", type=int, default=4)
+    parser.add_argument("--length", type=int, default=32)
+    parser.add_argument("--full", action="store_true", help="full fine-tuning; LoRA r = 16 without")
+    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measured(args.one, args)))
+        return
+    print("| | sampling, CPU s | tokens/s | an update, CPU s | all, CPU s | peak GiB |")
+    print("|---|---:|---:|---:|---:|---:|")
+    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    for arm in args.arms:
+        done = subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], "--one", arm],
+            env={**os.environ, **quiet}, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            sys.exit(f"{arm}: {done.stderr.strip().splitlines()[-1]}")
+        got = json.loads(done.stdout.strip().splitlines()[-1])
+        print(
+            f"| {arm} | {got['sampling']:.1f} | {got['tokens'] / got['sampling']:.0f} "
+            f"| {got['updates'] / args.updates:.2f} | {got['sampling'] + got['updates']:.1f} "
+            f"| {got['peak']:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Standard streams that may be full, closed or without a reader."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class Unheeded:
+    """A stream whose failure ends nothing: what a run prints is no record of it.
+
+    After the first failure the rest of the output goes nowhere, which is said on standard error.
+
+    Args:
+      stream: the one that may fail, as on a full disk, or when its reader has left.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, if that is possible."""
+        self._tried(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what is written, if that is possible."""
+        self._tried(self._stream.flush)
+
+    def _tried(self, action: Callable[..., Any], *values: Any) -> None:
+        try:
+            action(*values)
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            discard_output()
+            self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            reason = getattr(error, "strerror", None) or error
+            complain(f"warning: the output cannot be written ({reason}); the run goes on.")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def complain(text: str) -> None:
+    """Print to standard error, if anybody reads it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def discard_output() -> None:
+    """Let what is left of the output go nowhere: Python would report at exit that it could not."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def occupy_closed() -> None:
+    """Let nothing stand where a standard stream is closed: a file of the run would take its number.
+
+    Whatever a library in C prints would go into that file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))

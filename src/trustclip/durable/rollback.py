@@ -1,0 +1,99 @@
+"""The state after an update, to which training returns when it is stopped inside the next one."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from trustclip.durable import states
+
+
+@dataclass(frozen=True)
+class Mark:
+    """All that the next update changes before its optimizer step: so neither weights nor optimizer.
+
+    Tensors are not copied. Those of a trainer are replaced from update to update and never
+    changed in place, but for the sum of the losses.
+
+    Args:
+      step: updates done.
+      own: `Durable._own_state` of this rank, or why there is none: that fails who returns here.
+      state: attributes of the `TrainerState`.
+      flos: operations that are not yet in it.
+      callbacks: states of callbacks, in the order of `Durable._exportable`.
+      rows: the journal's `mark`; None on ranks that do not write it.
+    """
+
+    step: int
+    own: dict[str, Any] | Exception
+    state: dict[str, Any]
+    flos: float
+    callbacks: list[Any]
+    rows: Any
+
+    @classmethod
+    def of(cls, trainer: Any) -> "Mark":
+        """The state of a trainer, between two updates; every rank calls it."""
+        own, rows, journal = _own(trainer), None, trainer.journal
+        if trainer.accelerator.num_processes > 1:
+            trainer.accelerator.wait_for_everyone()  # others may still write rows of the update
+        if journal is not None and trainer.accelerator.is_main_process:
+            rows = getattr(journal, "mark", journal.cursor)()
+        return cls(
+            trainer.state.global_step,
+            own,
+            {name: _own_list(value) for name, value in vars(trainer.state).items()},
+            trainer.current_flos,
+            [copy.deepcopy(callback.state()["attributes"]) for callback in trainer._exportable()],
+            rows,
+        )
+
+    def restore(self, trainer: Any, *, rows: bool) -> None:
+        """Return to this state.
+
+        Args:
+          trainer: whose state it is.
+          rows: whether to cut the journal back, too.
+        """
+        if isinstance(self.own, Exception):
+            raise self.own
+        states.set_random_state(self.own["random"])
+        trainer._tr_loss = self.own["loop"]["loss"]
+        trainer._globalstep_last_logged = self.own["loop"]["logged"]
+        trainer._restore(self.own["progress"])
+        vars(trainer.state).update(self.state)
+        trainer.current_flos = self.flos
+        for callback, attributes in zip(trainer._exportable(), self.callbacks, strict=True):
+            vars(callback).update(attributes)
+        if rows and self.rows is not None:
+            trainer.journal.rewind(self.rows)
+
+
+def _own(trainer: Any) -> dict[str, Any] | Exception:
+    try:
+        own = still(trainer._own_state())
+    except Exception as error:  # of a reward's state, on this rank alone: the others would wait
+        return error
+    own["loop"]["loss"] = own["loop"]["loss"].clone()
+    return own
+
+
+def _own_list(value: Any) -> Any:
+    """A list of its own: the lines of a log stay as they are, but come to be more."""
+    return list(value) if type(value) is list else value
+
+
+def still(value: Any) -> Any:
+    """Nested values with containers of their own, which later changes leave alone.
+
+    Example:
+      >>> live = {"loss": [0.5], "step": (1, [2])}
+      >>> kept = still(live)
+      >>> live["loss"].append(0.25)
+      >>> kept
+      {'loss': [0.5], 'step': (1, [2])}
+    """
+    if type(value) is dict:
+        return {key: still(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(still(item) for item in value)
+    return value

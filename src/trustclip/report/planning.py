@@ -1,0 +1,199 @@
+"""``trustclip power``: from a pilot's runs to the number of seeds that would find a gap."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isinf, isnan, nan
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from trustclip import stats
+from trustclip.report.groups import Group, by_setting, group_runs, shared_answers
+from trustclip.report.learning import evaluated, tallies
+from trustclip.report.results import title_of
+from trustclip.runs.reader import Run, read_runs
+from trustclip.runs.terminal import print_table
+from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
+from trustclip.stats.scores import Floats, macro_weights, problem_scores, strata_groups
+
+#: What more problems or samples would do: names, and factors of both.
+TRADES = {"seeds": (1, 1), "K x 4": (1, 4), "problems x 4": (4, 1)}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A comparison of a pilot, by one score.
+
+    Args:
+      score: ``"Mean@8"``, at the end, or ``"area"``.
+      names: the method and its reference; of a single method its name alone.
+      seeds: of the pilot that it rests on.
+      spread: of these.
+    """
+
+    score: str
+    names: tuple[str, ...]
+    seeds: int
+    spread: Spread
+
+
+def planned(groups: Sequence[Group]) -> list[Planned]:
+    """Spreads of every method against the reference of its setting, or of a method alone.
+
+    Raises:
+      ValueError: no method has two finished runs from different seeds.
+    """
+    found = [one for here in by_setting(groups).values() for one in _of_setting(here)]
+    if not found:
+        seeds = "; ".join(f"{g.label}: {len(g.scored)} evaluated" for g in groups)
+        raise ValueError(
+            "a pilot needs two seeds or more of a method, with evaluations of the same problems: "
+            f"one run says nothing of how much runs differ ({seeds})."
+        )
+    return found
+
+
+def _of_setting(groups: Sequence[Group]) -> Iterator[Planned]:
+    reference = next(group for group in groups if group.is_reference)
+    for group in groups:
+        if group is reference and len(groups) > 1:
+            continue
+        for score in ("end", "area"):
+            pair = (group,) if group is reference else (group, reference)
+            spread = _spread(score, [[*one.scored] for one in pair])
+            if spread is not None:
+                name = title_of(group.metrics[0]) if score == "end" else "area"
+                seeds = (
+                    spread.freedom + 1 if spread.paired or len(pair) == 1 else spread.freedom + 2
+                )
+                yield Planned(name, tuple(one.label for one in pair), seeds, spread)
+
+
+def _spread(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
+    """Of pairs where two seeds or more are shared, else of the runs; None with one seed each."""
+    by_seed = [{run.seed: run for run in arm} for arm in arms]
+    shared = [seed for seed in by_seed[0] if all(seed in own for own in by_seed)]
+    if len(arms) > 1 and len(shared) > 1:
+        return _measured(score, [[own[seed] for seed in shared] for own in by_seed])
+    alone = [_measured(score, [arm]) for arm in arms if len(arm) > 1]
+    spreads = [one for one in alone if one is not None]
+    return pooled(spreads) if spreads else None
+
+
+def _measured(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
+    """Spread of paired arms, or of one; None where the evaluations cannot be set beside."""
+    every = [run for arm in arms for run in arm]
+    if score == "area":
+        counted, strata = tallies([run for run in every if len(evaluated(run)) > 1])
+        if counted is None or len(counted.right) < len(every):
+            return None
+        sampling = nan
+    else:
+        answers, strata = shared_answers([run.final for run in every if run.final is not None])
+        if not answers:
+            return None
+        counted = stats.tally(answers)
+        sampling = _sampling(counted, strata) * len(arms)
+    scores, many = problem_scores(counted), len(arms[0])
+    theirs = scores[many:] if len(arms) > 1 else None
+    return spread_of(scores[:many], theirs, _weights(strata), sampling)
+
+
+def _weights(strata: Sequence[str]) -> Floats:
+    return macro_weights(strata_groups(strata, len(strata)))
+
+
+def _sampling(counts: stats.Tally, strata: Sequence[str]) -> float:
+    """Variance of one run's score that is due to the answers drawn; nan for one a problem."""
+    if counts.total.min() < 2:
+        return nan
+    share = counts.right / counts.total
+    return float((share * (1 - share) / (counts.total - 1)).mean(axis=0) @ _weights(strata) ** 2)
+
+
+def print_power(
+    paths: Sequence[Path], console: Console, *, gap: float, power: float, comparisons: int | None
+) -> list[Planned]:
+    """Print how many seeds would find a gap.
+
+    Args:
+      paths: run directories, suites, or tables of runs.
+      console: where to print.
+      gap: in points.
+      power: chance to find it, in (0, 1).
+      comparisons: of the experiment that is planned, for Holm's strictest level; those of the
+        pilot when None.
+
+    Raises:
+      ValueError: a wrong gap, power or count; or a pilot that has no spread.
+    """
+    if not 0 < gap <= 100:
+        raise ValueError(f"`gap` is in points, above 0 and at most 100; got {gap:g}.")
+    if not 0 < power < 1:
+        raise ValueError(f"`power` is a chance in (0, 1), such as 0.8; got {power:g}.")
+    if comparisons is not None and comparisons < 1:
+        raise ValueError(f"`comparisons` is a number of methods, 1 or more; got {comparisons}.")
+    found = planned(group_runs(read_runs(paths)))
+    count = comparisons or max(1, len({one.names for one in found}))
+    level = 1 - 0.05 / count
+    several = "s" * (count != 1)
+    console.print(
+        f"Seeds for {gap:g} points with {100 * power:g} % power, on these problems; two-sided "
+        f"test at 5 % over {count} comparison{several} (Holm's strictest level). In brackets: "
+        "what the pilot's 95 % interval of the standard deviation allows.",
+        highlight=False,
+    )
+    print_table(console, _table(found, gap / 100, level, power), keys=2)
+    for text in _notes(found):
+        console.print(text, highlight=False)
+    return found
+
+
+def _table(found: Sequence[Planned], gap: float, level: float, power: float) -> Table:
+    table = Table(box=None, pad_edge=False)
+    heads = ("score", "difference", "pilot", "sd, points", *TRADES)
+    for title in heads:
+        table.add_column(title, overflow="fold")
+    for one in found:
+        sd = one.spread.interval()
+
+        def seeds(std: float, paired: bool = one.spread.paired) -> str:
+            return _count(seeds_for(std, gap, paired=paired, level=level, power=power))
+
+        named = " − ".join(one.names)
+        named = named if len(one.names) > 1 else f"two like {named}"
+        pilot = f"{one.seeds} {'pairs' if one.spread.paired else 'runs'}"
+        cells = [f"{100 * sd.value:.1f} [{100 * sd.low:.1f}, {100 * sd.high:.1f}]"]
+        for problems, samples in TRADES.values():
+            more = one.spread.with_more(problems, samples).std
+            bounds = (
+                f" [{seeds(sd.low)}, {seeds(sd.high)}]" if (problems, samples) == (1, 1) else ""
+            )
+            cells.append(seeds(more) + bounds)
+        table.add_row(one.score, named, pilot, *cells)
+    return table
+
+
+def _count(seeds: float) -> str:
+    return "-" if isnan(seeds) else "> 100000" if isinf(seeds) else f"{seeds:.0f}"
+
+
+def _notes(found: Sequence[Planned]) -> Iterator[str]:
+    if any(not one.spread.paired for one in found):
+        yield (
+            "Runs without common seeds are independent: the number is of each method, and its "
+            "standard deviation of a run. Shared seeds usually need fewer."
+        )
+    if any(one.spread.std == 0 for one in found):
+        yield "A standard deviation of 0 is of runs that are the same: two seeds show any gap."
+    if (least := min(one.spread.freedom for one in found)) < 9:
+        yield (
+            f"A pilot with {least + 1} seeds hardly knows its standard deviation: plan for the "
+            "upper number, or look again after some more seeds, at levels fixed beforehand."
+        )
+    yield (
+        "K x 4, problems x 4: seeds with so many times the answers to each problem, or problems, "
+        "by what the pilot's variance between runs, problems and answers says; - where it is "
+        "silent. Area: under the learning curve."
+    )

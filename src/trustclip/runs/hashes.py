@@ -1,0 +1,90 @@
+"""Hashes of a finished run's files, in its summary: what `trustclip.runs.verify` compares with."""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trustclip.durable.store import listed
+from trustclip.runs.jsonl import plain
+
+#: Key of the summary: by name of a file, its size in bytes and SHA-256, of rows also their chain.
+HASHES = "hashes"
+#: Files beside the rows that a run writes and that its results depend on.
+_SETTINGS = ("config.yaml", "environment.json", "extensions.jsonl", "quarantine.jsonl")
+FINAL = "final"
+#: Name of the notice that files of rows were deleted, cut or replaced while the run went on.
+LOST = "records_lost"
+#: Written after the summary, and again when a page of the run is made.
+_CARD = f"{FINAL}/README.md"
+
+
+def with_hashes(
+    folder: Path, summary: Mapping[str, Any], rows: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A summary with the hashes of everything that the run leaves, and of the summary itself.
+
+    Args:
+      folder: the run directory.
+      summary: without hashes.
+      rows: extents of its files of rows.
+    """
+    files = regular_files(folder)
+    others = [path for name, path in files.items() if name in _SETTINGS or _of_model(name)]
+    hashes = {**rows, **listed(folder, others)}
+    whole = {**plain(summary), HASHES: hashes}
+    hashes["summary.json"] = {"sha256": digest(whole)}
+    return whole
+
+
+def digest(summary: Mapping[str, Any]) -> str:
+    """SHA-256 of a summary in hexadecimal, whatever its layout and without its own hash.
+
+    Example:
+      >>> one = digest({"a": 1, "hashes": {"summary.json": {"sha256": "?"}}})
+      >>> one == digest({"hashes": {}, "a": 1}), one == digest({"hashes": {}, "a": 2})
+      (True, False)
+    """
+    hashes = {k: v for k, v in summary[HASHES].items() if k != "summary.json"}
+    text = json.dumps({**summary, HASHES: hashes}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def missing_files(folder: Path, summary: Mapping[str, Any]) -> list[str]:
+    """Names of a finished model's files that are gone, or have another size than it was saved with.
+
+    Args:
+      folder: the run directory.
+      summary: of the run; without hashes, a model is a configuration and weights.
+    """
+    files = regular_files(folder / FINAL, f"{FINAL}/")
+    hashes = summary.get(HASHES)
+    known = {k: v for k, v in hashes.items() if _of_model(k)} if hashes else {}
+    if known:
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        return [name for name, entry in known.items() if sizes.get(name) != entry["bytes"]]
+    weights = any(name.endswith((".safetensors", ".bin")) for name in files)
+    lacking = {f"{FINAL}/config.json": f"{FINAL}/config.json" in files, f"{FINAL}/*": weights}
+    return [name for name, there in lacking.items() if not there]
+
+
+def regular_files(folder: Path, before: str = "") -> dict[str, Path]:
+    """Regular files in a folder at any depth, by relative name; links are not followed.
+
+    What is opened comes from here and not from a record, so no name in it can lead outside.
+    """
+    return {before + path.relative_to(folder).as_posix(): path for path in _regular(folder)}
+
+
+def _regular(folder: Path) -> Iterator[Path]:
+    for at, folders, names in os.walk(folder):
+        folders.sort()
+        paths = (Path(at, name) for name in sorted(names))
+        yield from (path for path in paths if stat.S_ISREG(path.lstat().st_mode))
+
+
+def _of_model(name: str) -> bool:
+    return name.startswith(f"{FINAL}/") and name != _CARD

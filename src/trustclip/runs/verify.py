@@ -1,0 +1,238 @@
+"""What of a run directory is whole: its files against the hashes in its checkpoints and summary.
+
+A checkpoint holds, for each file of rows, the SHA-256 of the file so far and a chain with a link
+for each checkpoint before it; the summary of a finished run holds them for every file. A changed
+row is therefore found, and located between two checkpoints. Nothing is signed: whoever rewrites
+the hashes as well is not found.
+"""
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trustclip.durable.store import CheckpointError, CheckpointStore
+from trustclip.durable.store import verify as verify_checkpoint
+from trustclip.runs.directory import GROWING
+from trustclip.runs.hashes import FINAL, HASHES, LOST, digest, missing_files, regular_files
+from trustclip.runs.jsonl import read_mapping, scan
+from trustclip.runs.spans import Record, Span, changed_spans
+
+State = Literal["whole", "changed", "missing", "unrecorded"]
+
+#: What the summary records.
+_END = "the end of the run"
+#: Any of these makes a folder a run directory.
+_OF_A_RUN = ("config.yaml", "environment.json", "summary.json", "metrics.jsonl")
+_MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The state of one file, or of one checkpoint.
+
+    Args:
+      name: relative to the run directory.
+      state: ``"unrecorded"`` where no hash is recorded that it could be compared with.
+      text: what is changed or missing, and where; or how much is whole.
+    """
+
+    name: str
+    state: State
+    text: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` has found.
+
+    Args:
+      finished: whether the summary says that the run is finished.
+      findings: of every file and checkpoint.
+    """
+
+    finished: bool
+    findings: list[Finding]
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is changed or missing."""
+        return not any(finding.state in ("changed", "missing") for finding in self.findings)
+
+    @property
+    def conclusion(self) -> str:
+        """One sentence.
+
+        Example:
+          >>> Verification(True, [Finding("metrics.jsonl", "whole", "")]).conclusion
+          'whole: the 1 file or checkpoint with a recorded hash is as the run wrote it.'
+        """
+        count = Counter(finding.state for finding in self.findings)
+        if not self.whole:
+            return f"not whole: {count['changed']} changed, {count['missing']} missing."
+        if not count["whole"]:
+            return (
+                "no hashes recorded: the run was stopped before its first checkpoint, or is of an "
+                "earlier release."
+            )
+        one = count["whole"] == 1
+        they = "file or checkpoint with a recorded hash is as the run wrote it"
+        several = "files and checkpoints with a recorded hash are as the run wrote them"
+        rest = f"; {count['unrecorded']} without one" if count["unrecorded"] else ""
+        return f"whole: the {count['whole']} {they if one else several}{rest}."
+
+
+def verify(folder: Path) -> Verification:
+    """Compare a run directory with the hashes that are recorded in it; nothing is changed.
+
+    Args:
+      folder: of a run, finished or not, also one that is being written.
+
+    Raises:
+      ValueError: it is no run directory.
+    """
+    if not any(os.path.lexists(folder / name) for name in _OF_A_RUN):
+        raise ValueError(f"{str(folder)!r} is not a run directory: it has no config.yaml.")
+    found = _Comparison(folder)
+    findings = [*found.findings()]
+    if (folder / "sft" / "config.yaml").is_file():
+        tuned = verify(folder / "sft")
+        findings += [Finding(f"sft/{f.name}", f.state, f.text) for f in tuned.findings]
+    return Verification(bool(found.summary.get("finished", found.summary)), findings)
+
+
+@dataclass
+class _Comparison:
+    """One run directory, its files, and what its checkpoints and summary record of them."""
+
+    folder: Path
+    files: dict[str, Path] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    #: By name of a file: what checkpoints record of it, the oldest first, then the summary.
+    records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
+
+    def findings(self) -> Iterator[Finding]:
+        self.files = regular_files(self.folder)
+        yield from self._checkpoints()
+        yield from self._summary()
+        names = {name for name in (*self.files, *self.records) if self._counts(name)}
+        for name in sorted(names, key=lambda name: (name.count("/"), name)):
+            yield self._file(name)
+        yield from self._model()
+        yield from self._lost()
+
+    # -- what is recorded --------------------------------------------------------------------------
+
+    def _checkpoints(self) -> Iterator[Finding]:
+        store = CheckpointStore(self.folder / "checkpoints")
+        for step in store.steps():
+            path = store.path(step)
+            name = f"checkpoints/{path.name}"
+            try:
+                verify_checkpoint(path)
+                shared = path / "shared.json"
+                stored = json.loads(shared.read_text("utf-8")) if shared.exists() else {}
+                self._take(stored.get("cursor", {}), f"the checkpoint of step {step}")
+            except CheckpointError as error:
+                yield Finding(name, "changed", str(error).removeprefix(f"{path}: "))
+            except _MALFORMED as error:
+                yield Finding(name, "changed", f"shared.json cannot be read: {error!r}.")
+            else:
+                yield Finding(name, "whole", "as its manifest says")
+        stock = self.folder / "cursors.jsonl"  # of a trainer with checkpoints of its own
+        for line in scan(stock) if stock.is_file() else ():
+            try:
+                row = line.row or {}
+                self._take(row["cursor"], f"the checkpoint of step {row['step']}")
+            except _MALFORMED:
+                yield Finding(stock.name, "changed", f"line {line.number} cannot be read")
+
+    def _summary(self) -> Iterator[Finding]:
+        name = "summary.json"
+        if not os.path.lexists(self.folder / name):
+            return
+        try:
+            self.summary = dict(read_mapping(self.folder / name))
+            if not self.summary:
+                raise ValueError("it is empty, or no regular file")
+            hashes = self.summary.get(HASHES)
+            if hashes is None:
+                done = self.summary.get("finished", True)
+                text = "no hashes recorded" if done else "the run is not finished"
+                yield Finding(name, "unrecorded", text)
+                return
+            self._take({k: v for k, v in hashes.items() if k != name}, _END)
+            same = digest(self.summary) == hashes[name]["sha256"]
+        except _MALFORMED as error:
+            yield Finding(name, "changed", f"cannot be read: {error}")
+        else:
+            state, text = ("whole", "") if same else ("changed", "not as the run wrote it")
+            yield Finding(name, state, text)
+
+    def _take(self, cursor: Mapping[str, Any], source: str) -> None:
+        taken = {str(name): Record.of(extent, source) for name, extent in cursor.items()}
+        for name, record in taken.items():
+            self.records[name].append(record)
+
+    # -- what is there -----------------------------------------------------------------------------
+
+    def _counts(self, name: str) -> bool:
+        """Whether a file is one that the run has written, or that is recorded."""
+        return name in self.records or name == "config.yaml" or bool(GROWING.fullmatch(name))
+
+    def _file(self, name: str) -> Finding:
+        path, records = self.files.get(name), self.records.get(name, [])
+        if path is None:
+            there = os.path.lexists(self.folder / name)
+            return Finding(name, "missing", "no regular file" if there else "not there")
+        if not records:
+            return self._unrecorded(name, path)
+        try:
+            spans, size = changed_spans(path, records), path.stat().st_size
+        except _MALFORMED as error:
+            return Finding(name, "changed", f"its record cannot be read: {error}")
+        last = max(record.bytes for record in records)
+        if size < last:
+            where = f", {spans[0].text(path)}" if spans else ""
+            return Finding(name, "missing", f"{size} bytes are left of {last}{where}")
+        if spans:
+            return Finding(name, "changed", "; ".join(span.text(path) for span in spans))
+        if size > last and records[-1].source == _END:
+            more = Span(last, size, _END, "").text(path)
+            return Finding(name, "changed", f"{more}: added")
+        if all(record.sha256 is None for record in records):
+            return Finding(name, "unrecorded", "only its size is recorded")
+        newer = f"{size - last} bytes are newer than the last checkpoint" if size > last else ""
+        return Finding(name, "whole", newer)
+
+    def _unrecorded(self, name: str, path: Path) -> Finding:
+        if HASHES in self.summary and name != "config.yaml":
+            return Finding(name, "changed", "added: the finished run has no such file")
+        lines = scan(path) if path.suffix == ".jsonl" else ()
+        bad = [line.number for line in lines if line.row is None and not line.torn]
+        if bad:
+            return Finding(name, "changed", f"line {bad[0]} is no JSON object")
+        return Finding(name, "unrecorded", "no hash recorded")
+
+    def _model(self) -> Iterator[Finding]:
+        """The model of a finished run without hashes, and settings that are gone."""
+        if "config.yaml" not in self.files and "config.yaml" not in self.records:
+            yield Finding("config.yaml", "missing", "not there")
+        trained = self.summary.get("finished") and HASHES not in self.summary
+        if trained and (self.folder / "checkpoints").exists():
+            gone = missing_files(self.folder, self.summary)
+            for name in gone:
+                yield Finding(name, "missing", "not there")
+            if not gone:
+                yield Finding(FINAL, "unrecorded", "no hash recorded")
+
+    def _lost(self) -> Iterator[Finding]:
+        """What the run itself has noticed to be lost."""
+        metrics = self.files.get("metrics.jsonl")
+        for line in scan(metrics) if metrics else ():
+            if line.row is not None and line.row.get("notice") == LOST:
+                text = f"noticed after update {line.row.get('step')}: {line.row.get('text')}"
+                yield Finding("rows", "missing", text)

@@ -1,0 +1,166 @@
+r"""How many seeds a comparison needs, from the spread of a pilot's runs.
+
+The test is Student's, of $n$ differences paired by seed, or of two times $n$ independent runs. A
+gap $g$ is found with probability $q$ if the noncentral $t$ distribution with $n - 1$ (or $2n - 2$)
+degrees of freedom and noncentrality $g / s_n$ exceeds the test's quantile so often, where
+$s_n = s / \sqrt{n}$, and $s \sqrt{2 / n}$ of independent runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, nan, sqrt
+
+import numpy as np
+from scipy.special import chdtrc, chdtri, nctdtr
+
+from trustclip.stats.confidence import Interval, t_quantile
+from trustclip.stats.scores import Floats
+
+#: Most seeds that are counted; more are infinite.
+MOST = 100_000
+
+
+@dataclass(frozen=True)
+class Spread:
+    r"""Spread of a pilot: of differences paired by seed, or of runs.
+
+    Args:
+      std: standard deviation of a pair's difference, or of a run, a share of 1.
+      freedom: its degrees of freedom.
+      paired: whether it is of differences.
+      of_problems: part of the variance that more problems divide: what varies from problem to
+        problem and seed to seed, sampling included.
+      of_samples: part of that which more samples divide; nan where it is not known.
+    """
+
+    std: float
+    freedom: int
+    paired: bool
+    of_problems: float = nan
+    of_samples: float = nan
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """The standard deviation with its interval, from the chi-squared distribution."""
+        tails = (1 - level) / 2, (1 + level) / 2
+        low, high = (self.std * sqrt(self.freedom / chdtri(self.freedom, tail)) for tail in tails)
+        return Interval(self.std, float(low), float(high))
+
+    def with_more(self, problems: float = 1, samples: float = 1) -> "Spread":
+        """The spread with so many times the problems, and samples of each.
+
+        Args:
+          problems: factor of the number of problems.
+          samples: factor of the number of samples of each.
+        """
+        sampling = 0.0 if samples == 1 else self.of_samples * (1 - 1 / samples)
+        left = self.std**2 - sampling
+        if problems != 1:
+            left -= max(self.of_problems - sampling, 0.0) * (1 - 1 / problems)
+        return replace(self, std=sqrt(max(left, 0.0)) if left == left else nan)
+
+
+def spread_of(
+    ours: Floats, theirs: Floats | None, weights: Floats, sampling: float = nan
+) -> Spread:
+    """Spread of differences paired by seed, or of runs.
+
+    Args:
+      ours: scores by [seeds, problems], two seeds or more.
+      theirs: of the same seeds in the same order; None for the spread of the runs themselves.
+      weights: of each problem in the score, sum 1.
+      sampling: variance of one seed's score, or difference, that is due to sampling answers.
+
+    Raises:
+      ValueError: there is one seed.
+
+    Example:
+      >>> import numpy as np
+      >>> ours = np.array([[0.5, 0.7], [0.2, 0.8], [0.6, 0.6]])
+      >>> print(f"{spread_of(ours, np.zeros((3, 2)), np.array([0.5, 0.5])).std:.3f}")
+      0.058
+    """
+    d = ours if theirs is None else ours - theirs
+    if len(d) < 2:
+        raise ValueError(f"a spread needs 2 seeds or more; got {len(d)}")
+    scores = d @ weights
+    rest = d - d.mean(axis=1, keepdims=True) - d.mean(axis=0) + d.mean()
+    free = (len(d) - 1) * max(d.shape[1] - 1, 1)
+    of_problems = min(
+        float((rest**2).sum() / free * (weights @ weights)), float(scores.var(ddof=1))
+    )
+    return Spread(
+        float(scores.std(ddof=1)),
+        len(d) - 1,
+        theirs is not None,
+        of_problems,
+        min(sampling, of_problems) if sampling == sampling else nan,
+    )
+
+
+def pooled(spreads: Sequence[Spread]) -> Spread:
+    """One spread of the runs of two methods: variances weighted by their degrees of freedom."""
+    weights = np.array([one.freedom for one in spreads], dtype=float)
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.average(np.array(values), weights=weights))
+
+    return Spread(
+        sqrt(mean([one.std**2 for one in spreads])),
+        int(weights.sum()),
+        False,
+        mean([one.of_problems for one in spreads]),
+        mean([one.of_samples for one in spreads]),
+    )
+
+
+def seeds_for(
+    std: float, gap: float, *, paired: bool = True, level: float = 0.95, power: float = 0.8
+) -> float:
+    """Fewest seeds, of each method, with which a gap is found.
+
+    Args:
+      std: of a pair's difference, or of a run where seeds are not paired; a share of 1.
+      gap: difference to be found, a share of 1, above 0.
+      paired: whether runs share their seeds.
+      level: confidence of the two-sided test, in (0, 1).
+      power: chance to find it, in (0, 1).
+
+    Returns:
+      At least 2; inf where `MOST` do not suffice; nan for a nan spread.
+
+    Raises:
+      ValueError: the gap is not above 0, or a share is not in (0, 1).
+
+    Example:
+      >>> seeds_for(0.05, 0.03), seeds_for(0.05, 0.03, paired=False)
+      (24.0, 45.0)
+    """
+    if not gap > 0:
+        raise ValueError(f"a gap is above 0, e.g. 0.03 for 3 points; got {gap}")
+    for name, share in (("level", level), ("power", power)):
+        if not 0 < share < 1:
+            raise ValueError(f"{name} is in (0, 1), e.g. 0.8; got {share}")
+    if std != std:
+        return nan
+
+    def found(seeds: int) -> bool:
+        freedom = (1 if paired else 2) * (seeds - 1)
+        error = std * sqrt((1 if paired else 2) / seeds)
+        if error == 0:
+            return True
+        return _missed(freedom, gap / error, t_quantile(level, freedom)) <= 1 - power
+
+    if not found(MOST):
+        return inf
+    low, high = 1, MOST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return float(high)
+
+
+def _missed(freedom: float, distance: float, quantile: float) -> float:
+    """Chance that a noncentral t is below the test's quantile."""
+    if distance > 30:  # beyond it `nctdtr` is nan; the normal part of t hardly matters there
+        return float(chdtrc(freedom, freedom * (distance / quantile) ** 2))
+    return float(nctdtr(freedom, distance, quantile))

@@ -1,0 +1,270 @@
+"""What the runs with SmolLM2 say, from the committed tables alone, by docs/smollm2-plan.md.
+
+    python benchmarks/smollm2_report.py                  # writes the tables of docs/smollm2.md
+    python benchmarks/smollm2_report.py FOLDER --print   # prints them, of other tables
+
+In the page it writes what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->`` alone.
+A block is a seed whose eight runs are all there; others are left out.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from arena_report import filled
+from numpy.typing import NDArray
+
+from trustclip.runs.text import markdown_table, percent
+from trustclip.stats import Difference
+from trustclip.stats.confidence import RunSummary
+from trustclip.stats.equivalence import Contrast, contrasts
+
+ROOT = Path(__file__).parents[1]
+FOLDER, PAGE = ROOT / "benchmarks/smollm2", ROOT / "docs/smollm2.md"
+ARMS = ("atr", "clip", "mirror", "none")
+OTHERS = ARMS[1:]
+GENERATIONS, COMPLETIONS = 16, 64
+#: Of the primary metric.
+FIRST = 4
+#: The smallest difference of areas that would matter.
+MARGIN = 0.03
+#: The score at which entropies are compared, and by how much a collapsed run is below its best.
+EQUAL, COLLAPSED = 0.5, 0.1
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The finished blocks. Arrays have the shape [arms, rates, seeds, ...].
+
+    Args:
+      seeds: of the blocks.
+      rates: learning rates, the lower one first.
+      right: share of right answers in each generation, 0 in those that a run did not reach.
+      entropy: of the policy in each generation, nats; nan where there is none.
+      gated: share of tokens cut, mean over generations.
+      k3: to the policy of the generation, nats, mean over generations.
+      end: share of right answers to held-out problems after the last update.
+    """
+
+    seeds: list[int]
+    rates: list[float]
+    right: Numbers
+    entropy: Numbers
+    gated: Numbers
+    k3: Numbers
+    end: Numbers
+
+    @property
+    def area(self) -> Numbers:
+        """Share of right answers in the rollouts of generations 4 to 16."""
+        return self.right[..., FIRST - 1 :].mean(axis=-1)
+
+    @property
+    def collapsed(self) -> NDArray[np.bool_]:
+        """Whether the last three generations are far below the best three."""
+        best = np.sort(self.right, axis=-1)[..., -3:].mean(axis=-1)
+        return np.asarray(best - self.right[..., -3:].mean(axis=-1) >= COLLAPSED)
+
+    @property
+    def entropy_at_equal_score(self) -> Numbers:
+        """Entropy where the score first passes 50 %, interpolated; nan where it never does."""
+        found = np.full(self.end.shape, np.nan)
+        for place in np.ndindex(*found.shape):
+            score, entropy = self.right[place], self.entropy[place]
+            above = np.flatnonzero((score[1:] >= EQUAL) & (score[:-1] < EQUAL))
+            if len(above):
+                i = above[0]
+                share = (EQUAL - score[i]) / (score[i + 1] - score[i])
+                found[place] = entropy[i] + share * (entropy[i + 1] - entropy[i])
+        return found
+
+    def minus(self, values: Numbers, arm: str) -> Numbers:
+        """`atr` - an arm in each block, by rate. Shape [rates, seeds]."""
+        return np.asarray(values[0] - values[ARMS.index(arm)])
+
+
+def read(folder: Path) -> Blocks:
+    """The finished blocks of the tables in a folder.
+
+    Raises:
+      ValueError: there is none.
+    """
+    generations = pq.read_table(folder / "generations.parquet").to_pylist()
+    answers = pq.read_table(folder / "answers.parquet").to_pylist()
+    rates = sorted({row["rate"] for row in generations})
+    there = {(row["arm"], row["rate"], row["seed"]) for row in answers if row["update"]}
+    seeds = sorted({row["seed"] for row in answers})
+    whole = [
+        seed for seed in seeds if all((arm, rate, seed) in there for arm in ARMS for rate in rates)
+    ]
+    if not whole:
+        raise ValueError(f"{folder}: no seed has a finished run of every arm at every rate.")
+    shape = (len(ARMS), len(rates), len(whole))
+    by_generation: dict[str, Numbers] = {
+        name: np.full((*shape, GENERATIONS), np.nan) for name in ("right", "entropy", "gated", "k3")
+    }
+    by_generation["right"][:] = 0.0
+
+    def place(row: Mapping[str, Any]) -> tuple[int, int, int]:
+        return ARMS.index(row["arm"]), rates.index(row["rate"]), whole.index(row["seed"])
+
+    of_blocks = [row for row in generations if row["arm"] in ARMS and row["seed"] in whole]
+    for row in of_blocks:
+        at = (*place(row), row["generation"] - 1)
+        by_generation["right"][at] = row["right"] / COMPLETIONS
+        for name in ("entropy", "gated", "k3"):
+            if row[name] is not None:
+                by_generation[name][at] = row[name]
+    counts = np.zeros((2, *shape))
+    for row in answers:
+        if row["update"] and row["arm"] in ARMS and row["seed"] in whole:
+            counts[(slice(None), *place(row))] += row["right"], row["samples"]
+    return Blocks(
+        whole,
+        rates,
+        by_generation["right"],
+        by_generation["entropy"],
+        mean(by_generation["gated"]),
+        mean(by_generation["k3"]),
+        counts[0] / counts[1],
+    )
+
+
+def mean(values: Numbers) -> Numbers:
+    """Mean over the last axis of the values that are there; nan where none is."""
+    known = ~np.isnan(values)
+    total = np.where(known, values, 0.0).sum(axis=-1)
+    return np.asarray(np.where(known.any(axis=-1), total, np.nan) / known.sum(axis=-1).clip(1))
+
+
+def tested(blocks: Blocks) -> dict[str, Contrast]:
+    """The three contrasts of the area over both rates, with Holm's correction."""
+    over = [blocks.minus(blocks.area, arm).mean(axis=0) for arm in OTHERS]
+    return dict(zip(OTHERS, contrasts([RunSummary.of(d) for d in over], MARGIN), strict=True))
+
+
+def interactions(blocks: Blocks) -> dict[str, Contrast]:
+    """By how much each contrast is larger at the higher rate, a family of its own."""
+    each = [blocks.minus(blocks.area, arm) for arm in OTHERS]
+    return dict(
+        zip(OTHERS, contrasts([RunSummary.of(d[-1] - d[0]) for d in each], MARGIN), strict=True)
+    )
+
+
+def said(blocks: Blocks) -> dict[str, str]:
+    """What the plan has fixed to say of each contrast."""
+    by_rate = interactions(blocks)
+    return {
+        arm: _said(one, by_rate[arm], float(blocks.minus(blocks.end, arm).mean()))
+        for arm, one in tested(blocks).items()
+    }
+
+
+def _said(one: Contrast, by_rate: Contrast, end: float) -> str:
+    tuning = "; tuning: it depends on the rate" if by_rate.p_holm < 0.05 else ""
+    if one.conclusion == "larger":
+        same = "confirmed" if end > 0 else "open: the end has the other sign"
+        return same + tuning
+    if one.conclusion == "not told apart":
+        return "open" + tuning
+    return f"refuted ({one.conclusion})" + tuning
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def scores(blocks: Blocks) -> str:
+    """Every arm at every rate, means over blocks."""
+    collapsed, entropy = blocks.collapsed, blocks.entropy_at_equal_score
+    rows = [
+        [
+            f"`{arm}`",
+            f"{rate:.2g}",
+            level(blocks.area[i, j]),
+            level(blocks.end[i, j]),
+            percent(float(blocks.gated[i, j].mean()), 2),
+            f"{blocks.k3[i, j].mean():.2g}",
+            number(mean(entropy[i, j])),
+            f"{collapsed[i, j].sum()} of {len(blocks.seeds)}",
+        ]
+        for i, arm in enumerate(ARMS)
+        for j, rate in enumerate(blocks.rates)
+    ]
+    head = ["arm", "rate", "area, %", "end, %", "tokens cut, %", "k3, nats",
+            "entropy at 50 % right, nats", "collapsed"]  # fmt: skip
+    return markdown_table(head, rows)
+
+
+def compared(blocks: Blocks) -> str:
+    """The contrasts of the primary metric, and by rate, of the end, and their interaction."""
+    by_rate, words = interactions(blocks), said(blocks)
+    rows = []
+    for arm, one in tested(blocks).items():
+        area = blocks.minus(blocks.area, arm)
+        end = paired(blocks.minus(blocks.end, arm).mean(axis=0))
+        rows.append([
+            f"`atr` − `{arm}`",
+            points(one.difference),
+            f"{one.p_holm:.3f}",
+            f"{one.p_equivalent:.3f}",
+            *(points(paired(d)) for d in area),
+            f"{points(by_rate[arm].difference)}, p {by_rate[arm].p_holm:.3f}",
+            points(end),
+            words[arm],
+        ])  # fmt: skip
+    rates = [f"at {rate:.2g}" for rate in blocks.rates]
+    head = ["contrast", "area, points", "p (Holm)", "p of ±3 or more (Holm)", *rates,
+            "difference of the two", "end", "said"]  # fmt: skip
+    return markdown_table(head, rows)
+
+
+def paired(differences: Numbers) -> Difference:
+    """Student's interval of differences of blocks."""
+    return contrasts([RunSummary.of(differences)], MARGIN)[0].difference
+
+
+def level(values: Numbers) -> str:
+    """A mean over blocks with its interval, percent."""
+    interval = RunSummary.of(values).interval()
+    return f"{percent(interval.value)} [{percent(interval.low)}, {percent(interval.high)}]"
+
+
+def points(found: Difference) -> str:
+    """A difference with its interval, points."""
+    sign = "+" if found.value > 0 else ""
+    return f"{sign}{percent(found.value)} [{percent(found.low)}, {percent(found.high)}]"
+
+
+def number(value: Numbers) -> str:
+    """Two digits, or a stroke where it is unknown."""
+    return "-" if np.isnan(value) else f"{float(value):.2f}"
+
+
+def tables(blocks: Blocks) -> dict[str, str]:
+    """Parts of the page by name."""
+    runs = len(ARMS) * len(blocks.rates) * len(blocks.seeds)
+    count = f"{len(blocks.seeds)} blocks, {runs} runs."
+    return {"blocks": count, "scores": scores(blocks), "contrasts": compared(blocks)}
+
+
+def main() -> None:
+    """Write the page, or print its tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    parser.add_argument("--print", action="store_true", dest="prints")
+    options = parser.parse_args()
+    parts = tables(read(options.folder))
+    if options.prints:
+        print("\n\n".join(parts.values()))
+    else:
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -90,14 +90,19 @@ def _mean(rows: Sequence[dict[str, Any]], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def added(path: Path, rows: Sequence[dict[str, Any]]) -> int:
+def added(path: Path, rows: Sequence[dict[str, Any]], key: Sequence[str] = KEY) -> int:
     """Add rows of runs that a table lacks, whole or not at all; the number of its runs.
+
+    Args:
+      path: of the table.
+      rows: of one run or of several.
+      key: columns that say which run a row is of.
 
     Raises:
       ValueError: a run is in the table with other rows.
     """
     known = pq.read_table(path).to_pylist() if path.exists() else []
-    before, new = _by_run(known), _by_run(rows)
+    before, new = _by_run(known, key), _by_run(rows, key)
     for run, own in new.items():
         if run in before and json.dumps(before[run]) != json.dumps(own):
             raise ValueError(f"{path}: the run {run} is there already, and differs.")
@@ -109,10 +114,12 @@ def added(path: Path, rows: Sequence[dict[str, Any]]) -> int:
     return len(merged)
 
 
-def _by_run(rows: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+def _by_run(
+    rows: Sequence[dict[str, Any]], key: Sequence[str]
+) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        found[tuple(row[name] for name in KEY)].append(row)
+        found[tuple(row[name] for name in key)].append(row)
     return found
 
 

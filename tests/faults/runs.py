@@ -83,6 +83,8 @@ def outcome(folder: Path) -> dict[str, bytes]:
             for extent in values["cursor"].values():
                 extent.pop("chain", None)  # of the checkpoints so far
             content = json.dumps(values).encode()
+        elif path.name == "README.md":  # the model card, with the run's duration
+            content = re.sub(rb"(?m)^\| time \|.*$", b"", content)
         elif any(word.encode() in content for word in CLOCK):
             with suppress(ValueError):  # damaged
                 values = [timeless(json.loads(line)) for line in _lines(path, content)]

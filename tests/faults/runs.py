@@ -72,10 +72,8 @@ def outcome(folder: Path) -> dict[str, bytes]:
             continue
         if path.name == "manifest.json":  # it holds the random name of the run
             continue
-        if name.startswith(
-            ("checkpoints/.", "attempt-")
-        ):  # removed or set aside by the next process
-            continue
+        if name.startswith(("checkpoints/.", "attempt-")) or name.endswith(".aside"):
+            continue  # removed or set aside by the next process
         content = path.read_bytes()
         if path.name in ("shared.json", "state.json"):  # the hash of rows with clock times
             values = json.loads(content)

@@ -57,10 +57,19 @@ class Extents:
             extent["chain"] = [[*each] for each in chain]
         return extent
 
-    def wrote(self, path: Path) -> None:
-        """Remember a file as it is now: from here on it can only grow."""
-        status = path.stat()
-        self._seen[path] = status.st_dev, status.st_ino, status.st_size
+    def wrote(self, path: Path, *, replaced: bool = False) -> None:
+        """Remember a file as it is now: from here on it can only grow.
+
+        One that others have deleted or replaced since it was last looked at stays as it was known,
+        so that `changed` says so.
+
+        Args:
+          path: the file.
+          replaced: whether the run itself has put it in the place of another.
+        """
+        if replaced or path not in self._seen or not self._changed(path):
+            status = path.stat()
+            self._seen[path] = status.st_dev, status.st_ino, status.st_size
 
     def changed(self) -> dict[Path, str]:
         """What others have done to the files that were here, in words; each is told once.

@@ -205,8 +205,10 @@ class CheckpointStore:
     def clean(self) -> None:
         """Remove the remains of interrupted writes and removals."""
         leftovers = [*self.folder.glob(_WRITING + "*"), *self.folder.glob(_REMOVING + "*")]
-        for path in leftovers:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if leftovers:  # a name not yet on the disk would come back with half of its content
+                flush(self.folder)
+            for path in leftovers:
                 path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
 
     @contextlib.contextmanager

@@ -290,7 +290,7 @@ class RunDirectory:
         if new:
             self._look()
             extend_jsonl(path, new)
-            self._extents.wrote(path)
+            self._extents.wrote(path, replaced=True)
 
     def cursor(self) -> dict[str, Any]:
         """Extents of the files that grow, once they are safely on disk."""

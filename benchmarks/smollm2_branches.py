@@ -302,9 +302,8 @@ def main() -> None:
         the_same(trunk, options.to / "generations.parquet")
         for generation in options.generations:
             rows = list(rows_from(trunk, options.folder, generation, methods))
-            print(
-                f"{added(options.to / 'branches.parquet', rows, BRANCH)} branches in branches.parquet"
-            )
+            count = added(options.to / "branches.parquet", rows, BRANCH)
+            print(f"{count} branches in branches.parquet")
 
 
 if __name__ == "__main__":

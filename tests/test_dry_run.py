@@ -252,7 +252,7 @@ def test_a_built_in_model_is_estimated_in_its_own_size(name, shape, tmp_path):
 
 @pytest.mark.slow
 def test_the_estimate_is_near_the_measured_peak(tmp_path):
-    """In a process of its own: the peak is that of the process, and what else runs can raise it."""
+    """Within a factor 1.5, in a process of its own, whose allocator may hold more than it uses."""
     file = tmp_path / "recipe.yaml"
     file.write_text(
         f"""
@@ -266,8 +266,8 @@ rl: {{dataset: arithmetic, prompt_style: plain, limit: 64, max_steps: 4, lora_r:
     )
     command = [sys.executable, "-m", "trustclip", "run", str(file), "--dry-run"]
     errors: list[float] = []
-    while len(errors) < 3 and min(map(abs, errors), default=100.0) > 25:
+    while len(errors) < 3 and not any(-33 <= e <= 50 for e in errors):
         done = subprocess.run(command, capture_output=True, text=True, timeout=NEVER, check=False)
         assert done.returncode == 0, done.stderr
         errors.append(float(done.stdout.rpartition("(")[2].partition("%")[0]))
-    assert min(map(abs, errors)) <= 25, errors
+    assert any(-33 <= e <= 50 for e in errors), errors

@@ -1,4 +1,4 @@
-"""The table of bytes and products in the docs is the one that its program prints."""
+"""The table of bytes and products in the measurements is the one that its program prints."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import torch
 
 from trustclip.head import Head
 
-DOCS = Path(__file__).parents[1] / "docs" / "fast-paths.md"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 
 
 def test_the_table_is_current():
-    assert head_traffic.table() in DOCS.read_text(), "docs/fast-paths.md: head_traffic.py"
+    assert head_traffic.table() in RESULTS.read_text(), "benchmarks/RESULTS.md: head_traffic.py"
 
 
 def test_the_rows_in_bold_are_the_tiles_that_a_gpu_gets(monkeypatch):

@@ -25,22 +25,21 @@ tc.presets()                  # all of them
 ```
 
 `trustclip methods --engines` prints the tables in a terminal. Every row is tested on one fixed set
-of tokens, `tests/rosetta_cases.py`: where a package can be installed beside the tests, against
-the package's own loss and configuration; elsewhere against the published formula, written a
-second time in `tests/engine_formulas.py` in the form of its source. The heading of each table says
-which, and the release or the date of the source it describes; engines change their defaults.
+of tokens against the installed package, or against its published formula, written a second time in
+`tests/engine_formulas.py`. The heading of each table says which, with the release or the date of
+the source; engines change their defaults.
 
 *Three policies.* An engine measures a token's ratio either from the proximal policy, whose
-log-probabilities it recomputes before the update, or from the policy that sampled. The second is
-`anchored(...)`, or `anchor=rollout`.
+log-probabilities it recomputes before the update, or from the policy that sampled: `anchored(...)`,
+or `anchor=rollout`.
 
 *Aggregation* is what an engine does with the tokens' losses by default; it is no part of the
-method, and a sequence weighs differently under each: see `trustclip.policy_loss`.
+method (`trustclip.policy_loss`).
 
-*Penalties.* `+ penalty(k2, 0.002)` is added to the objective of every token; see `trustclip bounds
-penalty`. PPO's own adaptive penalty is `ppo_penalty`, KL-Cov's is `kl_cov`, and Kimi k1.5's loss
+*Penalties.* `+ penalty(k2, 0.002)` is added to the objective of every token (`trustclip bounds
+penalty`). PPO's adaptive penalty is `ppo_penalty`, KL-Cov's is `kl_cov`, and Kimi k1.5's loss
 is `reinforce + penalty(k2, tau, anchor=rollout, level=sequence)`. A KL penalty towards a frozen
-reference model is another thing: it bounds no update, and every trainer adds it on its own.
+reference model bounds no update; every trainer adds its own.
 """
 
 

@@ -2,7 +2,7 @@
 # make demo-smollm2 the same with a pretrained language model of 135M parameters, in ten minutes
 # make test         install and run the tests                make browser    Chromium for them, on Debian
 # make check        lint, types, import contract             make setup      install, run nothing
-# make wheel-check  build the wheel and use it elsewhere      make wheel-use  all of it, slowly
+# make wheel-check  build the wheels and use them elsewhere    make wheel-use  all of it, slowly
 # make faults SEEDS=100000     campaigns of simulated faults       make fuzz RUNS=1000000     parsers
 # make planted                 planted bugs that they catch
 # make mutants GROUPS="gates store"        do the tests notice changes to the code?
@@ -38,9 +38,9 @@ HASHED = $(BIN)/python -m pip install -q --no-deps --require-hashes -r requireme
 RUN_WITH.pinned := -r requirements/run.txt
 DEV_WITH.pinned := -r requirements/dev.txt
 RUN_WITH.oldest := -c requirements/oldest.txt -e .[train,report]
-DEV_WITH.oldest := -c requirements/oldest.txt -e .[train,report,control,slurm,dev]
+DEV_WITH.oldest := -c requirements/oldest.txt -e .[train,report,control,slurm,dev] -e ./lab
 RUN_WITH.newest := --upgrade -e .[train,report]
-DEV_WITH.newest := --upgrade -e .[train,report,control,slurm,dev]
+DEV_WITH.newest := --upgrade -e .[train,report,control,slurm,dev] -e ./lab
 PEERS := .peers
 
 .PHONY: setup demo demo-smollm2 test test-slow browser check docs faults planted fuzz mutants hashes audit wheel-check wheel-use peers \
@@ -87,9 +87,10 @@ docs: $(DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 	@echo "open docs/_build/index.html"
 
+CHECKED := src tests benchmarks docs/conf.py docs/extensions examples lab
 check: $(DEV)
-	$(BIN)/ruff check src tests benchmarks docs/conf.py docs/extensions examples
-	$(BIN)/ruff format --check src tests benchmarks docs/conf.py docs/extensions examples
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
@@ -124,19 +125,22 @@ peers: $(DEV)
 	-$(if $(SB3_TESTS),cd $(dir $(SB3_TESTS)) && PEERS=ours $(PEERS_RUN) -k ppo $(notdir $(SB3_TESTS)))
 
 # `build` goes first: setuptools would pack the files of an earlier tree that it still holds.
-# In an empty folder, with the core dependencies alone: what `pip install trustclip` gives.
+# In an empty folder, with the core dependencies alone: what `pip install trustclip` gives; then
+# with the laboratory beside it.
 IN_WHEEL := cd build/wheel && env -u PYTHONPATH HF_HUB_OFFLINE=1 venv/bin/python ../../tests/check_wheel.py
 wheel-check: $(BIN)/python
-	rm -rf build dist && mkdir -p build/wheel
-	$(BIN)/python -m pip wheel -q --no-deps -w dist .
+	rm -rf build lab/build dist && mkdir -p build/wheel
+	$(BIN)/python -m pip wheel -q --no-deps -w dist . ./lab
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip install -q -c requirements/run.txt torch==2.13.0 dist/*.whl
+	build/wheel/venv/bin/python -m pip install -q -c requirements/run.txt torch==2.13.0 dist/trustclip-*.whl
 	$(IN_WHEEL) core
+	build/wheel/venv/bin/python -m pip install -q -c requirements/run.txt torch==2.13.0 dist/*.whl
+	$(IN_WHEEL) lab
 
 # Slow, ten minutes: then with the extra `train`, a demo, a recipe, a suite, a report, the examples
 # of the documentation.
 wheel-use: wheel-check
-	build/wheel/venv/bin/python -m pip install -q -c requirements/run.txt "$$(ls dist/*.whl)[train]"
+	build/wheel/venv/bin/python -m pip install -q -c requirements/run.txt "$$(ls dist/trustclip-*.whl)[train]"
 	$(IN_WHEEL) use
 
 # A bare machine with PyTorch, Triton and Transformers of its own: nothing of it is changed.
@@ -144,16 +148,16 @@ GPU_RUN := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 MINUTES ?= 9
 OUT ?= runs/gpu
 gpu:
-	$(GPU_RUN) benchmarks/gpu/wheels.py install
+	$(GPU_RUN) lab/benchmarks/gpu/wheels.py install
 	TRL_EXPERIMENTAL_SILENCE=1 HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 \
-	  PYTHONPATH=$(abspath src):$(abspath .gpu/site) \
-	  $(GPU_RUN) -m trustclip bench gpu --minutes $(MINUTES) --out $(OUT) $(GPU_OPTIONS)
+	  PYTHONPATH=$(abspath src):$(abspath lab/src):$(abspath .gpu/site) \
+	  $(GPU_RUN) -m trustclip_lab bench gpu --minutes $(MINUTES) --out $(OUT) $(GPU_OPTIONS)
 
 # GPU_PYTHON="3.12" alone takes a third of the room; GPU_MORE="quack-kernels==0.6.5 ..." adds some.
 GPU_PYTHON ?= 3.11 3.12 3.13
 GPU_LIMIT ?= 60
 gpu-wheels:
-	$(GPU_RUN) benchmarks/gpu/wheels.py gather --python "$(GPU_PYTHON)" --more "$(GPU_MORE)" --limit $(GPU_LIMIT)
+	$(GPU_RUN) lab/benchmarks/gpu/wheels.py gather --python "$(GPU_PYTHON)" --more "$(GPU_MORE)" --limit $(GPU_LIMIT)
 
 verl-setup: $(VERL)/.installed
 
@@ -189,14 +193,16 @@ $(FAULTS): $(DEV) requirements/faults.txt
 	$(BIN)/python -m pip install -q -r requirements/faults.txt
 	touch $@
 
-$(DOCS): $(RUN) requirements/docs.txt requirements/hashes/docs.txt
+$(DOCS): $(RUN) requirements/docs.txt requirements/hashes/docs.txt lab/pyproject.toml
 	$(call HASHED,docs)
 	$(BIN)/python -m pip install -q -r requirements/docs.txt
+	$(BIN)/python -m pip install -q --no-deps -e ./lab
 	touch $@
 
-$(DEV): $(RUN) requirements/dev.txt requirements/hashes/dev.txt
+$(DEV): $(RUN) requirements/dev.txt requirements/hashes/dev.txt lab/pyproject.toml
 	$(if $(filter pinned,$(DEPENDENCIES)),$(call HASHED,dev))
 	$(BIN)/python -m pip install -q $(DEV_WITH.$(DEPENDENCIES))
+	$(BIN)/python -m pip install -q --no-deps -e ./lab
 	touch $@
 
 # The same 20 updates by another commit: the first tensor that differs, or none.

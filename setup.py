@@ -9,7 +9,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 #: Folders of ``recipes/`` that are run by name.
-FOLDERS = ("", "suites", "lab", "arena")
+FOLDERS = ("", "suites")
 
 
 class WithRecipes(build_py):

@@ -1,6 +1,6 @@
 """A picture of a page, as the documentation shows it, in headless Chromium (make browser).
 
-python benchmarks/picture.py arena.html docs/arena.png --height 900
+python benchmarks/picture.py arena.html docs/lab/arena.png --height 900
 python benchmarks/picture.py report/report.html docs/tokens.png --element "#tokens"
 """
 

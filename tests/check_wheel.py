@@ -1,7 +1,8 @@
-"""An installed wheel, used from an empty folder: `make wheel-check`, and slowly `make wheel-use`.
+"""Installed wheels, used from an empty folder: `make wheel-check`, and slowly `make wheel-use`.
 
-``core``: the library with its core dependencies alone. ``use``: with the extra ``train``, the demo,
-a recipe, a suite, a report, and every example of the documentation.
+``core``: the library with its core dependencies alone. ``lab``: with the laboratory beside it.
+``use``: with the extra ``train``, the demo, a recipe, a suite, a report, and every example of the
+documentation.
 """
 
 import importlib.util
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import trustclip as tc
+from trustclip.cli.registry import KNOWN
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What the documentation's examples call a run of one's own -> a run that is here.
@@ -58,6 +60,15 @@ LEFT_OUT_PAGES = {
     "README.md": "its blocks continue what the reader has",
     "control.md": "needs the extra `control`",
 }
+#: Commands of the laboratory that need minutes at most.
+LAB = (
+    "lab --task needle --seeds 2 --generations 1 --width 8 --prompts 4 --output-dir runs/lab-check",
+    "theory",
+    "tabular --seeds 2 --generations 1 --learning-rates 8 --methods clip",
+    "paper",
+    "bench intervals --tokens 64 --repeats 1",
+    "recipes arena-same-trial",
+)
 SUITE = """\
 name: small
 recipe: tiny.yaml
@@ -84,6 +95,25 @@ def core() -> None:
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done
         assert f"'trustclip[{needed}]'" in done.stderr, done.stderr
         print("without its extra:", done.stderr.strip())
+    assert "commands of" not in trustclip("--help").stdout
+    for command in KNOWN["trustclip-lab"]:
+        done = trustclip(command)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done
+        assert "pip install trustclip-lab." in done.stderr, done.stderr
+    print("without the laboratory:", done.stderr.strip())
+
+
+def lab() -> None:
+    """The laboratory's commands, presets and tables."""
+    import trustclip_lab
+
+    assert trustclip_lab.__version__ == tc.__version__
+    listed = trustclip("--help").stdout.partition("commands of trustclip-lab:")[2]
+    assert all(f"\n  {command} " in listed for command in KNOWN["trustclip-lab"]), listed
+    for command in LAB:
+        run(command)
+    assert "trustclip arena arena\n" in trustclip("recipes").stdout
+    assert "'trustclip[control]'" in trustclip("control").stderr
 
 
 def use() -> None:
@@ -161,4 +191,4 @@ def run(command: str) -> None:
 if __name__ == "__main__":
     here = ROOT / "src"
     assert here not in Path(tc.__file__).resolve().parents, "this is the checkout, not the wheel"
-    {"core": core, "use": use}[sys.argv[1]]()
+    {"core": core, "lab": lab, "use": use}[sys.argv[1]]()

@@ -328,7 +328,7 @@ def test_the_headline_of_a_report_names_its_score(tmp_path):
 
 
 def test_the_headline_mentions_what_differs_in_other_scores():
-    report = collect([Path("benchmarks/table3-tiny/runs.parquet")])
+    report = collect([Path("lab/benchmarks/table3-tiny/runs.parquet")])
     assert report.headline == (
         "None of 16 methods differs significantly from atr in Mean@8 at the end in these runs. "
         "In other scores: Pass@8 differs for clip-epsilon0.422; the area under the learning curve "

@@ -13,6 +13,8 @@ from synthetic_runs import Spec, make_run
 from token_files import made
 
 from trustclip.cli.main import COMMANDS, EXTRAS, NEEDED
+from trustclip.cli.registry import added
+from trustclip.recipes.shipped import shipped
 from trustclip.runs.jsonl import append_jsonl
 from trustclip.runs.tokens import write_tokens
 
@@ -88,7 +90,7 @@ def test_the_extra_holds_what_the_commands_import() -> None:
     assert names(PYPROJECT["dependencies"]) == {"torch", "numpy", "pydantic"}
     commands = {DISTRIBUTIONS.get(name, name) for name in NEEDED}
     assert names(extras["cli"]) == commands | {"shtab"}  # for one command alone
-    for extra in ("report", "control", "bench", "slurm", "ray", "vllm"):
+    for extra in ("report", "control", "slurm", "ray", "vllm"):
         assert "trustclip[cli]" in extras[extra]
     assert "trustclip[report]" in extras["train"]  # who trains looks at the run
 
@@ -198,7 +200,7 @@ def folder(tmp_path_factory):
     tiny = (ROOT / "recipes/tiny.yaml").read_text("utf-8").replace("runs/tiny", str(root / "new"))
     (root / "recipe.yaml").write_text(tiny, "utf-8")
     (root / "suite.yaml").write_text(SUITE.format(out=root / "suite"), "utf-8")
-    arena = yaml.safe_load((ROOT / "recipes/arena/arena.yaml").read_text("utf-8"))
+    arena = yaml.safe_load(shipped()["arena"].read_text("utf-8"))
     for task in arena["tasks"].values():  # the estimate trains for each
         task["changes"] |= {"prompts": 4, "generations": 2}
     arena["lab"] |= {"eval_prompts": 8, "sft_steps": 30}
@@ -212,7 +214,7 @@ def folder(tmp_path_factory):
 
 
 def test_every_command_answers_a_core_install_in_one_line(folder):
-    assert {line.split()[0] for line in ANSWERS} == set(COMMANDS)
+    assert {line.split()[0] for line in ANSWERS} == {*COMMANDS, *added()}
     done = without((*TRAIN, *REPORT, *OTHERS), ANSWERED.format(lines=list(ANSWERS)), folder)
     assert done.returncode == 0, done.stderr
     wrong = []

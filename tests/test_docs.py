@@ -12,7 +12,10 @@ from doc_pages import DOCS, PAGES, ROOT, commands, help_of, name, python
 
 import trustclip as tc
 from trustclip.cli.main import COMMANDS, main
+from trustclip.cli.registry import added
 
+#: Those of the core and of the laboratory.
+EVERY = (*COMMANDS, *added())
 #: Flags whose names a method, TRL or a recipe's sections give.
 OPEN = re.compile(r"--(methods?|trl|rl|sft|eval|sampler|brake|sweep|[a-z]+\.)\b")
 
@@ -35,14 +38,14 @@ def test_the_pages_python_runs(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=name)
 def test_the_pages_commands_exist(page):
     for command, *rest in map(str.split, commands(page)):
-        assert command in COMMANDS or command in ("COMMAND", "..."), f"trustclip {command}"
+        assert command in EVERY or command in ("COMMAND", "..."), f"trustclip {command}"
         for word in rest:
             flag = word.split("=")[0]
             if flag.startswith("--") and not OPEN.match(flag) and command != "control":
                 assert flag in help_of(command), f"trustclip {command} {flag}"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", EVERY)
 def test_every_command_has_help(command, capsys):
     try:
         status = main([command, "--help"])
@@ -62,7 +65,7 @@ def test_notes_are_about_methods():
 
 
 def test_timings_are_of_methods():
-    table = json.loads((ROOT / "benchmarks/methods.json").read_text("utf-8"))["tables"][0]
+    table = json.loads((ROOT / "lab/benchmarks/methods.json").read_text("utf-8"))["tables"][0]
     assert table["columns"] == ["method", "CPU µs a token", "× clip", "% of an update"]
     assert {row[0] for row in table["rows"]} <= set(tc.methods()), "a method that is gone"
     assert all(0 < number < 100 for row in table["rows"] for number in row[1:])
@@ -75,7 +78,7 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path):
         [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", DOCS, tmp_path],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'lab/src'}"},
         check=False,
     )
     assert done.returncode == 0, done.stderr

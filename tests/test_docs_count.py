@@ -16,16 +16,22 @@ from doc_pages import DOCS, PAGES, ROOT, blocks, help_of, name, pictures, python
 
 import trustclip as tc
 from trustclip.cli.main import COMMANDS
+from trustclip.cli.registry import KNOWN
 from trustclip.constraints.registry import as_method
 
 #: Directives of the site, whose contents are pages, tables or files of tests.
 DIRECTIVES = {"{toctree}", "{container}", "{image}", "{include}", "{eval-rst}"}
 #: A class of a block of Python that says in words why it is not run: it needs what only you have.
 NEEDS = ":class: needs-your-model"
+#: Commands of the core and of the laboratory.
+EVERY = {*COMMANDS, *(name for names in KNOWN.values() for name in names)}
+TESTS = [*(ROOT / "tests").glob("*.py"), *(ROOT / "lab/tests").glob("*.py")]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
-    "optional-dependencies"
-]
+EXTRAS = {
+    extra
+    for file in ("pyproject.toml", "lab/pyproject.toml")
+    for extra in tomllib.loads((ROOT / file).read_text("utf-8"))["project"]["optional-dependencies"]
+}
 
 
 def shell_line(line: str) -> str | None:
@@ -37,7 +43,7 @@ def shell_line(line: str) -> str | None:
         return None
     program, *rest = words
     if program == "trustclip":  # its options: test_docs.py
-        return None if rest[0] in COMMANDS or rest[0] == "COMMAND" else f"no command {rest[0]}"
+        return None if rest[0] in EVERY or rest[0] == "COMMAND" else f"no command {rest[0]}"
     if program == "make":
         wrong = [w for w in rest if "=" not in w and w not in TARGETS]
         return f"no target {wrong}" if wrong else None
@@ -48,7 +54,7 @@ def shell_line(line: str) -> str | None:
     if program in ("python", "torchrun", "accelerate"):
         files = [w for w in rest if w.endswith((".py", ".yaml")) and "/" in w and "runs/" not in w]
         wrong = [f for f in files if not (ROOT / f).exists()]
-        if rest[0] == "-m" and rest[1].split(".")[0] not in ("verl", "trustclip"):
+        if rest[0] == "-m" and rest[1].split(".")[0] not in ("verl", "trustclip", "trustclip_lab"):
             wrong += [] if (ROOT / rest[1].replace(".", "/")).exists() else [rest[1]]
         return f"no file {wrong}" if wrong else None
     return None if program in ("mkdir", "source") else f"an unknown program {program}"
@@ -75,7 +81,7 @@ def test_every_block_is_run_or_checked_or_says_why_not(page):
             ast.parse(body.removeprefix(NEEDS))
         elif kind == "{literalinclude}":
             file = (page.parent / block["rest"]).resolve()
-            tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("*.py"))
+            tests = "".join(path.read_text("utf-8") for path in TESTS)
             assert file.exists() and re.search(rf"\b{file.stem}\b", tests), (
                 f"{file.name} is run by no test"
             )
@@ -117,7 +123,8 @@ def test_a_page_is_in_the_tree_and_found_under_its_heading():
     text = (DOCS / "index.md").read_text("utf-8")
     trees = dict(re.findall(r":caption: (\w+)\n\n((?:[\w/-]+\n)+)", text))
     assert [*trees] == [
-        "Start", "Concepts", "Methods", "Guides", "Experiments", "Reference", "Help", "Project",
+        "Start", "Concepts", "Methods", "Guides", "Experiments", "Laboratory", "Reference", "Help",
+        "Project",
     ]  # fmt: skip
     listed = [page for tree in trees.values() for page in tree.split()]
     own = {
@@ -127,8 +134,9 @@ def test_a_page_is_in_the_tree_and_found_under_its_heading():
     }
     assert len(listed) == len(set(listed)) and own - {"index"} <= set(listed) | {"reference/recipe"}
     for caption, pages in {
-        "Guides": "choose diagnostics bring-your-own extend multi-turn evaluate resume scale gpu",
-        "Experiments": "experiments miniature noise control tabular paper arena",
+        "Guides": "choose diagnostics bring-your-own extend multi-turn evaluate resume scale",
+        "Experiments": "experiments results",
+        "Laboratory": "lab/index lab/arena lab/control lab/tabular lab/paper lab/theory",
         "Reference": "reference/api reference/commands reference/recipe reference/metrics",
         "Help": "troubleshooting papers decisions project/changes",
     }.items():
@@ -168,7 +176,7 @@ def test_what_programs_read_names_pages_commands_and_files_that_exist():
     for page in re.findall(r"\]\(([\w/-]+)\.html", summary):
         assert page in tree, page
     for command in re.findall(r"`trustclip (\w+)", summary + skill + agents):
-        assert command in COMMANDS, command
+        assert command in EVERY, command
     for command, flag in re.findall(r"`trustclip (\w+)[^`]*?(--[\w-]+)", summary + skill):
         assert flag in help_of(command), f"{command} {flag}"
     for file in re.findall(r"\]\(([^)#:]+)\)", agents):

@@ -10,38 +10,64 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import structure
 
 import trustclip
+import trustclip_lab
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "trustclip"
+SOURCES = structure.SOURCES
+STRUCTURE = ROOT / "docs/architecture.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_the_tree_on_the_page_is_the_real_one() -> None:
-    layout = (ROOT / "docs/architecture.md").read_text().partition("## The tree")[2]
-    listed = re.findall(r"^  (\w+)/ ", layout, re.MULTILINE)
-    rooms = [p.parent.name for p in SOURCE.glob("*/__init__.py")]
-    assert sorted(listed) == sorted(rooms)
-    contract = PROJECT["tool"]["importlinter"]["contracts"][0]
-    layers = [re.findall(r"trustclip\.(\w+)", layer) for layer in reversed(contract["layers"])]
-    for below, above in pairwise(layers):
-        assert max(map(listed.index, below)) < min(map(listed.index, above)), (below, above)
+    page = (ROOT / "docs/architecture.md").read_text()
+    contracts = PROJECT["tool"]["importlinter"]["contracts"]
+    for source in SOURCES:
+        layout = page.partition(f"{source.relative_to(ROOT)}/\n")[2].partition("```")[0]
+        listed = re.findall(r"^  (\w+)/ ", layout, re.MULTILINE)
+        rooms = [p.parent.name for p in source.glob("*/__init__.py")]
+        assert sorted(listed) == sorted(rooms)
+        (contract,) = (
+            one["layers"] for one in contracts if f"{source.name}.cli" in one.get("layers", ())
+        )
+        layers = [re.findall(rf"{source.name}\.(\w+)", layer) for layer in reversed(contract)]
+        for below, above in pairwise(layers):
+            assert max(map(listed.index, below)) < min(map(listed.index, above)), (below, above)
+
+
+def test_the_figures_on_the_page_are_those_of_the_program() -> None:
+    """Exactly, but for sizes: to a twentieth, or every change would have to write them anew."""
+    cells = re.findall(r"^\| ([\w ,]+) \| (\d+) \| (\d+) \|$", STRUCTURE.read_text(), re.MULTILINE)
+    shown = {name: list(map(int, numbers)) for name, *numbers in cells}
+    counted = [structure.figures(source) for source in SOURCES]
+    assert len(shown) == sum(isinstance(value, int) for value in counted[0].values())
+    for name, numbers in shown.items():
+        about = 0.05 if name in ("lines", "modules", "functions", "arrows between rooms") else 0
+        expected = pytest.approx([one[name] for one in counted], rel=about)
+        assert numbers == expected, "python benchmarks/structure.py --write"
 
 
 def test_every_room_says_in_its_first_line_what_it_is() -> None:
-    for init in SOURCE.rglob("__init__.py"):
-        assert init.read_text().startswith(('"""', 'r"""')), init
+    for source in SOURCES:
+        for init in source.rglob("__init__.py"):
+            assert init.read_text().startswith(('"""', 'r"""')), init
 
 
 def test_no_loose_file_at_the_top() -> None:
-    assert {p.name for p in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py"}
+    for source in SOURCES:
+        assert {p.name for p in source.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
 def test_one_version_everywhere() -> None:
     cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert cited is not None
+    lab = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]
     assert PROJECT["project"]["version"] == trustclip.__version__ == cited[1]
+    assert lab["version"] == trustclip_lab.__version__ == cited[1]
+    assert lab["dependencies"] == [f"trustclip[report]=={cited[1]}"]
 
 
 def test_the_oldest_requirements_are_the_lower_bounds() -> None:
@@ -79,7 +105,7 @@ def test_public_names_are_found_by_completion_and_survive_imports(name: str) -> 
 
 def test_commands_print_nothing_that_controls_a_terminal():
     """They print by `say` and `Terminal`; `main` cleans the messages of errors itself."""
-    for path in (SOURCE / "cli" / "commands").glob("*.py"):
+    for path in [*(SOURCE / "cli/commands").glob("*.py"), *(SOURCES[1] / "cli").glob("*.py")]:
         found = re.findall(r"(?<![\w.])(?:print|Console)\(", path.read_text())
         assert not found, f"{path.name}: {found[0]} instead of trustclip.runs.terminal"
 

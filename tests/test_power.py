@@ -17,7 +17,7 @@ from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=1.5)
 CLIP = Spec({"name": "clip", "epsilon": 0.2}, gain=1.0)
-TABLE = Path(__file__).parents[1] / "benchmarks/table3-tiny/runs.parquet"
+TABLE = Path(__file__).parents[1] / "lab/benchmarks/table3-tiny/runs.parquet"
 
 
 def pilot(folder: Path, seeds: dict[str, tuple[int, ...]]) -> list[Path]:

@@ -12,10 +12,12 @@ from trustclip.cli.main import main
 from trustclip.recipes.shipped import command_of, copied, located, shipped, title
 
 REPOSITORY = Path(__file__).parents[1] / "recipes"
+LAB = REPOSITORY.parent / "lab" / "src" / "trustclip_lab" / "recipes"
 
 
 def test_every_file_of_the_repository_comes_with_the_package():
     there = [p for p in REPOSITORY.rglob("*.yaml") if p.parent.name != "launch"]
+    there += LAB.rglob("*.yaml")
     names = [path.stem for path in there]
     assert len(set(names)) == len(names) and shipped().keys() == set(names)
     for path in there:
@@ -39,7 +41,8 @@ def test_a_wheel_holds_them(tmp_path):
     command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")]
     subprocess.run(command, cwd=source, check=True, capture_output=True)
     built = tmp_path / "build" / "lib" / "trustclip" / "recipes" / "shipped"
-    assert {p.stem for p in built.rglob("*.yaml")} == shipped().keys()
+    core = {name for name, path in shipped().items() if path.is_relative_to(REPOSITORY)}
+    assert {p.stem for p in built.rglob("*.yaml")} == core
     assert (built / "suites" / "table3-tiny.yaml").read_text().startswith("#")
 
 

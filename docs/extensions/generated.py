@@ -22,10 +22,8 @@ from sphinx.application import Sphinx
 
 import trustclip as tc
 from extensions.method_pages import first_line, method_page, value
-from trustclip.arena.entry import read_entry
-from trustclip.arena.page import contents
-from trustclip.arena.run import TABLE
 from trustclip.cli.main import COMMANDS, main
+from trustclip.cli.registry import distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
 from trustclip.recipes.settings import Recipe, RecipeEval, RLStage, SFTStage
@@ -34,6 +32,9 @@ from trustclip.report.page import sections_page
 from trustclip.report.rosetta import spelled
 from trustclip.runs.metrics import CALLED, GROUPS, LOG, LOSS
 from trustclip.runs.text import markdown_table
+from trustclip_lab.arena.entry import read_entry
+from trustclip_lab.arena.page import contents
+from trustclip_lab.arena.run import TABLE
 
 #: Methods on the first page: a clip, one with a ceiling, one that bends, one that never cuts.
 FAMILIES = "atr, dual_clip, soft_gate, cispo"
@@ -77,7 +78,7 @@ and source; **+** draws methods next to each other. Computed by the methods them
 
 def arena_page(root: Path) -> dict[str, str]:
     """The arena's interactive page, from its committed table."""
-    folder = root / "benchmarks/arena"
+    folder = root / "lab/benchmarks/arena"
     if not (folder / TABLE).exists():
         return {}
     entry = read_entry(folder)
@@ -94,9 +95,14 @@ def commands_page() -> str:
         "`--output-dir` is the folder of a run; `--out` is one file.",
         "```text\n" + _help() + "\n```",
     ]
-    for name, (_, does) in COMMANDS.items():
-        parts.append(f"## `trustclip {name}`\n\n{does[0].upper()}{does[1:]}.")
-        parts.append("```text\n" + _help(name) + "\n```")
+    groups = {"": {name: does for name, (_, does) in COMMANDS.items()}}
+    for package, commands in distributions().items():
+        groups[package] = {name: one.does for name, one in commands.items()}
+    for package, commands in groups.items():
+        parts += [f"## {package}\n\nWhat the package adds."] if package else []
+        for name, does in commands.items():
+            parts.append(f"## `trustclip {name}`\n\n{does[0].upper()}{does[1:]}.")
+            parts.append("```text\n" + _help(name) + "\n```")
     return "\n\n".join(parts) + "\n"
 
 

@@ -191,7 +191,7 @@ def _results(name: str, root: Path) -> str:
 def scores(root: Path, experiment: str) -> Iterator[tuple[str, str, str, str, str]]:
     """Rows of a suite's committed table: group, label, runs, score with interval, share cut."""
     group = ""
-    text = (root / "benchmarks" / experiment / "table.md").read_text(encoding="utf-8")
+    text = (root / "lab/benchmarks" / experiment / "table.md").read_text(encoding="utf-8")
     for line in text.split("**Final evaluation")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) != 6 or cells[0] in ("method", "---"):
@@ -237,20 +237,22 @@ def _under_noise(name: str, root: Path) -> str:
         for label in dict.fromkeys(row[1] for row in rows)
     ]
     head = ("setting", *(f"{100 * float(g.split()[-1]):g} % inverted" for g in groups))
-    about = "The same task, Mean@8 at the end in percent, five seeds ([noise](../noise.md)).\n\n"
+    about = (
+        "The same task, Mean@8 at the end in percent, five seeds ([noise](../lab/noise.md)).\n\n"
+    )
     return about + markdown_table(head, table) if rows else ""
 
 
 def _in_the_arena(name: str, root: Path) -> str:
     """Scores of a method's entries in the arena, next to `clip` and none."""
-    text = (root / "benchmarks/arena/tables.md").read_text(encoding="utf-8")
+    text = (root / "lab/benchmarks/arena/tables.md").read_text(encoding="utf-8")
     boards = re.findall(r"^\*\*Leaderboard(?:: (\w+))?\*\*\n\n((?:\|.*\n)+)", text, re.M)
     found: dict[str, dict[str, str]] = {}
     ours = set()
     for changed, table in boards:
         head, *rows = rows_of(table)
         for row in rows:
-            link = re.fullmatch(r"\[(.+?)\]\(methods/(\w+)\.md\)", row[0])
+            link = re.fullmatch(r"\[(.+?)\]\(\.\./methods/(\w+)\.md\)", row[0])
             if link:
                 found.setdefault(link[1], {})[changed] = row[head.index("end")]
                 ours |= {link[1]} if link[2] == name else set()
@@ -264,33 +266,33 @@ def _in_the_arena(name: str, root: Path) -> str:
     ]
     return (
         "Tuned with the same budget as every other, 128 fresh seeds, percent right at the end "
-        "([the arena](../arena.md)).\n\n"
+        "([the arena](../lab/arena.md)).\n\n"
         + markdown_table(("entry", *(ARENA.get(c, c) for c in columns)), rows)
     )
 
 
 def _in_the_lab(name: str, root: Path) -> str:
     """Scores under every sampler of the mismatch experiment, next to `clip` and none."""
-    text = (root / "benchmarks/mismatch-tiny/tables-needle.md").read_text(encoding="utf-8")
+    text = (root / "lab/benchmarks/mismatch-tiny/tables-needle.md").read_text(encoding="utf-8")
     head, *rows = rows_of(text.partition(", carried")[2].partition("\n## ")[0])
     if name not in {row[0] for row in rows}:
         return ""
     shown = [row for row in rows if row[0] in (name, "clip", "none")]
     return (
-        "In [the lab](../lab.md): 16 seeds, score at the end in percent, threshold and rate tuned "
-        "alike ([what follows](../sampler.md#which-constraint-survives-which-sampler)).\n\n"
+        "In [the lab](../lab/stack.md): 16 seeds, score at the end in percent, threshold and rate "
+        "tuned alike ([what follows](../sampler.md#which-constraint-survives-which-sampler)).\n\n"
         + markdown_table(head, shown)
     )
 
 
 def _in_control(name: str, root: Path) -> str:
     """Returns in PPO on control tasks, next to `clip` and none."""
-    text = (root / "docs/control.md").read_text(encoding="utf-8")
+    text = (root / "docs/lab/control.md").read_text(encoding="utf-8")
     head, *rows = rows_of(text[text.index("| environment | method |") :].partition("\n\n")[0])
     if name not in {row[1].split()[0] for row in rows}:
         return ""
     shown = [row[:3] for row in rows if row[1].split()[0] in (name, "clip", "none")]
-    about = "PPO, twenty seeds ([control](../control.md)).\n\n"
+    about = "PPO, twenty seeds ([control](../lab/control.md)).\n\n"
     return about + markdown_table(head[:3], shown)
 
 
@@ -303,7 +305,7 @@ def rows_of(table: str) -> list[list[str]]:
 
 def _cost(name: str, root: Path) -> str:
     """CPU time of a method, from the committed table of ``trustclip bench methods``."""
-    found = json.loads((root / "benchmarks" / "methods.json").read_text(encoding="utf-8"))
+    found = json.loads((root / "lab/benchmarks/methods.json").read_text(encoding="utf-8"))
     (table,) = found["tables"]
     row = next((row for row in table["rows"] if row[0] == name), None)
     if row is None:

@@ -98,7 +98,7 @@ def table_of_problems_full_of_formulas(folder):
 
 def plan(folder: Path, **values: object) -> Path:
     """A plan of the arena whose one constraint is a class."""
-    known = yaml.safe_load((ROOT / "recipes" / "arena" / "arena.yaml").read_text())
+    known = yaml.safe_load((ROOT / "lab/src/trustclip_lab/recipes/arena/arena.yaml").read_text())
     own = {"constraints": {"mine": {"name": EVIL}}, "reference": "mine", "contrasts": {},
            "controls": {}, "output_dir": str(folder)}  # fmt: skip
     path = folder / "arena.yaml"
@@ -111,7 +111,7 @@ def submission_to_the_arena_that_names_a_class(folder):
     path = folder / "mine"
     path.mkdir()
     plan(path)
-    shutil.copy(ROOT / "benchmarks" / "arena" / "runs.parquet", path)
+    shutil.copy(ROOT / "lab/benchmarks/arena/runs.parquet", path)
     return ["arena", "verify", str(path), "--against", str(path), "--check", "1"]
 
 

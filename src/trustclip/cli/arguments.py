@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from trustclip.cli.main import COMMANDS
+from trustclip.cli.main import described
 from trustclip.constraints.names import unknown
 from trustclip.runs.terminal import say
 
@@ -120,8 +120,7 @@ def parse(
     rest, preset = taken(list(argv), "--preset")
     options: dict[str, Any] = {}
     undescribed = (cls.__doc__ or "").startswith(f"{cls.__name__}(")  # a dataclass's signature
-    if undescribed and command in COMMANDS:
-        _, does = COMMANDS[command]
+    if undescribed and (does := described(command)):
         options["description"] = f"{does[0].upper()}{does[1:]}."
     if preset is not None:
         if preset not in (presets or {}):

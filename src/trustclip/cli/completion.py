@@ -10,15 +10,15 @@ from typing import Any
 import shtab
 import tyro
 
-from trustclip.bench import TOPICS
 from trustclip.cli.arguments import asked
 from trustclip.cli.main import ALLOW_CODE, COMMANDS, main
+from trustclip.cli.registry import PATH, added
 from trustclip.constraints.base import methods
 from trustclip.recipes.files import PRESETS
 from trustclip.recipes.settings import Recipe
 
 #: Commands whose first argument chooses, and what it may be.
-FIRST = {"bench": tuple(TOPICS), **dict.fromkeys(("bounds", "suggest"), tuple(methods()))}
+FIRST: dict[str, tuple[str, ...]] = dict.fromkeys(("bounds", "suggest"), tuple(methods()))
 
 
 def script(shell: str) -> str:
@@ -35,7 +35,8 @@ def parser() -> argparse.ArgumentParser:
     program = argparse.ArgumentParser("trustclip")
     program.add_argument("--version", action="store_true", help="versions of what results need")
     commands = program.add_subparsers()
-    for command, (_, does) in COMMANDS.items():
+    every = {name: does for name, (_, does) in COMMANDS.items()}
+    for command, does in (every | {name: one.does for name, one in added().items()}).items():
         cls = _shown_by_help(command)
         # tyro's copy of argparse makes a parser of its own kind, which serves as a parent.
         shown: list[Any] = [] if cls is None else [tyro.extras.get_parser(cls)]
@@ -52,9 +53,10 @@ def parser() -> argparse.ArgumentParser:
 def _add_what_help_tells(inner: argparse.ArgumentParser, command: str) -> None:
     """Arguments that commands read themselves: help tells of them, and no class has them."""
     inner.add_argument(ALLOW_CODE, action="store_true", help="import what a file names")
-    if command in FIRST:
-        inner.add_argument("first", choices=FIRST[command])
-    if command in ("run", "resume", "suggest", "lab", "arena"):
+    first = added()[command].first if command in added() else FIRST.get(command)
+    if first and first != PATH:
+        inner.add_argument("first", choices=first)
+    if command in ("run", "resume", "suggest") or first == PATH:
         inner.add_argument("path", metavar="PATH")
     if command == "run":
         inner.add_argument("--dry-run", action="store_true")

@@ -20,13 +20,15 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NoReturn
 
+from trustclip.cli import registry
 from trustclip.cli.streams import Unheeded, complain, discard_output, occupy_closed
 from trustclip.constraints.consent import ALL, consent, named
 from trustclip.constraints.names import unknown
 from trustclip.durable.stops import Requests, listen, unlisten
 from trustclip.runs.text import harmless
 
-#: Command -> (module of `trustclip.cli.commands` with a function of its name, help).
+#: Command of the core -> (module of `trustclip.cli.commands` with a function of its name, help).
+#: Those of other distributions: `trustclip.cli.registry`.
 COMMANDS = {
     "demo": ("experiments", "a small policy learns under a constraint, on a CPU, in minutes"),
     "sft": ("experiments", "fine-tune a model on worked solutions"),
@@ -47,16 +49,9 @@ COMMANDS = {
     "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
     "grade": ("evidence", "re-grade stored completions"),
     "decontaminate": ("evidence", "find test problems that occur in a training set"),
-    "paper": ("evidence", "the ATR-GRPO paper's tables, audited"),
     "methods": ("constraints", "the constraints and their hyper-parameters"),
     "atlas": ("constraints", "a page of every method's gate, with sliders; methods compared"),
     "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
-    "theory": ("constraints", "the paper's theorems, computed on both sides"),
-    "tabular": ("constraints", "methods on a bandit and a tree, where everything is exact"),
-    "lab": ("laboratory", "methods on many seeds at once, of very small policies"),
-    "arena": ("laboratory", "constraints tuned alike and compared on fresh seeds of the lab"),
-    "bench": ("bench", "cost of the head, the bounds and the methods, compared with others"),
-    "control": ("laboratory", "methods in PPO on Gymnasium environments, over seeds"),
     "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
     "completion": ("machine", "a script with which bash, zsh or fish completes all of this"),
 }
@@ -67,7 +62,7 @@ NEEDED = ("tyro", "yaml", "rich", "scipy")
 EXTRAS: dict[str, str] = dict.fromkeys(
     ("demo", "sft", "rl", "eval", "run", "suite", "grade"), "train"
 )
-EXTRAS |= {"report": "report", "control": "control"}
+EXTRAS["report"] = "report"
 
 #: Packages whose versions ``--version`` shows: the engines always, others where installed.
 ENGINES, DEPENDED = ("torch", "trl", "verl"), ("transformers", "peft", "vllm")
@@ -96,7 +91,7 @@ ASCII = str.maketrans(
 USAGE = "usage: trustclip COMMAND [options]        trustclip COMMAND --help"
 
 #: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
-CONTINUED = ("demo", "sft", "rl", "eval", "run", "resume", "arena")
+CONTINUED = ("demo", "sft", "rl", "eval", "run", "resume")
 
 #: Commands that record what they do in a folder: they outlive their output.
 RECORDED = (*CONTINUED, "suite")
@@ -112,7 +107,7 @@ any command:
 
 exit status:
   0    done; or stopped by Ctrl-C or SIGTERM with everything saved, where the same command
-       continues (demo, sft, rl, eval, run, resume, arena)
+       continues (demo, sft, rl, eval, run, resume)
   1    a check failed (doctor), runs of a suite are not finished, or a bug, with its traceback
   2    a wrong setting or file, a full disk, a missing package, training that cannot go on:
        stated in one message; TRUSTCLIP_TRACEBACK=1 shows the traceback too
@@ -141,7 +136,7 @@ def _status(argv: Sequence[str]) -> int:
     """Do what was asked for and say what failed; returns the exit status."""
     name = argv[0] if argv else "--help"
     _write_readably()
-    shown = Unheeded(sys.stdout) if name in RECORDED else sys.stdout
+    shown = Unheeded(sys.stdout) if name in RECORDED or _continues(name) else sys.stdout
     try:
         try:
             with contextlib.redirect_stdout(shown):
@@ -173,7 +168,7 @@ def _done(name: str, rest: Sequence[str]) -> int:
     if name in ("-V", "--version"):
         print(_versions())
         return 0
-    if name not in COMMANDS:
+    if name not in COMMANDS and name not in registry.added():
         complain(f"trustclip: {harmless(_no_command(name))}")
         return 2
     missing = [package for package in NEEDED if find_spec(package) is None]
@@ -185,9 +180,32 @@ def _done(name: str, rest: Sequence[str]) -> int:
         return 2
     _be_quiet()
     with consent(*_consented(rest)):
-        module = importlib.import_module(f"trustclip.cli.commands.{COMMANDS[name][0]}")
+        module = importlib.import_module(_module(name))
         rest = [argument for argument in rest if argument != ALLOW_CODE]
         return getattr(module, "evaluate" if name == "eval" else name)(rest)
+
+
+def _module(name: str) -> str:
+    """The module that has a command."""
+    if name in COMMANDS:
+        return f"trustclip.cli.commands.{COMMANDS[name][0]}"
+    return registry.added()[name].module
+
+
+def described(name: str) -> str | None:
+    """The help of a command, a line; None for no command."""
+    if name in COMMANDS:
+        return COMMANDS[name][1]
+    found = registry.added().get(name)
+    return found.does if found else None
+
+
+def _continues(name: str) -> bool:
+    """Whether a command can be continued by the same command."""
+    if name in COMMANDS or name.startswith("-"):
+        return name in CONTINUED
+    found = registry.added().get(name)
+    return found is not None and found.continues
 
 
 def _write_readably() -> None:
@@ -256,12 +274,17 @@ def _no_command(name: str) -> str:
         return f"unknown command {name!r}; it is: trustclip {near}"
     if name.startswith("-"):
         return f"unknown option {name!r}; see trustclip --help."
-    return unknown("command", name, COMMANDS)
+    if package := registry.to_install(name):
+        return f"{name} is a command of the package {package}: pip install {package}."
+    return unknown("command", name, [*COMMANDS, *registry.added()])
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
+    width = max(map(len, [*COMMANDS, *registry.added()]))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    for package, commands in registry.distributions().items():
+        lines += ["", f"commands of {package}:"]
+        lines += [f"  {name:<{width}}  {one.does}" for name, one in commands.items()]
     return "\n".join(
         [
             "Policy-divergence constraints for GRPO.",
@@ -307,7 +330,7 @@ def _imports(frame: FrameType | None) -> bool:
 
 def _stopped(name: str, number: signal.Signals) -> int:
     """Report that a signal has ended the command; returns its exit status."""
-    continued = name in CONTINUED
+    continued = _continues(name)
     text = "stopped; the same command continues." if continued else "interrupted."
     complain(f"\n{text}")
     return 0 if continued else 128 + number
@@ -348,25 +371,25 @@ def _refused_by_system(error: OSError) -> str:
 
 
 def _missing(error: ImportError) -> str | None:
-    """Instructions to install what could not be imported; None for a module of trustclip."""
+    """Instructions to install what could not be imported; None for a module of our own."""
     module = (error.name or "").partition(".")[0]
-    if module == "trustclip":
+    own = {one.module.partition(".")[0] for one in registry.added().values()}
+    if module in {"trustclip", *own}:
         return None
     if not isinstance(error, ModuleNotFoundError) or not module:
         return str(error)
-    extra = _extra(module)
-    return f"the package {module} is not installed: pip install " + (
-        f"'trustclip[{extra}]'." if extra else f"{module}."
-    )
+    extras = (_extra(module, package) for package in ("trustclip", *registry.distributions()))
+    wanted = next((f"'{extra}'" for extra in extras if extra), module)
+    return f"the package {module} is not installed: pip install {wanted}."
 
 
-def _extra(module: str) -> str | None:
-    """The extra of trustclip that installs a module, by the metadata of the installed package."""
+def _extra(module: str, package: str) -> str | None:
+    """The extra of a package that installs a module, by the metadata of what is installed."""
     from importlib import metadata
 
     distribution = {"yaml": "pyyaml"}.get(module, module).lower()
     try:
-        requirements = metadata.requires("trustclip") or []
+        requirements = metadata.requires(package) or []
     except metadata.PackageNotFoundError:
         return None
     for requirement in requirements:
@@ -375,7 +398,7 @@ def _extra(module: str) -> str | None:
         if not name or not extra or extra[1] == "dev":
             continue
         if name[0].lower().replace("-", "_") == distribution:
-            return extra[1]
+            return f"{package}[{extra[1]}]"
     return None
 
 

@@ -1,6 +1,12 @@
-"""The recipes and suites that come with trustclip, by their names."""
+"""The recipes and suites that come with trustclip, by their names.
+
+Other installed distributions add folders of their own: an entry point of the group
+``trustclip.recipes`` is named like the command that runs them, and is the path of a folder.
+"""
 
 import re
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from trustclip.constraints.names import unknown
@@ -10,8 +16,12 @@ _PLACES = (Path(__file__).with_name("shipped"), Path(__file__).parents[3] / "rec
 #: repository's ``recipes/``.
 FOLDER = next((folder for folder in _PLACES if folder.is_dir()), _PLACES[0])
 
-#: Folder -> command that runs what is in it.
-_COMMANDS = {"": "run", "suites": "suite", "lab": "lab", "arena": "arena"}
+
+@cache
+def _folders() -> dict[str, Path]:
+    """Command -> the folder of files that it runs."""
+    added = {point.name: point.load() for point in entry_points(group="trustclip.recipes")}
+    return {"run": FOLDER, "suite": FOLDER / "suites", **added}
 
 
 def shipped() -> dict[str, Path]:
@@ -21,7 +31,7 @@ def shipped() -> dict[str, Path]:
       >>> {"tiny", "table3-tiny"} <= shipped().keys()
       True
     """
-    folders = (FOLDER / folder for folder in _COMMANDS)
+    folders = _folders().values()
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -37,8 +47,9 @@ def located(path: Path) -> Path:
     """
     if path.is_file():
         return path
-    own = shipped().get(path.stem)
-    named = own is not None and (str(path) == own.stem or path.parts[:1] == ("recipes",))
+    name = path.name.removesuffix(".yaml")  # not its stem: some names have a dot
+    own = shipped().get(name)
+    named = str(path) == name or path.parts[:1] == ("recipes",)
     return own if own is not None and named else path
 
 
@@ -49,7 +60,7 @@ def command_of(path: Path) -> str:
       >>> command_of(shipped()["table3-tiny"])
       'suite'
     """
-    return _COMMANDS[path.parent.name if path.parent != FOLDER else ""]
+    return next(command for command, folder in _folders().items() if folder == path.parent)
 
 
 def title(path: Path) -> str:
@@ -78,10 +89,10 @@ def copied(name: str, to: Path) -> Path:
     Raises:
       ValueError: no such name, or a file is there already.
     """
-    files = shipped()
-    if name not in files:
-        raise ValueError(unknown("recipe", name, files))
-    source = files[name]
+    known = shipped()
+    if name not in known:
+        raise ValueError(unknown("recipe", name, known))
+    source = known[name]
     target = to / source.name if to.is_dir() else to
     # A suite names its recipe by where the repository has it; the copy, by its name.
     text = re.sub(r"\.\./([\w.-]+)\.yaml", r"\1", source.read_text(encoding="utf-8"))

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from trustclip.paper import published
 from trustclip.report import learning, results, sampler, shadows, verdict
 from trustclip.report.comparison import Compared, compare
 from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.groups import Group, by_setting, group_runs
+from trustclip.report.reference import TITLES
 from trustclip.report.tables import Table
 from trustclip.runs.reader import read_runs
 
@@ -97,7 +97,7 @@ class Report:
             else _many(len(self.groups), "group"),
             _many(len(runs), "run"),
             ", ".join(dict.fromkeys(run.model for run in runs)),
-            ", ".join(published.TASKS.get(t, t) for t in results.tasks_of(self.groups)),
+            ", ".join(TITLES.get(t, t) for t in results.tasks_of(self.groups)),
             _many(max(run.last_step for run in runs), "update"),
         ]
         return " · ".join(part for part in parts if part)

@@ -2,17 +2,16 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
 import torch
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.registry import interval
-from trustclip.paper import published
-from trustclip.paper.cells import Row
 from trustclip.report.comparison import Compared
 from trustclip.report.groups import Estimate, Group, by_setting, names
+from trustclip.report.reference import TITLES, Row, published
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.reader import in_words
 from trustclip.runs.text import bracket, one_line, percent
@@ -80,8 +79,7 @@ def single_table(groups: Sequence[Group]) -> Table:
                 for e, top in zip(found, highest, strict=True)
             ]
             rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
-            theirs = published.single_run(group.model, group.method)
-            rows += _paper_row(theirs, cols, _printed_single)
+            rows += _paper_row(published().single_run(group.model, group.method), cols)
     notes = [
         "95 % intervals in brackets, clustered by problem and, with several seeds, also by seed."
     ]
@@ -110,7 +108,7 @@ def _base_rows(
     if measured:
         # Runs of one seed begin alike: the first group that was measured stands for all.
         yield TableRow("before training", [_single_cell(e, False) for e in measured[0]], "base")
-    yield from _paper_row(published.base(groups[0].model), cols, _printed_single)
+    yield from _paper_row(published().base(groups[0].model), cols)
 
 
 def _single_cell(found: Estimate | None, strong: bool) -> Cell:
@@ -129,14 +127,12 @@ def _standing(group: Group) -> str:
 def _head(cols: Sequence[Column]) -> list[tuple[str, list[str]]]:
     head: dict[str, list[str]] = {}
     for task, metric in cols:
-        over = "Average" if task is None else published.TASKS.get(task, task)
+        over = "Average" if task is None else TITLES.get(task, task)
         head.setdefault(over, []).append(title_of(metric))
     return list(head.items())
 
 
-def _paper_row(
-    row: Row | None, cols: Sequence[Column], printed: Callable[[Row, str], str]
-) -> Iterator[TableRow]:
+def _paper_row(row: Row | None, cols: Sequence[Column]) -> Iterator[TableRow]:
     """The paper's row for the same columns, if it has any of them."""
     if row is None:
         return
@@ -145,22 +141,20 @@ def _paper_row(
         name = "avg" if task is None else task
         cell = f"{name}_{metric.replace('@', '')}"
         known = any(key.startswith(f"{cell}_") for key in row)
-        texts.append(printed(row, cell) if known else "-")
+        texts.append(_printed(row, cell) if known else "-")
     # An average over other tasks than the paper's has nothing beside it.
     own = {task for task, _ in cols if task is not None}
-    if own != set(published.TASKS):
+    if own != set(published().tasks):
         texts = ["-" if col[0] is None else text for col, text in zip(cols, texts, strict=True)]
     if any(text != "-" for text in texts):
         yield TableRow(f"paper: {row['method']}", [Cell(text) for text in texts], "paper")
 
 
-def _printed_single(row: Row, name: str) -> str:
+def _printed(row: Row, name: str) -> str:
+    if f"{name}_mean" in row:
+        return f"{row[f'{name}_mean']} ± {row[f'{name}_std']}"
     best = row[f"{name}_best"]
     return row[f"{name}_final"] + (f" ({best})" if best else "")
-
-
-def _printed_repeated(row: Row, name: str) -> str:
-    return f"{row[f'{name}_mean']} ± {row[f'{name}_std']}"
 
 
 def repeated_table(groups: Sequence[Group]) -> Table | None:
@@ -179,8 +173,7 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
         ]
         note = f"{len(group.scored)} seeds"
         rows.append(TableRow(label, cells, "ours", note, group.series))
-        theirs = published.repeated_runs(group.model, group.method)
-        rows += _paper_row(theirs, cols, _printed_repeated)
+        rows += _paper_row(published().repeated_runs(group.model, group.method), cols)
     notes = ["Mean ± sample standard deviation (divisor n − 1) over seeds."]
     if any(row.kind == "paper" for row in rows):
         notes.append(
@@ -190,24 +183,22 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
 
 
 def printed_tables() -> list[Table]:
-    """The paper's Tables 2 and 3, as printed."""
+    """The published tables, as printed."""
+    theirs = published()
     cols: list[Column] = [
-        (task, metric) for task in [*published.TASKS, None] for metric in ("mean@8", "pass@8")
+        (task, f"{kind}@{theirs.samples}")
+        for task in [*theirs.tasks, None]
+        for kind in ("mean", "pass")
     ]
-    single: list[TableRow] = []
-    for model in published.models():
-        single.append(TableRow(model, kind="section"))
-        of_model = [row for row in published.rows("table2") if row["model"] == model]
-        single += [r for row in of_model for r in _paper_row(row, cols, _printed_single)]
-    repeated = [
-        r for row in published.rows("table3") for r in _paper_row(row, cols, _printed_repeated)
-    ]
-    titles = ("The paper's Table 2: one run each, final (best)",
-              "The paper's Table 3: Qwen3-1.7B, mean ± population std of three runs")  # fmt: skip
-    return [
-        Table(key, title, "method", _head(cols), rows)
-        for key, title, rows in zip(("paper2", "paper3"), titles, (single, repeated), strict=True)
-    ]
+    found = []
+    for printed in theirs.tables():
+        rows: list[TableRow] = []
+        for row in printed.rows:
+            rows += (
+                [TableRow(row, kind="section")] if isinstance(row, str) else _paper_row(row, cols)
+            )
+        found.append(Table(printed.key, printed.title, "method", _head(cols), rows))
+    return found
 
 
 def comparison_table(found: Sequence[Compared], key: str) -> Table | None:

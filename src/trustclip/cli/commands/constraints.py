@@ -10,7 +10,7 @@ import tyro
 from rich.padding import Padding
 from rich.table import Table
 
-from trustclip.cli.arguments import method_from, parse, require
+from trustclip.cli.arguments import method_from, parse
 from trustclip.runs.terminal import Terminal, say
 
 
@@ -238,33 +238,3 @@ def _by_sequence(method: Any) -> bool:
     parts = getattr(method, "parts", ())
     own = not parts and getattr(method, "level", "token") == "sequence"
     return own or any(map(_by_sequence, parts))
-
-
-def theory(argv: Sequence[str]) -> int:
-    """The paper's theorems, computed on both sides."""
-
-    @dataclasses.dataclass
-    class Options:
-        figures: Path | None = None
-        """Draw the figures into this folder."""
-
-    options = parse(Options, argv, "theory")
-    if options.figures is not None:
-        require("matplotlib")
-    from trustclip.theory import run_theory
-
-    return run_theory(Terminal(), options.figures)
-
-
-def tabular(argv: Sequence[str]) -> int:
-    """Methods on a bandit and a tree, where everything is exact."""
-    import torch
-
-    from trustclip.cli.arguments import taken
-    from trustclip.tabular import PRESETS, TabularSettings, run_tabular
-
-    rest, out = taken(list(argv), "--out")
-    settings = parse(TabularSettings, rest, "tabular", PRESETS)
-    torch.set_num_threads(1)  # tensors this small are slower on several
-    run_tabular(settings, Terminal(), None if out is None else Path(out))
-    return 0

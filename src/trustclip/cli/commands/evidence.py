@@ -1,8 +1,6 @@
-"""Commands that analyse stored runs and published results."""
+"""Commands that analyse stored runs."""
 
 import dataclasses
-import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -98,38 +96,6 @@ def decontaminate(argv: Sequence[str]) -> int:
     from trustclip.tasks import decontaminate as module
 
     return module.run(parse(module.DecontaminateConfig, argv, "decontaminate"))
-
-
-def paper(argv: Sequence[str]) -> int:
-    """``trustclip paper [--json] [--out FILE]``: which claims the paper's tables support."""
-
-    @dataclasses.dataclass
-    class Options:
-        json: bool = False
-        """Write JSON instead of text: every cell, test, interval and power."""
-        out: Path | None = None
-        """Write to this file instead of the terminal."""
-
-    options = parse(Options, argv, "paper")
-    if options.out is not None and options.out.exists():
-        raise ValueError(f"{options.out} exists; choose another --out.")
-    from trustclip.paper.audit import audit
-    from trustclip.paper.console import render
-    from trustclip.runs.jsonl import write_text
-
-    text = io.StringIO()
-    if options.json:
-        text.write(json.dumps(audit().as_json(), indent=1, ensure_ascii=False) + "\n")
-    elif options.out is not None:
-        render(audit(), Terminal(file=text, width=160, soft_wrap=True))
-    else:
-        render(audit(), Terminal(soft_wrap=True))
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(options.out, text.getvalue())
-    else:
-        say(text.getvalue(), end="")
-    return 0
 
 
 def report(argv: Sequence[str]) -> int:

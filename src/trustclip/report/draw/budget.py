@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from math import isfinite
 
 from trustclip import stats
-from trustclip.paper import published
-from trustclip.paper.cells import SAMPLES
 from trustclip.report.draw.marks import BANDS, NEUTRAL, Figure, Mark, Panel
 from trustclip.report.groups import Group, shared_answers
+from trustclip.report.reference import published
 from trustclip.report.results import tasks_of, title_of
 
 #: Name of the paper's numbers in a legend, and their distance from ours, as a factor of K.
@@ -96,19 +95,19 @@ def _of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
 
 def _printed(group: Group, kind: str, longest: int) -> list[Mark]:
     """The paper's table at its K beside the curve of a group that has as many samples."""
-    mark = beside(group, f"{kind}@{SAMPLES}", SAMPLES * ASIDE) if longest >= SAMPLES else None
+    at = published().samples
+    mark = beside(group, f"{kind}@{at}", at * ASIDE) if longest >= at else None
     return [] if mark is None else [mark]
 
 
 def _figure4(groups: Sequence[Group], kind: str, longest: int) -> list[Mark]:
     """What the paper prints of its own Figure 4, beside runs of its model and benchmarks."""
-    alike = published.model_of(groups[0].model) == published.REPEATED_MODEL
-    if not alike or {*tasks_of(groups)} != {*published.TASKS}:
+    found = published().over_samples(kind, groups[0].model, tasks_of(groups))
+    if found is None:
         return []
-    if kind == "mean":
-        y = [published.BUDGET_MEAN] * 2
-        return [Mark("dashed", [1, longest], y, f"{PAPER}, about", NEUTRAL)]
-    known = {k: y for k, y in published.BUDGET_PASS.items() if k <= longest}
+    if isinstance(found, float | int):
+        return [Mark("dashed", [1, longest], [found] * 2, f"{PAPER}, about", NEUTRAL)]
+    known = {k: y for k, y in found.items() if k <= longest}
     return [Mark("printed", [*known], [*known.values()], f"{PAPER}: Figure 4", NEUTRAL)]
 
 
@@ -121,9 +120,10 @@ def beside(group: Group, metric: str, place: float, series: int | None = None) -
       place: on x.
       series: number of its colour; the group's if None.
     """
-    row = published.repeated_runs(group.model, group.method)
-    row = row or published.single_run(group.model, group.method)
-    found = published.score(row, tasks_of([group]), metric)
+    theirs = published()
+    row = theirs.repeated_runs(group.model, group.method)
+    row = row or theirs.single_run(group.model, group.method)
+    found = theirs.score(row, tasks_of([group]), metric)
     if found is None:
         return None
     colour = group.series if series is None else series

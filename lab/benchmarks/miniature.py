@@ -1,0 +1,301 @@
+"""Table 3 of the paper in miniature: its table and what it says, from the committed runs alone.
+
+    trustclip report runs/table3-tiny -o report/
+    cp report/runs.parquet report/figures/{scores,figure2,figure3-clip-epsilon,quadrants}.svg \
+      lab/benchmarks/table3-tiny/
+    python lab/benchmarks/miniature.py
+
+The last command needs the first file alone. It writes table.md beside it and, in
+docs/lab/miniature.md and benchmarks/RESULTS.md, what stands between ``<!-- NAME -->`` and
+``<!-- /NAME -->``.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import isnan
+from pathlib import Path
+from statistics import fmean, median
+
+from arena_report import filled
+
+from trustclip import stats
+from trustclip.report.collapse import KEPT, collapsed, mean_of
+from trustclip.report.comparison import LEVEL, Compared, compare
+from trustclip.report.groups import Group, group_runs, shared_answers
+from trustclip.report.learning import Learning, Number, learning, time_of
+from trustclip.runs.reader import read_runs
+from trustclip.runs.run import Run
+from trustclip.runs.text import bracket, percent
+from trustclip.suite.table import markdown, remade
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "lab/benchmarks/table3-tiny"
+PAGES = ROOT / "docs/lab/miniature.md", ROOT / "benchmarks/RESULTS.md"
+COMMAND = "trustclip suite recipes/suites/table3-tiny.yaml --max-parallel 2"
+#: The score whose time is reported; of its suite.
+REACHES = 0.9
+SCORES = {"mean": "Mean@8", "pass": "Pass@8"}
+REFERENCE, EXACT, TWIN, NONE = "atr", "exact-twin", "twin", "none"
+
+
+class Miniature:
+    """The runs of the suite, read once.
+
+    Args:
+      path: the table of runs.
+    """
+
+    def __init__(self, path: Path = FOLDER / "runs.parquet") -> None:
+        self.runs: list[Run] = read_runs([path])
+        self.groups: list[Group] = group_runs(self.runs)
+
+    @cached_property
+    def by(self) -> dict[str, Group]:
+        """Groups by their labels."""
+        return {group.label: group for group in self.groups}
+
+    @cached_property
+    def seeds(self) -> int:
+        """Seeds that every constraint has."""
+        return len(set.intersection(*(set(group.seeds) for group in self.groups)))
+
+    @cached_property
+    def compared(self) -> list[Compared]:
+        """Every constraint but the twins against the reference, by Mean@8 at the end."""
+        return self.told_by("mean")
+
+    def told_by(self, kind: str) -> list[Compared]:
+        """The same by ``"mean"`` or ``"pass"``."""
+        return [one for one in compare(self.groups, kind) if one.group.label not in (EXACT, TWIN)]
+
+    @cached_property
+    def ways(self) -> dict[str, Learning]:
+        """Areas, collapses and times by label."""
+        found = zip(self.groups, learning(self.groups, REACHES), strict=True)
+        return {group.label: one for group, one in found if one is not None}
+
+    def fallen(self, runs: Sequence[Run]) -> stats.Interval:
+        """Share of runs that collapsed."""
+        return stats.rate_interval(sum(map(collapsed, runs)), len(runs))
+
+    def detectable(self, family: int = 1) -> list[float]:
+        """The smallest gap that these seeds find with 80 % power, of each comparison, sorted.
+
+        Args:
+          family: comparisons that the level is divided by.
+        """
+        level, theirs = 1 - (1 - LEVEL) / family, self.by[REFERENCE]
+        found = []
+        for one in self.compared:
+            both = [*one.group.evaluations("final"), *theirs.evaluations("final")]
+            answers, strata = shared_answers(both)
+            many = len(one.group.scored)
+            a, b = answers[:many], answers[many:]
+            found.append(stats.required(a, b, strata, level=level, same_seeds=True).detectable)
+        return sorted(found)
+
+    def parted(self, label: str) -> dict[int, float]:
+        """A twin minus the reference at the end, of the seeds in which completions differ."""
+        pairs = zip(self.by[label].runs, self.by[REFERENCE].runs, strict=True)
+        return {
+            ours.seed: mean_of(ours.evaluations[-1]) - mean_of(theirs.evaluations[-1])
+            for ours, theirs in pairs
+            if any(
+                not a.texts or a.texts != b.texts
+                for a, b in zip(ours.evaluations, theirs.evaluations, strict=True)
+            )
+        }
+
+    def cpu_seconds(self) -> list[float]:
+        """CPU seconds of each run, without its fine-tuning."""
+        return [run.summary["cpu_seconds"] for run in self.runs]
+
+
+def table(mini: Miniature) -> str:
+    """The table that the suite writes."""
+    return markdown(remade(mini.runs, COMMAND, REACHES))
+
+
+def sentences(mini: Miniature) -> list[str]:
+    """What the table says."""
+    return [_ends(mini), _power(mini), _twin(mini), _collapses(mini), _best(mini), _way(mini)]
+
+
+def _ends(mini: Miniature) -> str:
+    many = len(mini.groups) - 1
+    parts = [_told(mini.told_by(kind), name) for kind, name in SCORES.items()]
+    return (
+        f"**At the end**, after Holm's correction for {many} comparisons of each score: "
+        f"{'; '.join(parts)}. A constraint that is not told from `{REFERENCE}` is not shown to be "
+        "its equal."
+    )
+
+
+def _told(found: Sequence[Compared], name: str) -> str:
+    told = sorted((one for one in found if one.resolved), key=_value)
+    if told:
+        verb = "differs" if len(told) == 1 else "differ"
+        return f"in {name} {', '.join(map(_gap, told))} {verb} from `{REFERENCE}`, in points"
+    nearest = min(found, key=lambda one: one.difference.p if one.difference else 1.0)
+    return f"in {name} none differs from `{REFERENCE}`, and {_gap(nearest)} comes nearest to it"
+
+
+def _value(one: Compared) -> float:
+    return 0.0 if one.difference is None else one.difference.value
+
+
+def _gap(one: Compared) -> str:
+    assert one.difference is not None
+    d = one.difference
+    p = "p < 0.001" if one.p_holm < 0.001 else f"p = {one.p_holm:.2g}"
+    return f"`{one.group.label}` {_interval(vars(d))} ({p})"
+
+
+def _interval(number: Number) -> str:
+    return f"{percent(number['value'])} {bracket(number['low'], number['high'])}".rstrip()
+
+
+def _power(mini: Miniature) -> str:
+    alone, corrected = mini.detectable(), mini.detectable(len(mini.compared) + 1)
+    return (
+        f"**What {mini.seeds} seeds find** with 80 % power: gaps of {percent(median(alone), 0)} "
+        f"points before the correction (median over the constraints; from "
+        f"{percent(alone[0], 0)} to {percent(alone[-1], 0)}), and of "
+        f"{percent(median(corrected), 0)} where it takes a comparison as hardly as it can."
+    )
+
+
+def _twin(mini: Miniature) -> str:
+    exact, parted = mini.parted(EXACT), mini.parted(TWIN)
+    which = " and ".join(f"{seed} ({percent(gap)} points)" for seed, gap in parted.items())
+    return (
+        f"**The twin** of `{REFERENCE}`, clip-higher with its bounds to fifteen digits "
+        f"(0.329028, 0.422217), wrote the very completions of all seven evaluations in "
+        f"{mini.seeds - len(exact)} of {mini.seeds} seeds: nothing at the token level is special "
+        "to k3 but where its bounds lie. With 0.329 and 0.422 it did so in "
+        f"{mini.seeds - len(parted)} of {mini.seeds}. In the seeds {which} the two parted, once a "
+        "ratio fell between a rounded bound and the exact one: so far apart may two runs end that "
+        "differ in one token of one update."
+    )
+
+
+def _collapses(mini: Miniature) -> str:
+    rates = {label: mini.fallen(group.scored) for label, group in mini.by.items()}
+    whole = sum(collapsed(run) for run in mini.runs)
+    most = max(rates, key=lambda label: rates[label].value)
+    spared = sum(not rate.value for rate in rates.values())
+    more = rates[most].value > rates[NONE].value
+    highest = f" The highest is {_rate(rates[most])} (`{most}`)." if more else " No rate is higher."
+    return (
+        f"**Collapses**, runs that ended below {percent(KEPT, 0)} % of their best evaluation: "
+        f"{whole} of {len(mini.runs)}, none under {spared} of {len(rates)} constraints. In percent "
+        f"of the runs: {_rate(rates[REFERENCE])} with `{REFERENCE}`, {_rate(rates[TWIN])} with its "
+        f"rounded twin, {_rate(rates[NONE])} without any constraint.{highest} Rates of "
+        f"{mini.seeds} runs leave much open."
+    )
+
+
+def _rate(rate: stats.Interval) -> str:
+    return _interval(vars(rate))
+
+
+def _best(mini: Miniature) -> str:
+    best = {label: fmean(_bests(group)) for label, group in mini.by.items()}
+    end = {label: fmean(_finals(group)) for label, group in mini.by.items()}
+    top, low = max(best, key=lambda x: best[x]), min(best, key=lambda x: best[x])
+    place = sorted(best, key=lambda x: -best[x]).index(NONE) + 1
+    worst = min(end, key=lambda x: end[x])
+    return (
+        f"**The best evaluation of a run**, which the paper reports, is between "
+        f"{percent(best[low])} (`{low}`) and {percent(best[top])} (`{top}`), the end between "
+        f"{percent(end[worst])} (`{worst}`) and {percent(max(end.values()))}: the best hides what "
+        f"was lost after it. Without any constraint it is {percent(best[NONE])}, number {place} of "
+        f"{len(best)}, and the end {percent(end[NONE])}."
+    )
+
+
+def _bests(group: Group) -> list[float]:
+    return [max(map(mean_of, run.trained)) for run in group.scored]
+
+
+def _finals(group: Group) -> list[float]:
+    return [mean_of(run.final) for run in group.scored if run.final is not None]
+
+
+def _way(mini: Miniature) -> str:
+    told = [
+        f"`{label}` {_interval(way.area_minus or {})}"
+        for label, way in sorted(mini.ways.items(), key=lambda one: _area(one[1]))
+        if _p_of(way.area_minus) <= 1 - LEVEL
+    ]
+    times = {label: way.time["value"] or 0 for label, way in mini.ways.items() if way.time}
+    fast, slow = min(times, key=lambda x: times[x]), max(times, key=lambda x: times[x])
+    which = "; ".join(told) if told else "none"
+    late = [f"`{label}`" for label, way in mini.ways.items() if _p_of(way.time_minus) <= 1 - LEVEL]
+    beside = f"; the times of {', '.join(late)} differ from its" if late else ""
+    hits = sum(not isnan(time_of(run, REACHES)) for run in mini.runs)
+    return (
+        f"**On the way**, in the area under the learning curve, these differ from `{REFERENCE}` "
+        f"after the correction, in points: {which}. {hits} of {len(mini.runs)} runs reached "
+        f"{percent(REACHES, 0)} % at an evaluation, `{REFERENCE}` after {times[REFERENCE]:.0f} "
+        f"updates on average, `{fast}` after {times[fast]:.0f} and `{slow}` after "
+        f"{times[slow]:.0f}, runs that never did counted with all of theirs{beside}."
+    )
+
+
+def _p_of(number: Number | None) -> float:
+    """Corrected p of a difference; 1 where there is none."""
+    return 1.0 if number is None or number["p_holm"] is None else number["p_holm"]
+
+
+def _area(way: Learning) -> float:
+    return (way.area_minus or {}).get("value") or 0.0
+
+
+def said(mini: Miniature) -> str:
+    """How many runs there are, and what they took."""
+    seconds, seeds = mini.cpu_seconds(), sorted({run.seed for run in mini.runs})
+    return (
+        f"{len(mini.runs)} runs: {len(mini.groups)} constraints on the seeds {seeds[0]} to "
+        f"{seeds[-1]}, from one fine-tuned model, 96 updates in 6 generations of 16, learning rate "
+        f"3e-4. {fmean(seconds):.0f} CPU seconds a run on average ({min(seconds):.0f} to "
+        f"{max(seconds):.0f}, as the runs recorded, the start of the "
+        f"process left out), {sum(seconds) / 60:.0f} CPU minutes in all."
+    )
+
+
+def headline(mini: Miniature) -> str:
+    """What docs/lab/paper.md says of it."""
+    parts = [_named(mini.told_by(kind), name) for kind, name in SCORES.items()]
+    gap = percent(median(mini.detectable()), 0)
+    return (
+        f"Of {len(mini.groups)} constraints with {mini.seeds} seeds each, at one learning rate, "
+        f"Holm's correction tells from ATR at the end {' and '.join(parts)}; gaps of {gap} points "
+        "of Mean@8 are found with 80 % power before it."
+    )
+
+
+def _named(found: Sequence[Compared], name: str) -> str:
+    told = ", ".join(f"`{one.group.label}`" for one in found if one.resolved)
+    return f"{told or 'none'} by {name}"
+
+
+def blocks(mini: Miniature) -> dict[str, str]:
+    """What the pages say between their marks."""
+    listed = "\n".join(f"- {one}" for one in sentences(mini))
+    return {"miniature-runs": said(mini), "miniature-says": listed}
+
+
+def main() -> None:
+    """Write the table, and the parts of both pages."""
+    mini = Miniature()
+    (FOLDER / "table.md").write_text(table(mini), encoding="utf-8")
+    made = blocks(mini)
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+    print(made["miniature-says"])
+    print(f"docs/lab/paper.md: {headline(mini)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The arena's page: leaderboard, contrasts, profiles, tuning curves, tasks, collapses, cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from trustclip.report.collect import Contents, Section
+from trustclip.report.draw.figures import save
+from trustclip.report.page import sections_page
+from trustclip.report.tables import Table, markdown
+from trustclip.report.verdict import Finding
+from trustclip.runs.text import bracket, percent
+from trustclip_lab.arena import figures, tables
+from trustclip_lab.arena.analysis import (
+    ALL,
+    MARGIN,
+    Answer,
+    Runs,
+    answers,
+    answers_by,
+    standings,
+)
+from trustclip_lab.arena.entry import Entry
+from trustclip_lab.arena.tuning import sensitivities
+
+
+def contents(entry: Entry, links: Mapping[str, str]) -> Contents:
+    """The page of a table.
+
+    Args:
+      entry: runs of all stages and designs, with their plan.
+      links: constraint -> address of the page about its method.
+
+    Raises:
+      ValueError: no setting of the main design is complete.
+    """
+    main, trials = entry.main, entry.trials
+    if not len(main):
+        raise ValueError(
+            "no setting of the table is complete: a task at a depth, all constraints and seeds."
+        )
+    shown = Shown(entry, dict(zip(entry.settings.constraints, count())), links)
+    found = answers_by("depth", main, entry.questions)
+    some = bool(found[ALL])
+    contrasts = Section(
+        "contrasts",
+        "Contrasts",
+        [figures.contrasts_figure(found)] if some else [],
+        _contrast_tables(found, main, entry) if some else [],
+    )
+    return Contents(
+        headline=headline(found[ALL]),
+        subject=_subject(main),
+        findings=[Finding("finding", sentence(answer)) for answer in found[ALL]],
+        sections=[
+            _scores(shown, main, "", ""),
+            contrasts,
+            _tuning(shown, trials),
+            *_whole(shown, main, trials),
+            *_axes(shown),
+        ],
+        series=shown.series,
+    )
+
+
+def _contrast_tables(
+    found: Mapping[str, Sequence[Answer]], main: Runs, entry: Entry
+) -> list[Table]:
+    entropy = tables.entropy_table(main, entry.questions)
+    count = entry.settings.tuning.count
+    chosen = tables.choice_table(entry.choices, count) if entry.choices else None
+    by_task = answers_by("task", main, entry.questions)
+    by_task = {name.removeprefix("task "): own for name, own in by_task.items() if name != ALL}
+    shown = [
+        tables.contrast_table(found),
+        tables.settings_table(found[ALL]) if len(main.cells) > 1 else None,
+        tables.tasks_table(by_task, entry.choices_by_task) if len(by_task) > 1 else None,
+        chosen,
+        entropy,
+    ]
+    return [table for table in shown if table is not None]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What every section shows alike.
+
+    Args:
+      entry: runs with their plan.
+      series: constraint -> number of its colour.
+      links: constraint -> address of the page about its method.
+    """
+
+    entry: Entry
+    series: Mapping[str, int]
+    links: Mapping[str, str]
+
+    @property
+    def reference(self) -> str:
+        """The constraint that the others are compared with."""
+        return self.entry.settings.against
+
+
+def _scores(shown: Shown, runs: Runs, title: str, key: str) -> Section:
+    """Leaderboard and negative controls of one design."""
+    board = standings(runs, shown.reference)
+    controls = tables.control_table(runs, shown.entry.controls, title)
+    table = tables.leaderboard(board, shown.reference, shown.series, shown.links, title)
+    drawn = figures.scores_figure(board, shown.series, title, key)
+    found = [table] if controls is None else [table, controls]
+    return Section(f"scores{key}", f"Scores{title}", [drawn], found)
+
+
+def _whole(shown: Shown, runs: Runs, trials: Runs) -> list[Section]:
+    """Profiles, tasks and collapses of the main design."""
+    series = shown.series
+    collapses = figures.collapse_figure(runs, series)
+    chosen = tables.chosen_table(runs, trials, series)
+    return [
+        Section("profiles", "Profiles", [figures.profiles_figure(runs, series)]),
+        Section("tasks", "Tasks", [], [tables.task_table(runs, series), chosen]),
+        Section("collapse", "Collapses", [collapses], [tables.collapse_table(runs, series)]),
+    ]
+
+
+def _axes(shown: Shown) -> list[Section]:
+    """Scores of every further design, with the contrasts described."""
+    sections = []
+    for label, axis in shown.entry.settings.axes.items():
+        runs = shown.entry.runs.where(stage="test", design=label)
+        if shown.reference in runs.values("constraint"):
+            title = f": {label}"
+            said = answers(runs, shown.entry.questions, f"{axis.task}, depth {axis.depth}")
+            scores = _scores(shown, runs, title, f"-{label}")
+            described = [tables.described_table(said, title)] if said else []
+            sections.append(replace(scores, tables=[*scores.tables, *described]))
+    return sections
+
+
+def _tuning(shown: Shown, trials: Runs) -> Section:
+    series, reference = shown.series, shown.reference
+    sensitive = sensitivities(trials, reference)
+    copies = {control.theirs for control in shown.entry.controls}
+    once = trials.where(constraint=[n for n in trials.constraints if n not in copies])
+    found = [
+        tables.width_table(once, series),
+        tables.equal_table(trials, shown.entry.questions),
+        tables.sensitivity_table(sensitive, reference, series),
+    ]
+    return Section(
+        "tuning",
+        "Width and tuning",
+        [
+            *figures.tuning_figures(trials, series),
+            figures.sensitivity_figure(sensitive, reference, series),
+        ],
+        [table for table in found if table is not None],
+    )
+
+
+def headline(found: Sequence[Answer]) -> str:
+    """How many contrasts came out how."""
+    words = [answer.contrast.conclusion for answer in found]
+    unlike = sum(not answer.one_number for answer in found)
+    differ = sum(word in ("larger", "smaller") for word in words)
+    same, unknown = words.count("equivalent"), words.count("not told apart")
+    return (
+        f"Of {len(words)} contrasts fixed beforehand: {differ} told apart, {same} equivalent "
+        f"within {100 * MARGIN:g} point, {unknown} neither, in the mean of all settings. "
+        f"{unlike} of them are not the same in all settings."
+    )
+
+
+def sentence(answer: Answer) -> str:
+    """A contrast in words."""
+    one, q = answer.contrast, answer.question
+    gap = one.difference
+    asks = q.asks[:1].upper() + q.asks[1:]
+    return (
+        f"{asks}: {q.ours} minus {q.theirs} is {percent(gap.value)} points "
+        f"{bracket(gap.low, gap.high)}, {tables.in_words(answer)}"
+        + (f" (p = {one.p_holm:.2g})" if one.conclusion in ("larger", "smaller") else "")
+        + _by_setting(answer)
+    )
+
+
+def _by_setting(answer: Answer) -> str:
+    """The settings with the least and the largest difference, where they are not the same."""
+    if answer.one_number:
+        return "."
+    ends = sorted(answer.settings.items(), key=lambda one: one[1].mean)
+    least, most = (
+        f"{percent(found.mean)} in {cell[0]} at depth {cell[1]}"
+        for cell, found in (ends[0], ends[-1])
+    )
+    p = tables.chance(answer.heterogeneity.p)
+    return f"; by setting from {least} to {most} (Cochran's Q, p = {p})."
+
+
+def _subject(runs: Runs) -> str:
+    parts = [
+        f"{len(runs.values('constraint'))} constraints",
+        f"{len(runs.values('task'))} tasks",
+        f"{len(runs.values('seed'))} seeds",
+        f"{len(runs)} test runs",
+    ]
+    return " · ".join(parts)
+
+
+def write_page(found: Contents, path: Path, title: str = "Arena of constraints") -> Path:
+    """Write the page as one HTML file, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(sections_page(found, title), encoding="utf-8")
+    return path
+
+
+def write_figures(found: Contents, folder: Path) -> list[Path]:
+    """Write every figure as SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = []
+    for section in found.sections:
+        for figure in section.figures:
+            pdf, svg = save(figure, folder)
+            pdf.unlink()
+            kept.append(svg)
+    return kept
+
+
+def tables_text(found: Contents) -> str:
+    """Every table in Markdown, under the title of its section."""
+    parts = []
+    for section in found.sections:
+        if section.tables:
+            parts += [f"## {section.title}\n", *map(markdown, section.tables)]
+    return "\n".join(parts)

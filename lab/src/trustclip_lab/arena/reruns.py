@@ -1,0 +1,131 @@
+"""A submission's folder: the same plan as the arena's, and runs that come out the same again."""
+
+import random
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trustclip_lab.arena import plan
+from trustclip_lab.arena.analysis import Runs
+from trustclip_lab.arena.entry import Entry
+from trustclip_lab.arena.plan import Cell, Setting
+from trustclip_lab.arena.run import compute
+from trustclip_lab.arena.settings import MAIN, ArenaSettings
+from trustclip_lab.arena.submissions import refusals
+from trustclip_lab.arena.table import COLUMNS, parsed
+from trustclip_lab.stack.results import read
+
+#: Settings that a submission shares with the arena.
+PLAN = ("lab", "tasks", "depths", "learning_rates", "tuning", "test", "axes")
+#: Seeds of a cell that are run again.
+SEEDS = 4
+#: Columns that say how long it took, not what came out.
+TIMES = ("seconds",)
+
+
+def problems(entry: Entry, arena: Entry) -> list[str]:
+    """Why a submission is not accepted; empty if it is.
+
+    Args:
+      entry: the submission.
+      arena: what it is submitted to.
+    """
+    some = plan.tuning(arena.settings, plan.places(arena.settings)[0])[0]
+    return [*_other_plan(entry.settings, arena.settings)] or refusals(
+        entry.runs, arena.runs, some.lab.collapse
+    )
+
+
+def _other_plan(ours: ArenaSettings, theirs: ArenaSettings) -> Iterator[str]:
+    for name in PLAN:
+        given, planned = getattr(ours, name), getattr(theirs, name)
+        if given != planned:
+            yield f"`{name}` of arena.yaml is {given}; the arena's is {planned}."
+
+
+def differences(entry: Entry, count: int, source: int | None = None) -> Iterator[str]:
+    """Run some cells again, a few seeds of each, and say what differs.
+
+    A seed's result does not depend on the others of its stack, so a few of them are enough, and
+    on the same kind of machine they are the same to the last digit.
+
+    Args:
+      entry: an accepted submission.
+      count: of cells, drawn at random among those with runs.
+      source: of the random draw; another one each time if None.
+
+    Yields:
+      A sentence for each run that came out otherwise.
+    """
+    rng = random.Random(source)
+    cells = [cell for cell in _cells(entry) if len(_stored(entry.runs, cell))]
+    for cell in islice(rng.sample(cells, len(cells)), count):
+        first = rng.randrange(max(len(cell.seeds) - SEEDS, 0) + 1)
+        yield from _differ(replace(cell, seeds=cell.seeds[first : first + SEEDS]), entry.runs)
+
+
+def _cells(entry: Entry) -> Iterator[Cell]:
+    for place in plan.places(entry.settings):
+        cells = plan.tuning(entry.settings, place)
+        yield from cells if place.design == MAIN else ()
+        yield from plan.tests(entry.settings, place, tested(entry, place))
+
+
+def tested(entry: Entry, place: Setting) -> dict[str, tuple[str, float]]:
+    """By constraint, the variant and learning rate that a table of runs was tested at."""
+    runs = entry.runs.where(stage="test", design=place.design, task=place.task, depth=place.depth)
+    by_label = {one.label: one for own in plan.variants(entry.settings).values() for one in own}
+    choice: dict[str, tuple[str, float]] = {}
+    for (label, rate), _ in runs.by("label", "learning_rate").items():
+        own = by_label[label]
+        nearest = min(own.rates, key=lambda planned: abs(planned - rate))
+        choice[own.constraint] = (label, nearest)
+    return choice
+
+
+def _stored(runs: Runs, cell: Cell) -> Runs:
+    at = cell.setting
+    return runs.where(
+        stage=cell.stage, design=at.design, task=at.task, depth=at.depth, label=cell.variant.label
+    )
+
+
+def _differ(cell: Cell, runs: Runs) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        again = replace(cell, path=Path(folder) / "cell.csv")
+        compute(again)
+        rows = [parsed(row) for row in read(again.path)]
+    stored = _stored(runs, cell).by("seed", "learning_rate")
+    for row in rows:
+        found = _nearest(stored, row)
+        where = f"{cell.stage} run of seed {row['seed']}, {cell.variant.label}, at the rate " + (
+            f"{row['learning_rate']:g}, {cell.setting.task}, depth {cell.setting.depth}"
+        )
+        if found is None:
+            yield f"the {where}, is not in the table."
+            continue
+        for name in COLUMNS:
+            again_, given = row[name], found[name][0]
+            if name not in TIMES and not _same(again_, given, COLUMNS[name]):
+                yield f"{name} of the {where}, is {given:.6g} in the table and {again_:.6g} again."
+
+
+def _nearest(stored: dict[tuple[Any, ...], Runs], row: dict[str, Any]) -> Runs | None:
+    """The stored run of a seed and rate; a file holds six digits of the rate."""
+    for (seed, rate), run in stored.items():
+        if seed == row["seed"] and abs(rate - row["learning_rate"]) <= 1e-5 * rate:
+            return run
+    return None
+
+
+def _same(again: Any, given: Any, kind: str) -> bool:
+    if kind == "text":
+        return again == given
+    if kind == "float32":
+        again, given = np.float32(again), np.float32(given)
+    return bool(again == given or (again != again and given != given))

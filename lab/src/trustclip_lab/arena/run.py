@@ -1,0 +1,284 @@
+"""The arena's runs: every trial on tuning seeds, the best of each constraint on fresh ones.
+
+Each cell is a file, written whole when it is done; what is there is not computed again.
+"""
+
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from trustclip.recipes.files import Source, build, load_yaml
+from trustclip.runs.jsonl import plain, write_text
+from trustclip.stats import curves
+from trustclip_lab.arena import plan
+from trustclip_lab.arena.plan import Cell
+from trustclip_lab.arena.settings import MAIN, ArenaSettings
+from trustclip_lab.arena.table import parsed, write_runs
+from trustclip_lab.stack.results import Curve, read, summary, written
+from trustclip_lab.stack.run import curves_of
+from trustclip_lab.stack.training import Trained, train
+
+#: Names of the plan and of the table in the folder of the arena.
+PLAN, TABLE = "arena.yaml", "runs.parquet"
+
+#: What a lab measures in each generation that the table keeps the mean of.
+MEASURED = ("entropy", "k3", "gated")
+
+
+def load(file: Path, changes: Mapping[str, Any]) -> ArenaSettings:
+    """Settings from a YAML file, with changes by dotted path; everything in them is checked.
+
+    Raises:
+      ValueError: all errors, as recipes report them; or the first wrong constraint or setting.
+    """
+    settings = read_plan(file, changes)
+    for _ in plan.checked_plan(settings):
+        pass
+    return settings
+
+
+def read_plan(file: Path, changes: Mapping[str, Any]) -> ArenaSettings:
+    """Settings from a YAML file, whose methods and settings of the lab are not looked at.
+
+    Raises:
+      ValueError: all errors, as recipes report them.
+    """
+    content, lines = load_yaml(file)
+    if not isinstance(content, dict) or not content:
+        raise ValueError(f"{file} holds no settings of the arena.")
+    return build(ArenaSettings, content, Source(str(file), lines, changes))
+
+
+def run_arena(settings: ArenaSettings, console: Console) -> list[dict[str, Any]]:
+    """Tune, choose and test, setting by setting, and write the table.
+
+    Interrupted, it leaves the table of the settings that are complete.
+
+    Args:
+      settings: of the arena.
+      console: where progress goes.
+
+    Returns:
+      The rows of the table.
+    """
+    folder = settings.output_dir
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    try:
+        with _workers(settings.jobs) as pool:
+            for place in plan.places(settings):
+                cells = plan.tuning(settings, place)
+                _complete(cells, pool, console)
+                _complete(plan.tests(settings, place, chosen(cells)), pool, console)
+    finally:
+        rows = collect(settings, console)
+    return rows
+
+
+def run_part(settings: ArenaSettings, console: Console, part: int, parts: int) -> int:
+    """One of several parts of the runs, for jobs that share the folder; no table is written.
+
+    Each setting's cells are dealt out in turn. Tests wait for all trials of their setting: where
+    those of other parts are missing, the tests are left for another call.
+
+    Args:
+      settings: of the arena.
+      console: where progress goes.
+      part: from 1 to ``parts``.
+      parts: how many jobs there are.
+
+    Returns:
+      The number of settings whose tests are left.
+
+    Raises:
+      ValueError: there is no such part.
+    """
+    if not 1 <= part <= parts:
+        raise ValueError(f"a part is one of 1/{parts} to {parts}/{parts}, got {part}/{parts}.")
+    (settings.output_dir / "cells").mkdir(parents=True, exist_ok=True)
+    left, mine = 0, slice(part - 1, None, parts)
+    with _workers(settings.jobs) as pool:
+        for place in plan.places(settings):
+            cells = plan.tuning(settings, place)
+            _complete(cells[mine], pool, console)
+            if all(cell.path.exists() for cell in cells):
+                _complete(plan.tests(settings, place, chosen(cells))[mine], pool, console)
+            else:
+                left += 1
+    if left:
+        console.print(
+            f"{left} settings wait for trials of other parts: give the same command again when "
+            "those have ended"
+        )
+    return left
+
+
+def collect(settings: ArenaSettings, console: Console) -> list[dict[str, Any]]:
+    """Write the table of what is complete with its plan, and return its rows."""
+    rows, table = collected(settings), settings.output_dir / TABLE
+    if rows:
+        write_text(settings.output_dir / PLAN, yaml.safe_dump(plain(settings), sort_keys=False))
+        write_runs(table, rows)
+    console.print(f"{len(rows)} runs in {table}" if rows else "no setting is complete yet")
+    return rows
+
+
+def collected(settings: ArenaSettings) -> list[dict[str, Any]]:
+    """Rows of the settings whose trials and tests are all on disk, in the order of the plan.
+
+    A setting without one of its constraints would compare the others in fewer places.
+    """
+    found: dict[Path, None] = {}
+    for place in plan.places(settings):
+        cells = plan.tuning(settings, place)
+        if all(cell.path.exists() for cell in cells):
+            cells += plan.tests(settings, place, chosen(cells))
+            if all(cell.path.exists() for cell in cells):
+                found |= dict.fromkeys(cell.path for cell in cells)
+    return [parsed(row) for path in found for row in read(path)]
+
+
+def chosen(cells: Sequence[Cell]) -> dict[str, tuple[str, float]]:
+    """By constraint, the variant and learning rate of the highest mean score at the end.
+
+    Of equal ones the first: the lower threshold in the file, the lower rate.
+
+    Args:
+      cells: of the tuning in one setting, all of them on disk.
+    """
+    best: dict[str, tuple[float, str, float]] = {}
+    for cell in cells:
+        rows = [parsed(row) for row in read(cell.path)]
+        # A file rounds a rate to six digits.
+        for number, rate in enumerate(cell.variant.rates):
+            own = rows[number * len(cell.seeds) : (number + 1) * len(cell.seeds)]
+            trial = (statistics.mean(row["end"] for row in own), cell.variant.label, rate)
+            name = cell.variant.constraint
+            best[name] = max(best.get(name, trial), trial, key=lambda one: one[0])
+    return {name: (label, rate) for name, (_, label, rate) in best.items()}
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Processes that compute cells; None where this one does."""
+    if jobs == 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _complete(cells: Sequence[Cell], pool: ProcessPoolExecutor | None, console: Console) -> None:
+    missing = [cell for cell in cells if not cell.path.exists()]
+    started = time.monotonic()
+    # Both are lazy: a cell is reported when it is done.
+    for number, _ in enumerate((pool.map if pool else map)(compute, missing), start=1):
+        cell, took = missing[number - 1], time.monotonic() - started
+        at = f"{cell.stage} {cell.setting.design} {cell.setting.task} {cell.setting.depth}"
+        console.print(
+            f"{at}: {cell.variant.label}, {number} of {len(missing)}, {took:.0f} s",
+            highlight=False,
+        )
+
+
+def compute(cell: Cell) -> None:
+    """Train the runs of a cell and write their rows."""
+    started = time.process_time()
+    trained = _trained(cell)
+    seconds = (time.process_time() - started) / cell.runs
+    written(cell.path, rows_of(cell, trained, cell.stack[1], seconds))
+
+
+def _trained(cell: Cell, **changes: Any) -> Trained:
+    """The runs of a cell, with changes of the lab's settings."""
+    torch.set_num_threads(1)  # more are `jobs`; sums, and so runs, depend on the number of threads
+    return train(replace(cell.lab, **changes), *cell.stack)
+
+
+def rows_of(
+    cell: Cell, trained: Trained, rates: Sequence[float], seconds: float
+) -> Iterable[dict[str, Any]]:
+    """Rows of the table, of one cell."""
+    passed = [float("nan")] * len(rates) if trained.passed is None else trained.passed.tolist()
+    for curve, rate, share in zip(curves_of(trained), rates, passed, strict=True):
+        measured = summary(curve, cell.lab.tail, cell.lab.collapse)
+        yield {
+            "stage": cell.stage,
+            "design": cell.setting.design,
+            "task": cell.setting.task,
+            "depth": cell.setting.depth,
+            "constraint": cell.variant.constraint,
+            "width": cell.variant.width,
+            "label": cell.variant.label,
+            "learning_rate": rate,
+            "seed": curve.seed,
+            "generations": cell.lab.generations,
+            **{name: measured[name] for name in ("start", "end", "best", "area")},
+            "collapsed": measured["collapsed"],
+            "fell": measured["fell"],
+            "time": reached(curve, cell.lab.tail, cell.reaches),
+            "passk": share,
+            **{name: measured[name] for name in MEASURED},
+            "seconds": seconds,
+        }
+
+
+def reached(curve: Curve, tail: int, score: float) -> float:
+    """First generation whose settled score is at least ``score``; nan for never.
+
+    Example:
+      >>> reached(Curve(0, [0.1, 0.3, 0.5], []), 1, 0.3), reached(Curve(0, [0.1], []), 1, 0.3)
+      (1.0, nan)
+    """
+    settled = curve.settled(tail)
+    return curves.reached(range(len(settled)), settled, score)
+
+
+def estimate(settings: ArenaSettings) -> Table:
+    """Runs of every setting and the CPU time that they may take, measured here."""
+    shown = Table(
+        "design", "task", "depth", "runs", "done", "CPU minutes", box=None, pad_edge=False
+    )
+    choice, total = plan.first(settings), 0.0
+    for place in plan.places(settings):
+        trials = plan.tuning(settings, place)
+        seconds = _seconds_of_a_run(trials[0])
+        cells = trials if place.design == MAIN else []
+        open_cells = [cell for cell in cells if not cell.path.exists()]
+        tests = plan.tests(settings, place, choice)
+        runs = sum(cell.runs for cell in [*cells, *tests])
+        left = sum(cell.runs for cell in [*open_cells, *tests])
+        total += left * seconds
+        at = (place.design, place.task, str(place.depth), str(runs), str(runs - left))
+        shown.add_row(*at, f"{left * seconds / 60:.1f}")
+    shown.caption = (
+        f"in all {total / 60:.0f} CPU minutes, from generations of each setting timed here; "
+        "`done` counts trials; a test is known once its trial is chosen."
+    )
+    return shown
+
+
+def _seconds_of_a_run(cell: Cell) -> float:
+    """From one generation and from two: what is done once is not counted in each of them."""
+
+    def took(generations: int) -> float:
+        started = time.process_time()
+        _trained(cell, generations=generations, sft_steps=0)
+        return time.process_time() - started
+
+    once = took(1)
+    each = max(took(2) - once, 0.0)
+    return (once + (cell.lab.generations - 1) * each) / cell.runs

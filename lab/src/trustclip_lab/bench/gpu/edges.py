@@ -1,0 +1,260 @@
+"""Stage (a), what one problem does not show: sizes beyond 2^31, streams, bits, every method."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import trustclip as tc
+from trustclip import head
+from trustclip_lab.bench.gpu.cases import CannotRun, Place
+from trustclip_lab.bench.methods import batch_of
+
+_GIB = 2**30
+
+
+def _problem(place: Place, tokens: int, width: int, vocabulary: int) -> tuple[Tensor, ...]:
+    g = torch.Generator(place.device).manual_seed(1)
+    dtype = torch.bfloat16 if place.cuda else torch.float32
+    weight = torch.randn(vocabulary, width, generator=g, device=place.device).mul_(0.4).to(dtype)
+    hidden = torch.randn(tokens, width, generator=g, device=place.device).to(dtype)
+    ids = torch.randint(0, vocabulary, (tokens,), generator=g, device=place.device)
+    return hidden, weight, ids
+
+
+def _trained(hidden: Tensor, weight: Tensor, ids: Tensor) -> list[Tensor]:
+    """Log-probabilities, entropies, and the gradients of both factors."""
+    hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+    logp, entropy = head.selected_logprobs(hidden, weight, ids)
+    assert entropy is not None
+    (logp.mean() + 0.1 * entropy.mean()).backward()
+    assert hidden.grad is not None and weight.grad is not None
+    return [logp.detach(), entropy.detach(), hidden.grad, weight.grad]
+
+
+def same_bits(place: Place) -> dict[str, Any]:
+    """The same call twice, and once more after other work: the same bits."""
+    sizes = (9, 8, 700) if place.tiny else (4096, 1024, 40_009)
+    given = _problem(place, *sizes)
+    first = _trained(*given)
+    _trained(*_problem(place, *(size // 2 + 1 for size in sizes)))
+    names = ("log-probability", "entropy", "gradient of h", "gradient of W")
+    equal = [
+        all(torch.equal(a, b) for b in again)
+        for a, *again in zip(first, _trained(*given), _trained(*given), strict=True)
+    ]
+    return _told(dict(zip(names, equal, strict=True)))
+
+
+def method_given(place: Place) -> dict[str, Any]:
+    """`head.policy_loss`, whose gradients are made with the logits, against the plain way."""
+    sizes = (9, 8, 700) if place.tiny else (4096, 1024, 40_009)
+    hidden, weight, ids = _problem(place, *sizes)
+    g = torch.Generator(place.device).manual_seed(3)
+    old = head.score(hidden, weight, ids).logp + 0.2 * torch.randn(
+        len(ids), generator=g, device=place.device
+    )
+    advantages = torch.randn(len(ids), generator=g, device=place.device)
+    batch = tc.TokenBatch(*(x[None] for x in (old, old, advantages, ids >= 0)))
+    found = {}
+    for trained in (False, True):
+        grads = []
+        for foreseen in (True, False):
+            h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained)
+            if foreseen:
+                apart = h.T.contiguous().T  # rows that do not lie one after the other
+                loss = head.policy_loss("atr", apart[None], w, ids[None], batch)
+            else:
+                logp = head.selected_logprobs(h, w, ids)[0][None]
+                loss = tc.policy_loss("atr", dataclasses.replace(batch, logp=logp))
+            loss.value.backward()
+            grads.append([loss.value.detach(), h.grad, *([w.grad] if trained else [])])
+        names = ("loss", "gradient of h", "gradient of W")
+        for name, a, b in zip(names, *grads, strict=False):
+            gap = (a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-12)
+            key = f"{name}, {'trained' if trained else 'frozen'}"
+            found[key] = {"error": float(gap), "allowed": 2e-2 if place.cuda else 1e-5}
+    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
+
+
+def left_out(place: Place) -> dict[str, Any]:
+    """Gradients that leave out blocks of the vocabulary, next to their bound."""
+    sizes = (9, 8, 5000) if place.tiny else (4096, 1024, 40_009)
+    hidden, weight, ids = _problem(place, *sizes)
+    hidden = hidden * (24 / sizes[1]) ** 0.5  # peaked, as policies are
+    g = torch.Generator(place.device).manual_seed(4)
+    coefficients = torch.randn(len(ids), generator=g, device=place.device)
+    found, skip, grads, dropped = {}, 1e-2, [], coefficients
+    for trained in (False, True):
+        grads = []
+        for head_of in (head.Head(weight), head.Head(weight, skip=skip)):
+            h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained)
+            scores = head.score(h, dataclasses.replace(head_of, weight=w), ids, entropy=False)
+            (scores.logp @ coefficients).backward()
+            grads.append([h.grad, *([w.grad] if trained else [])])
+            dropped = scores.dropped
+        assert dropped is not None
+        bounds = head.error_bounds(head.Head(weight), hidden, coefficients, dropped)
+        rounding = 2**-6 if weight.dtype == torch.bfloat16 else 1e-5
+        for name, bound, a, b in zip(
+            ("gradient of h", "gradient of W"), bounds, *grads, strict=False
+        ):
+            error = (a.double() - b.double()).norm(dim=1)
+            allowed = bound + rounding * a.double().norm(dim=1).max()
+            over = error / allowed if name.endswith("h") else error.norm() / allowed
+            kind = "trained" if trained else "frozen"
+            found[f"{name}, {kind}, of its bound"] = {"error": float(over.max()), "allowed": 1.0}
+        found["mass"] = {"error": float(dropped.max()), "allowed": skip * 1.001}
+    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
+
+
+def two_streams(place: Place) -> dict[str, Any]:
+    """Two problems at once on two streams: the bits of one after the other."""
+    place.needs_cuda("a second stream")
+    sizes = (9, 8, 700) if place.tiny else (2048, 512, 40_009)
+    problems = [_problem(place, sizes[0] + more, *sizes[1:]) for more in (0, 77)]
+    alone = [_trained(*given) for given in problems]
+    together: list[list[Tensor]] = []
+    torch.cuda.synchronize()
+    for given, stream in zip(problems, (torch.cuda.Stream(), torch.cuda.Stream()), strict=True):
+        with torch.cuda.stream(stream):
+            together.append(_trained(*given))
+    torch.cuda.synchronize()
+    return _told(
+        {
+            f"stream {number}": all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+            for number, (one, other) in enumerate(zip(alone, together, strict=True), start=1)
+        }
+    )
+
+
+def many_logits(place: Place) -> dict[str, Any]:
+    """More than 2^31 logits in one call; the first, a middle and the last rows in float64."""
+    place.needs_cuda("2^31 logits")
+    hidden, weight, ids = _problem(place, 16_384, 64, 151_936)
+    logp, entropy = head.selected_logprobs(hidden, weight, ids)
+    assert entropy is not None
+    rows = torch.tensor([0, 1, 8191, 8192, 16_382, 16_383], device=place.device)
+    want = (hidden[rows].double() @ weight.double().T).log_softmax(dim=1)
+    chosen = want.gather(1, ids[rows, None]).squeeze(1)
+    errors = {
+        "log-probability": logp[rows].double() - chosen,
+        "entropy": entropy[rows].double() - torch.special.entr(want.exp()).sum(dim=1),
+    }
+    found = {n: {"error": float(e.abs().max()), "allowed": 1e-4} for n, e in errors.items()}
+    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
+
+
+def large_tile(place: Place) -> dict[str, Any]:
+    """One tile of more than 2^31 logits through the kernels: offsets beyond 32 bits."""
+    place.needs_cuda("a tile of 2^31 logits")
+    free = torch.cuda.mem_get_info()[0]
+    if free < 24 * _GIB:
+        raise CannotRun(f"a tile of 2^31 logits needs 24 GiB, and {free / _GIB:.0f} are free")
+    from trustclip.head import kernels
+    from trustclip.head.softmax import Running
+
+    rows, width = 16_400, 131_072
+    g = torch.Generator(place.device).manual_seed(2)
+    logits = torch.randn(rows, width, generator=g, device=place.device)
+    ends = [0, 1, rows // 2, rows - 1]
+    want = torch.stack([logits[row].double().logsumexp(0) for row in ends])
+    running = Running.start(logits.new_empty(rows), entropy=True)
+    kernels.fold(logits, running, logits, torch.empty_like(running.max))
+    error = float((running.log_partition[ends] - want).abs().max())
+    found = {"log-partition": {"error": error, "allowed": 1e-5}}
+    return {"errors": found, "passes": error <= 1e-5}
+
+
+def every_method(place: Place) -> dict[str, Any]:
+    """Each method's coefficients on this device against a CPU's, in float64 and in float32."""
+    given = _fields(batch_of(8 if place.tiny else 64, 32 if place.tiny else 1024))
+    found = {}
+    # A token at its bound may fall on either side of it in float32, so a few may differ.
+    for dtype, gap, share in ((torch.float64, 1e-9, 0.0), (torch.float32, 1e-3, 2e-3)):
+        here, there = (
+            {k: _moved(v, device, dtype) for k, v in given.items()}
+            for device in (place.device, "cpu")
+        )
+        for name in tc.methods():
+            method = tc.method(name)
+            got = tc.coefficient(method, tc.TokenBatch(**here)).double().cpu()
+            want = tc.coefficient(method, tc.TokenBatch(**there)).double()
+            apart = (got - want).abs() > gap * want.abs().clamp(min=1)
+            key = f"{name}, {str(dtype).partition('.')[2]}"
+            found[key] = {"error": float(apart.double().mean()), "allowed": share}
+    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
+
+
+def _fields(batch: Any) -> dict[str, Any]:
+    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.init}
+
+
+def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().to(device)
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def intervals(place: Place) -> dict[str, Any]:
+    """Ratio bounds of the old probability on this device against float64 on a CPU."""
+    logits = torch.linspace(-25, 16, 20_001, dtype=torch.float64)
+    logp = torch.nn.functional.logsigmoid(logits)
+    found = {}
+    for name, options in (("dynamic_clip", {}), ("trgppo", {})):
+        want: Any = tc.interval(name, p_old=logp.exp(), **options)
+        got: Any = tc.interval(name, p_old=logp.exp().to(place.device), **options)
+        for side, a, b in zip(("low", "high"), got, want, strict=True):
+            error = ((a.cpu() - b).abs() / b.abs().clamp(min=1)).nan_to_num(0).max()
+            found[f"{name}, {side}"] = {"error": float(error), "allowed": 1e-9}
+    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
+
+
+def sanitizer(place: Place) -> dict[str, Any]:
+    """The kernels under ``compute-sanitizer``: no access out of bounds."""
+    place.needs_cuda("compute-sanitizer")
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not os.path.exists(tool):
+        raise CannotRun("compute-sanitizer is not installed here")
+    code = (
+        "from pathlib import Path; from trustclip_lab.bench.gpu.cases import Place;"
+        "from trustclip_lab.bench.gpu.edges import same_bits;"
+        "print(same_bits(Place('cuda', True, Path('.'))))"
+    )
+    done = subprocess.run(
+        [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    told = [line for line in done.stdout.splitlines() if "ERROR SUMMARY" in line or "Error" in line]
+    if done.returncode not in (0, 9):
+        raise CannotRun(f"compute-sanitizer did not run: {' '.join(told)[:200]}")
+    return _told({"memory access": done.returncode == 0}) | {"summary": told[-1:]}
+
+
+def _told(holds: dict[str, bool]) -> dict[str, Any]:
+    """Yes or no as errors of 0 or 1."""
+    errors = {name: {"error": float(not true), "allowed": 0.0} for name, true in holds.items()}
+    return {"errors": errors, "passes": all(holds.values())}
+
+
+Edge = tuple[str, Callable[[Place], dict[str, Any]], float]
+
+#: Name, what runs it, expected seconds.
+EDGES: tuple[Edge, ...] = (
+    ("the same bits twice", same_bits, 10.0),
+    ("a method's loss, foreseen", method_given, 10.0),
+    ("a part left out", left_out, 10.0),
+    ("two streams", two_streams, 10.0),
+    ("more than 2^31 logits", many_logits, 20.0),
+    ("a tile of more than 2^31 logits", large_tile, 20.0),
+    ("every method", every_method, 30.0),
+    ("intervals", intervals, 10.0),
+    ("compute-sanitizer", sanitizer, 120.0),
+)

@@ -1,0 +1,116 @@
+"""Gradient weights of every method: the cost of a constraint per token, and of an update."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from trustclip_lab.bench.measure import in_turn
+from trustclip_lab.bench.table import Table
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """Options of `trustclip bench methods`."""
+
+    sequences: int = 16
+    """Sequences of a batch."""
+    length: int = 1024
+    """Tokens of a sequence."""
+    repeats: int = 10
+    """Repetitions; the median is reported."""
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "length", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+
+
+#: Tokens of a sequence in the update that a method's cost is compared with: the tiny recipe's.
+STEP_LENGTH = 64
+NOTE = (
+    "Median, alternating; value and gradient in float32. The update: forward and backward of the "
+    "smallest model here (0.4 M parameters), without sampling; a larger model makes the share "
+    "smaller in proportion."
+)
+
+
+def run(options: MethodOptions) -> list[Table]:
+    """The table of ``trustclip bench methods``."""
+    import trustclip as tc
+
+    batch = batch_of(options.sequences, options.length)
+    methods = {name: tc.method(name) for name in tc.methods()}
+    calls = {name: lambda m=m: tc.coefficient(m, batch) for name, m in methods.items()}
+    update = _update(options.sequences)
+    seconds = in_turn({**calls, **({"": update} if update else {})}, options.repeats)
+    step = seconds.pop("", None)  # an update has its own number of tokens
+
+    def micro(taken: float, length: int) -> float:
+        return 1e6 * taken / (options.sequences * length)
+
+    def share(taken: float) -> float | None:
+        if step is None:
+            return None
+        return 100 * micro(taken, options.length) / micro(step, STEP_LENGTH)
+
+    return [
+        Table(
+            f"Gradient weights of {options.sequences} × {options.length} tokens",
+            ("method", "CPU µs a token", "× clip", "% of an update"),
+            [
+                (name, micro(taken, options.length), taken / seconds["clip"], share(taken))
+                for name, taken in sorted(seconds.items(), key=lambda item: item[1])
+            ],
+            [f"{options.repeats} repetitions. {NOTE}"],
+        )
+    ]
+
+
+def _update(sequences: int) -> Callable[[], None] | None:
+    """Forward and backward of the tiny model; None without Transformers."""
+    import torch
+
+    if find_spec("transformers") is None:
+        return None
+    from trustclip.recipes.tiny import tiny_model
+
+    model, tokenizer = tiny_model()
+    g = torch.Generator().manual_seed(0)
+    ids = torch.randint(len(tokenizer), (sequences, STEP_LENGTH), generator=g)
+
+    def update() -> None:
+        logp = model(input_ids=ids).logits[:, :-1].log_softmax(-1)
+        logp.gather(-1, ids[:, 1:, None]).mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    return update
+
+
+def batch_of(sequences: int, length: int) -> Any:
+    """Tokens one update away from their old policy, with every field that a method may need."""
+    import torch
+
+    import trustclip as tc
+
+    g = torch.Generator().manual_seed(0)
+    shape = (sequences, length)
+    old = torch.nn.functional.logsigmoid(4 * torch.randn(shape, generator=g))
+    drift = 0.1 * torch.randn(shape, generator=g)
+    small = 0.02 * torch.rand(shape, generator=g)
+    sure = -1e-6  # a float32 log-probability above it is rounding
+    return tc.TokenBatch(
+        (old + drift).clamp(max=sure),
+        old,
+        torch.randn(sequences, 1, generator=g).expand(shape).contiguous(),
+        torch.ones(shape, dtype=torch.bool),
+        entropy=torch.rand(shape, generator=g),
+        entropy_old=torch.rand(shape, generator=g),
+        logp_rollout=(old + 0.01 * torch.randn(shape, generator=g)).clamp(max=sure),
+        groups=torch.arange(sequences)[:, None].expand(shape) // 8,
+        keys=torch.arange(sequences * length).view(shape),
+        kl_old_new=small,
+        kl_new_old=small,
+        top_k_kl=small,
+        top_k_tv=small,
+    )

@@ -1,0 +1,27 @@
+"""The laboratory's commands, which `trustclip` finds by the entry point ``trustclip.commands``."""
+
+from trustclip.cli.registry import PATH, Command
+from trustclip_lab.bench import TOPICS
+
+_LABORATORY = "trustclip_lab.cli.laboratory"
+
+COMMANDS = {
+    "lab": Command(
+        _LABORATORY, "methods on many seeds at once, of very small policies", first=PATH
+    ),
+    "arena": Command(
+        _LABORATORY,
+        "constraints tuned alike and compared on fresh seeds of the lab",
+        continues=True,
+        first=PATH,
+    ),
+    "theory": Command(_LABORATORY, "the paper's theorems, computed on both sides"),
+    "tabular": Command(_LABORATORY, "methods on a bandit and a tree, where everything is exact"),
+    "control": Command(_LABORATORY, "methods in PPO on Gymnasium environments, over seeds"),
+    "paper": Command(_LABORATORY, "the ATR-GRPO paper's tables, audited"),
+    "bench": Command(
+        "trustclip_lab.cli.bench",
+        "cost of the head, the bounds and the methods, compared with others",
+        first=tuple(TOPICS),
+    ),
+}

@@ -1,0 +1,257 @@
+"""The laboratory's commands, but ``bench``: ``trustclip lab``, ``arena``, ``theory``, ..."""
+
+import contextlib
+import dataclasses
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from trustclip.cli.arguments import changes_of, parse, require, taken
+from trustclip.runs.jsonl import write_text
+from trustclip.runs.terminal import Terminal, say
+
+if TYPE_CHECKING:
+    from trustclip_lab.arena.entry import Entry
+
+
+LAB = """\
+usage: trustclip lab [FILE] [--NAME VALUE ...]
+
+Methods on many seeds at once, of very small policies. The same command continues.
+
+  FILE          YAML of the settings below, or the name of one that comes along: trustclip recipes
+  --NAME VALUE  change a setting of the file
+"""
+
+
+def _help(usage: str, cls: type, command: str) -> int:
+    """Print how a command is called, then its settings, without the usage and summary of these."""
+    settings = io.StringIO()
+    with contextlib.redirect_stdout(settings), contextlib.suppress(SystemExit):
+        parse(cls, ["--help"], command)
+    say(f"{usage}\n{settings.getvalue().split(chr(10) * 2, 2)[-1].rstrip()}")
+    return 0
+
+
+def lab(argv: Sequence[str]) -> int:
+    """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
+    from trustclip.recipes.shipped import located
+    from trustclip_lab.stack import LabSettings, load, run_lab
+
+    if {"-h", "--help"} & set(argv):
+        return _help(LAB, LabSettings, "lab")
+    files, changes = changes_of(argv, LabSettings)
+    if len(files) > 1:
+        raise ValueError(f"give one file, got {len(files)}; see trustclip lab --help.")
+    run_lab(load(located(Path(files[0])) if files else None, changes), Terminal())
+    return 0
+
+
+ARENA = """\
+usage: trustclip arena FILE [--dry-run | --part K/N | --collect] [--NAME VALUE ...]
+       trustclip arena page FOLDER [--out FILE] [--add SUBMISSION ...]
+       trustclip arena verify FOLDER [--against ARENA] [--check CELLS]
+
+Constraints with equal tuning budgets on many seeds of the lab: every trial on tuning seeds, the
+best of each constraint on fresh ones. The same command continues what was interrupted.
+
+  FILE           YAML of the settings below, or the name of one that comes along, such as arena
+  --dry-run      check everything, print the number of runs and an estimate of their time
+  --part K/N     the K-th of N parts, for jobs of a cluster that share the folder: call them all,
+                 call them all again for the tests, then --collect
+  --collect      write the table of the settings that are complete, and train nothing
+  --NAME VALUE   change a setting of the file by its path, such as --output-dir, --jobs,
+                 --depths '{4: {}, 256: {passes: 16}}' or --axes '{}'
+  page           leaderboard, contrasts, profiles, tuning curves, tasks, of a folder of runs
+  verify         make some runs of a folder again, and say whether they are the same to the last
+                 digit; of a submission --against an arena also whether it keeps to the plan
+
+A submission is the folder of one constraint: --constraints '{mine: ...}' --reference mine
+--contrasts '{}' --controls '{}' --output-dir mine; with --allow-code where it names a module.
+"""
+
+
+def arena(argv: Sequence[str]) -> int:
+    """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
+    if argv and argv[0] in ("page", "verify"):
+        return {"page": page, "verify": verify}[argv[0]](argv[1:])
+    from trustclip.recipes.shipped import located
+    from trustclip_lab.arena.run import collect, estimate, load, run_arena, run_part
+    from trustclip_lab.arena.settings import ArenaSettings
+
+    if {"-h", "--help"} & set(argv):
+        return _help(ARENA, ArenaSettings, "arena")
+    switches = ("--dry-run", "--collect")
+    rest, part = taken([one for one in argv if one not in switches], "--part")
+    files, changes = changes_of(rest, ArenaSettings)
+    if len(files) != 1:
+        raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")
+    settings, console = load(located(Path(files[0])), changes), Terminal()
+    if "--dry-run" in argv:
+        console.print(estimate(settings))
+    elif "--collect" in argv:
+        collect(settings, console)
+    elif part is not None:
+        run_part(settings, console, *_part(part))
+    else:
+        run_arena(settings, console)
+    return 0
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Part and number of parts, of ``"3/8"``."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal()):
+        raise ValueError(f"--part is the number of a part and of all, such as 3/8; got {text!r}.")
+    return int(part), int(parts)
+
+
+def control(argv: Sequence[str]) -> int:
+    """Methods in PPO on Gymnasium environments."""
+    import torch
+
+    from trustclip_lab.control import PRESETS, ControlSettings, run_control
+
+    settings = parse(ControlSettings, argv, "control", PRESETS)
+    torch.set_num_threads(1)  # networks this small are slower on several
+    run_control(settings, Terminal())
+    return 0
+
+
+def page(argv: Sequence[str]) -> int:
+    """The page of a folder of the arena, with accepted submissions beside its constraints."""
+    from trustclip_lab.arena.entry import combined, read_entry
+    from trustclip_lab.arena.page import contents, write_page
+
+    @dataclasses.dataclass
+    class Options:
+        folder: Annotated[Path, tyro.conf.Positional]
+        """Folder of the arena: arena.yaml and runs.parquet."""
+        out: Path = Path("arena.html")
+        """File of the page."""
+        add: tuple[Path, ...] = ()
+        """Folders of submissions, each verified before it is shown."""
+
+    options = parse(Options, argv, "arena page")
+    arena = read_entry(options.folder)
+    entries = [read_entry(folder) for folder in options.add]
+    for folder, entry in zip(options.add, entries, strict=True):
+        _accepted(folder, entry, arena)
+    every = combined(arena, entries) if entries else arena
+    say(write_page(contents(every, {}), options.out))
+    return 0
+
+
+def verify(argv: Sequence[str]) -> int:
+    """Whether a folder's runs come out the same again, and a submission's are those of the plan."""
+    from trustclip_lab.arena.entry import read_entry
+    from trustclip_lab.arena.reruns import differences
+
+    @dataclasses.dataclass
+    class Options:
+        submission: Annotated[Path, tyro.conf.Positional]
+        """Folder that `trustclip arena` has written."""
+        against: Path | None = None
+        """Folder of the arena that it is submitted to, such as lab/benchmarks/arena."""
+        check: int = 0
+        """Cells, drawn at random, of which a few seeds are run again and compared."""
+
+    options = parse(Options, argv, "arena verify")
+    if options.check < 0:
+        raise ValueError(f"`check` is a number of cells, 0 or more; got {options.check}.")
+    if options.against is None and not options.check:
+        raise ValueError(
+            "give --against ARENA, --check CELLS, or both; there is nothing to verify."
+        )
+    entry = read_entry(options.submission)
+    if options.against is not None:
+        _accepted(options.submission, entry, read_entry(options.against))
+    found = [*differences(entry, options.check)] if options.check else []
+    if found:
+        raise ValueError(
+            f"{options.submission}: its runs come out otherwise here.\n" + _list(found)
+        )
+    again = f"{options.check} cells made again are the same" if options.check else ""
+    if options.against is None:
+        say(f"{len(entry.runs)} runs, {again}.")
+        return 0
+    (label,) = entry.settings.constraints
+    say(f"accepted: {label}, {len(entry.runs)} runs{', and ' if again else ''}{again}.")
+    return 0
+
+
+def _accepted(folder: Path, entry: "Entry", arena: "Entry") -> None:
+    """Refuse a submission that does not keep to the plan, with every reason."""
+    from trustclip_lab.arena.reruns import problems
+
+    found = problems(entry, arena)
+    if found:
+        raise ValueError(f"{folder} is refused:\n" + _list(found))
+
+
+def _list(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def paper(argv: Sequence[str]) -> int:
+    """``trustclip paper [--json] [--out FILE]``: which claims the paper's tables support."""
+
+    @dataclasses.dataclass
+    class Options:
+        json: bool = False
+        """Write JSON instead of text: every cell, test, interval and power."""
+        out: Path | None = None
+        """Write to this file instead of the terminal."""
+
+    options = parse(Options, argv, "paper")
+    if options.out is not None and options.out.exists():
+        raise ValueError(f"{options.out} exists; choose another --out.")
+    from trustclip_lab.paper.audit import audit
+    from trustclip_lab.paper.console import render
+
+    text = io.StringIO()
+    if options.json:
+        text.write(json.dumps(audit().as_json(), indent=1, ensure_ascii=False) + "\n")
+    elif options.out is not None:
+        render(audit(), Terminal(file=text, width=160, soft_wrap=True))
+    else:
+        render(audit(), Terminal(soft_wrap=True))
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(options.out, text.getvalue())
+    else:
+        say(text.getvalue(), end="")
+    return 0
+
+
+def theory(argv: Sequence[str]) -> int:
+    """The paper's theorems, computed on both sides."""
+
+    @dataclasses.dataclass
+    class Options:
+        figures: Path | None = None
+        """Draw the figures into this folder."""
+
+    options = parse(Options, argv, "theory")
+    if options.figures is not None:
+        require("matplotlib")
+    from trustclip_lab.theory import run_theory
+
+    return run_theory(Terminal(), options.figures)
+
+
+def tabular(argv: Sequence[str]) -> int:
+    """Methods on a bandit and a tree, where everything is exact."""
+    import torch
+
+    from trustclip_lab.tabular import PRESETS, TabularSettings, run_tabular
+
+    rest, out = taken(list(argv), "--out")
+    settings = parse(TabularSettings, rest, "tabular", PRESETS)
+    torch.set_num_threads(1)  # tensors this small are slower on several
+    run_tabular(settings, Terminal(), None if out is None else Path(out))
+    return 0

@@ -1,0 +1,238 @@
+"""The arena's statistics: published values, planted effects, and what they must not find."""
+
+import numpy as np
+import pytest
+from arena_tables import EFFECTS, table
+
+from trustclip.stats import RunSummary
+from trustclip.stats.aggregates import (
+    improvement,
+    interquartile_interval,
+    interquartile_mean,
+    profile,
+)
+from trustclip.stats.equivalence import concluded, contrasts, equivalence_p, paired_runs
+from trustclip.stats.rates import mcnemar, paired_rates
+from trustclip_lab.arena.analysis import Question, Runs, answers, averaged, differences, standings
+from trustclip_lab.arena.tuning import at_equal, curve, sensitivities, width_effects
+
+# Eleven runs in three tasks; what rliable 1.2.0 makes of them stands in the tests.
+A = np.array([
+    [0.626, 0.666, 0.266], [0.528, 0.378, 0.36], [0.214, 0.508, 0.533], [0.247, 0.35, 0.584],
+    [0.324, 0.361, 0.747], [0.583, 0.818, 0.298], [0.317, 0.21, 0.483], [0.183, 0.305, 0.232],
+    [0.57, 0.494, 0.377], [0.858, 0.227, 0.267], [0.587, 0.49, 0.243],
+])  # fmt: skip
+B = np.array([
+    [0.275, 0.104, 0.443], [0.443, 0.413, 0.435], [0.36, 0.311, 0.466], [0.492, 0.252, 0.418],
+    [0.245, 0.268, 0.623], [0.137, 0.42, 0.256], [0.34, 0.301, 0.39], [0.353, 0.756, 0.294],
+    [0.138, 0.148, 0.328], [0.489, 0.631, 0.419], [0.534, 0.458, 0.363],
+])  # fmt: skip
+TASKS_A, TASKS_B = ([x[:, [i]] for i in range(3)] for x in (A, B))
+# Statsmodels 0.15 (`DescrStatsW`) has the values of their tests.
+SOME = [0.012, -0.004, 0.009, 0.003, -0.001, 0.006, 0.011, -0.002]
+
+
+def test_aggregates_are_those_of_rliable() -> None:
+    assert interquartile_mean(A) == pytest.approx(0.40841176470588236)
+    assert interquartile_interval(TASKS_B).value == pytest.approx(0.37094117647058816)
+    assert improvement(TASKS_A, TASKS_B).value == pytest.approx(0.5702479338842975)
+    above = [found.value for found in profile(TASKS_A, np.array([0.2, 0.4, 0.6]))]
+    assert above == pytest.approx([(threshold < A).mean() for threshold in (0.2, 0.4, 0.6)])
+
+
+def others(ours: np.ndarray, theirs: np.ndarray, seeds: np.ndarray) -> float:
+    """Chance of ours above theirs, among pairs of two seeds."""
+    won = (ours[:, None] > theirs) + 0.5 * (ours[:, None] == theirs)
+    return float(won[seeds[:, None] != seeds].mean())
+
+
+def test_bootstrap_is_that_of_a_plain_loop() -> None:
+    rng = np.random.default_rng(5)
+    means, chances = [], []
+    for _ in range(4000):
+        drawn = [rng.integers(0, 11, 11) for _ in range(3)]
+        means.append(interquartile_mean(np.concatenate([A[d, i] for i, d in enumerate(drawn)])))
+        chances.append(np.mean([others(A[d, i], B[d, i], d) for i, d in enumerate(drawn)]))
+    chances = np.array(chances) - np.mean(chances) + 0.5702479338842975
+    for found, drawn in (
+        (interquartile_interval(TASKS_A), means),
+        (improvement(TASKS_A, TASKS_B), chances),
+    ):
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        assert found.low == pytest.approx(low, abs=0.012)
+        assert found.high == pytest.approx(high, abs=0.012)
+
+
+def test_a_seed_takes_all_its_runs_along() -> None:
+    alike = np.repeat(A[:, [0]], 4, axis=1)  # four settings that say the same
+    assert interquartile_interval([alike]).high == pytest.approx(
+        interquartile_interval([A[:, [0]]]).high, abs=0.02
+    )
+
+
+def test_equivalence_has_the_values_of_statsmodels() -> None:
+    summary = RunSummary.of(SOME)
+    assert equivalence_p(summary, 0.01) == pytest.approx(0.016934796224259765)
+    found = paired_runs(summary)
+    assert found.p == pytest.approx(0.09290918011457137)
+    assert (found.low, found.high) == pytest.approx((-0.0009180894165914683, 0.009418089416591469))
+
+
+@pytest.mark.parametrize("margin", [0.0, -0.01, float("nan")])
+def test_a_margin_must_be_above_zero(margin: float) -> None:
+    with pytest.raises(ValueError, match="margin must be above 0"):
+        equivalence_p(RunSummary.of(SOME), margin)
+
+
+def test_identical_runs_are_equivalent_and_no_difference() -> None:
+    none = RunSummary(0.0, 0.0, 24)
+    assert paired_runs(none) == type(paired_runs(none))(0.0, 0.0, 0.0, 1.0)
+    assert contrasts([none], 0.01)[0].conclusion == "equivalent"
+    always = RunSummary(0.02, 0.0, 24)
+    assert (paired_runs(always).p, equivalence_p(always, 0.01)) == (0.0, 1.0)
+
+
+def test_words_follow_from_the_two_tests() -> None:
+    assert concluded(0.02, 0.04, 0.9) == "larger"
+    assert concluded(-0.02, 0.04, 0.9) == "smaller"
+    assert concluded(0.002, 0.04, 0.04) == "equivalent"
+    assert concluded(0.002, 0.06, 0.06) == "not told apart"
+
+
+@pytest.mark.parametrize(
+    ("pair", "p"), [((1, 7), 0.0703125), ((3, 12), 0.03515625), ((0, 6), 0.03125), ((5, 5), 1.0)]
+)
+def test_mcnemar_is_exact(pair: tuple[int, int], p: float) -> None:
+    assert mcnemar(*pair) == pytest.approx(p)
+    assert mcnemar(*pair[::-1]) == pytest.approx(p)
+
+
+# Examples of Newcombe (1998), method 10: cells e, f, g, h and the bounds.
+@pytest.mark.parametrize(
+    ("cells", "low", "high"),
+    [
+        ((36, 12, 2, 0), 0.0569, 0.3404),
+        ((54, 0, 0, 0), -0.0664, 0.0664),
+    ],
+)
+def test_paired_rates_are_those_of_newcombe(
+    cells: tuple[int, int, int, int], low: float, high: float
+) -> None:
+    e, f, g, h = cells
+    ours = [1] * e + [1] * f + [0] * g + [0] * h
+    theirs = [1] * e + [0] * f + [1] * g + [0] * h
+    found = paired_rates(ours, theirs)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    return table()
+
+
+def test_planted_effects_are_found_and_the_twin_is_not(runs: Runs) -> None:
+    questions = [Question("", name, "plain") for name in EFFECTS if name != "plain"]
+    found = {a.question.ours: a for a in answers(runs.where(stage="test"), questions)}
+    assert found["twin"].contrast.difference == type(found["twin"].contrast.difference)(0, 0, 0, 1)
+    assert found["twin"].better.value == 0.5
+    words = {name: answer.contrast.conclusion for name, answer in found.items()}
+    assert words == {
+        "twin": "equivalent", "close": "equivalent", "better": "larger", "none": "smaller",
+    }  # fmt: skip
+    for name in ("close", "better"):
+        difference = found[name].contrast.difference
+        assert difference.low < EFFECTS[name] < difference.high
+    assert found["none"].collapse.low < 0.2 < found["none"].collapse.high
+    assert found["none"].seeds == 64
+
+
+def test_pairing_by_seed_is_what_resolves_them(runs: Runs) -> None:
+    test = runs.where(stage="test")
+    ours, theirs = test.where(constraint="close"), test.where(constraint="plain")
+    unpaired = averaged(ours, "end").high - averaged(ours, "end").low
+    paired = paired_runs(differences(ours, theirs))
+    assert 3 * (paired.high - paired.low) < unpaired
+
+
+def test_leaderboard_has_them_in_order(runs: Runs) -> None:
+    test = runs.where(stage="test")
+    board = standings(test, "plain")
+    assert [board[0].constraint, board[-1].constraint] == ["better", "none"]
+    last = board[-1]
+    assert last.collapsed.low < 0.2 < last.collapsed.high
+    assert last.standing > last.end.value + 0.04  # the score of what has not collapsed
+    ends = test.where(constraint="none")
+    assert last.end.value == pytest.approx(ends.mean("end"))
+    never = np.isnan(ends["time"])
+    assert last.time == pytest.approx(np.where(never, 20, 8).mean())
+    assert last.reached.value == pytest.approx(1 - never.mean())
+
+
+def test_a_seed_with_two_runs_in_a_cell_is_refused(runs: Runs) -> None:
+    test = runs.where(stage="test", constraint="plain")
+    with pytest.raises(ValueError, match="several runs"):
+        averaged(test.at([0, 0, 1]), "end")
+
+
+def test_tuning_curve_peaks_where_it_was_planted(runs: Runs) -> None:
+    trials = runs.where(stage="tuning", constraint="better", depth=16)
+    points = curve(trials)
+    assert [point.width for point in points] == [0.02, 0.05, 0.1, 0.2, 0.4]
+    assert max(points, key=lambda point: point.score.value).width == 0.1
+    assert [point.k3 for point in points] == pytest.approx([0.006, 0.015, 0.03, 0.06, 0.12])
+    # the best of three rates, not their mean
+    assert points[2].score.value == pytest.approx(
+        trials.where(width=0.1, learning_rate=0.002).mean("end")
+    )
+
+
+def test_thresholds_are_compared_with_the_middle_one(runs: Runs) -> None:
+    found = width_effects(runs.where(stage="tuning"))
+    assert [*found] == [*EFFECTS, "all"]
+    # planted: 10 points at a factor of four from the best width, a quarter at a factor of two
+    for row in found.values():
+        low, half, middle, double, high = (one.value for one in row)
+        assert (low, half) == pytest.approx((-0.1 * (np.log2(0.2) / 2) ** 2, -0.025), abs=1e-9)
+        assert (middle, double, high) == pytest.approx((0, -0.025, -0.1), abs=1e-9)
+
+
+def test_a_threshold_is_not_chosen_on_the_seed_it_is_judged_by() -> None:
+    """Where rates differ by noise alone, the best of many is no better than the others."""
+    rng = np.random.default_rng(3)
+    rows = [
+        (task, f"c-{w}", float(w), rate, seed, 0.5 + 0.1 * rng.standard_normal())
+        for task in "abcdefgh" for w in (1, 2, 3) for rate in range(1, 1 + (20 if w == 1 else 1))
+        for seed in range(40)
+    ]  # fmt: skip
+    names = ("task", "label", "width", "learning_rate", "seed", "end")
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    few = Runs({**columns, "depth": [4] * len(rows), "constraint": ["c"] * len(rows)})
+    many_rates, _, _ = width_effects(few)["c"]
+    assert many_rates.low < 0 < many_rates.high  # the best of 20 on the same seeds is +0.03
+
+
+def test_sensitivity_is_the_mean_of_all_trials(runs: Runs) -> None:
+    found = {one.constraint: one for one in sensitivities(runs.where(stage="tuning"), "plain")}
+    assert found["plain"].minus is None
+    minus = found["better"].minus
+    assert minus is not None and minus.value == pytest.approx(0.03)
+    plain = runs.where(stage="tuning", constraint="plain")
+    assert found["plain"].mean.value == pytest.approx(plain.mean("end"))
+    assert found["plain"].edge == 0  # the best rate is the middle one
+    assert found["plain"].best > found["plain"].mean.value
+
+
+def test_equal_measured_width_finds_what_was_planted(runs: Runs) -> None:
+    by = {key[0]: own for key, own in runs.where(stage="tuning").by("constraint").items()}
+    found = at_equal(by["better"], by["plain"], "k3")
+    assert found is not None
+    assert found.mean == pytest.approx(0.03, abs=1e-9)
+
+
+def test_equal_threshold_is_not_equal_width(runs: Runs) -> None:
+    """A constraint whose thresholds are twice as wide is no better at the same distance moved."""
+    plain = runs.where(stage="tuning", constraint="plain")
+    wide = Runs({**plain.columns, "width": plain["width"] / 2})  # the same under other names
+    found = at_equal(wide, plain, "k3")
+    assert found is not None
+    assert found.mean == pytest.approx(0, abs=1e-12)

@@ -1,0 +1,146 @@
+"""From a small arena to its page and back: what is shown, and a submission that is run again."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("plotly")
+
+from trustclip.cli.main import main
+from trustclip.runs.terminal import Terminal
+from trustclip_lab.arena.entry import Entry, combined, read_entry
+from trustclip_lab.arena.page import contents, headline, tables_text, write_page
+from trustclip_lab.arena.reruns import differences, problems
+from trustclip_lab.arena.run import load, run_arena
+
+PLAN = {
+    "lab": {
+        "policy": "window", "width": 8, "group": 4, "eval_prompts": 16, "eval_samples": 2,
+        "pass_k": 4, "distances": False, "sft_steps": 10, "generations": 2, "prompts": 8,
+    },
+    "tasks": {"teacher": {"reaches": 0.2}, "many": {"reaches": 0.4}},
+    "depths": {4: {}, 8: {}},
+    "learning_rates": [6.0e-3, 2.4e-2],
+    "tuning": {"first": 1000, "count": 2},
+    "test": {"first": 0, "count": 5},
+    "constraints": {
+        "atr": {"name": "atr", "delta": [0.02, 0.07]},
+        "twin": {"bounds_of": "atr"},
+        "none": {"name": "importance_sampling"},
+    },
+    "axes": {"noise": {"task": "many", "depth": 4, "changes": {"noise": 0.2}}},
+    "contrasts": {"a constraint against none": ["atr", "none"]},
+    "controls": {"k3 against its twin": ["atr", "twin"]},
+}  # fmt: skip
+MINE = {
+    "constraints": {"mine": {"name": "clip", "epsilon": [0.1, 0.2]}},
+    "contrasts": {},
+    "controls": {},
+}
+
+
+def made(folder: Path, plan: dict) -> Path:
+    file = folder / "plan.yaml"
+    folder.mkdir()
+    file.write_text(yaml.safe_dump(plan | {"output_dir": str(folder / "out")}))
+    run_arena(load(file, {}), Terminal(quiet=True))
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("arena")
+    return made(root / "arena", PLAN), made(root / "mine", PLAN | MINE)
+
+
+@pytest.fixture(scope="module")
+def entries(folders: tuple[Path, Path]) -> tuple[Entry, Entry]:
+    arena, mine = folders
+    return read_entry(arena), read_entry(mine)
+
+
+def test_the_page_shows_every_constraint_and_its_method(
+    entries: tuple[Entry, Entry], tmp_path: Path
+) -> None:
+    arena, _ = entries
+    found = contents(arena, arena.links("methods/{}.html"))
+    assert [section.key for section in found.sections] == [
+        "scores", "contrasts", "tuning", "profiles", "tasks", "collapse", "scores-noise",
+    ]  # fmt: skip
+    text = tables_text(found)
+    assert "[twin](methods/clip_higher.html)" in text
+    assert "| k3 against its twin (atr, twin) | 20 | 20 | yes |" in text
+    page = write_page(found, tmp_path / "arena.html").read_text()
+    assert headline([])[:5] == "Of 0 "
+    assert "Of 1 contrasts" in page
+    assert '<a href="methods/importance_sampling.html">none</a>' in page
+    own = page[: page.index("<script")] + page[page.rindex("</script>") :]
+    assert not re.search(r"(?:src|href)=\"https?://", own)  # one file, no network
+
+
+def test_an_incomplete_setting_is_left_out(entries: tuple[Entry, Entry]) -> None:
+    arena, _ = entries
+    lacking = arena.runs
+    gone = (lacking["stage"] == "test") & (lacking["depth"] == 8) & (lacking["seed"] == 3)
+    gone &= lacking["task"] == "many"
+    found = tables_text(contents(Entry(arena.settings, lacking.at(~gone)), {}))
+    assert "| constraint | many depth 4 | teacher depth 4 | teacher depth 8 |" in found
+    none = (lacking["stage"] == "test") & (lacking["seed"] == 3)
+    with pytest.raises(ValueError, match="no setting of the table is complete"):
+        contents(Entry(arena.settings, lacking.at(~none)), {})
+
+
+def test_a_submission_is_accepted_run_again_and_shown(
+    folders: tuple[Path, Path], entries: tuple[Entry, Entry], tmp_path: Path, capsys
+) -> None:
+    arena, mine = folders
+    assert problems(entries[1], entries[0]) == []
+    assert main(["arena", "verify", str(mine), "--against", str(arena), "--check", "2"]) == 0
+    assert "accepted: mine, " in capsys.readouterr().out
+    page = tmp_path / "both.html"
+    assert main(["arena", "page", str(arena), "--add", str(mine), "--out", str(page)]) == 0
+    assert "mine" in page.read_text()
+
+
+def test_runs_that_come_out_otherwise_are_named(entries: tuple[Entry, Entry]) -> None:
+    mine = entries[1]
+    better = mine.runs["end"].copy()
+    better[:] = 0.9
+    runs = type(mine.runs)({**mine.runs.columns, "end": better})
+    found = [*differences(Entry(mine.settings, runs), count=1, source=0)]
+    assert found and all(
+        re.match(r"end of the (tuning|test) run of seed \d+, mine-\d", s) for s in found
+    )
+    assert "is 0.9 in the table" in found[0]
+
+
+def test_another_plan_is_refused(entries: tuple[Entry, Entry]) -> None:
+    from dataclasses import replace
+
+    arena, mine = entries
+    longer = replace(mine.settings, lab={**mine.settings.lab, "generations": 3})
+    (found,) = problems(Entry(longer, mine.runs), arena)
+    assert found.startswith("`lab` of arena.yaml is")
+
+
+def test_refusals_of_the_command(folders: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    arena, mine = folders
+    assert main(["arena", "verify", str(arena), "--against", str(arena)]) == 2
+    assert "a submission is one constraint" in capsys.readouterr().err
+    assert main(["arena", "verify", str(tmp_path), "--against", str(arena)]) == 2
+    assert "it has no arena.yaml" in capsys.readouterr().err
+    command = ["arena", "verify", str(mine), "--against", str(arena), "--check", "-1"]
+    assert main(command) == 2
+    assert "0 or more; got -1" in capsys.readouterr().err
+
+
+def test_a_submission_beside_the_arena_changes_none_of_its_numbers(
+    entries: tuple[Entry, Entry],
+) -> None:
+    arena, mine = entries
+    alone, both = (contents(entry, {}) for entry in (arena, combined(arena, [mine])))
+    assert alone.headline == both.headline
+    assert [f.text for f in alone.findings] == [f.text for f in both.findings]

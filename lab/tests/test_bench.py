@@ -1,0 +1,162 @@
+"""`trustclip bench`: every topic at toy sizes, what it writes, and what it refuses."""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trustclip.cli.main import main
+from trustclip_lab.bench import bounds as intervals
+from trustclip_lab.bench import heads, measure, variants
+from trustclip_lab.bench.table import Table
+
+SMALL = ["--tokens", "24", "--hidden", "8", "--vocabulary", "300", "--repeats", "1"]
+
+
+def light(monkeypatch):
+    """Leave out the processes that peaks are measured in, and what takes seconds to import."""
+    monkeypatch.setattr(heads, "peak_memory", lambda *_, **__: 1.0)
+    monkeypatch.setattr(heads, "installed", lambda: [])
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_every_variant_makes_the_same_gradients(trained):
+    """Of hidden states and of the weight, against naive logits."""
+    shape = variants.Shape(24, 8, 300)
+    found = {}
+    for entry in heads.entries(trained):
+        if entry.function in ("products", "liger"):
+            continue
+        problem = variants.Problem.of(shape, trained).asked(entry.entropy, entry.zeros)
+        grads = []
+        kept = problem.weight.register_hook(grads.append) if trained else None
+        hidden = getattr(variants, entry.function)(problem)()
+        found.setdefault(entry.zeros, []).append((entry.label, hidden, *grads))
+        assert kept is None or len(grads) == 1
+    assert sorted(found) == [0, 0.5, 0.75]
+    for rows in found.values():
+        for label, *grads in rows:
+            for got, want in zip(grads, rows[-1][1:], strict=True):
+                assert (got - want).abs().max() <= 1e-5 * want.abs().max(), label
+
+
+class Products(TorchDispatchMode):
+    """Multiplications and additions of all matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
+            a, b = args[-2:]
+            self.count += 2 * a.shape[0] * a.shape[1] * b.shape[1]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("trained", "zeros", "function", "products"),
+    [
+        (False, 0, "products", 2),
+        (False, 0, "ours", 2),
+        (False, 0.5, "ours", 1),
+        (False, 0, "with_bregman_kl", 2),
+        (False, 0, "with_topk_kl", 2),
+        (False, 0, "with_exact_kl", 4),
+        (True, 0, "products", 3),
+        (True, 0, "ours", 4),
+        (True, 0.5, "ours", 2),
+    ],
+)
+def test_number_of_products(trained, zeros, function, products):
+    """Counted in units of 2 NHV operations; a trained head makes its logits twice."""
+    problem = variants.Problem.of(variants.Shape(20, 8, 600), trained).asked(True, zeros)
+    call = getattr(variants, function)(problem)
+    with Products() as found:
+        call()
+    assert found.count == products * 2 * 20 * 8 * 600
+
+
+def test_head_from_arguments_to_files(tmp_path, monkeypatch, capsys):
+    light(monkeypatch)
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "markdown", "figure")}
+    out = [x for kind, path in files.items() for x in (f"--{kind}", str(path))]
+    assert main(["bench", "head", *SMALL, "--head", "frozen", "--scaling", *out]) == 0
+    printed = capsys.readouterr().out
+    assert "naive logits + exact KL" in printed and "N = 24, H = 8, V = 300" in printed
+    tables = json.loads(files["json"].read_text())["tables"]
+    assert [row[0] for row in tables[1]["rows"]] == [3, 6, 12, 24]
+    assert [row[0] for row in tables[2]["rows"]] == [38, 75, 150, 300]
+    ratios = {row[0]: row[2] for row in tables[0]["rows"]}
+    assert ratios["bare products"] == 1 and ratios["trustclip"] > 0
+    assert files["markdown"].read_text().count("| trustclip |") == 1
+    assert files["figure"].read_text().startswith("<svg")
+
+
+def test_intervals_and_methods(capsys):
+    assert main(["bench", "intervals", "--tokens", "64", "--repeats", "1"]) == 0
+    assert "bisection" in capsys.readouterr().out
+    import trustclip as tc
+
+    assert main(["bench", "methods", "--sequences", "2", "--length", "8", "--repeats", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{name} " in printed for name in tc.methods())
+
+
+def test_newton_agrees_with_bisection():
+    (table,) = intervals.run(intervals.IntervalOptions(tokens=500, repeats=1))
+    error: Any = table.rows[0][3]
+    assert table.rows[0][0] == "binary KL, Newton" and error < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["heads"], "unknown topic of bench 'heads'; did you mean 'head'?"),
+        (["head", "--tokens", "0"], "--tokens must be at least 1, got 0"),
+        (["head", "--figure", "x.svg"], "add --scaling"),
+        (["intervals", "--figure", "x.svg"], "intervals has no figure"),
+        (["intervals", "--delta", "0"], "--delta must be from 1e-6 to 300 nats, got 0"),
+        (["methods", "--length", "-1"], "--length must be at least 1, got -1"),
+        (["head", "--json", "no/such/folder/x.json"], "does not exist"),
+    ],
+)
+def test_bad_arguments(arguments, message, capsys):
+    try:
+        status = main(["bench", *arguments])
+    except SystemExit as left:  # tyro's way
+        status = left.code
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert status == 2 and message in told
+
+
+def test_no_cuda_device(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert main(["bench", "head", "--device", "cuda"]) == 2
+    assert "finds no CUDA device" in capsys.readouterr().err
+
+
+def test_seconds_are_medians_of_turns(monkeypatch):
+    order, seconds = [], iter([5.0, 1.0, 2.0, 9.0, 3.0, 4.0])
+
+    def clock(call):
+        call()
+        return next(seconds)
+
+    monkeypatch.setattr(measure, "_cpu_seconds", clock)
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    assert measure.in_turn(calls, repeats=3) == {"a": 3.0, "b": 4.0}
+    assert order == ["a", "b"] * 3
+
+
+def test_peak_memory_is_what_the_call_needs():
+    tensors = [(torch.ones, mebibytes << 18) for mebibytes in (20, 100)]
+    small, large = (measure.peak_memory(partial, *made) for made in tensors)
+    assert 18 < small < 40 and 98 < large < 120
+
+
+def test_table_without_numbers():
+    table = Table("t", ("a", "b"), [("x", None)])
+    assert "| x | – |" in table.markdown()

@@ -1,0 +1,120 @@
+"""What the pages say about our runs is what the committed tables say."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from doc_pages import assert_alike
+
+ROOT = Path(__file__).parents[2]
+#: A number with its interval, of either sign.
+ESTIMATE = re.compile(r"[+−-]?[\d.]+ \[[−-]?[\d.]+, [−-]?[\d.]+\]")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8").replace("-", "−")
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of every row of the Markdown tables of a text."""
+    found = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in found]
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(found.replace("−", "-")) for found in re.findall(r"[−+]?\d+\.?\d*", cell)]
+
+
+def estimates(page: str) -> list[str]:
+    return [found.replace("+", "") for found in ESTIMATE.findall(page)]
+
+
+@pytest.mark.parametrize(
+    ("page", "sources"),
+    [
+        ("docs/lab/noise.md", ["lab/benchmarks/noise-tiny/table.md"]),
+        ("docs/results.md", ["benchmarks/RESULTS.md"]),
+        ("docs/lab/miniature.md", ["lab/benchmarks/table3-tiny/table.md"]),
+    ],
+)
+def test_every_estimate_of_a_page_stands_in_its_table(page, sources):
+    known = {found for source in sources for found in estimates(read(source))}
+    assert [found for found in estimates(read(page)) if found not in known] == []
+
+
+def test_the_summary_of_noise_follows_from_its_table():
+    """Of either sign: `-1.8 [-10.5, 6.8]`, `19.9 points lower [12.4, 27.5]`."""
+    text = read("benchmarks/RESULTS.md")
+    quoted = re.compile(r"[\d.]+(?: points)?(?: lower)? \[[−\d.]+, [−\d.]+\]")
+    part = text[text.index("## Reward noise") :].split("\n## ")[0]
+    known, found = (
+        {tuple(sorted(map(abs, numbers(one)))) for one in quoted.findall(among)}
+        for among in (read("lab/benchmarks/noise-tiny/table.md"), part)
+    )
+    assert len(found) > 1 and found <= known
+
+
+@pytest.fixture(scope="module")
+def miniature(request):
+    """The program that writes what is said of the miniature, and the runs that it reads."""
+    pytest.importorskip("pyarrow")
+    patch = pytest.MonkeyPatch()
+    request.addfinalizer(patch.undo)
+    patch.syspath_prepend(str(ROOT / "lab/benchmarks"))
+    import miniature as program
+
+    return program, program.Miniature()
+
+
+def test_the_miniatures_table_and_sentences_follow_from_its_runs(miniature):
+    program, mini = miniature
+    written = (program.FOLDER / "table.md").read_text(encoding="utf-8")
+    told, made = "python lab/benchmarks/miniature.py", program.blocks(mini)
+    assert_alike(program.table(mini), written, told)
+    for page in program.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert_alike(program.filled(text, made), text, told)
+    paper = (ROOT / "docs/lab/paper.md").read_text(encoding="utf-8")
+    assert program.headline(mini) in paper
+    assert (program.FOLDER / "runs.parquet").stat().st_size < 2_000_000
+
+
+def test_the_miniatures_headline_numbers_by_hand(miniature):
+    """From the answers alone, without a function of ours."""
+    _, mini = miniature
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(ROOT / "lab/benchmarks/table3-tiny/runs.parquet").to_pylist()
+    by: dict[str, list[dict]] = {}
+    for row in rows:
+        curve = [
+            (e["update"], np.mean([answer["right"] for answer in e["answers"]]))
+            for e in row["evaluations"]
+        ]
+        by.setdefault(row["label"], []).append(row | {"at": curve})
+    assert {len(found) for found in by.values()} == {10} and len(by) == 18
+    table = {row[0].partition(" (")[0]: row for row in rows_of_table() if "of 10 runs" in row[0]}
+    for label, found in by.items():
+        final, best = (numbers(table[label.replace("-", "−")][i])[0] for i in (1, 3))
+        ends = [row["at"][-1][1] for row in found]
+        tops = [max(score for _, score in row["at"][1:]) for row in found]
+        assert final == pytest.approx(100 * np.mean(ends), abs=0.051)
+        assert best == pytest.approx(100 * np.mean(tops), abs=0.051)
+        curves = [list(zip(*row["at"], strict=True)) for row in found]
+        ways = [np.trapezoid(scores, updates) / 96 for updates, scores in curves]
+        assert mini.ways[label].area["value"] == pytest.approx(np.mean(ways))
+    for label, wrote in (("exact-twin", "all seven evaluations in {} of 10 seeds"),
+                         ("twin", "it did so in {} of 10.")):  # fmt: skip
+        parted = set()
+        for ours, theirs in zip(by[label], by["atr"], strict=True):
+            same, own = ([e["texts"] for e in row["evaluations"]] for row in (theirs, ours))
+            assert ours["seed"] == theirs["seed"] and len(own) == 7 and all([*own, *same])
+            parted |= {ours["seed"]} if own != same else set()
+        assert set(mini.parted(label)) == parted
+        for page in ("docs/lab/miniature.md", "benchmarks/RESULTS.md"):
+            assert wrote.format(10 - len(parted)) in read(page)
+
+
+def rows_of_table() -> list[list[str]]:
+    return rows(read("lab/benchmarks/table3-tiny/table.md"))

@@ -1,0 +1,121 @@
+"""The mismatch experiment: its tables are those of the committed runs, and the docs quote them."""
+
+from pathlib import Path
+
+import mismatch
+import mismatch_report
+import numpy as np
+import pytest
+
+from trustclip_lab.stack.results import number, read
+from trustclip_lab.stack.warning import Watched, alarm, auc, auc_interval
+
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "mismatch-tiny"
+DOC = Path(__file__).parents[2] / "docs" / "sampler.md"
+TASK = "needle"
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return read(FOLDER / f"runs-{TASK}.parquet")
+
+
+def test_the_tables_are_those_of_the_committed_runs():
+    assert mismatch_report.tables(TASK) == (FOLDER / f"tables-{TASK}.md").read_text()
+
+
+def test_the_design_is_complete(runs):
+    methods, samplers = (list(dict.fromkeys(r[n] for r in runs)) for n in ("method", "sampler"))
+    assert len(methods) == 12 and samplers == ["exact", "bfloat16", "int8", "int4", "lag1", "lag4"]
+    first, many = mismatch.TEST
+    keys = {(r["design"], r["method"], r["sampler"], int(r["seed"])) for r in runs}
+    seeds = range(first, first + many)
+    assert len(keys) == len(runs)
+    for design, tested in (("carried", samplers), ("stress", mismatch.STRESSED)):
+        assert keys >= {(design, m, s, n) for m in methods for s in tested for n in seeds}
+    assert not set(seeds) & set(range(mismatch.TUNING[0], sum(mismatch.TUNING)))
+
+
+def test_every_method_got_the_same_trials_and_its_best_was_tested(runs):
+    trials = read(FOLDER / f"tuning-{TASK}.parquet")
+    families = {}
+    for row in trials:
+        families.setdefault((row["method"].partition("-")[0], row["sampler"]), []).append(row)
+    assert {len(rows) for rows in families.values()} == {9}
+    best = mismatch.chosen(trials, "exact")
+    carried = {
+        (r["method"], f"{r['method']}-{r['variant']}", float(r["learning_rate"]))
+        for r in runs if r["design"] == "carried"
+    }  # fmt: skip
+    assert carried == {(family, label, rate) for family, (label, rate) in best.items()}
+
+
+def test_what_a_corrected_method_does_with_an_exact_sampler_is_its_inner_one(runs):
+    """The negative control: the weight is 1, so every run of both is the same to the last digit."""
+    trials = read(FOLDER / f"tuning-{TASK}.parquet")
+    end = {(r["method"], r["sampler"], r["learning_rate"]): r["end"] for r in trials}
+    for (method, sampler, rate), value in end.items():
+        family, _, variant = method.partition("-")
+        if sampler == "exact" and family in ("tis", "icepop"):
+            assert value == end[f"clip-{variant}", sampler, rate]
+
+
+def test_the_docs_quote_the_tables():
+    tables = (FOLDER / f"tables-{TASK}.md").read_text().splitlines()
+    section = DOC.read_text().partition("## Which constraint survives which sampler")[2]
+    quoted = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    assert len(quoted) > 20
+    missing = [line for line in quoted if line not in tables and not line.startswith("|---")]
+    assert not missing
+
+
+def test_a_watched_run_agrees_with_its_summary(runs):
+    watched = read(FOLDER / f"watched-{TASK}.parquet")
+    assert len(watched) == len(runs)
+    for row, run in zip(watched, runs, strict=True):
+        assert (row["method"], row["seed"], row["fell"]) == (
+            run["method"], run["seed"], run["fell"],
+        )  # fmt: skip
+        assert (run["collapsed"] == "1") == bool(row["fell"])
+        for name in mismatch.WATCHED:
+            raised = number(row[f"alarm {name}"])
+            assert np.isnan(raised) or not row["fell"] or raised < number(row["fell"])
+
+
+def test_the_area_is_the_share_of_pairs_won():
+    random = np.random.default_rng(0)
+    runs = [
+        Watched(int(random.integers(8)), int(random.integers(2)), bool(random.random() < 0.3),
+                float(random.integers(5)))
+        for _ in range(80)
+    ]  # fmt: skip
+    won = pairs = 0.0
+    for a in runs:
+        for b in runs:
+            if a.among == b.among and a.collapsed and not b.collapsed:
+                won += (a.value > b.value) + 0.5 * (a.value == b.value)
+                pairs += 1
+    assert auc(runs) == pytest.approx(won / pairs)
+    its = auc_interval(runs)
+    assert its.low < its.value < its.high and its.value == auc(runs)
+
+
+def test_the_interval_of_the_area_covers():
+    """Of a number that tells nothing, 0.5 is in nine of ten intervals at least."""
+    random = np.random.default_rng(1)
+    covered = 0
+    for _ in range(100):
+        runs = [
+            Watched(seed, None, bool(random.random() < 0.4), float(random.normal()))
+            for seed in range(16) for _ in range(6)
+        ]  # fmt: skip
+        its = auc_interval(runs)
+        covered += its.low <= 0.5 <= its.high
+    assert covered >= 88
+
+
+def test_an_alarm_is_before_the_fall_or_not_at_all():
+    quiet = [[0.1, 0.2]] * 20
+    found = alarm([([0.1, 0.1, 0.9], 2), ([0.9, 0.1, 0.1], 2)], quiet, 0.05)
+    assert (found.seen, found.lead) == (0.5, 2.0)
+    assert alarm([], quiet, 0.05).threshold == pytest.approx(0.2)

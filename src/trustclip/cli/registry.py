@@ -1,0 +1,54 @@
+"""Commands that other installed distributions add: the entry points of ``trustclip.commands``.
+
+An entry point names a mapping ``{command: Command}``; the module that holds it is imported for the
+help, so it should import nothing else.
+"""
+
+from functools import cache
+from importlib.metadata import entry_points
+from typing import NamedTuple
+
+GROUP = "trustclip.commands"
+
+#: Distributions of this project that add commands -> these, to say what to install.
+KNOWN = {"trustclip-lab": ("lab", "arena", "theory", "tabular", "control", "paper", "bench")}
+
+#: Of `Command.first`: a file or a folder.
+PATH = ("PATH",)
+
+
+class Command(NamedTuple):
+    """A command of another distribution.
+
+    Args:
+      module: dotted name of the module whose function, named like the command, takes the arguments
+        and returns the exit status.
+      does: its help, a line without a full stop.
+      continues: whether the same command goes on after SIGTERM or Ctrl-C.
+      first: what its first argument may be, for the completion in shells; or `PATH`.
+    """
+
+    module: str
+    does: str
+    continues: bool = False
+    first: tuple[str, ...] = ()
+
+
+@cache
+def distributions() -> dict[str, dict[str, Command]]:
+    """The added commands of each installed distribution that has any."""
+    found: dict[str, dict[str, Command]] = {}
+    for point in entry_points(group=GROUP):
+        name = point.dist.name if point.dist else point.name
+        found.setdefault(name, {}).update(point.load())
+    return found
+
+
+def added() -> dict[str, Command]:
+    """Every added command by its name."""
+    return {name: one for commands in distributions().values() for name, one in commands.items()}
+
+
+def to_install(name: str) -> str | None:
+    """The distribution that has a command and is not installed, if any."""
+    return next((known for known, commands in KNOWN.items() if name in commands), None)

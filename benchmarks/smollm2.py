@@ -2,6 +2,7 @@
 
     trustclip suite recipes/suites/trust-regions.yaml
     python benchmarks/smollm2.py runs/trust-regions    # as often as runs have ended
+    python benchmarks/smollm2.py --remaining FOLDER    # suites of the runs that the tables lack
 
 It adds the finished runs of the folder to benchmarks/smollm2/generations.parquet (a row for each
 generation of a run) and answers.parquet (a row for each held-out problem); a run that is there
@@ -17,11 +18,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from trustclip.runs.reader import find, read_run
 from trustclip.runs.run import Run
 
 FOLDER = Path(__file__).with_name("smollm2")
+SUITE = Path(__file__).parents[1] / "recipes/suites/trust-regions.yaml"
+RATE = "rl.learning_rate"
 #: Columns that say which run a row is of.
 KEY = ("arm", "rate", "seed")
 #: Means over the updates of a generation, by their names in metrics.jsonl.
@@ -123,12 +127,58 @@ def _by_run(
     return found
 
 
+def remaining(suite: Path, tables: Path) -> Iterator[dict[str, Any]]:
+    """The suites, in the order of their blocks, whose runs are those that the tables lack.
+
+    One holds all blocks of which nothing is there. A block that was begun has its own, or two where
+    the two rates lack different arms. Their recipe is the one that comes with the package.
+
+    Args:
+      suite: of all runs.
+      tables: folder of the tables; all runs are lacking where there are none.
+    """
+    plan = yaml.safe_load(suite.read_text(encoding="utf-8"))
+    path = tables / "answers.parquet"
+    known = pq.read_table(path).to_pylist() if path.exists() else []
+    there = {tuple(row[name] for name in KEY) for row in known}
+    groups: dict[tuple[tuple[str, ...], tuple[float, ...]], list[int]] = defaultdict(list)
+    for seed in plan["seeds"]:
+        rates = defaultdict(list)
+        for rate in plan["sweep"][RATE]:
+            rates[tuple(arm for arm in plan["methods"] if (arm, rate, seed) not in there)] += [rate]
+        for arms, own in rates.items():
+            if arms:
+                groups[arms, tuple(own)].append(seed)
+    for number, ((arms, own), seeds) in enumerate(groups.items(), start=1):
+        name = f"{plan['name']}-from-{seeds[0]}-{number}"
+        yield {
+            **plan,
+            "name": name,
+            "recipe": Path(plan["recipe"]).stem,
+            "output_dir": f"runs/{name}",
+            "seeds": seeds,
+            "methods": {arm: plan["methods"][arm] for arm in arms},
+            "reference": arms[0],
+            "sweep": plan["sweep"] | {RATE: list(own)},
+        }
+
+
 def main() -> None:
-    """Add the finished runs of the folders that are named."""
+    """Add the finished runs of the folders that are named, or write suites of those lacking."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--to", type=Path, default=FOLDER)
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the tables")
+    parser.add_argument("--remaining", type=Path, help="folder for the suites of what is lacking")
     options = parser.parse_args()
+    if bool(options.folders) == bool(options.remaining):
+        parser.error("give folders of runs, or --remaining FOLDER")
+    if options.remaining:
+        options.remaining.mkdir(parents=True, exist_ok=True)
+        for plan in remaining(SUITE, options.to):
+            file = options.remaining / f"{plan['name']}.yaml"
+            file.write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
+            print(f"trustclip suite {file}")
+        return
     runs = [
         run for path in find(options.folders) if (run := read_run(path)).summary.get("finished")
     ]

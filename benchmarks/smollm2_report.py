@@ -1,13 +1,14 @@
 """What the runs with SmolLM2 say, from the committed tables alone, by docs/smollm2-plan.md.
 
-    python benchmarks/smollm2_report.py                  # writes the tables of docs/smollm2.md
-    python benchmarks/smollm2_report.py FOLDER --print   # prints them, of other tables
+    python benchmarks/smollm2_report.py                  # writes docs/smollm2.md and its figure
+    python benchmarks/smollm2_report.py FOLDER --print   # prints the tables, of other tables
 
 In the page it writes what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->`` alone.
 A block is a seed whose eight runs are all there; others are left out.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ import pyarrow.parquet as pq
 from arena_report import filled
 from numpy.typing import NDArray
 
+from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.runs.text import markdown_table, percent
 from trustclip.stats import Difference
 from trustclip.stats.confidence import RunSummary
 from trustclip.stats.equivalence import Contrast, contrasts
+from trustclip.stats.planning import Spread, gap_for
 
 ROOT = Path(__file__).parents[1]
 FOLDER, PAGE = ROOT / "benchmarks/smollm2", ROOT / "docs/smollm2.md"
@@ -34,6 +37,9 @@ FIRST = 4
 MARGIN = 0.03
 #: The score at which entropies are compared, and by how much a collapsed run is below its best.
 EQUAL, COLLAPSED = 0.5, 0.1
+#: Blocks that were planned, the fewest of which anything is concluded, and those of the power.
+PLANNED, ENOUGH = 16, 6
+SIZES = (6, 8, 12, 16)
 
 Numbers = NDArray[np.float64]
 
@@ -246,24 +252,173 @@ def number(value: Numbers) -> str:
     return "-" if np.isnan(value) else f"{float(value):.2f}"
 
 
+def power(blocks: Blocks) -> str:
+    """How much the pairs of blocks differ, and what differences so many blocks can find."""
+    strictest = 1 - 0.05 / len(OTHERS)
+    rows = []
+    for arm in OTHERS:
+        d = blocks.minus(blocks.area, arm).mean(axis=0)
+        std = Spread(float(d.std(ddof=1)), len(d) - 1, True).interval()
+        found = [gap_for(std.value, size, level=strictest) for size in SIZES]
+        rows.append([
+            f"`atr` − `{arm}`",
+            f"{percent(std.value)} [{percent(std.low)}, {percent(std.high)}]",
+            *map(percent, found),
+        ])  # fmt: skip
+    head = ["contrast", "standard deviation of a block's difference, points",
+            *(f"{size} blocks" for size in SIZES)]  # fmt: skip
+    return markdown_table(head, rows)
+
+
 def tables(blocks: Blocks) -> dict[str, str]:
     """Parts of the page by name."""
     runs = len(ARMS) * len(blocks.rates) * len(blocks.seeds)
-    count = f"{len(blocks.seeds)} blocks, {runs} runs."
-    return {"blocks": count, "scores": scores(blocks), "contrasts": compared(blocks)}
+    return {
+        "blocks": f"{len(blocks.seeds)} blocks, {runs} runs.",
+        "scores": scores(blocks),
+        "contrasts": compared(blocks),
+        "power": power(blocks),
+    }
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def there_are(folder: Path) -> Blocks | None:
+    """The finished blocks of a folder; None where there are fewer than the two of an interval."""
+    if not (folder / "answers.parquet").exists():
+        return None
+    try:
+        blocks = read(folder)
+    except ValueError:
+        return None
+    return blocks if len(blocks.seeds) > 1 else None
+
+
+def page_parts(folder: Path) -> dict[str, str]:
+    """All parts of the page, also where no block is finished."""
+    blocks = there_are(folder)
+    state = state_of(folder)
+    if blocks is None:
+        nothing = "Nothing yet: an interval needs two blocks."
+        names = ("contrasts", "curves", "power", "predictions", "scores")
+        return {"blocks": state} | dict.fromkeys(names, nothing)
+    picture = f"![{curves(blocks).title}](../benchmarks/smollm2/curves.svg)"
+    return {
+        **tables(blocks),
+        "blocks": state,
+        "predictions": predictions(blocks),
+        "curves": f"{picture}\n\n*{curves(blocks).caption}*",
+    }
+
+
+def state_of(folder: Path) -> str:
+    """How much of the plan there is, and whether that is enough to conclude anything."""
+    path = folder / "answers.parquet"
+    rows = pq.read_table(path).to_pylist() if path.exists() else []
+    runs = {(row["arm"], row["rate"], row["seed"]) for row in rows if row["arm"] in ARMS}
+    of_seed = Counter(seed for _, _, seed in runs)
+    whole = sum(count == 2 * len(ARMS) for count in of_seed.values())
+    text = f"**{whole} of the {PLANNED} planned blocks are finished** ({len(runs)} runs)."
+    if begun := len(of_seed) - whole:
+        text += f" Some runs of {begun} more are there, and are left out."
+    if whole >= ENOUGH:
+        return text + f" The plan asks for {ENOUGH} or more."
+    missing = "1 more block is" if whole == ENOUGH - 1 else f"{ENOUGH - whole} more blocks are"
+    return (
+        f"{text} The plan asks for {ENOUGH} or more, so **nothing is concluded yet**: "
+        f"{missing} missing. What stands below is how far the runs have come."
+    )
+
+
+def predictions(blocks: Blocks) -> str:
+    """A sentence on each prediction of the plan."""
+    words, by_contrast, by_rate = said(blocks), tested(blocks), interactions(blocks)
+    clip, mirror, none = (by_contrast[arm] for arm in OTHERS)
+    rise = by_rate["none"].difference
+    e = blocks.entropy_at_equal_score
+    more = mean((e[0] - e[ARMS.index("mirror")]).T)  # of a block, over the rates that passed 50 %
+    known = more[~np.isnan(more)]
+    entropy = "cannot be compared: it needs two blocks in which both pass it"
+    if len(known) > 1:
+        d = paired(known)
+        entropy = f"differs by {d.value:+.3f} nats [{d.low:.3f}, {d.high:.3f}]".replace("-", "−")
+    lines = [
+        f"The paper, `atr` − `clip` above 0: {points(clip.difference)} points of area; "
+        f"{words['clip']}.",
+        f"The paper, `atr` − `mirror` above 0, with more entropy: {points(mirror.difference)}; "
+        f"{words['mirror']}; entropy at 50 % right {entropy}.",
+        f"Our arena, `mirror` within 1 point of `atr`: {points(mirror.difference)}; "
+        f"{held(mirror.difference, -0.01, 0.01)}.",
+        f"Our arena, `none` not above `atr`, and further below at the higher rate: "
+        f"{points(none.difference)}; {held(none.difference, 0.0, 1.0)}; {points(rise)} more at "
+        f"the higher rate; {held(rise, 0.0, 2.0)}.",
+        f"Our arena, `clip` 0 to 2 points behind: {points(clip.difference)}; "
+        f"{held(clip.difference, 0.0, 0.02)}.",
+    ]
+    if mirror.conclusion == "equivalent" and clip.conclusion == "larger":
+        lines.append("So: width, not asymmetry.")
+    early = len(blocks.seeds) < ENOUGH
+    note = "\n\nToo few blocks to conclude anything: a look, not a result." if early else ""
+    return "\n".join(f"- {line}" for line in lines) + note
+
+
+def held(found: Difference, low: float, high: float) -> str:
+    """Whether a prediction holds: all of the interval is within what was predicted, or none."""
+    if low <= found.low and found.high <= high:
+        return "holds"
+    return "does not hold" if found.high < low or found.low > high else "open"
+
+
+def curves(blocks: Blocks) -> Figure:
+    """Learning curves of `atr` and of each other arm, by rate."""
+    x = [float(n) for n in range(1, GENERATIONS + 1)]
+    panels = []
+    for j, rate in enumerate(blocks.rates):
+        for arm in OTHERS:
+            marks: list[Mark] = []
+            for name in (arm, "atr"):
+                i = ARMS.index(name)
+                each = [RunSummary.of(100 * v).interval() for v in blocks.right[i, j].T]
+                low, high = [one.low for one in each], [one.high for one in each]
+                middle = [one.value for one in each]
+                marks.append(Mark("band", x, middle, name, i, low, high))
+                marks.append(Mark("line", x, middle, name, i))
+            panels.append(Panel(f"atr and {arm}, rate {rate:.2g}", "generation", "right, %", marks,
+                                y_range=(0.0, 100.0)))  # fmt: skip
+    caption = (
+        "Right answers in the rollouts of each generation, to problems seen for the first time: "
+        f"mean of {len(blocks.seeds)} blocks with Student's 95 % intervals, which leave out that "
+        "blocks are paired."
+    )
+    return Figure("curves", "Learning curves of four trust regions at two rates", caption, panels)
+
+
+def draw(blocks: Blocks) -> None:
+    """Write the figure, and name it among those of the documentation."""
+    from trustclip.report.draw.figures import save
+
+    pdf, _ = save(curves(blocks), FOLDER)
+    pdf.unlink()
+    made = ROOT / "docs/figures.toml"
+    line = '"benchmarks/smollm2/curves.svg" = ["python benchmarks/smollm2_report.py"]\n'
+    if line not in (text := made.read_text(encoding="utf-8")):
+        made.write_text(text + line, encoding="utf-8")
 
 
 def main() -> None:
-    """Write the page, or print its tables."""
+    """Write the page and its figure, or print its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     parser.add_argument("--print", action="store_true", dest="prints")
     options = parser.parse_args()
-    parts = tables(read(options.folder))
     if options.prints:
-        print("\n\n".join(parts.values()))
-    else:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
+        print("\n\n".join(tables(read(options.folder)).values()))
+        return
+    text = filled(PAGE.read_text(encoding="utf-8"), page_parts(options.folder))
+    PAGE.write_text(text, encoding="utf-8")
+    if blocks := there_are(options.folder):
+        draw(blocks)
 
 
 if __name__ == "__main__":

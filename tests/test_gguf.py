@@ -182,3 +182,18 @@ def test_files_from_which_no_model_can_be_made_are_refused(
     monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"the package gguf: pip install 'trustclip\[gguf\]'"):
         check_model(str(tmp_path / "a.gguf"))
+
+
+def test_a_header_is_read_once_in_each_state_of_its_file(
+    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suite checks the model of every recipe, and a large vocabulary takes seconds to read."""
+    read, reader = [], gguf.GGUFReader
+    monkeypatch.setattr(gguf, "GGUFReader", lambda path: read.append(path) or reader(path))
+    file = written(llama, tmp_path / "model.gguf")
+    check_model(str(file))
+    check_model(str(file))
+    assert read == [file]
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="cut off"):
+        check_model(str(file))

@@ -126,3 +126,152 @@ def test_tables_are_written_into_their_places(tmp_path: Path) -> None:
     page = "A\n<!-- blocks -->old<!-- /blocks -->\nB\n"
     assert "8 blocks, 64 runs." in report.filled(page, report.tables(blocks))
     assert report.tables(blocks)["contrasts"].count("`atr` −") == 3
+
+
+def test_the_page_is_made_from_the_committed_tables() -> None:
+    text = report.PAGE.read_text(encoding="utf-8")
+    assert text == report.filled(text, report.page_parts(report.FOLDER)), "smollm2_report.py"
+
+
+def test_the_committed_figure_is_of_the_committed_tables(tmp_path: Path) -> None:
+    from trustclip.report.draw.figures import save
+
+    blocks = report.there_are(report.FOLDER)
+    if blocks is None:
+        pytest.skip("no two blocks are committed yet")
+    _, svg = save(report.curves(blocks), tmp_path)
+    assert svg.read_bytes() == (report.FOLDER / "curves.svg").read_bytes(), "smollm2_report.py"
+
+
+def test_the_readme_claims_nothing_before_there_are_enough_blocks() -> None:
+    readme = (report.ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = report.there_are(report.FOLDER)
+    if blocks is None or len(blocks.seeds) < report.ENOUGH:
+        assert "docs/smollm2.md" not in readme.partition("results\n")[2].partition("\n## ")[0]
+
+
+def cut_to(folder: Path, seeds: int, without: tuple[Any, ...] = ()) -> Path:
+    """The tables of fewer seeds, and without a run."""
+    for name in ("generations", "answers"):
+        path = folder / f"{name}.parquet"
+        rows = [
+            row
+            for row in parquet.read_table(path).to_pylist()
+            if row["seed"] < seeds and (row["arm"], row["rate"], row["seed"]) != without
+        ]
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    return folder
+
+
+def test_too_few_blocks_conclude_nothing(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    enough = report.page_parts(folder)
+    assert enough["blocks"].startswith("**8 of the 16 planned blocks are finished** (64 runs).")
+    assert "nothing is concluded" not in enough["blocks"]
+    assert "confirmed" in enough["predictions"] and "not a result" not in enough["predictions"]
+
+    few = report.page_parts(cut_to(folder, 4, without=("none", RATES[0], 3)))
+    assert (
+        "**3 of the 16 planned blocks are finished** (31 runs). Some runs of 1 more"
+        in few["blocks"]
+    )
+    assert "**nothing is concluded yet**: 3 more blocks are missing" in few["blocks"]
+    assert "not a result" in few["predictions"] and "| `clip` |" in few["scores"]
+
+    one = report.page_parts(cut_to(folder, 1))
+    assert one["contrasts"] == one["predictions"] == "Nothing yet: an interval needs two blocks."
+    none = report.page_parts(tmp_path / "none")
+    assert "**0 of the 16 planned blocks are finished** (0 runs)." in none["blocks"]
+    page = report.PAGE.read_text(encoding="utf-8")
+    assert all(f"<!-- {name} -->" in page for name in none) and enough.keys() == none.keys()
+
+
+def test_a_prediction_holds_if_all_of_the_interval_does() -> None:
+    def held(low: float, high: float) -> str:
+        return report.held(report.Difference((low + high) / 2, low, high, 0.5), 0.0, 0.02)
+
+    assert held(0.001, 0.019) == "holds"
+    assert held(-0.03, -0.001) == held(0.021, 0.04) == "does not hold"
+    assert held(-0.001, 0.019) == held(0.001, 0.021) == held(-1, 1) == "open"
+
+
+def test_curves_have_the_mean_and_the_interval_of_every_arm_and_rate(tmp_path: Path) -> None:
+    blocks = report.read(made(tmp_path))
+    panels = report.curves(blocks).panels
+    assert [p.title for p in panels[::3]] == [
+        "atr and clip, rate 3e-05",
+        "atr and clip, rate 9e-05",
+    ]
+    band = panels[4].marks[0]
+    assert band.name == "mirror" and band.style == "band"
+    right = 100 * blocks.right[report.ARMS.index("mirror"), 1, :, 6]
+    test: Any = stats.ttest_1samp(right, 0)
+    low, high = test.confidence_interval(0.95)
+    assert (band.low[6], band.y[6], band.high[6]) == pytest.approx((low, right.mean(), high))
+
+
+def test_the_power_is_that_of_the_noncentral_t_test(tmp_path: Path) -> None:
+    blocks = report.read(made(tmp_path))
+    row = next(r for r in report.power(blocks).splitlines() if "`clip`" in r)
+    area = areas(tmp_path)
+    std = np.std(
+        [
+            np.mean([area["atr", rate, seed] - area["clip", rate, seed] for rate in RATES])
+            for seed in SEEDS
+        ],
+        ddof=1,
+    )
+    low, high = (std * np.sqrt(7 / stats.chi2.ppf(q, 7)) for q in (0.975, 0.025))
+    cells = [cell.strip() for cell in row.split("|")[2:-1]]
+    assert cells[0] == f"{100 * std:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    for size, cell in zip(report.SIZES, cells[1:], strict=True):
+        shift, quantile = float(cell) / 100 / std * size**0.5, stats.t.ppf(1 - 0.05 / 6, size - 1)
+        assert stats.nct.sf(quantile, size - 1, shift) == pytest.approx(0.8, abs=0.03), size
+
+
+def test_what_remains_is_exactly_what_the_tables_lack(tmp_path: Path) -> None:
+    import smollm2
+    import yaml
+
+    from trustclip.suite.plan import plan
+
+    settings = yaml.safe_load(smollm2.SUITE.read_text(encoding="utf-8"))
+    (short := tmp_path / "short.yaml").write_text(
+        yaml.safe_dump(settings | {"seeds": [0, 1, 2], "recipe": "smollm2"})
+    )
+    whole = {job.name: job for job in plan(short).runs}
+
+    def key(name: str) -> tuple[str, float, int]:
+        job = whole[name]
+        return job.label, job.settings["rl"]["learning_rate"], job.seed
+
+    low, high = sorted({key(name)[1] for name in whole})
+    left = {("none", low, 1), ("mirror", high, 1), ("none", high, 1)}
+    there = [
+        {"arm": arm, "rate": rate, "seed": seed, "right": 1}
+        for arm, rate, seed in map(key, whole)
+        if seed < 2 and (arm, rate, seed) not in left
+    ]
+    parquet.write_table(pa.Table.from_pylist(there), tmp_path / "answers.parquet")
+    found = []
+    for suite in smollm2.remaining(short, tmp_path):
+        file = tmp_path / f"{suite['name']}.yaml"
+        file.write_text(yaml.safe_dump(suite))
+        found.append([job.name for job in plan(file).runs])
+    assert [len(names) for names in found] == [1, 2, 8]  # the block that was begun goes first
+    assert {key(name) for name in found[0] + found[1]} == left
+    assert {key(name) for name in found[2]} == {k for k in map(key, whole) if k[2] == 2}
+    everything = list(smollm2.remaining(smollm2.SUITE, tmp_path / "none"))
+    assert len(everything) == 1 and everything[0]["seeds"] == list(range(16))
+
+
+@pytest.mark.parametrize("given", [[], ["runs", "--remaining", "folder"]])
+def test_tables_or_suites_are_written_and_not_both(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import smollm2
+
+    monkeypatch.setattr("sys.argv", ["smollm2.py", *given])
+    with pytest.raises(SystemExit, match="2"):
+        smollm2.main()
+    assert "give folders of runs, or --remaining FOLDER" in capsys.readouterr().err

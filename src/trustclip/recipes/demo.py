@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from trustclip.durable.handover import by_first
+from trustclip.durable.lock import only_process
 from trustclip.recipes.files import demo_recipe
 from trustclip.recipes.pipeline import run_recipe
 from trustclip.recipes.settings import DemoSettings
@@ -28,15 +29,23 @@ def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     torch.set_num_threads(1)
     chosen = settings.method
     own = Path(f"runs/demo-{chosen.name}-seed{settings.seed}")
-    folder = settings.output_dir or Path(by_first(lambda: str(_free(own))))
+    folder = settings.output_dir or Path(by_first(lambda: str(_own(own, settings))))
     console.print(f"{chosen}, seed {settings.seed}, run directory {folder}", highlight=False)
     return run_recipe(demo_recipe(settings, folder), console)
 
 
-def _free(path: Path) -> Path:
-    """``path``, or the first of ``path-2``, ``path-3``, ... that no run has taken."""
+def _own(path: Path, settings: DemoSettings) -> Path:
+    """The first of ``path``, ``path-2``, ... that is free, or in which this very demo stopped."""
     number, candidate = 1, path
-    while candidate.exists():
+    while candidate.exists() and not _stopped(candidate, settings):
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
+
+
+def _stopped(folder: Path, settings: DemoSettings) -> bool:
+    try:
+        with only_process(folder):
+            return RunDirectory.stopped(folder, "run", demo_recipe(settings, folder))
+    except (ValueError, OSError):  # in use, damaged, or no folder of a run
+        return False

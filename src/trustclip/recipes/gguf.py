@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,13 @@ def check_gguf(path: Path) -> None:
             f"{str(path)!r} is a GGUF file, which needs the package gguf: "
             "pip install 'trustclip[gguf]'."
         )
+    state = path.stat()
+    _check(path, state.st_size, state.st_mtime_ns)
+
+
+@cache
+def _check(path: Path, size: int, changed: int) -> None:
+    """`check_gguf` of a file in one state: seconds, and a suite asks for each of its recipes."""
     from gguf import GGUFReader
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 

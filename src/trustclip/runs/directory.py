@@ -124,6 +124,24 @@ class RunDirectory:
             run._extend(longer, command, settings)
         return run
 
+    @staticmethod
+    def stopped(path: Path, command: str, settings: Any) -> bool:
+        """Whether the folder holds a run of exactly these settings that is not finished.
+
+        Args:
+          path: the folder.
+          command: name of the command that runs.
+          settings: its settings.
+
+        Raises:
+          ValueError: a file of it is damaged.
+        """
+        config, summary = path / "config.yaml", path / "summary.json"
+        if not config.exists() or (summary.exists() and read_summary(summary).get("finished")):
+            return False
+        asked = yaml.safe_load(_config(command, settings))
+        return essential(_whole(config)) == essential(asked)
+
     @classmethod
     def _instead(cls, path: Path, command: str, settings: Any) -> Self:
         """A new run in place of one that was refused before it did anything."""

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trustclip.runs.terminal import print_table
 from trustclip_lab.paper.audit import LEVEL, Audit, Claim, Conventions, Gap
 from trustclip_lab.paper.cells import METRICS
 from trustclip_lab.paper.power import Power
@@ -30,8 +31,8 @@ def render(found: Audit, console: Console | None = None) -> None:
     _render_spreads(found, console)
     for metric in METRICS:
         claims = [claim for claim in found.claims if claim.metric == metric]
-        console.print(_claims_table(METRICS[metric], claims))
-    console.print(_gaps_table(found.gaps))
+        print_table(console, _claims_table(METRICS[metric], claims))
+    print_table(console, _gaps_table(found.gaps), keys=3)
     _render_verdict(found, console)
 
 
@@ -69,8 +70,9 @@ def _render_spreads(found: Audit, console: Console) -> None:
 
 def _claims_table(metric: str, claims: Sequence[Claim]) -> Table:
     table = Table(
-        "baseline", title=f"KL3 minus baseline, Average {metric}, Table 3", title_justify="left"
-    )
+        "baseline", title=f"KL3 minus baseline, Average {metric}, Table 3", title_justify="left",
+        box=None, pad_edge=False,
+    )  # fmt: skip
     heads = (
         "points",
         "AIME alone",
@@ -97,7 +99,7 @@ def _claims_table(metric: str, claims: Sequence[Claim]) -> Table:
 def _gaps_table(gaps: Sequence[Gap]) -> Table:
     table = Table(
         "model", "metric", "best baseline", title="ATR minus best baseline, Average, Table 2",
-        title_justify="left",
+        title_justify="left", box=None, pad_edge=False,
     )  # fmt: skip
     for head in ("points", "sampling margin, 95 %"):
         table.add_column(head, justify="right")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
+from trustclip.constraints.candidates import Candidates
 
 #: Variants that a walk over the choices of a field does not reach.
 MORE = [
@@ -50,6 +51,7 @@ MORE = [
     ("penalty", {"beta": 0.3, "anchor": "rollout", "on": "cut", "inner": {"name": "atr"}}),
     ("penalty", {"beta": 0.3, "level": "sequence", "inner": {"name": "gspo"}}),
     ("penalty", {"beta": 2.0, "inner": {"name": "penalty", "divergence": "k3"}}),
+    *(("centered", {"inner": inner}) for inner in ("reinforce", "clip", "atr", "dppo", "icepop")),
     ("both", {"first": {"name": "truly_ppo", "variant": "ppo_rb"}, "second": {"name": "trm"}}),
     ("either", {"first": {"name": "kl_cov", "share": 0.2}, "second": {"name": "atr"}}),
 ]
@@ -145,11 +147,21 @@ def batch_for(
         "groups": (torch.arange(rows)[:, None] // 2).expand(rows, columns),
         "keys": torch.arange(x.numel()).view_as(x),
         "lag": (torch.arange(rows)[:, None] % 4).expand(rows, columns),
+        "candidates": candidates_for(logp_old),
     }
     needed: dict[str, typing.Any] = {name: optional[name] for name in method.requires}
     if tc.Trait.NEEDS_KL_GRADIENT in method.traits:
         needed["kl_old_new"].requires_grad_()  # stands for a graph that leads to the logits
     return tc.TokenBatch(logp, logp_old, advantages, mask, **needed)
+
+
+def candidates_for(logp_old: Tensor) -> Candidates:
+    """Four likely tokens at each position, a little apart under the three policies."""
+    places = torch.arange(4 * logp_old.numel()).view(*logp_old.shape, 4).to(logp_old)
+    old = (torch.sin(places) - 2.5).to(logp_old)
+    return Candidates(
+        old + 0.3 * torch.sin(3 * places), old, old + 0.2 * torch.sin(7 * places), partial=True
+    )
 
 
 def random_batch(method: tc.Method, dtype: torch.dtype = torch.float64) -> tc.TokenBatch:
@@ -170,7 +182,14 @@ def changed(batch: tc.TokenBatch, change: typing.Callable[[Tensor], Tensor]) -> 
     held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
     tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
     after: dict[str, typing.Any] = {name: change(value) for name, value in tensors.items()}
+    if batch.candidates is not None:
+        after["candidates"] = batch.candidates.map(lambda x: of_each(change, x))
     return tc.TokenBatch(**after)
+
+
+def of_each(change: typing.Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A change of what is [batch, time] made to that of every candidate."""
+    return torch.stack([change(part) for part in x.unbind(dim=2)], dim=2)
 
 
 def astuple(batch: tc.TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:

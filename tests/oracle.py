@@ -460,6 +460,7 @@ KEPT: dict[str, Rule] = {
     **{name: weighted(weight) for name, weight in WEIGHTS.items()},
     "anchored": lambda p, t: of(kept, p["inner"], t.against(p["anchor"])),
     "penalty": lambda p, t: of(kept, p["inner"], t),
+    "centered": lambda p, t: of(kept, p["inner"], t),  # its drift: test_centered.py
     "both": lambda p, t: np.logical_and(*of_two(p, t)),
     "either": lambda p, t: np.logical_or(*of_two(p, t)),
 }
@@ -625,6 +626,7 @@ GRADIENT: dict[str, Callable[[Params, Tokens, Any], Array]] = {
         for name, own in WEIGHTS.items()
     },
     "anchored": lambda p, t, weight: of(gradient, p["inner"], t.against(p["anchor"]), weight),
+    "centered": lambda p, t, weight: of(gradient, p["inner"], t, weight),
 }
 
 

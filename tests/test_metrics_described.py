@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from method_cases import candidates_for
 from trl_runs import constrained
 
 import trustclip as tc
@@ -43,6 +44,7 @@ def full_batch() -> tc.TokenBatch:
         kl_new_old=given / 5,
         logp_rollout=old + torch.randn(4, 8) * 0.01,
         lag=torch.arange(4)[:, None].expand(4, 8),
+        candidates=candidates_for(old),
     )
 
 
@@ -57,7 +59,7 @@ def listed(place: str, *groups: metrics.Group) -> set[str]:
     return {m.name for g in groups for m in g.metrics if place in m.places}
 
 
-OURS = (metrics.GATE, metrics.DISTANCE, metrics.TOKENS, metrics.SAMPLER)
+OURS = (metrics.GATE, metrics.DISTANCE, metrics.TOKENS, metrics.SAMPLER, metrics.DRIFT)
 
 
 def test_those_of_a_call_are_described_with_that_place_and_no_others():

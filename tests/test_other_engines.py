@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
+from trustclip.constraints.candidates import Candidates
 from trustclip.engines.limits import ENGINES, refusal
 
 METHODS = ["atr", "gspo", "cispo", "soft_gate"]
@@ -281,12 +282,17 @@ def assert_graph(method: tc.Method) -> None:
     batch = method_cases.random_batch(method, torch.float32)
     held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
     names = [name for name, value in held.items() if isinstance(value, Tensor)]
+    further = batch.candidates
 
     def objective(*tensors: Tensor) -> Tensor:
-        fields: Any = dict(zip(names, tensors, strict=True))
+        fields: Any = dict(zip(names, tensors, strict=False))
+        if further is not None:
+            fields["candidates"] = Candidates(*tensors[len(names) :], partial=further.partial)
         return method.surrogate(tc.TokenBatch(**fields)).objective
 
     tensors = [held[name] for name in names]
+    if further is not None:
+        tensors += [further.logp, further.logp_old, further.logp_rollout]
     graph = make_fx(objective, tracing_mode="fake")(*tensors)
     flipped = [x.flip(0) for x in tensors]
     torch.testing.assert_close(

@@ -28,7 +28,12 @@ def in_row(batch: tc.TokenBatch, lengths: Tensor) -> dict[str, Tensor]:
     """The fields of a padded batch, its tokens one after another."""
     place = torch.arange(batch.logp.shape[1]) < lengths[:, None]
     held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    return {name: x.detach()[place] for name, x in held.items() if isinstance(x, Tensor)}
+    found: dict[str, Any] = {
+        name: x.detach()[place] for name, x in held.items() if isinstance(x, Tensor)
+    }
+    if batch.candidates is not None:
+        found["candidates"] = batch.candidates.map(lambda x: x.detach()[place][None])
+    return found
 
 
 def losses(

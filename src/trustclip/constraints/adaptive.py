@@ -88,6 +88,8 @@ class Adaptive(Composite):
       (0.07, 0.1044)
     """
 
+    only_adds = True
+
     inner: InstanceOf[Method]
     controllers: tuple[tuple[str, InstanceOf[Controller]], ...]
 

@@ -83,6 +83,8 @@ class Trait(enum.Flag):
     #: The weight compares the old policy with the one that sampled, and does nothing where they are
     #: one.
     WEIGHS_OLD_POLICY = enum.auto()
+    #: Tokens that were not sampled get a gradient, too, through ``batch.candidates``.
+    MOVES_CANDIDATES = enum.auto()
     #: Traits that a composite method does not inherit from its parts.
     ALONE = ESTIMATES_KL | CLIPS_TOKENS | CLIPS_SEQUENCES | WEIGHS_OLD_POLICY
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.masked import widen, zero_masked
 from trustclip.constraints.packing import Packing
 
@@ -42,6 +43,8 @@ SUPPLIERS = {
     "groups": "the data loader (index of the prompt each sequence answers)",
     "keys": "the engine (a number that is unique to each sample and position)",
     "lag": "the engine (updates since each completion was sampled)",
+    "candidates": "the engine (log-probabilities of further tokens at each position, under the "
+    "current, the old and the sampling policy)",
 }
 
 
@@ -82,6 +85,8 @@ class TokenBatch:
       keys: int64, unique per (sample, position): makes random selection reproducible across
         ranks and micro-batches.
       lag: int64, updates since the sequence was sampled (constant along time), for metrics.
+      candidates: log-probabilities of further tokens at each position under the three policies,
+        for ``centered`` and the metrics ``drift/*``; see `Candidates`.
       statistics: numbers measured over more tokens than this batch holds, by name; see
         `Method.statistics`.
       packing: where the tokens were in the packed sequences that `packed` was given.
@@ -111,6 +116,7 @@ class TokenBatch:
     groups: Tensor | None = field(default=None, kw_only=True)
     keys: Tensor | None = field(default=None, kw_only=True)
     lag: Tensor | None = field(default=None, kw_only=True)
+    candidates: Candidates | None = field(default=None, kw_only=True)
     statistics: Mapping[str, Tensor] | None = field(default=None, kw_only=True)
     packing: Packing | None = field(default=None, kw_only=True)
 
@@ -123,9 +129,13 @@ class TokenBatch:
                 _check_field(name, getattr(self, name), self.logp.shape)
         # Set once, here: a frozen dataclass whose fields are wide, detached and masked already.
         given = {name: widen(v) for name in FLOATS if (v := getattr(self, name)) is not None}
-        broken = torch.zeros_like(self.mask)
+        if self.candidates is None:
+            broken = torch.zeros_like(self.mask)
+        else:
+            broken = self.candidates.broken
+            object.__setattr__(self, "candidates", self.candidates.prepared(self.mask))
         for name, value in given.items():
-            broken |= ~value.isfinite() & ~(value.isnan() & (name == "logp_rollout"))
+            broken = broken | (~value.isfinite() & ~(value.isnan() & (name == "logp_rollout")))
         for name in ("logp", "logp_old"):
             # Added, not put in its place: the NaN must reach the gradient of `logp`, too.
             given[name] = given[name] + torch.where(broken, torch.nan, 0.0).to(given[name])
@@ -158,7 +168,8 @@ class TokenBatch:
           lengths: tokens of each sequence. Integers, shape [batch].
           cumulative: in place of it, the cumulative lengths from 0, as kernels of attention take
             them (``cu_seqlens``). Integers, shape [batch + 1].
-          **optional: the other fields, each [tokens], or [batch] for one of each sequence.
+          **optional: the other fields, each [tokens], or [batch] for one of each sequence;
+            ``candidates`` are [1, tokens, candidates].
 
         Raises:
           ValueError: lengths that do not fit the tokens, a field of another shape.
@@ -181,10 +192,12 @@ class TokenBatch:
         always = zip(_ALWAYS, (logp, logp_old, advantages, counts), strict=True)
         given = {**dict(always), **{k: v for k, v in optional.items() if v is not None}}
         statistics = given.pop("statistics", None)
+        if isinstance(found := given.pop("candidates", None), Candidates):
+            found = found.map(packing.pad_candidates)
         for name, value in given.items():
             _check_tensor(name, value)
             given[name] = packing.pad(name, value)
-        return cls(**given, statistics=statistics, packing=packing)
+        return cls(**given, statistics=statistics, packing=packing, candidates=found)
 
     def pack(self, x: Tensor) -> Tensor:
         """Values of each token, of a loss or of a gate, in the packed order. Shape [tokens].
@@ -262,6 +275,14 @@ def _check_tensor(name: str, value: object) -> None:
 
 
 def _check_field(name: str, value: Any, shape: torch.Size) -> None:
+    if name == "candidates":
+        if not isinstance(value, Candidates):
+            raise ValueError(f"`candidates` must be Candidates, got {type(value).__name__}.")
+        if value.logp.shape[:2] != shape:
+            raise ValueError(
+                f"`candidates` must be {list(shape)} and candidates, got {list(value.logp.shape)}."
+            )
+        return
     _check_tensor(name, value)
     if value.shape != shape:
         raise ValueError(

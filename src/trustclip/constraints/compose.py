@@ -29,12 +29,21 @@ class Composite(Method):
     #: Fields of `TokenBatch` needed in addition to those of the parts.
     also_requires: ClassVar[tuple[str, ...]] = ()
 
+    #: Whether the objective of a part stays as it is, with nothing but a term added to it.
+    only_adds: ClassVar[bool] = False
+
     @property
     @abstractmethod
     def parts(self) -> tuple[Method, ...]:
         """The methods it is made of."""
 
     def __post_init__(self) -> None:
+        for part in self.parts:
+            if Trait.MOVES_CANDIDATES in part.traits and not self.only_adds:
+                raise ValueError(
+                    f"{part.name!r} goes around the whole, for the drift is that of all that "
+                    f"weighs or cuts a token: {part.name}(inner={self.name}(...))."
+                )
         for name, what in (("statistics_over", "measure over"), ("top_k", "take a top-k of")):
             wanted = [(p.name, getattr(p, name)) for p in self.parts if getattr(p, name)]
             if len({value for _, value in wanted}) > 1:
@@ -86,12 +95,16 @@ class Composite(Method):
     def surrogates(self, batch: TokenBatch) -> Iterator[Surrogate]:
         """The surrogate of each part."""
         for i, part in enumerate(self.parts):
-            mine = {
-                name.removeprefix(f"{i}/"): value
-                for name, value in (batch.statistics or {}).items()
-                if name.startswith(f"{i}/")
-            }
-            yield part.surrogate(replace(batch, statistics=mine or None))
+            yield part.surrogate(self.of_part(i, batch))
+
+    def of_part(self, i: int, batch: TokenBatch) -> TokenBatch:
+        """The batch as a part reads it: with the statistics of that part."""
+        mine = {
+            name.removeprefix(f"{i}/"): value
+            for name, value in (batch.statistics or {}).items()
+            if name.startswith(f"{i}/")
+        }
+        return replace(batch, statistics=mine or None)
 
 
 class Weighted(Composite):

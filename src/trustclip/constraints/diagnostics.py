@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints import divergences, sampler
+from trustclip.constraints import divergences, drift, sampler
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import Metrics, Surrogate, TokenBatch
 from trustclip.constraints.compiled import constant
@@ -66,12 +66,13 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None
     ``zero_advantage`` the share that cannot matter (in groups of equal rewards); ``entropy``,
     ``kl_old_new`` and ``kl_new_old`` the batch's own, where it has them; and those of
     `parts_gated`, `moments`, `agreement` and, with a sampler's log-probabilities,
-    `trustclip.constraints.sampler.sampler_metrics`.
+    `trustclip.constraints.sampler.sampler_metrics`, with candidates
+    `trustclip.constraints.drift.drift_metrics`.
 
     Args:
       batch: the tokens.
       surrogate: what the method made of them.
-      method: the method, for `agreement` and the gate's share against the sampler.
+      method: the method, for `agreement`, the drift and the gate's share against the sampler.
 
     Returns:
       name -> (sum, count), scalars without gradient.
@@ -113,7 +114,8 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None
     delta = None if method is None else kl_threshold(method)
     exact = {} if delta is None else agreement(batch, gated, delta)
     means |= {**parts_gated(batch, gated), **moments(batch, gated), **exact}
-    return {**means, **sampler.sampler_metrics(whole, method)}
+    drifts = {} if method is None else drift.drift_metrics(batch, method)
+    return {**means, **drifts, **sampler.sampler_metrics(whole, method)}
 
 
 def parts_gated(batch: TokenBatch, gated: Tensor) -> Metrics:

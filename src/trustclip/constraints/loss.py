@@ -1,6 +1,6 @@
 """From a method and a batch to a scalar loss, and to the gradient itself."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +9,10 @@ from torch import Tensor
 from trustclip.constraints import diagnostics
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.batch import Loss, Surrogate, TokenBatch
+from trustclip.constraints.batch import Loss, TokenBatch
 from trustclip.constraints.compiled import constant
+from trustclip.constraints.gradients import gradient as gradient
+from trustclip.constraints.gradients import gradients as gradients
 from trustclip.constraints.registry import as_method
 
 
@@ -25,7 +27,8 @@ def policy_loss(
 
     ``torch.compile(policy_loss, fullgraph=True)`` is one graph for every method that measures no
     statistics of a batch (``method.statistics_over is None``), and for the others where the batch
-    has them. A method is a constant there: build it once, and leave one that adapts uncompiled.
+    has them. A method is a constant there: build it once, and leave one that adapts uncompiled,
+    and ``centered``, whose coefficients are gradients themselves.
 
     Args:
       method: the constraint, its name, or a mapping; see `trustclip.as_method`.
@@ -110,22 +113,3 @@ def coefficient(method: Method | str | Mapping[str, Any], batch: TokenBatch) -> 
       tensor([[0.8000, 0.0000]])
     """
     return gradient(as_method(method), batch)[0]
-
-
-def gradient(method: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
-    """`coefficient`, and the surrogate it is the gradient of (detached)."""
-    return next(gradients([method], batch))
-
-
-def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Tensor, Surrogate]]:
-    """`gradient` of each method on one batch, which is prepared once."""
-    leaf = batch.logp.detach().requires_grad_()
-    with torch.enable_grad():
-        prepared = batch.with_logp(leaf)
-    for method in methods:
-        batch.require(*method.requires)
-        with torch.enable_grad():
-            surrogate = method.surrogate(prepared)
-            # The methods share the graph of what prepares a batch.
-            (c,) = torch.autograd.grad(surrogate.objective.sum(), leaf, retain_graph=True)
-        yield c, surrogate

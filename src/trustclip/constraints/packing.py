@@ -94,6 +94,22 @@ class Packing:
             f"of each sequence; got shape {tuple(x.shape)}."
         )
 
+    def pad_candidates(self, x: Tensor) -> Tensor:
+        """``x`` of each candidate of each token as [batch, time, candidates].
+
+        Args:
+          x: Shape [1, tokens, candidates].
+
+        Raises:
+          ValueError: another shape.
+        """
+        if x.shape[:2] != (1, self.tokens):
+            raise ValueError(
+                f"packed `candidates` must be [1, {self.tokens}, candidates], got {list(x.shape)}."
+            )
+        mask = self.mask.to(x.device)[..., None].expand(*self.shape, x.shape[2])
+        return x.new_zeros(mask.shape).masked_scatter(mask, x)
+
     def pack(self, x: Tensor) -> Tensor:
         """The values of the tokens: the way back. [batch, time] to [tokens]."""
         return x[self.mask.to(x.device)]

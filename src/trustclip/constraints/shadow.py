@@ -112,7 +112,7 @@ micro-batch.
             f"{start}: its threshold adapts to what its own gate did, and a shadow's gate does "
             "nothing; give the threshold as a number."
         )
-    if Trait.NEEDS_KL_GRADIENT in method.traits:
+    if method.traits & (Trait.NEEDS_KL_GRADIENT | Trait.MOVES_CANDIDATES):
         return f"{start}: its update is not a weight on each sampled token alone."
     return None
 

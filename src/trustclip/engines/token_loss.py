@@ -10,7 +10,10 @@ from trustclip.constraints.loss import gradient
 
 #: Prefixes of metrics over a subset of the tokens: engines average the means of micro-batches, and
 #: a micro-batch without such a token has none.
-_OF_A_PART = ("advantage_cut", "gated/entropy_", "gated/p_old_", "gated/position_", "agreement/")
+_OF_A_PART = (
+    *("advantage_cut", "gated/entropy_", "gated/p_old_", "gated/position_", "agreement/"),
+    "drift/",
+)
 
 #: Part of the names of metrics over completions of a micro-batch, and of metrics over some of them.
 _OF_SEQUENCES, _OF_A_LAG = "/sequence_", "/lag_"

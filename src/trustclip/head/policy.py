@@ -104,7 +104,7 @@ def policy_loss(
     head = as_head(weight)
     rows = _Rows.of(batch, hidden, ids)
     batch = rows.with_kl(batch, method, head, wanted)
-    pulls = Trait.NEEDS_KL_GRADIENT in method.traits
+    pulls = method.traits & (Trait.NEEDS_KL_GRADIENT | Trait.MOVES_CANDIDATES)
     ready = method.statistics_over is None or batch.statistics is not None
     foresee = None
     if of_own_token(method) and ready and not pulls:
@@ -210,7 +210,8 @@ def foreseeing(
       shares: derivative of the loss in each token's objective. Shape [batch, time].
       on_policy: the policy in training is the one that sampled, so ratios are 1.
     """
-    known = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "packing"}
+    apart = ("packing", "candidates")  # of no single token's numbers
+    known = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name not in apart}
     flat = {k: x.flatten() if isinstance(x, Tensor) else x for k, x in known.items()}
     shares = shares.flatten()
 

@@ -71,6 +71,8 @@ class Penalty(Composite):
       Prime Intellect, `prime-rl <https://github.com/PrimeIntellect-ai/prime-rl>`_, 2026
     """
 
+    only_adds = True
+
     inner: Part = Clip()
     divergence: Literal["abs", "k2", "k3", "k3_reverse"] = "k2"
     beta: Positive = 1e-3

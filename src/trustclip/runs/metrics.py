@@ -240,6 +240,30 @@ SAMPLER = Group(
     "trustclip/",
 )  # fmt: skip
 
+_NEXT = "tokens with candidates"
+DRIFT = Group(
+    "Drift and signal",
+    "Where the batch has `candidates`: what the update does on average over the sampler's tokens, "
+    "which no reward is in, and the rest. Of `centered`, what it took away.",
+    (
+        Metric("drift/size", "squared drift of a token, in the logits", "reward²", _NEXT, _BOTH,
+               _HERE),
+        Metric("drift/signal", "squared gradient of a token without its drift, in the logits",
+               "reward²", _NEXT, _BOTH, _HERE),
+        Metric("drift/share", "drift's part of both squares", "share", "both squares", _BOTH,
+               _HERE),
+        Metric("drift/pull", "what the drift takes from KL(π_b‖π_θ) for a unit step of the natural "
+               "gradient: positive is towards the sampler", "nats", _NEXT, _BOTH, _HERE),
+        Metric("drift/pull_positive", "the same per unit of advantage, of tokens with A > 0",
+               "nats", "their advantages", _BOTH, _HERE),
+        Metric("drift/pull_negative", "the same, of tokens with A < 0",
+               "nats", "their absolute advantages", _BOTH, _HERE),
+        Metric("drift/covered", "the sampler's probability of the candidates", "share", _NEXT,
+               "π_b", _HERE),
+    ),
+    "trustclip/",
+)  # fmt: skip
+
 _SHADOW, _SHARES = "π_θ, the shadow's anchor", (LOG, CALLED)
 SHADOWS = Group(
     "Shadows",
@@ -428,7 +452,7 @@ EVALUATION = Group(
 )  # fmt: skip
 
 GROUPS = (
-    GATE, DISTANCE, TOKENS, SAMPLER, SHADOWS, TRAINER, TRL, FINE_TUNING, EVALUATION,
+    GATE, DISTANCE, TOKENS, SAMPLER, DRIFT, SHADOWS, TRAINER, TRL, FINE_TUNING, EVALUATION,
 )  # fmt: skip
 
 

@@ -1,0 +1,96 @@
+"""Tokens that the sampler could have drawn at a position, under the three policies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.masked import widen
+
+
+@dataclass(frozen=True)
+class Candidates:
+    r"""Log-probabilities of further tokens at every position, not only of the sampled one.
+
+    All are normalised over the whole vocabulary, or over the kept set where the sampler had cut its
+    distribution off (top-p, top-k, min-p); the trainer's always over the whole vocabulary. Three
+    supports:
+
+    * the whole vocabulary, or the set that the sampler kept: ``partial=False``, and what is not
+      among the candidates cannot be drawn;
+    * the sampler's likeliest tokens (vLLM's or SGLang's top-k log-probabilities): ``partial=True``.
+      The rest of the sampler's distribution is then modelled by the current policy's, rescaled to
+      the mass that is left, $q_v = \frac{1-Q}{1-P} p_v$, and the old policy's likewise.
+
+    Args:
+      logp: under the current policy, nats; carries the gradient. Shape [batch, time, candidates].
+      logp_old: under the policy the update started from, nats.
+      logp_rollout: under the policy that sampled, nats; -inf or NaN where a position has fewer
+        candidates than others. A position without any is left uncentered.
+      partial: whether the sampler could have drawn tokens that are not among them.
+
+    Raises:
+      ValueError: a tensor of another kind or shape than the others.
+
+    Example:
+      >>> p, q = torch.tensor([[[0.5, 0.3]]]).log(), torch.tensor([[[0.6, 0.2]]]).log()
+      >>> Candidates(p, p, q, partial=True).given.tolist()
+      [[[True, True]]]
+    """
+
+    logp: Tensor
+    logp_old: Tensor
+    logp_rollout: Tensor
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        for name in TENSORS:
+            value = getattr(self, name)
+            if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 3:
+                raise ValueError(
+                    f"`candidates.{name}` must be floating point [batch, time, candidates], got "
+                    f"{_described(value)}."
+                )
+            if value.shape != self.logp.shape:
+                raise ValueError(
+                    f"`candidates.{name}` must have the shape of `candidates.logp`, "
+                    f"{tuple(self.logp.shape)}, got {tuple(value.shape)}."
+                )
+
+    @property
+    def given(self) -> Tensor:
+        """True where there is a candidate. Shape [batch, time, candidates]."""
+        return ~(self.logp_rollout.isnan() | self.logp_rollout.isneginf())
+
+    @property
+    def broken(self) -> Tensor:
+        """True for positions with a candidate whose numbers are not finite. Shape [batch, time]."""
+        finite = self.logp.isfinite() & self.logp_old.isfinite() & self.logp_rollout.isfinite()
+        return (self.given & ~finite).any(dim=2)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The candidates with a change made to each tensor."""
+        return replace(self, **{name: change(getattr(self, name)) for name in TENSORS})
+
+    def prepared(self, mask: Tensor) -> Self:
+        """Wide, the old policies detached, and none where masked: what a method reads."""
+        given = self.given & mask[..., None]
+        none = {"logp": 0.0, "logp_old": 0.0, "logp_rollout": -torch.inf}
+        found = {}
+        for name, value in none.items():
+            wide = widen(getattr(self, name))
+            wide = wide if name == "logp" else wide.detach()
+            found[name] = torch.where(given, wide, wide.new_full((), value))
+        return replace(self, **found)
+
+
+#: The tensors of `Candidates`.
+TENSORS = tuple(f.name for f in fields(Candidates) if f.name != "partial")
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {list(value.shape)}"

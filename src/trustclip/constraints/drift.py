@@ -1,0 +1,244 @@
+r"""The drift of an update: what it does on average over the sampler's tokens, whatever the reward.
+
+At one position, with $q$ the sampler, $p$ the current policy and $c_v$ a method's coefficient of
+candidate $v$ (a function of the advantage's sign where a gate asks for it),
+
+$$
+\mathbb E_{y\sim q}[A\, c_y \nabla\log p_y] \;=\;
+\underbrace{\mathbb E_q[A]\, \sum_v q_v c_v \nabla\log p_v}_{\text{drift}}
+\;+\; \operatorname{Cov}_q(A,\, c \nabla\log p).
+$$
+
+The drift holds no reward. It is zero where $q = p$ and nothing is cut, and it comes again with
+every update. A token's own share of it is $A \sum_v q_v c_v \nabla\log p_v$, with the $c_v$ of its
+sign: that is what ``centered`` subtracts, and what the metrics ``drift/*`` measure.
+
+Which way it points (old policy = sampler; a step along the natural gradient, of one unit):
+
+* importance weights, $q_v c_v = p_v$: $\sum_v p_v \nabla\log p_v = 0$, no drift.
+* REINFORCE, $c = 1$: the divergence $KL(q\|p)$ changes by $-A\,\chi^2(q\|p)$: towards the sampler
+  for $A > 0$, away from it for $A < 0$.
+* An outward gate of an interval $[l, u]$ (a clip, ``atr``): for $A > 0$ what is cut is
+  $C = \{v: p_v > u\, q_v\}$, the drift is $-A \sum_C p_v \nabla\log p_v$, which lowers the
+  logits of $C$ alike, and $KL(q\|p)$ changes by $-A\,(p(C) - q(C)) < 0$. For $A < 0$ it is
+  $C = \{v: p_v < l\, q_v\}$ and the change $-|A|\,(q(C) - p(C)) < 0$. So the trust region is a
+  drift, back to the sampler for both signs; centering a gate takes that force away and leaves the
+  gate.
+"""
+
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.base import Method, Trait, of_own_token
+from trustclip.constraints.batch import Metrics, TokenBatch
+from trustclip.constraints.candidates import Candidates
+from trustclip.constraints.compiled import constant
+from trustclip.constraints.compose import Composite
+from trustclip.constraints.gradients import gradient
+from trustclip.constraints.masked import masked_sum, zero_masked
+
+#: Least mass beyond the candidates, as in the released code: a tail of 0 has no ratio.
+FLOOR = 1e-6
+
+#: Log-probability of a token beyond the candidates: they are many, and each is rare.
+_RARE = -30.0
+
+#: Tokens of a batch whose candidates pass a method at a time.
+_AT_ONCE = 1 << 22
+
+
+class Expected(NamedTuple):
+    """What the sampler is expected to do at each position, under a method.
+
+    Args:
+      gradient: $q_v$ times the method's coefficient of each candidate. Shape [batch, time,
+        candidates].
+      beyond: the same of all tokens beyond the candidates together. Shape [batch, time].
+      p: probabilities under the current policy; 0 where there is no candidate.
+      q: the same under the sampler.
+      p_beyond: mass beyond the candidates under the current policy. Shape [batch, time].
+      q_beyond: the same under the sampler: 0 unless the candidates are partial.
+    """
+
+    gradient: Tensor
+    beyond: Tensor
+    p: Tensor
+    q: Tensor
+    p_beyond: Tensor
+    q_beyond: Tensor
+
+
+def expected(method: Method, batch: TokenBatch) -> Expected:
+    """Coefficients of a method at every candidate, weighed by the sampler's probabilities.
+
+    Args:
+      method: of `trustclip.constraints.base.of_own_token`.
+      batch: the tokens, with ``candidates``.
+
+    Raises:
+      ValueError: there are no candidates, or a field is missing that the method requires.
+    """
+    found = _candidates(batch).map(torch.Tensor.detach)
+    given, partial = found.given, found.partial
+    p, old, q = (zero_masked(getattr(found, n).exp(), given) for n in _POLICIES)
+    p_beyond = (1 - p.sum(dim=2)).clamp(min=FLOOR if partial else 0)  # [batch, time]
+    q_beyond = torch.zeros_like(p_beyond)
+    weight = q
+    if partial:
+        q_beyond = (1 - q.sum(dim=2)).clamp(min=FLOOR)
+        old_beyond = (1 - old.sum(dim=2)).clamp(min=FLOOR)
+        # One more, which stands for the rest: its ratios are those of the masses.
+        masses = zip(_POLICIES, (p_beyond, old_beyond, q_beyond), strict=True)
+        more = {name: _RARE + (mass / p_beyond).log() for name, mass in masses}
+        new, before, sampler = (
+            torch.cat([getattr(found, name), more[name][..., None]], dim=2) for name in _POLICIES
+        )
+        found = Candidates(new, before, sampler).prepared(batch.mask)
+        given = found.given
+        weight = torch.cat([q, q_beyond[..., None]], dim=2)
+    c = zero_masked(weight * coefficients(method, batch, found), given)
+    beyond = c[..., -1] if partial else torch.zeros_like(p_beyond)
+    return Expected(c[..., : p.shape[2]], beyond, p, q, p_beyond, q_beyond)
+
+
+_POLICIES = ("logp", "logp_old", "logp_rollout")
+
+
+def _candidates(batch: TokenBatch) -> Candidates:
+    batch.require("candidates")
+    assert batch.candidates is not None
+    return batch.candidates
+
+
+def coefficients(method: Method, batch: TokenBatch, candidates: Candidates) -> Tensor:
+    """`trustclip.coefficient` of each candidate, as if it had been sampled.
+
+    Returns:
+      Shape [batch, time, candidates].
+    """
+    rows, time, k = candidates.logp.shape
+    step = max(1, _AT_ONCE // max(1, time * k))
+    parts = [_of_rows(method, batch, candidates, slice(i, i + step)) for i in range(0, rows, step)]
+    return torch.cat(parts) if parts else torch.zeros_like(candidates.logp)
+
+
+def _of_rows(method: Method, batch: TokenBatch, candidates: Candidates, rows: slice) -> Tensor:
+    shape = candidates.logp[rows].shape
+    given = candidates.given[rows] & batch.mask[rows][..., None]
+    flat: dict[str, Any] = {
+        f.name: value[rows].detach()[..., None].expand(shape).flatten(1)
+        for f in fields(batch)
+        if isinstance(value := getattr(batch, f.name), Tensor)
+    }
+    flat |= {name: getattr(candidates, name)[rows].flatten(1) for name in _POLICIES}
+    flat |= {"mask": given.flatten(1), "statistics": batch.statistics}
+    return gradient(method, TokenBatch(**flat))[0].view(shape)
+
+
+def pulled(method: Method, batch: TokenBatch) -> Tensor:
+    r"""The drift of each token as an objective: 0 in value, with the gradient of the drift.
+
+    $\sum_v (q_v c_v - \alpha p_v) \nabla\log p_v$ with $\alpha = c_{rest}\, (1-Q)/(1-P)$ for what
+    lies beyond the candidates: $\sum_v p_v \nabla\log p_v = 0$ gives the tail from the head.
+
+    Returns:
+      Differentiable in ``batch.candidates.logp``. Shape [batch, time].
+    """
+    with torch.no_grad():
+        of = expected(method, batch)
+        weight = of.gradient
+        if _candidates(batch).partial:
+            weight = weight - (of.beyond / of.p_beyond)[..., None] * of.p
+    logp = _candidates(batch).logp
+    return (weight * (logp - logp.detach())).sum(dim=2)
+
+
+@constant
+def centers(method: Method) -> str | None:
+    """Why a method has no coefficient at a token that was not sampled; None if it has.
+
+    Example:
+      >>> import trustclip as tc
+      >>> centers(tc.method("gspo"))
+      "a token's coefficient depends on the other tokens"
+    """
+    if not of_own_token(method):
+        return "a token's coefficient depends on the other tokens"
+    if any(name.startswith("top_k_") for name in method.requires):
+        return "its divergence is of the likeliest tokens and the sampled one"
+    if Trait.NEEDS_KL_GRADIENT in method.traits:
+        return "the gradient of the full KL takes part"
+    return None
+
+
+@torch.no_grad()
+def drift_metrics(batch: TokenBatch, method: Method) -> Metrics:
+    r"""The drift ledger as (sum, count); nothing without candidates.
+
+    In the space of the logits, where a token's gradient is $g = A c_y (e_y - p)$ and its drift
+    $d = A\sum_v q_v c_v (e_v - p)$: ``drift/size`` is the mean of $\|d\|^2$, ``drift/signal`` that
+    of $\|g - d\|^2$, and ``drift/share`` the first over the sum of both, over all tokens.
+    ``drift/pull`` is what the drift takes from $KL(q\|p)$ for a unit step of the natural gradient,
+    $\sum_v A q_v c_v (q_v/p_v - 1)$: positive towards the sampler. ``drift/pull_positive`` and
+    ``drift/pull_negative`` are the same for tokens of one sign of the advantage, per unit of
+    advantage. ``drift/covered`` is the sampler's probability of the candidates.
+
+    Of a centered method it is what was taken away: the drift of the method inside. Nothing for a
+    method that `centers` refuses.
+
+    Args:
+      batch: the tokens with finite numbers.
+      method: the method.
+
+    Example:
+      >>> import trustclip as tc
+      >>> p, q = torch.tensor([[[0.8, 0.2]]]).log(), torch.tensor([[[0.5, 0.5]]]).log()
+      >>> batch = tc.TokenBatch(p[..., 0], q[..., 0], torch.ones(1, 1), torch.ones(1, 1) > 0,
+      ...                       candidates=Candidates(p, q, q))
+      >>> found = drift_metrics(batch, tc.method("reinforce"))
+      >>> round(found["drift/pull"][0].item(), 4)  # 0.5 (0.5/0.8 - 1) + 0.5 (0.5/0.2 - 1)
+      0.5625
+    """
+    if batch.candidates is None:
+        return {}
+    while isinstance(method, Composite) and Trait.MOVES_CANDIDATES in method.traits:
+        method, batch = method.parts[0], method.of_part(0, batch)
+    if batch.candidates is None or centers(method) is not None:
+        return {}
+    of, c = expected(method, batch), gradient(method, batch)[0]
+    among = batch.mask & batch.candidates.given.any(dim=2)  # [batch, time], as all below
+    total = of.gradient.sum(dim=2) + of.beyond
+    beyond = of.beyond - total * of.p_beyond
+    drift = of.gradient - total[..., None] * of.p
+    size = (drift**2).sum(dim=2) + beyond**2
+    # Of the sampled token, whose place among the candidates is not known.
+    p_y, q_y = batch.logp.exp(), _sampled(batch).exp()
+    along_p = (of.p * drift).sum(dim=2) + of.p_beyond * beyond
+    norm_p = (of.p**2).sum(dim=2) + of.p_beyond**2
+    whole = c**2 * (1 - 2 * p_y + norm_p)
+    inner = c * (q_y * c - total * p_y - along_p)
+    signal = (whole - 2 * inner + size).clamp(min=0)
+    ratio = torch.where(of.p > 0, of.q / of.p, 1.0)
+    rest = of.q_beyond / of.p_beyond.clamp(min=FLOOR)
+    pull = (of.gradient * (ratio - 1)).sum(dim=2) + of.beyond * (rest - 1)
+    count, a = among.sum().to(c.dtype), batch.advantages
+    by_sign = {"positive": among & (a > 0), "negative": among & (a < 0)}
+    return {
+        "drift/size": (masked_sum(size, among), count),
+        "drift/signal": (masked_sum(signal, among), count),
+        "drift/share": (masked_sum(size, among), masked_sum(size + signal, among)),
+        "drift/pull": (masked_sum(pull, among), count),
+        **{
+            f"drift/pull_{sign}": (masked_sum(pull, one), masked_sum(a.abs(), one))
+            for sign, one in by_sign.items()
+        },
+        "drift/covered": (masked_sum(of.q.sum(dim=2), among), count),
+    }
+
+
+def _sampled(batch: TokenBatch) -> Tensor:
+    """The sampler's log-probability of the sampled token; the old policy's where it gave none."""
+    return batch.logp_old if batch.logp_rollout is None else batch.against("rollout").logp_old

@@ -1,0 +1,28 @@
+"""The gradient of a method's objective in each token's log-probability."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import Surrogate, TokenBatch
+
+
+def gradient(method: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
+    """`trustclip.coefficient`, and the surrogate it is the gradient of (detached)."""
+    return next(gradients([method], batch))
+
+
+def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Tensor, Surrogate]]:
+    """`gradient` of each method on one batch, which is prepared once."""
+    leaf = batch.logp.detach().requires_grad_()
+    with torch.enable_grad():
+        prepared = batch.with_logp(leaf)
+    for method in methods:
+        batch.require(*method.requires)
+        with torch.enable_grad():
+            surrogate = method.surrogate(prepared)
+            # The methods share the graph of what prepares a batch.
+            (c,) = torch.autograd.grad(surrogate.objective.sum(), leaf, retain_graph=True)
+        yield c, surrogate

@@ -14,6 +14,7 @@
 # make hashes        the hashes of what is pinned, anew (after a change of requirements/*.txt)
 # make audit         known vulnerabilities of what is pinned
 # make verl-setup | verl-test | verl-e2e   the same method in verl, in an environment of its own
+# make real-setup | real-test   vLLM, Slurm, Ray and llama.cpp themselves, with a pretrained model (Linux, x86-64)
 #
 # DEPENDENCIES=oldest | newest   instead of the pinned ones: the oldest releases that pyproject.toml
 #                                allows, or whatever is newest today (in a fresh .venv)
@@ -26,6 +27,7 @@ DOCS := .venv/.installed-docs
 FAULTS := .venv/.installed-faults
 SMOLLM2 := .venv/.installed-smollm2
 VERL := .venv-verl
+REAL := .venv-real
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # One thread a process: the models of the tests are too small for two, which would wait for each other.
 export OMP_NUM_THREADS ?= 1
@@ -44,7 +46,7 @@ DEV_WITH.newest := --upgrade -e .[train,report,control,slurm,dev] -e ./lab
 PEERS := .peers
 
 .PHONY: setup demo demo-smollm2 test test-slow browser check docs faults planted fuzz mutants hashes audit wheel-check wheel-use peers \
-  compare-with gpu gpu-wheels verl-setup verl-test verl-e2e
+  compare-with gpu gpu-wheels verl-setup verl-test verl-e2e real-setup real-test slurm
 
 setup: $(DEV)
 
@@ -97,7 +99,7 @@ check: $(DEV)
 # uv lists the hashes of all files of a release, for every machine; pip knows those of its own alone.
 hashes:
 	$(PYTHON) -m venv build/tools && build/tools/bin/python -m pip install -q uv==0.13.9
-	for name in run dev docs verl smollm2; do \
+	for name in run dev docs verl smollm2 real; do \
 	  { echo "# Hashes of every file of what requirements/$$name.txt pins, but torch, of which a machine chooses its build: make hashes."; \
 	    grep -vE '^(torch==|-r|\#)' requirements/$$name.txt | build/tools/bin/uv pip compile -q --no-deps \
 	      --generate-hashes --no-header --no-annotate --universal --python-version 3.12 -; \
@@ -108,7 +110,7 @@ hashes:
 # ("could not be audited"), never a pass.
 audit:
 	$(PYTHON) -m venv build/tools && build/tools/bin/python -m pip install -q pip-audit==2.10.1
-	status=0; for name in faults docs verl smollm2; do \
+	status=0; for name in faults docs verl smollm2 real; do \
 	  build/tools/bin/pip-audit --progress-spinner off --strict --disable-pip --no-deps -r requirements/$$name.txt || status=1; \
 	done; exit $$status
 
@@ -167,6 +169,25 @@ verl-test: $(VERL)/.installed
 
 verl-e2e: $(VERL)/.installed
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/verl_engine/test_main_ppo.py
+
+real-setup: $(REAL)/.installed slurm
+
+# One process: vLLM alone takes 3 GiB. What is missing is skipped, and -rs says why.
+real-test: $(REAL)/.installed
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=2 $(REAL)/bin/python -m pytest -q -rs --durations=0 --durations-min=1 tests/real
+
+# Slurm's daemons and its accounting, from Debian; none is started.
+slurm:
+	command -v slurmctld && command -v slurmdbd || \
+	  { command -v apt-get && apt-get update -q && apt-get install -qy --no-install-recommends slurm-wlm slurmdbd mariadb-server munge; } || \
+	  echo "no Slurm here and no Debian to install it from: its tests will be skipped, with the reason"
+
+$(REAL)/.installed: requirements/real.txt requirements/hashes/real.txt pyproject.toml
+	$(PYTHON) -m venv $(REAL)
+	$(REAL)/bin/python -m pip install -q --no-deps --require-hashes -r requirements/hashes/real.txt
+	$(REAL)/bin/python -m pip install -q --no-deps -r requirements/real.txt
+	$(REAL)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	touch $@
 
 $(VERL)/.installed: requirements/verl.txt requirements/hashes/verl.txt pyproject.toml
 	$(PYTHON) -m venv $(VERL)

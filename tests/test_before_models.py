@@ -1,6 +1,7 @@
 """What would fail after hours of fine-tuning is refused before a model loads."""
 
 import importlib.util
+import json
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -145,11 +146,15 @@ class Waking(BaseHTTPRequestHandler):
     """A server that is up from the third question on."""
 
     asked: ClassVar[list[str]] = []
+    transfer: ClassVar[Any] = {"backend": "nccl"}
 
     def do_GET(self):
         self.asked.append(self.path)
         self.send_response(200 if len(self.asked) > 2 else 503)
         self.end_headers()
+        model = {"logprobs_mode": "processed_logprobs"}
+        config = {"weight_transfer_config": self.transfer, "model_config": model}
+        self.wfile.write(json.dumps({"vllm_config": config}).encode())
 
     def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -170,7 +175,7 @@ def test_a_vllm_server_that_does_not_answer(tmp_path, monkeypatch, capsys, loads
     server += ["--trl.vllm_server_base_url", NOWHERE, "--trl.vllm_server_timeout", "0.5"]
     assert run(tmp_path, *server) == 2
     out, err = capsys.readouterr()
-    assert f"waiting for the vLLM server at {NOWHERE}, 0.5 s at most" in " ".join(out.split())
+    assert f"waiting for the vLLM server at {NOWHERE}, 0.5 s at most" in " ".join(out.split()), err
     assert f"no vLLM server answers at {NOWHERE}: start it" in err
     assert not loads and not (tmp_path / "run" / "sft").exists()
 
@@ -184,7 +189,10 @@ def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
     trl = {"vllm_mode": "server", "vllm_server_base_url": waking}
     settings = RLStage(dataset="arithmetic", use_vllm=True, trl=trl)
     services.await_server(settings, Terminal())
-    assert Waking.asked == ["/health"] * 3
+    assert Waking.asked == ["/health"] * 3 + ["/server_info?config_format=json"]
+    monkeypatch.setattr(Waking, "transfer", None)
+    with pytest.raises(ValueError, match=r"cannot serve a training \(no weight transfer\): start"):
+        services.await_server(settings, Terminal())
     assert answers(waking) and not answers(NOWHERE)
 
 

@@ -57,6 +57,18 @@ def test_a_mismatch_that_jumps_and_stays() -> None:
     assert alarms(trends.MISMATCH, one) == []  # one generation alone
 
 
+def test_fresh_samples_that_jump_away_are_told_at_once() -> None:
+    """The numbers of a real engine whose transfer left one layer out; and of one that was well."""
+    exact = [9.1e-6, 9.4e-6, 8.8e-6]
+    (told,) = alarms(trends.FRESH, [*exact, 8.2e-3, 9.7e-3])
+    assert told[:2] == (3 * UPDATES + 1, "weight_sync")
+    assert "0.0082 nats per token, 872 times as much as in any generation before (3)" in told[2]
+    assert alarms(trends.FRESH, [0.035, 0.047, 0.033, 0.041]) == []  # half precision
+    assert alarms(trends.FRESH, [0.033, 0.108])[0][1] == "weight_sync"  # and no transfer
+    assert alarms(trends.FRESH, [1e-6, 2e-5, 3e-5]) == []  # rounding
+    assert alarms(trends.FRESH, [v * 30 for v in FLAT]) == []
+
+
 def test_an_effective_sample_size_that_falls() -> None:
     said = alarms(trends.ESS, [0.9 * 0.96**i * v / 1e-3 for i, v in enumerate(FLAT)])
     assert [name for _, name, _ in said] == ["ess_fall"] and "few completions" in said[0][2]

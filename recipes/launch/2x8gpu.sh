@@ -3,7 +3,8 @@
 # and the first one's address in MASTER. Not tested on GPUs.
 #   NODE=0 MASTER=10.0.0.1 SHARD=ddp|fsdp2|zero2|zero3 recipes/launch/2x8gpu.sh [--NAME VALUE ...]
 # SAMPLER=server: vLLM is on a third machine, SERVER, started there by
-#   trl vllm-serve --model MODEL --data_parallel_size 8 --max_model_len 2048
+#   VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --tensor-parallel-size 8 --max-model-len 2048 \
+#     --weight-transfer-config '{"backend":"nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1
 # If a rank is lost or hangs, the job ends after ddp_timeout (in atr.yaml).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -14,8 +14,10 @@ if [ "$sampler" = server ]; then
   ranks=6
   export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5
   options=(--vllm_mode server --vllm_server_host 127.0.0.1 --vllm_server_port 8000)
-  CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve --model "$model" --port 8000 \
-    --data_parallel_size 2 --max_model_len 2048 &
+  # A dense model is split over both: vLLM has no data parallelism for it under weight transfer.
+  CUDA_VISIBLE_DEVICES=6,7 VLLM_SERVER_DEV_MODE=1 vllm serve "$model" --port 8000 \
+    --tensor-parallel-size 2 --max-model-len 2048 --weight-transfer-config '{"backend":"nccl"}' \
+    --logprobs-mode processed_logprobs --max-logprobs -1 &
   server=$!
   trap 'kill "$server"' EXIT
 fi

@@ -349,6 +349,9 @@ def _explained(error: Exception) -> str | None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed and isinstance(error, distributed.DistStoreError | distributed.DistNetworkError):
         rank, reason = os.environ.get("RANK", "0"), " ".join(str(error).split())
+        if os.environ.get("WORLD_SIZE", "1") == "1" and "MASTER_PORT" in os.environ:
+            port = os.environ["MASTER_PORT"]
+            return f"port {port} (MASTER_PORT) is taken: {reason} Set another one, or none."
         return f"rank {rank} has not found the other ranks of the job: {reason} Start it again."
     from trustclip.durable.store import TrainingError
 

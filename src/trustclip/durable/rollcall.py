@@ -15,6 +15,7 @@ existing process group.
 import atexit
 import contextlib
 import os
+import socket
 import sys
 import threading
 import traceback
@@ -74,6 +75,17 @@ def roll_call(seconds: float) -> Iterator[None]:
         ) from error
 
 
+def own_port() -> None:
+    """Give the process group of a vLLM in this process a port of its own, unless one is set.
+
+    TRL would take the first of four that is free, and open it when the engine has started: two
+    runs that begin together would choose the same.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ.setdefault("MASTER_PORT", str(free.getsockname()[1]))
+
+
 def leave_if_lost() -> None:
     """End this process, printing its stack, if another rank has failed or stopped waiting.
 
@@ -90,10 +102,10 @@ def leave_if_lost() -> None:
 def leave(status: int = 0, *, done: bool = True) -> NoReturn:
     """End this process with a status that nothing can change any more, whether or not it is a rank.
 
-    Of a job that is done, the process group is destroyed, as torch asks for. Then the functions of
-    `atexit` are called and output is flushed, but Python is not shut down: a thread of gloo that
-    still drops a tensor while Python does so aborts the process, and a launcher would report a
-    finished run as failed.
+    The functions of `atexit` are called: a vLLM in this process ends by one, and needs the process
+    group for it. Then, of a job that is done, the group is destroyed, as torch asks for, and output
+    is flushed, but Python is not shut down: a thread of gloo that still drops a tensor while Python
+    does so aborts the process, and a launcher would report a finished run as failed.
 
     Args:
       status: 0 for success; after a failure the group is left alone, since others may hang in it.
@@ -101,9 +113,9 @@ def leave(status: int = 0, *, done: bool = True) -> NoReturn:
     """
     if not (dist.is_available() and dist.is_initialized()):
         sys.exit(status)
-    if status == 0 and done:
-        dist.destroy_process_group()
     atexit._run_exitfuncs()
+    if status == 0 and done and dist.is_initialized():  # vLLM destroys it, too
+        dist.destroy_process_group()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # its reader has gone
             stream.flush()

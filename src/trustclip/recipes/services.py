@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,9 +15,12 @@ from rich.console import Console
 from trustclip.recipes.settings import RLStage
 from trustclip.runs.secrets import redacted
 from trustclip.runs.terminal import told
+from trustclip.runs.text import one_line
 
 #: Seconds that a server has to answer, and between two questions to one that is awaited.
 ANSWER, AGAIN = 5.0, 2.0
+#: vLLM's name for log-probabilities of the distribution that a token was drawn from.
+PROCESSED = "processed_logprobs"
 
 
 def unavailable(sink: str) -> Iterator[str]:
@@ -71,18 +75,25 @@ def vllm_server(settings: RLStage) -> str | None:
 
 
 def await_server(settings: RLStage, console: Console) -> None:
-    """Wait for the vLLM server as long as TRL would, but before a model loads.
+    """Wait for the vLLM server as long as TRL would, but before a model loads, and check it.
 
     Args:
       settings: of the training.
       console: says that it waits.
 
     Raises:
-      ValueError: no server has answered.
+      ValueError: no server has answered, or it cannot serve a training.
     """
     url = vllm_server(settings)
-    if url is None or os.environ.get("RANK", "0") != "0" or answers(f"{url}/health", healthy=True):
+    if url is None or os.environ.get("RANK", "0") != "0":
         return
+    if not answers(f"{url}/health", healthy=True):
+        _await(url, settings, console)
+    if lacks := incapable(url):
+        raise ValueError(lacks)
+
+
+def _await(url: str, settings: RLStage, console: Console) -> None:
     patience = float(_of_trl(settings, "timeout"))
     told(
         console,
@@ -102,6 +113,35 @@ def unanswered(url: str) -> str:
     return (
         f"no vLLM server answers at {redacted(url)}: start it, name its address in "
         "`trl.vllm_server_base_url`, or set `use_vllm` to false."
+    )
+
+
+def incapable(url: str) -> str:
+    """What a vLLM server that answers lacks for a training, and how to start it; "" if nothing.
+
+    TRL finds it out after the model has loaded, one thing at a time.
+
+    Args:
+      url: of the server.
+    """
+    try:
+        with urlopen(f"{url}/server_info?config_format=json", timeout=ANSWER) as reply:
+            config = json.load(reply)["vllm_config"]
+            transfer, model = config.get("weight_transfer_config"), config["model_config"]
+            lacks = [
+                *(["no weight transfer"] if transfer is None else []),
+                *(["raw log-probabilities"] if model["logprobs_mode"] != PROCESSED else []),
+            ]
+    except HTTPError:
+        lacks = ["no VLLM_SERVER_DEV_MODE=1, or it is no vLLM"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        lacks = [f"no configuration to be read: {one_line(str(error))}"]
+    if not lacks:
+        return ""
+    return (
+        f"the vLLM server at {redacted(url)} cannot serve a training ({', '.join(lacks)}): start "
+        """it by VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config """
+        f"""'{{"backend":"nccl"}}' --logprobs-mode {PROCESSED} --max-logprobs -1."""
     )
 
 

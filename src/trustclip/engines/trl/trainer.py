@@ -31,6 +31,7 @@ from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import WatchedWindow
 from trustclip.durable import schemas
+from trustclip.durable.rollcall import own_port
 from trustclip.durable.trainer import Durable
 from trustclip.engines.trl import (
     fast_paths,
@@ -137,6 +138,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
         self._last_closed = 0  # update in which the gate last closed on a token
         self._declined: set[str] = set()
+        if args.use_vllm and args.vllm_mode == "colocate":
+            own_port()
         with announced_level(args, self.method):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.importance_sampling_level = "token"  # the method's own level is in its gradient

@@ -19,7 +19,7 @@ from trustclip.recipes.preflight.longest import Longest, longest, model_shape, r
 from trustclip.recipes.preflight.memory import PHASES, Memory, estimate
 from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
-from trustclip.recipes.services import answers, unanswered, vllm_server
+from trustclip.recipes.services import answers, incapable, unanswered, vllm_server
 from trustclip.recipes.settings import Recipe, RLSettings, RLStage
 from trustclip.runs.text import readable
 from trustclip.tasks.problem import Problem
@@ -178,8 +178,10 @@ def dry_run(recipe: Recipe, console: Console) -> int:
 def _lacking(settings: RLStage) -> list[str]:
     """What is missing here; a server that is not up yet may be so when the run needs it."""
     url = vllm_server(settings)
-    waits = [] if url is None or answers(f"{url}/health", healthy=True) else [unanswered(url)]
-    return [*absent(settings), *waits]
+    lacks = ""
+    if url is not None:
+        lacks = incapable(url) if answers(f"{url}/health", healthy=True) else unanswered(url)
+    return [*absent(settings), *filter(None, [lacks])]
 
 
 def _preview(

@@ -67,8 +67,8 @@ class Guards(TrainerCallback, ExportableState):
     **These are reported**, each once in a run and its resumptions: ``nonfinite_gradient``,
     ``entropy_collapse``, ``constant_reward``, ``inert_constraint``, ``gradient_spike``,
     ``loss_spike``, ``truncated``, ``gate_closed``; over generations (`trends`), ``entropy_rise``,
-    and where the sampler reports log-probabilities ``mismatch_drift``, ``mismatch_jump`` and
-    ``ess_fall``.
+    and where the sampler reports log-probabilities ``mismatch_drift``, ``mismatch_jump``,
+    ``weight_sync`` and ``ess_fall``.
 
     Args:
       notice: called on the main process with the update, the name and the text of each notice.
@@ -291,6 +291,7 @@ _WATCHES: dict[str, _Watch] = {
     "entropy_rise": _Watch(lambda g, row: g._trend(trends.entropy_rise), 1),
     "mismatch_drift": _Watch(lambda g, row: g._trend(trends.mismatch_drift), 1),
     "mismatch_jump": _Watch(lambda g, row: g._trend(trends.mismatch_jump), 1),
+    "weight_sync": _Watch(lambda g, row: trends.weight_sync(g._series), 1),
     "ess_fall": _Watch(lambda g, row: g._trend(trends.ess_fall), 1),
     "gradient_spike": _Watch(lambda g, row: g._spike(row, "grad_norm", "the gradient's norm"), 1),
     "loss_spike": _Watch(lambda g, row: g._spike(row, "loss", "the loss"), 1),

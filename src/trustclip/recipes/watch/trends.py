@@ -20,6 +20,8 @@ SIGNIFICANT, FACTOR = 6.0, 2.0
 JUMP, DEVIATIONS, JUMP_AFTER = 3.0, 8.0, 8
 #: Mismatch below which it is rounding, nats per token, and a rise of entropy that matters, nats.
 LEAST_MISMATCH, LEAST_RISE = 1e-6, 0.2
+#: The same for fresh samples: kernels alone make 1e-5, and half precision 0.03.
+LEAST_FRESH = 1e-4
 #: Largest autocorrelation that the standard error of a slope is corrected for.
 _CORRELATED = 0.95
 #: Standard deviation over median absolute deviation of a normal distribution.
@@ -28,7 +30,9 @@ _NORMAL = 1.4826
 #: What is followed, by its name in the rows.
 MISMATCH, ESS = "trustclip/sampler/k3", "trustclip/sampler/current/sequence_ess"
 ENTROPY = "trustclip/entropy"
-FOLLOWED = (MISMATCH, ESS, ENTROPY)
+#: Of samples of the policy that is trained next: only what a weight transfer missed is in it.
+FRESH = "trustclip/sampler/abs/lag_0"
+FOLLOWED = (MISMATCH, ESS, ENTROPY, FRESH)
 #: Logged in the first row of each generation.
 _BEGINS = "frac_reward_zero_std"
 
@@ -152,6 +156,27 @@ def mismatch_jump(series: Series) -> str:
         f"{len(means) - 2} generations before ({means[-1]:.2g} nats per token), twice in a row. "
         "Look for what changed there: a weight transfer that failed, a restarted or updated "
         "engine, another prompt length; gates.jsonl has the worst tokens (column `worst`)."
+    )
+
+
+def weight_sync(series: Series) -> str:
+    """Description of a sampler that has not got all of the new weights; "" without one.
+
+    The first generation is sampled by the weights that both have loaded. Where one of a later
+    generation is `JUMP` times as far from the trainer as any before it, the update between them
+    has not reached the sampler, or only in part.
+    """
+    seen = series.get(FRESH, {"means": [], "open": []})  # checkpoints of older releases lack it
+    before, now = seen["means"], seen["open"][:1]
+    if not (before and now) or now[0] < max(LEAST_FRESH, JUMP * max(before)):
+        return ""
+    return (
+        "the sampler left the policy although it had just got its weights: sampler/abs of fresh "
+        f"samples is {now[0]:.2g} nats per token, {now[0] / max(*before, 1e-9):.0f} times as much "
+        f"as in any generation before ({len(before)}). Some weights were not sent or are not used "
+        "(tied or packed layers, adapters, an engine that restarted). Samples are not the policy's "
+        "own until that is found: correct for it (tis, icepop), and compare with trustclip doctor "
+        "--sampler."
     )
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor
@@ -280,8 +281,8 @@ def methods() -> dict[str, type[Method]]:
       >>> "atr" in methods()
       True
     """
-    package = importlib.import_module("trustclip.methods")
-    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__))
+    folder = Path(__file__).parents[1] / "methods"
+    names = sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
     return {name: _defined_in(f"trustclip.methods.{name}") for name in names}
 
 

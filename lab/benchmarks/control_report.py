@@ -51,7 +51,8 @@ def read() -> Outcomes:
     found: Outcomes = {(env, name): [] for env in SMALL.envs for name in names}
     for row in parquet.read_table(RUNS).to_pylist():
         outcome = {name: row[name] for name in OUTCOME}
-        found[row["env"], LABELS.get(row["method"], row["method"])].append(outcome)
+        method: str = row["method"]
+        found[row["env"], LABELS.get(method, method)].append(outcome)
     return found
 
 

@@ -34,8 +34,9 @@ def runs() -> dict[tuple[str, str, str], np.ndarray]:
     """(environment, method, return) -> the return of every seed."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for row in parquet.read_table(ROOT / "lab/benchmarks/control/runs.parquet").to_pylist():
+        method: str = row["method"]
         for name in ("final", "training"):
-            key = (row["env"], LABELS.get(row["method"], row["method"]), name)
+            key = (row["env"], LABELS.get(method, method), name)
             found.setdefault(key, []).append(row[name])
     return {key: np.array(values) for key, values in found.items()}
 

@@ -9,7 +9,6 @@ import errno
 import importlib
 import io
 import os
-import re
 import signal
 import sys
 import traceback
@@ -381,28 +380,7 @@ def _missing(error: ImportError) -> str | None:
         return None
     if not isinstance(error, ModuleNotFoundError) or not module:
         return str(error)
-    extras = (_extra(module, package) for package in ("trustclip", *registry.distributions()))
-    wanted = next((f"'{extra}'" for extra in extras if extra), module)
-    return f"the package {module} is not installed: pip install {wanted}."
-
-
-def _extra(module: str, package: str) -> str | None:
-    """The extra of a package that installs a module, by the metadata of what is installed."""
-    from importlib import metadata
-
-    distribution = {"yaml": "pyyaml"}.get(module, module).lower()
-    try:
-        requirements = metadata.requires(package) or []
-    except metadata.PackageNotFoundError:
-        return None
-    for requirement in requirements:
-        name = re.match(r"[\w.-]+", requirement)
-        extra = re.search(r"extra == ['\"]([\w-]+)", requirement)
-        if not name or not extra or extra[1] == "dev":
-            continue
-        if name[0].lower().replace("-", "_") == distribution:
-            return f"{package}[{extra[1]}]"
-    return None
+    return f"the package {module} is not installed: pip install {registry.extra(module) or module}."
 
 
 def _be_quiet() -> None:

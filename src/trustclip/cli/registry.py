@@ -4,8 +4,9 @@ An entry point names a mapping ``{command: Command}``; the module that holds it 
 help, so it should import nothing else.
 """
 
+import re
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, requires
 from typing import NamedTuple
 
 GROUP = "trustclip.commands"
@@ -52,3 +53,21 @@ def added() -> dict[str, Command]:
 def to_install(name: str) -> str | None:
     """The distribution that has a command and is not installed, if any."""
     return next((known for known, commands in KNOWN.items() if name in commands), None)
+
+
+def extra(module: str) -> str | None:
+    """What to install for a module: an extra of trustclip or of another distribution, quoted."""
+    wanted = {"yaml": "pyyaml"}.get(module, module).lower()
+    for package in ("trustclip", *distributions()):
+        try:
+            requirements = requires(package) or []
+        except PackageNotFoundError:
+            continue
+        for requirement in requirements:
+            name = re.match(r"[\w.-]+", requirement)
+            found = re.search(r"extra == ['\"]([\w-]+)", requirement)
+            if not name or not found or found[1] == "dev":
+                continue
+            if name[0].lower().replace("-", "_") == wanted:
+                return f"'{package}[{found[1]}]'"
+    return None

@@ -51,6 +51,21 @@ MORE = [
     ("penalty", {"beta": 0.3, "anchor": "rollout", "on": "cut", "inner": {"name": "atr"}}),
     ("penalty", {"beta": 0.3, "level": "sequence", "inner": {"name": "gspo"}}),
     ("penalty", {"beta": 2.0, "inner": {"name": "penalty", "divergence": "k3"}}),
+    *(
+        ("sampler", {"level": "sequence", "reduction": how, "measure": measure, "ceiling": high})
+        for how, measure, high in (
+            *(("mean", "ratio", 1.2), ("sum", "k1", 0.5), ("max", "k2", 0.2), ("mean", "k3", 0.1)),
+            *(("max", "binary_kl", 0.1), ("max", "ratio", 1.5)),
+        )
+    ),
+    ("sampler", {"measure": "kl_old_new", "between": "new_old", "ceiling": 0.05}),
+    ("sampler", {"measure": "binary_kl", "between": "new_old", "ceiling": 0.05}),
+    ("sampler", {"floor": 0.7, "weigh_by": "token", "weight_floor": 0.8, "inner": "gspo"}),
+    (
+        "sampler",
+        {"ceiling": None, "weigh_by": "geometric", "weigh_of": "new", "weight_ceiling": 9.0},
+    ),
+    ("sampler", {"between": "new_rollout", "weigh_by": "sequence", "weight_ceiling": 2.0}),
     *(("centered", {"inner": inner}) for inner in ("reinforce", "clip", "atr", "dppo", "icepop")),
     ("both", {"first": {"name": "truly_ppo", "variant": "ppo_rb"}, "second": {"name": "trm"}}),
     ("either", {"first": {"name": "kl_cov", "share": 0.2}, "second": {"name": "atr"}}),
@@ -71,6 +86,7 @@ def variants(name: str, cls: type) -> list[tc.Method]:
         if typing.get_origin(hint) is typing.Literal
     }
     given = [{}, *({field: c} for field, options in choices.items() for c in options)]
+    given = [one for one in given if one != {"measure": "kl_old_new"}]  # not its only condition
     given += [more for owner, more in MORE if owner == name]
     return list(dict.fromkeys(tc.method(name, **parameters) for parameters in given))
 

@@ -406,7 +406,39 @@ def erc(p: Params, t: Tokens) -> Array:
     return (ratio > 1 - p["low"]) & (ratio < 1 + p["high"])
 
 
+def sampler(p: Params, t: Tokens) -> Array:
+    """A mask by one measure, a weight by another."""
+    apart = {"old_rollout": lambda: t.rho, "new_rollout": lambda: t.rho + t.x}
+    x = t.x if p["between"] == "new_old" else apart[p["between"]]()
+    if p["measure"] == "binary_kl":
+        ours = t.logp_old if p["between"] == "old_rollout" else t.logp
+        pair = replace(t, x=x, logp_old=ours - x), replace(t, x=-x, logp_old=ours)
+        values = np.maximum(*(token_divergence("binary_kl", one) for one in pair))
+    else:
+        values = {"ratio": x, "k1": -x, "k2": k2(x), "k3": k3(x)}.get(p["measure"], t.kl_old_new)
+    if p["level"] == "sequence":
+        by = {"mean": np.mean, "sum": np.sum, "max": np.max}[p["reduction"]]
+        values = at("sequence", values, by)
+    low, high = p["floor"], p["ceiling"]
+    if p["measure"] == "ratio":
+        low, high = (None if bound is None else math.log(bound) for bound in (low, high))
+    keep = (values >= (-np.inf if low is None else low)) & (
+        values <= (np.inf if high is None else high)
+    )
+    if p["only"] == "negative":
+        keep |= t.advantage >= 0
+    if p["weigh_by"] == "none":
+        return keep.astype(float)
+    moved = t.rho if p["weigh_of"] == "old" else t.rho + t.x
+    spread = {"sequence": total, "geometric": mean}.get(p["weigh_by"], lambda v: v)
+    least, most = p["weight_floor"], p["weight_ceiling"]
+    weight = np.exp(spread(moved))
+    weight = weight if least is None else np.maximum(weight, least)
+    return keep * (weight if most is None else np.minimum(weight, most))
+
+
 WEIGHTS: dict[str, Rule] = {
+    "sampler": sampler,
     **{"tis": tis, "icepop": icepop, "opsm": opsm},
     **{"trm": trm, "kpop": kpop, "erc": erc},
 }

@@ -32,6 +32,23 @@ def tokens() -> tc.TokenBatch:
     )
 
 
+def near_tokens() -> tc.TokenBatch:
+    """The same, every other sequence's policies 500 times closer: verl has bounds of 1e-3."""
+    batch = tokens()
+    near = torch.where(torch.arange(len(batch.logp)) % 2 == 0, 2e-3, 1.0)[:, None].double()
+    logp = batch.logp
+    return dataclasses.replace(
+        batch,
+        logp_old=logp + near * (batch.logp_old - logp),
+        logp_rollout=logp + near * (batch.given("logp_rollout") - logp),
+    )
+
+
+def is_preset(row: rosetta.Row) -> bool:
+    """Whether it is a preset of verl's rollout correction."""
+    return row.setting.startswith("RolloutCorrectionConfig")
+
+
 def rows(checked: str, *engines: str) -> list[Case]:
     """Rows that have a method, of the engines compared with a package or a formula."""
     return [

@@ -83,6 +83,51 @@ def _sampler(inner: Spec) -> dict[str, Any]:
     return _around(inner, "anchored")
 
 
+def _verl_presets() -> tuple[Row, ...]:
+    """verl's presets of rollout correction: a mask, a weight, and three policies or two."""
+    # verl bounds k1 = log(sampler / policy), so that its range a_b is one from 1/b to 1/a here.
+    masks: dict[str, dict[str, Any]] = {
+        "": {"ceiling": None},
+        "icepop": {"floor": 0.5, "ceiling": 5.0},
+        "is_rs": {"level": "sequence", "reduction": "sum", "floor": 0.5, "ceiling": 2.0},
+        "geo_rs": {"level": "sequence", "floor": 1 / 1.001, "ceiling": 1 / 0.999},
+        "k3_rs": {"measure": "k3", "level": "sequence", "ceiling": 0.01},
+    }
+    #: Preset -> its mask, and whose ratio weighs.
+    decoupled = {
+        **{"token_is": ("", "token"), "seq_is": ("", "sequence"), "geo_rs": ("geo_rs", "none")},
+        **{"token_icepop": ("icepop", "token"), "seq_is_rs": ("is_rs", "sequence")},
+        **{"geo_rs_seq_tis": ("geo_rs", "sequence"), "geo_rs_token_tis": ("geo_rs", "token")},
+        **{"k3_rs": ("k3_rs", "none"), "k3_rs_seq_tis": ("k3_rs", "sequence")},
+        "k3_rs_token_tis": ("k3_rs", "token"),
+    }
+    bypass = {
+        **{"ppo_clip": ("", "none"), "ppo_clip_geo_rs": ("geo_rs", "none")},
+        **{"ppo_clip_k3_rs": ("k3_rs", "none"), "pg_is": ("", "sequence")},
+        **{"pg_token_icepop": ("icepop", "token"), "pg_geo_rs": ("geo_rs", "none")},
+        **{"pg_geo_rs_seq_tis": ("geo_rs", "sequence"), "pg_geo_rs_token_tis": ("geo_rs", "token")},
+    }
+
+    def row(mode: str, name: str, mask: str, weigh: str) -> Row:
+        inner: Spec = _DUAL
+        pair: dict[str, Any] = {}
+        if mode == "bypass":
+            inner = _sampler(_DUAL) if name.startswith("ppo") else "reinforce"
+            pair = {"between": "new_rollout", "weigh_of": "new"}
+        ceiling = {} if weigh == "none" or mask == "icepop" else {"weight_ceiling": 2.0}
+        method = inner
+        if mask or weigh != "none":
+            method = _around(inner, "sampler", **masks[mask], **pair, weigh_by=weigh, **ceiling)
+        preset = f"{mode}_{name}"
+        return Row(preset, method, _TOKEN, f"RolloutCorrectionConfig.{preset}()")
+
+    return tuple(
+        row(mode, name, *choice)
+        for mode, presets in (("decoupled", decoupled), ("bypass", bypass))
+        for name, choice in presets.items()
+    )
+
+
 #: PPO's clip, and the same with verl's ceiling where A < 0.
 _CLIP = {"name": "clip", "epsilon": 0.2}
 _DUAL = {"name": "dual_clip", "low": 0.2, "high": 0.2, "ceiling": 3.0}
@@ -180,6 +225,7 @@ _VERL = (
         setting="use_kl_loss=True, kl_loss_type=kl",
         note="k1 in a loss: its gradient is a constant, which holds no policy anywhere",
     ),
+    *_verl_presets(),
 )
 
 _PRIME_RL = (

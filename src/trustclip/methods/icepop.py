@@ -1,21 +1,22 @@
 """IcePop: drop tokens on which the sampling engine and the trainer disagree."""
 
-import math
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from trustclip.constraints import levels
+from trustclip.constraints import rejection
 from trustclip.constraints.base import AboveOne, Trait, UpToOne, definition, spans
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.compose import Weighted, corrected_twins
-from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.registry import Part
 from trustclip.constraints.twins import Twins
 from trustclip.methods.atr import ATR
 
-Spread = Literal["token", "sequence", "geometric"]
+_OVER: dict[str, Literal["token", "sum", "mean"]] = {
+    "token": "token",
+    "sequence": "sum",
+    "geometric": "mean",
+}
 Policy = Literal["old", "new"]
 
 
@@ -68,7 +69,7 @@ class IcePop(Weighted):
     inner: Part = ATR()
     floor: UpToOne | None = 0.5
     ceiling: AboveOne = 5.0
-    level: Spread = "token"
+    level: rejection.Spread = "token"
     policy: Policy = "old"
 
     @property
@@ -84,15 +85,9 @@ class IcePop(Weighted):
         return corrected_twins(self.inner, self.level, self.floor, self.ceiling, truncated=False)
 
     def weight(self, batch: TokenBatch) -> Tensor:
-        rho = self._measured(batch, batch.rollout_log_ratio)  # [batch, time]
-        compared = rho
-        if self.policy == "new":
-            compared = self._measured(batch, batch.against("rollout").log_ratio.detach())
-        low = -math.inf if self.floor is None else math.log(self.floor)
-        disagree = (compared < low) | (compared > math.log(self.ceiling))
-        return torch.where(disagree, 0.0, safe_exp(rho))
-
-    def _measured(self, batch: TokenBatch, log_ratio: Tensor) -> Tensor:
-        over: levels.Level = "token" if self.level == "token" else "sequence"
-        reduction: levels.Reduction = "mean" if self.level == "geometric" else "sum"
-        return levels.reduced(over, reduction, log_ratio, batch.mask)
+        # The ratio in range is the one that weighs, or the new policy's of the same spread.
+        between: rejection.Between = "old_rollout" if self.policy == "old" else "new_rollout"
+        bounds = rejection.log_bounds(self.floor, self.ceiling)
+        over = _OVER[self.level]
+        kept = rejection.kept(batch, rejection.log_ratio(batch, between), over, bounds)
+        return kept * rejection.importance(batch, "old_rollout", self.level)

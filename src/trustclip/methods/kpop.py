@@ -2,14 +2,12 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from trustclip.constraints import divergences
+from trustclip.constraints import rejection
 from trustclip.constraints.base import Positive, Trait, definition
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.compose import Weighted
-from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.registry import Part
 from trustclip.methods.atr import ATR
 
@@ -60,9 +58,7 @@ class KPop(Weighted):
         return super().traits | own | Trait.READS_PROBABILITY | compared
 
     def weight(self, batch: TokenBatch) -> Tensor:
-        rho = batch.rollout_log_ratio  # [batch, time]
-        sampler = batch.against("rollout").logp_old
-        ours = batch.logp_old if self.policy == "old" else batch.logp.detach()
-        there = divergences.binary_kl_old_new(sampler, ours)
-        back = divergences.binary_kl_old_new(ours, sampler)
-        return torch.where((there > self.delta) | (back > self.delta), 0.0, safe_exp(rho))
+        between: rejection.Between = "old_rollout" if self.policy == "old" else "new_rollout"
+        apart = rejection.measured(batch, between, "binary_kl")
+        kept = rejection.kept(batch, apart, "token", (None, self.delta))
+        return kept * rejection.importance(batch, "old_rollout", "token")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from trustclip.constraints import divergences, levels
+from trustclip.constraints import rejection
 from trustclip.constraints.base import Positive, Trait, anchor_fields, definition
 from trustclip.constraints.batch import Anchor, TokenBatch
 from trustclip.constraints.compose import Weighted
@@ -71,7 +71,7 @@ class OPSM(Weighted):
         return {"TRL": inner | {"off_policy_mask_threshold": self.delta} | sampler}
 
     def weight(self, batch: TokenBatch) -> Tensor:
-        moved = divergences.k1(batch.against(self.anchor).log_ratio)
-        mean = levels.reduced("sequence", "mean", moved, batch.mask).detach()
-        kept = (batch.advantages >= 0) | (mean <= self.delta)
-        return torch.where(mean.isnan(), mean, kept)
+        between: rejection.Between = "new_old" if self.anchor == "old" else "new_rollout"
+        values = rejection.measured(batch, between, "k1")
+        near = rejection.kept(batch, values, "mean", (None, self.delta))
+        return torch.where((batch.advantages >= 0) & ~near.isnan(), 1.0, near)

@@ -4,11 +4,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from trustclip.constraints import levels
+from trustclip.constraints import rejection
 from trustclip.constraints.base import AboveOne, Trait, definition, spans
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.compose import Weighted, corrected_twins
-from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.registry import Part
 from trustclip.constraints.twins import Twins
 from trustclip.methods.atr import ATR
@@ -67,5 +66,4 @@ class TIS(Weighted):
         return corrected_twins(self.inner, self.level, None, self.ceiling, truncated=True)
 
     def weight(self, batch: TokenBatch) -> Tensor:
-        x = levels.reduced(self.level, "sum", batch.rollout_log_ratio, batch.mask)
-        return safe_exp(x).clamp(max=self.ceiling)
+        return rejection.importance(batch, "old_rollout", self.level, (None, self.ceiling))

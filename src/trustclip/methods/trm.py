@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from trustclip.constraints import divergences, levels
+from trustclip.constraints import rejection
 from trustclip.constraints.base import Positive, Trait, anchor_fields, definition
 from trustclip.constraints.batch import Anchor, TokenBatch
 from trustclip.constraints.compose import Weighted
@@ -75,9 +74,6 @@ class TRM(Weighted):
         return super().traits | Trait.CUTS | Trait.SEES_OTHERS | acts
 
     def weight(self, batch: TokenBatch) -> Tensor:
-        if self.divergence == "kl_old_new":
-            moved = batch.given("kl_old_new").detach()
-        else:
-            moved = divergences.k3(batch.against(self.anchor).log_ratio.detach())
-        measured = levels.reduced("sequence", self.reduction, moved, batch.mask)
-        return torch.where(measured.isnan(), measured, measured <= self.delta)
+        between: rejection.Between = "new_old" if self.anchor == "old" else "new_rollout"
+        values = rejection.measured(batch, between, self.divergence)
+        return rejection.kept(batch, values, self.reduction, (None, self.delta))

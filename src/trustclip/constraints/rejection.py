@@ -1,0 +1,121 @@
+"""Masks and weights against another policy: what is measured, over what, and what the rest weighs.
+
+Every engine has a few of these, each with one combination of the choices; methods name them.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints import divergences
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.levels import Reduction, reduced
+from trustclip.constraints.masked import safe_exp
+
+#: Log of the largest weight, as in verl: the product with a ratio stays finite in float32.
+_LARGEST = 20.0
+
+#: Two policies, the one in the numerator first.
+Between = Literal["old_rollout", "new_rollout", "new_old"]
+#: What is compared with the bounds.
+Measure = Literal["ratio", "k1", "k2", "k3", "binary_kl", "kl_old_new"]
+#: Whose ratio weighs a token: its own, the product or the geometric mean of its sequence's.
+Spread = Literal["token", "sequence", "geometric"]
+
+
+def fields(between: Between, measure: Measure) -> tuple[str, ...]:
+    """Optional fields of `TokenBatch` that a measure between two policies needs.
+
+    Example:
+      >>> fields("new_old", "k3"), fields("old_rollout", "ratio")
+      ((), ('logp_rollout',))
+    """
+    exact = ("kl_old_new",) if measure == "kl_old_new" else ()
+    return exact if between == "new_old" else (*exact, "logp_rollout")
+
+
+def log_ratio(batch: TokenBatch, between: Between) -> Tensor:
+    """Log-ratio of two policies, without gradient; new / old where the sampler gave none for that.
+
+    Returns:
+      Nats; 0 where masked. Shape [batch, time].
+    """
+    if between == "old_rollout":
+        return batch.rollout_log_ratio
+    return batch.against("rollout" if between == "new_rollout" else "old").log_ratio.detach()
+
+
+def measured(batch: TokenBatch, between: Between, measure: Measure) -> Tensor:
+    """A measure of each token; of ``"ratio"`` the logarithm. Shape [batch, time]."""
+    if measure == "kl_old_new":
+        return batch.given("kl_old_new").detach()
+    if measure == "binary_kl":
+        ours = batch.logp_old if between == "old_rollout" else batch.logp.detach()
+        theirs = batch.logp_old if between == "new_old" else batch.against("rollout").logp_old
+        pairs = (theirs, ours), (ours, theirs)
+        return torch.maximum(*(divergences.binary_kl_old_new(*pair) for pair in pairs))
+    x = log_ratio(batch, between)
+    of = {"ratio": lambda x: x, "k1": divergences.k1, "k2": divergences.k2, "k3": divergences.k3}
+    return of[measure](x)
+
+
+def kept(
+    batch: TokenBatch,
+    values: Tensor,
+    over: Reduction | Literal["token"],
+    bounds: tuple[float | None, float | None],
+) -> Tensor:
+    """1 where a measure is within bounds, 0 where not, NaN where it is unknown.
+
+    Args:
+      batch: the tokens.
+      values: of each token, see `measured`. Shape [batch, time].
+      over: ``"token"``, or the reduction over the sequence that is compared.
+      bounds: both belong to it; None for a side that is open.
+
+    Returns:
+      Shape [batch, time].
+    """
+    level = "token" if over == "token" else "sequence"
+    value = reduced(level, "sum" if over == "token" else over, values, batch.mask)
+    low, high = bounds
+    inside = (value >= (-math.inf if low is None else low)) & (
+        value <= (math.inf if high is None else high)
+    )
+    return torch.where(value.isnan(), value, inside.to(value.dtype))
+
+
+def log_bounds(floor: float | None, ceiling: float | None) -> tuple[float | None, float | None]:
+    """Bounds of a ratio as those of its logarithm.
+
+    Example:
+      >>> log_bounds(None, 1.0)
+      (None, 0.0)
+    """
+    low, high = (None if bound is None else math.log(bound) for bound in (floor, ceiling))
+    return low, high
+
+
+def importance(
+    batch: TokenBatch,
+    between: Between,
+    spread: Spread,
+    bounds: tuple[float | None, float | None] = (None, None),
+) -> Tensor:
+    """Importance weight of each token, truncated at bounds. Shape [batch, time].
+
+    Example:
+      >>> old = torch.tensor([[0.5, 0.9]]).log()
+      >>> batch = TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool),
+      ...                    logp_rollout=torch.tensor([[0.4, 0.1]]).log())
+      >>> importance(batch, "old_rollout", "token", (None, 2.0))
+      tensor([[1.2500, 2.0000]])
+    """
+    level = "token" if spread == "token" else "sequence"
+    reduction: Reduction = "mean" if spread == "geometric" else "sum"
+    x = reduced(level, reduction, log_ratio(batch, between), batch.mask)
+    weight = safe_exp(x.clamp(max=_LARGEST))
+    low, high = bounds
+    return weight if low is None and high is None else weight.clamp(min=low, max=high)

@@ -1,0 +1,161 @@
+"""A mask against the sampler, apart from the weight: every engine's correction in one method."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints import rejection
+from trustclip.constraints.base import Number, Positive, Trait, definition, spans
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.compose import Weighted
+from trustclip.constraints.registry import Part
+from trustclip.methods.clip import Clip
+
+
+@definition
+class Sampler(Weighted):
+    r"""Sampler: any method, masked by one measure of the sampler and weighed by another.
+
+    $$
+    \omega_t\; \mathbf 1[\alpha \le D \le \beta]\; J_t
+    $$
+
+    with $J_t$ the objective of ``inner``, $D$ what is measured between two policies on the token or
+    over its sequence, and $\omega$ an importance weight. Engines differ in three independent
+    choices: what is measured, over what, and what the rest weighs. A dropped token has no gradient,
+    around a method of whole sequences, too. Two masks are one around the other.
+
+    ``icepop``, ``kpop``, ``tis``, ``trm`` and ``opsm`` are choices of it under the names of their
+    sources. Others: verl's ``rollout_rs=seq_mean_k3`` with ``rollout_is=token`` is
+    ``sampler(measure="k3", level="sequence", ceiling=0.01, weigh_by="token", weight_ceiling=2)``;
+    the geometric mask with token weights of OpenRLHF and NeMo RL (``seq-mask-tis``)
+    ``sampler(level="sequence", floor=0.5, ceiling=5, weigh_by="token")``.
+
+    Turn the trainer's own correction off, or it is made twice.
+
+    Args:
+      inner: the method to mask and weigh: its name, or a mapping with ``name`` and
+        hyper-parameters.
+      measure: ``"ratio"``, ``"k1"`` (of either sign), ``"k2"``, ``"k3"``, ``"binary_kl"`` (of this
+        token or any other, in the direction that is larger), or ``"kl_old_new"`` (exact; only
+        between new and old).
+      between: the two policies, numerator first: ``"old_rollout"``, which no update changes;
+        ``"new_rollout"``, a trust region of its own; ``"new_old"``.
+      level: ``"token"``, or ``"sequence"``.
+      reduction: over the sequence: ``"mean"`` (of a ratio the geometric one), ``"sum"`` (of a ratio
+        the product) or ``"max"``.
+      floor: $\alpha$, in the unit of the measure, a ratio or nats; None for no lower bound.
+      ceiling: $\beta$, likewise.
+      only: ``"all"`` tokens are masked, or those of ``"negative"`` advantage.
+      weigh_by: $\omega$: ``"none"`` (1), the token's own ratio to the sampler (``"token"``), or its
+        sequence's product (``"sequence"``) or geometric mean (``"geometric"``).
+      weigh_of: whose ratio to the sampler weighs, the ``"old"`` policy's or the ``"new"`` one's; a
+        constant to the gradient.
+      weight_floor: the least weight; None for none.
+      weight_ceiling: the largest weight; None for none.
+
+    Raises:
+      ValueError: bounds in the wrong order, an exact divergence from the sampler, or nothing that
+        masks or weighs.
+
+    Example:
+      >>> import torch, trustclip as tc
+      >>> old = torch.full((2, 2), -1.0)
+      >>> batch = tc.TokenBatch(old, old, torch.ones(2, 2), torch.ones(2, 2) > 0,
+      ...                       logp_rollout=old - torch.tensor([[0.1, 0.1], [0.1, 1.2]]))
+      >>> tc.coefficient(tc.method("sampler", level="sequence", floor=0.8, ceiling=1.25,
+      ...                          weigh_by="token"), batch)  # geometric means of 1.105 and 1.92
+      tensor([[1.1052, 1.1052],
+              [0.0000, 0.0000]])
+
+    References:
+      Liu, Li et al., `When speed kills stability: demystifying RL collapse from the
+      training-inference mismatch <https://yingru.notion.site/When-Speed-Kills>`_, 2025
+    """
+
+    inner: Part = Clip()
+    measure: rejection.Measure = "ratio"
+    between: rejection.Between = "old_rollout"
+    level: Literal["token", "sequence"] = "token"
+    reduction: Literal["mean", "sum", "max"] = "mean"
+    floor: Number | None = None
+    ceiling: Number | None = 2.0
+    only: Literal["all", "negative"] = "all"
+    weigh_by: Literal["none", "token", "sequence", "geometric"] = "none"
+    weigh_of: Literal["old", "new"] = "old"
+    weight_floor: Positive | None = None
+    weight_ceiling: Positive | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.measure == "kl_old_new" and self.between != "new_old":
+            raise ValueError(
+                "`measure` 'kl_old_new' is between new and old: no engine computes another."
+            )
+        for low, high in (("floor", "ceiling"), ("weight_floor", "weight_ceiling")):
+            bounds = getattr(self, low), getattr(self, high)
+            if None not in bounds and bounds[0] > bounds[1]:
+                raise ValueError(f"`{low}` {bounds[0]:g} is above `{high}` {bounds[1]:g}.")
+        same = 1.0 if self.measure == "ratio" else 0.0
+        least = -math.inf if self.measure == "k1" else 0.0 if self.measure == "ratio" else same
+        for name, inside in (
+            ("floor", lambda b: least < b <= same),
+            ("ceiling", lambda b: b >= same),
+        ):
+            bound = getattr(self, name)
+            if bound is not None and not inside(bound):
+                raise ValueError(
+                    f"`{name}` {bound:g} of {self.measure!r} drops tokens on which the policies "
+                    f"agree, where it is {same:g}"
+                    + ("." if name == "ceiling" or least < same else "; it takes a ceiling alone.")
+                )
+        if self.weigh_by == "none" and self._bounds == (None, None):
+            raise ValueError("nothing masks and nothing weighs: give a bound or `weigh_by`.")
+
+    @property
+    def _bounds(self) -> tuple[float | None, float | None]:
+        return self.floor, self.ceiling
+
+    @property
+    def _masks(self) -> bool:
+        return self._bounds != (None, None)
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        mask = rejection.fields(self.between, self.measure) if self._masks else ()
+        weight = () if self.weigh_by == "none" else ("logp_rollout",)
+        return tuple(dict.fromkeys((*super().requires, *mask, *weight)))
+
+    @property
+    def traits(self) -> Trait:
+        found = super().traits
+        pairs = {f"{self.weigh_of}_rollout"} if self.weigh_by != "none" else set()
+        if pairs:
+            found |= spans("sequence" if self.weigh_by in ("sequence", "geometric") else "token")
+        if self._masks:
+            pairs |= {self.between}
+            found |= Trait.CUTS | spans(self.level)
+            found |= Trait.READS_PROBABILITY if self.measure == "binary_kl" else Trait(0)
+        if pairs - {"new_old"}:
+            found |= Trait.ACTS_ON_POLICY
+        if self.weigh_by != "none":
+            found |= Trait.CORRECTS_SAMPLER
+        return found | (Trait.WEIGHS_OLD_POLICY if pairs == {"old_rollout"} else Trait(0))
+
+    def weight(self, batch: TokenBatch) -> Tensor:
+        found = batch.logp_old.new_ones(()).expand_as(batch.logp_old)
+        if self.weigh_by != "none":
+            pair: rejection.Between = "old_rollout" if self.weigh_of == "old" else "new_rollout"
+            bounds = self.weight_floor, self.weight_ceiling
+            found = rejection.importance(batch, pair, self.weigh_by, bounds)
+        if not self._masks:
+            return found
+        values = rejection.measured(batch, self.between, self.measure)
+        over = "token" if self.level == "token" else self.reduction
+        bounds = rejection.log_bounds(*self._bounds) if self.measure == "ratio" else self._bounds
+        kept = rejection.kept(batch, values, over, bounds)
+        if self.only == "negative":
+            kept = torch.where((batch.advantages >= 0) & ~kept.isnan(), 1.0, kept)
+        return found * kept

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -386,6 +387,29 @@ sys.exit(main.main(["doctor"]))
     sentence = "trustclip doctor: rank 0 has not found the other ranks of the job: "
     assert sentence in done.stderr and "1/2 clients joined" in done.stderr
     assert "Traceback" not in done.stderr
+    with socket.create_server(("127.0.0.1", int(alone["MASTER_PORT"]))):  # of another run
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True, text=True, env=os.environ | alone | {"WORLD_SIZE": "1"},
+        )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert f"port {alone['MASTER_PORT']} (MASTER_PORT) is taken" in done.stderr
+
+
+def test_runs_that_begin_together_take_ports_of_their_own(monkeypatch):
+    from trustclip.durable.rollcall import own_port
+
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    own_port()
+    taken = int(os.environ["MASTER_PORT"])
+    assert taken not in (29500, 23456, 12355, 12345)  # those that TRL tries first
+    with socket.create_server(("127.0.0.1", taken)):
+        monkeypatch.delenv("MASTER_PORT")
+        own_port()
+        assert int(os.environ["MASTER_PORT"]) != taken
+    monkeypatch.setenv("MASTER_PORT", "7")
+    own_port()
+    assert os.environ["MASTER_PORT"] == "7"
 
 
 def test_stored_completions_are_graded_again(tmp_path):

@@ -110,7 +110,7 @@ def test_commands_print_nothing_that_controls_a_terminal():
         assert not found, f"{path.name}: {found[0]} instead of trustclip.runs.terminal"
 
 
-@pytest.mark.parametrize("name", ["run", "dev", "docs", "verl"])
+@pytest.mark.parametrize("name", ["run", "dev", "docs", "verl", "smollm2", "real"])
 def test_what_is_pinned_has_its_hashes(name):
     """`make hashes` writes them; torch is left to the build that a machine needs."""
 

@@ -11,35 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
 from patience import NEVER, until
+from real.few import written
 from real.slurm_cluster import cluster, missing
 
 if importlib.util.find_spec("submitit") is None:
     pytest.skip("needs submitit: the extra 'slurm'", allow_module_level=True)
-
-RECIPE = {
-    "name": "few",
-    "model": "tiny",
-    "output_dir": "runs/few",
-    "rl": {
-        "dataset": "arithmetic",
-        "limit": 64,
-        "max_steps": 2,
-        "max_completion_length": 8,
-        "num_generations": 4,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-        "lora_r": 0,
-    },
-}
-SUITE = {
-    "name": "few",
-    "recipe": "few.yaml",
-    "output_dir": "out",
-    "seeds": [0],
-    "methods": {"atr": {"name": "atr"}, "clip": {"name": "clip"}},
-}
 
 
 class Suite:
@@ -48,8 +25,7 @@ class Suite:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
         self.out = folder / "out"
-        (folder / "few.yaml").write_text(yaml.safe_dump(RECIPE))
-        (folder / "suite.yaml").write_text(yaml.safe_dump(SUITE))
+        written(folder)
 
     def start(self) -> "subprocess.Popen[str]":
         line = [sys.executable, "-m", "trustclip", "suite", "suite.yaml", "--on", "slurm"]

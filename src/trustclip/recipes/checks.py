@@ -217,13 +217,25 @@ def schedule_of(settings: RLStage) -> Schedule:
     )
 
 
+def _vllm(settings: Any) -> Iterator[str]:
+    """What vLLM refuses of the arguments of its engine."""
+    if not (arguments := getattr(settings, "vllm", None)):
+        return
+    if settings.backend != "vllm":
+        yield "`vllm` holds arguments of vLLM's engine: set `backend` to vllm, or leave it out."
+    elif importlib.util.find_spec("vllm") is not None:
+        from trustclip.evaluation.backends.vllm import complaints as of_engine
+
+        yield from of_engine(arguments)
+
+
 def refuse(settings: Any) -> None:
     """Raise one error that lists all problems of a command's settings, its model included.
 
     Raises:
       ValueError: all `complaints`, and what is `absent`.
     """
-    found = [*(text for _, text in complaints(settings)), *absent(settings)]
+    found = [*(text for _, text in complaints(settings)), *absent(settings), *_vllm(settings)]
     if getattr(settings, "backend", None) != "openai":
         found += [text for _, text in complaints(settings.model)]
     if found:

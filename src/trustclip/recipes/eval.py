@@ -6,6 +6,7 @@ from rich.console import Console
 
 from trustclip.durable.lock import only_process, rank
 from trustclip.evaluation.backends.local import Backend, Local, Sampling
+from trustclip.evaluation.backends.vllm import VLLM, Engine
 from trustclip.evaluation.evaluate import Plan, evaluate, recover, scores_table
 from trustclip.evaluation.measures import Measures
 from trustclip.recipes.checks import refuse
@@ -61,8 +62,11 @@ def _run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     backend = open_backend(settings)
     try:
         rows = evaluate(run, console, backend, tasks, plan, done=done)
+        made = {"vllm": backend.facts} if isinstance(backend, VLLM) else {}
     finally:
         measures.close()
+        if isinstance(backend, VLLM):
+            backend.close()
     result = scores(rows)
     judged = dict(sorted(Counter(row["judged"] for row in rows).items()))
     first = next(problem for problems in tasks.values() for problem in problems)
@@ -70,7 +74,7 @@ def _run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     asked = {"prompt": record(settings.style, tokenizer, first.problem)}
     if before := trained_with(settings.model):
         asked["trained_with"] = before
-    head = {"command": "eval", "model": settings.model, **asked}
+    head = {"command": "eval", "model": settings.model, **made, **asked}
     run.summarize({**head, **result, "verifier": judged})
     print_table(console, scores_table(result))
     console.print(f"scores in {run.path / 'summary.json'}", highlight=False)
@@ -105,8 +109,7 @@ def open_backend(settings: EvalSettings) -> Backend:
                 f"vLLM is given whole models here, and {settings.model!r} is a LoRA adapter: "
                 "evaluate it with --backend transformers, or merge it first."
             )
-        from trustclip.evaluation.backends.vllm import VLLM
-
-        return VLLM(base_of(settings.model), sampling, settings.style, settings.seed)
+        engine = Engine(settings.vllm, settings.output_dir / "vllm.log")
+        return VLLM(base_of(settings.model), sampling, settings.style, settings.seed, engine)
     model, tokenizer = load_model(settings.model, settings.style, settings.seed)
     return Local(model, tokenizer, sampling, settings.batch_size)

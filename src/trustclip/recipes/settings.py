@@ -408,6 +408,9 @@ class EvalSettings(EvalStage):
     """Address of the server (openai); the API key is read from OPENAI_API_KEY."""
     concurrency: Count = 16
     """Maximum number of concurrent requests (openai)."""
+    vllm: Passthrough = field(default_factory=dict)
+    """Arguments of vLLM's engine by its own names (tensor-parallel-size, max-model-len, dtype); on
+    the command line as --vllm.NAME VALUE."""
 
 
 @checked

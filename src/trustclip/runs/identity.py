@@ -21,7 +21,7 @@ NEUTRAL: Mapping[str, str] = {
     "logging_steps": "how often metrics are written; nothing is trained on them",
 }
 #: Settings that older runs do not have, with the value that changes nothing.
-UNUSED: Mapping[str, Any] = {"split": None, "columns": {}, "exclude": "none"}
+UNUSED: Mapping[str, Any] = {"split": None, "columns": {}, "exclude": "none", "vllm": {}}
 #: Parts of a recipe that have settings of their own.
 STAGES = ("sft", "rl", "eval")
 

@@ -10,8 +10,10 @@ from trustclip.cli.arguments import parse
 from trustclip.runs.terminal import say
 
 if TYPE_CHECKING:
+    from trustclip.constraints.sampler import Pairs
     from trustclip.engines.findings import Finding
     from trustclip.engines.schedule import Schedule
+    from trustclip.recipes.watch.agreement import Verdict
 
 
 def completion(argv: Sequence[str]) -> int:
@@ -43,7 +45,8 @@ def doctor(argv: Sequence[str]) -> int:
     """Versions, devices, and the schedule; ``--verl CONFIG`` checks a configuration of verl.
 
     ``--distributed [RECIPE]``, run under the launcher that will train, checks its processes;
-    ``--sampler RECIPE|FILE.jsonl`` compares the sampler with the trainer on the first completions.
+    ``--sampler RECIPE|FILE.jsonl`` compares the sampler with the trainer on the first completions,
+    ``--sampler --server URL --model MODEL`` a server with a model.
     """
     if "--verl" in argv:
         return _verl(argv[list(argv).index("--verl") + 1 :])
@@ -58,7 +61,8 @@ def doctor(argv: Sequence[str]) -> int:
 
         doctor --verl ARGUMENTS...: what is wrong with a configuration of verl;
         doctor --distributed [RECIPE]: under the launcher that will train, what would really run;
-        doctor --sampler RECIPE|FILE.jsonl: sampler against trainer on the first completions.
+        doctor --sampler RECIPE|FILE.jsonl: sampler against trainer on the first completions;
+        doctor --sampler --server URL --model MODEL: a running server against a model.
         """
 
         num_iterations: int = 1
@@ -185,6 +189,8 @@ def _sampler(arguments: Sequence[str]) -> int:
     from trustclip.recipes.settings import Recipe
     from trustclip.recipes.watch.agreement import compare
 
+    if any(part.partition("=")[0] == "--server" for part in arguments):
+        return _judged(compare(_of_server(arguments)))
     positional, changes = changes_of(arguments, Recipe)
     if len(positional) != 1:
         raise ValueError(
@@ -200,7 +206,54 @@ def _sampler(arguments: Sequence[str]) -> int:
         from trustclip.recipes.files import load_recipe
 
         pairs = first_completions(load_recipe(path, changes))
-    verdict = compare(pairs)
+    return _judged(compare(pairs))
+
+
+def _of_server(arguments: Sequence[str]) -> "Pairs":
+    """Completions of a running server, scored by it and by a model here."""
+    from trustclip.evaluation.backends.served import check_address
+    from trustclip.recipes.preflight.foreign import asked
+    from trustclip.recipes.settings import EvalSettings
+
+    @dataclasses.dataclass
+    class Options:
+        server: str
+        """Address of an OpenAI-compatible server: http://127.0.0.1:8000/v1."""
+        model: str
+        """Folder or hub id of the model to compare with."""
+        served: str = ""
+        """The server's name of its model; the first that it has, if empty."""
+        tasks: str = "word-sums"
+        """Problems to ask."""
+        prompt_style: str = "plain"
+        """Format of the prompt."""
+        completions: int = 32
+        """How many to ask for."""
+
+    options = parse(Options, arguments, "doctor --sampler")
+    check_address(options.server)
+    import tempfile
+    from pathlib import Path
+
+    from trustclip.recipes.checks import refuse
+    from trustclip.recipes.problems import test_problems
+    from trustclip.runs.directory import RunDirectory
+    from trustclip.tasks.prompts import messages
+
+    with tempfile.TemporaryDirectory() as folder:
+        given = {name: getattr(options, name) for name in ("model", "tasks", "prompt_style")}
+        settings = EvalSettings(
+            output_dir=Path(folder) / "run", limit=options.completions, max_tokens=1, **given
+        )
+        refuse(settings)
+        tasks = test_problems(settings, RunDirectory(settings.output_dir, "eval", settings))
+    problems = [problem for problems in tasks.values() for problem in problems]
+    prompts = [messages(problem.problem, settings.style) for problem in problems]
+    return asked(options.server, options.model, settings.style, prompts, options.served)
+
+
+def _judged(verdict: "Verdict") -> int:
+    """Print a verdict; 0 if it is harmless."""
     say(f"{'verdict':<14}{verdict.title}")
     say(verdict.text)
     return 0 if verdict.harmless else 1

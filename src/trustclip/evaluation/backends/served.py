@@ -84,18 +84,7 @@ class Served:
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 
     def _complete(self, prompt: Conversation, seed: int) -> Completion:
-        body = self._ask(
-            {
-                "model": self._model,
-                "messages": prompt,
-                "temperature": self._sampling.temperature,
-                "top_p": self._sampling.top_p,
-                "max_tokens": self._sampling.max_tokens,
-                "n": 1,
-                "seed": seed,
-                **self._extra,
-            }
-        )
+        body = self._ask(self._question(prompt, seed))
         try:
             reply = json.loads(body)
             choice = reply["choices"][0]
@@ -109,12 +98,59 @@ class Served:
                 f"{self._shown} returned no chat completion: {_start(body)}"
             ) from error
 
+    def _question(self, prompt: Conversation, seed: int) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "messages": prompt,
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "max_tokens": self._sampling.max_tokens,
+            "n": 1,
+            "seed": seed,
+            **self._extra,
+        }
+
+    def measured(self, prompt: Conversation, seed: int) -> list[tuple[int, float]]:
+        """Token ids of one completion, with the server's log-probabilities of them, nats.
+
+        Sampled from the whole vocabulary. vLLM and llama.cpp name the ids; other servers may not.
+
+        Raises:
+          ValueError: the server refused, could not be reached, or names no ids.
+        """
+        asked = self._question(prompt, seed) | {
+            **{"logprobs": True, "top_logprobs": 1},  # llama.cpp has none at 0
+            **{"top_k": 0, "min_p": 0.0},  # vLLM takes the model's own where none is given
+            "return_tokens_as_token_ids": True,  # vLLM
+        }
+        body = self._ask(asked)
+        try:
+            tokens = json.loads(body)["choices"][0]["logprobs"]["content"]
+            return [(_id(token), float(token["logprob"])) for token in tokens]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{self._shown} returned no token ids with log-probabilities, as vLLM's and "
+                f"llama.cpp's do: {_start(body)}"
+            ) from error
+
+    def named(self) -> str:
+        """Name of the first model that the server has."""
+        url = self._url.removesuffix("/chat/completions") + "/models"
+        body = self._patiently(Request(url))
+        try:
+            return str(json.loads(body)["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{redacted(url)} names no model: {_start(body)}") from error
+
     def _ask(self, question: dict[str, Any]) -> bytes:
         request = Request(
             self._url,
             data=json.dumps(question).encode(),
             headers={"Content-Type": "application/json"},
         )
+        return self._patiently(request)
+
+    def _patiently(self, request: Request) -> bytes:
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
         for pause in PAUSES:
@@ -177,6 +213,11 @@ def _wrong(address: str) -> str:
 
 class _Passing(ValueError):
     """A failure that may not recur in the next attempt."""
+
+
+def _id(token: dict[str, Any]) -> int:
+    """The id of a token: llama.cpp's field, or vLLM's text ``token_id:7``."""
+    return token["id"] if "id" in token else int(token["token"].removeprefix("token_id:"))
 
 
 def _start(body: bytes) -> str:

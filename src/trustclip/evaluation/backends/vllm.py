@@ -1,10 +1,48 @@
 """Completions from vLLM in this process: the only module that imports it."""
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
 
+from trustclip.constraints.names import unknown
 from trustclip.evaluation.backends.local import Completion, Conversation, Sampling, derived_seed
+from trustclip.runs.text import one_line
 from trustclip.tasks.prompts import PromptStyle, set_chat_template
+
+#: Arguments of an engine that are settings of an evaluation already.
+OWN = ("model", "seed")
+#: Those that would run code of a model's repository, or import what they name.
+CODE = {
+    *("trust_remote_code", "worker_cls", "worker_extension_cls", "scheduler_cls"),
+    *("logits_processors", "io_processor_plugin", "reasoning_parser_plugin"),
+    *("kv_transfer_config", "ec_transfer_config", "pooler_config", "stat_loggers"),
+}
+#: A line of a log that names an exception: its class, and what it says.
+_ERROR = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)")
+#: What vLLM raises over another error, which it has printed before.
+_ABOVE = re.compile(r"Engine core|EngineDead|EngineCore encountered|See root cause|failed to start")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How an engine is made.
+
+    Args:
+      arguments: of vLLM's ``EngineArgs``, by name, with hyphens or underscores.
+      log: a file for what vLLM prints; None leaves that on the terminal.
+    """
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    log: Path | None = None
+
+
+DEFAULT = Engine()
 
 
 class VLLM:
@@ -15,28 +53,52 @@ class VLLM:
       sampling: how tokens are drawn.
       style: prompt style, for a tokenizer without a chat template.
       seed: of the engine.
+      engine: its arguments, and where its output goes.
 
     Raises:
-      ValueError: vLLM is not installed.
+      ValueError: vLLM is not installed or refuses an argument, or the engine fails, with vLLM's
+        last error.
 
     References:
       https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm.html
     """
 
-    def __init__(self, model: str, sampling: Sampling, style: str | PromptStyle, seed: int) -> None:
-        try:
-            import vllm as package  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise ValueError(
-                f"vLLM cannot be used: {error}; pip install 'trustclip[vllm]'."
-            ) from None
-        vllm: Any = package  # a type checker finds this file under the name of the package
+    def __init__(
+        self,
+        model: str,
+        sampling: Sampling,
+        style: str | PromptStyle,
+        seed: int,
+        engine: Engine = DEFAULT,
+    ) -> None:
+        vllm = _package()
         self._params: Any = vllm.SamplingParams
-        self._llm: Any = vllm.LLM(model=model, seed=seed)
+        self._log = engine.log
+        given = _parsed(vllm, engine.arguments)
+        with _told(self._log):
+            self._llm: Any = vllm.LLM(model=model, seed=seed, **given)
         self._sampling = sampling
         tokenizer = self._llm.get_tokenizer()
         set_chat_template(tokenizer, style)
         self._template = tokenizer.chat_template
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What its samples depend on beside the model: precision, compilation, sizes."""
+        config = self._llm.llm_engine.vllm_config
+        return {
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "enforce_eager": config.model_config.enforce_eager,
+            "compilation": _name(config.compilation_config.mode),
+            "cudagraphs": _name(config.compilation_config.cudagraph_mode),
+            "max_model_len": config.model_config.max_model_len,
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        }
+
+    def close(self) -> None:
+        """End the engine's processes, which would otherwise be killed at exit, with warnings."""
+        with _told(self._log):
+            self._llm.llm_engine.engine_core.shutdown()
 
     def generate(
         self, prompts: Sequence[Conversation], n: int, seed: int
@@ -56,9 +118,10 @@ class VLLM:
             )
             for number in range(len(prompts))
         ]
-        replies = self._llm.chat(
-            list(prompts), params, chat_template=self._template, use_tqdm=False
-        )
+        with _told(self._log):
+            replies = self._llm.chat(
+                list(prompts), params, chat_template=self._template, use_tqdm=False
+            )
         return [
             [_completion(output) for output in reply.outputs] * (n // draws) for reply in replies
         ]
@@ -110,6 +173,141 @@ class TrainingVLLM:
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
         ended = bool(tokens) and tokens[-1] == self._tokenizer.eos_token_id
         return Completion(text, len(tokens), truncated=not ended)
+
+
+def complaints(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """What vLLM, or an evaluation, refuses of an engine's arguments; nothing is loaded.
+
+    Args:
+      arguments: see `Engine`.
+
+    Raises:
+      ValueError: vLLM is not installed.
+    """
+    try:
+        _parsed(_package(), arguments)
+    except ValueError as error:
+        yield one_line(str(error))
+
+
+def _package() -> Any:
+    try:
+        import vllm as package  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ValueError(f"vLLM cannot be used: {error}; pip install 'trustclip[vllm]'.") from None
+    return package  # a type checker finds this file under the name of the package
+
+
+def _parsed(vllm: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as vLLM's own command line reads them.
+
+    Raises:
+      ValueError: an unknown name, or a value that vLLM refuses.
+    """
+    if not arguments:
+        return {}
+    from vllm.utils.argparse_utils import (  # pyright: ignore[reportMissingImports]
+        FlexibleArgumentParser,
+    )
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(f"`vllm`: {message.removeprefix('argument ')}.")
+
+    parser = vllm.EngineArgs.add_cli_args(Parser(add_help=False))
+    known = {action.dest: action for action in parser._actions}
+    words: list[str] = []
+    named = {str(name).replace("-", "_"): value for name, value in arguments.items()}
+    for name, value in named.items():
+        shown = name.replace("_", "-")
+        if name in OWN:
+            raise ValueError(f"`vllm.{shown}` is `{name}` of the evaluation: set it there.")
+        if name in CODE:
+            raise ValueError(f"`vllm.{shown}` could run code that comes with a model or a file.")
+        if name not in known:
+            allowed = [other for other in known if other not in (*OWN, *CODE)]
+            raise ValueError(f"`vllm`: {unknown('argument of vLLM', name, allowed)}")
+        words += _words(shown, value)
+    # It looks the model up: this folder is there, and no hub is asked.
+    found = vllm.EngineArgs.from_cli_args(parser.parse_args([*words, "--model", "."]))
+    return {name: getattr(found, name) for name in named}
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """An argument as on vLLM's command line."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, Mapping):
+        return [f"--{name}", json.dumps(value)]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [f"--{name}", *map(str, values)]
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "name", value)).lower()
+
+
+@contextlib.contextmanager
+def _told(log: Path | None) -> Iterator[None]:
+    """Send what this process and those it starts print to a file; one sentence where vLLM fails.
+
+    Raises:
+      ValueError: with the error that vLLM's engine ended with, and what may help.
+    """
+    start = log.stat().st_size if log and log.exists() else 0
+    with _printing_to(log):
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        else:
+            return
+    text = log.read_bytes()[start:].decode(errors="replace") if log else ""
+    raise ValueError(_why(failure, text) + (f" All it said: {log}." if log else "")) from failure
+
+
+@contextlib.contextmanager
+def _printing_to(log: Path | None) -> Iterator[None]:
+    if log is None:
+        yield
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = [(number, os.dup(number)) for number in (1, 2)]
+    with log.open("ab") as file:
+        for number, _ in kept:
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        for number, copy in kept:
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _why(failure: Exception, log: str) -> str:
+    """vLLM's last error as a sentence, and what helps against it.
+
+    Example:
+      >>> _why(RuntimeError("Engine core initialization failed. See root cause above."),
+      ...      "(EngineCore pid=7) ERROR [core.py:9] torch.OutOfMemoryError: CUDA out of memory.")
+      'vLLM failed: OutOfMemoryError: CUDA out of memory. Less memory: --vllm.max-model-len, \
+--vllm.gpu-memory-utilization, --vllm.tensor-parallel-size, --vllm.enforce-eager true.'
+    """
+    text = f"{type(failure).__name__}: {failure}"
+    if _ABOVE.search(text):
+        printed = [(kind.rpartition(".")[2], said) for kind, said in _ERROR.findall(log)]
+        causes = [f"{kind}: {said}" for kind, said in printed if not _ABOVE.search(said + kind)]
+        text = causes[-1] if causes else f"its engine died without an error (killed?). {failure}"
+    text = one_line(text).rstrip(".")
+    memory = re.search(r"memory|killed|KV cache|max_model_len|max seq len", text, re.IGNORECASE)
+    names = ("max-model-len", "gpu-memory-utilization", "tensor-parallel-size")
+    helps = ", ".join(f"--vllm.{name}" for name in names)
+    more = f" Less memory: {helps}, --vllm.enforce-eager true." if memory else ""
+    return f"vLLM failed: {text}.{more}"
 
 
 def _completion(output: Any) -> Completion:

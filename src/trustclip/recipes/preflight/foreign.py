@@ -1,0 +1,54 @@
+"""A server's log-probabilities against those of a model in this process, on fresh completions."""
+
+import torch
+
+from trustclip.constraints.sampler import Pairs
+from trustclip.evaluation.backends.local import Conversation, Sampling, derived_seed
+from trustclip.evaluation.backends.served import Served
+from trustclip.recipes.models import load_model
+from trustclip.tasks.prompts import PromptStyle
+
+#: Tokens of a completion at most.
+LONGEST = 64
+
+
+def asked(
+    url: str, model: str, style: PromptStyle, prompts: list[Conversation], served: str = ""
+) -> Pairs:
+    """Ask a server for completions with log-probabilities, and score them by a model.
+
+    Sampled at temperature 1 from the whole vocabulary, as a training would.
+
+    Args:
+      url: address of an OpenAI-compatible server, up to the version.
+      model: folder or hub id of the model to compare with, which is loaded in float32.
+      style: prompt style, for a tokenizer without a chat template.
+      prompts: one completion is drawn of each.
+      served: the server's name of its model; the first that it has, if empty.
+
+    Raises:
+      ValueError: a server that cannot be asked or returns no token ids, or no such model.
+    """
+    sampling = Sampling(1.0, 1.0, LONGEST)
+    served = served or Served(url, "", sampling, 1).named()
+    server = Served(url, served, sampling, 1)
+    drawn = [server.measured(prompt, derived_seed(0, i)) for i, prompt in enumerate(prompts)]
+    network, tokenizer = load_model(model, style)
+    network.eval()
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in Pairs.__dataclass_fields__}
+    for prompt, completion in zip(prompts, drawn, strict=True):
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
+        start = len(ids["input_ids"])
+        tokens = torch.tensor([token for token, _ in completion])
+        whole = torch.tensor([[*ids["input_ids"], *tokens.tolist()]], device=network.device)
+        if not len(tokens) or int(whole.max()) >= network.get_input_embeddings().weight.shape[0]:
+            raise ValueError(f"the server's model has other tokens than {model!r}: ids {tokens}.")
+        with torch.inference_mode():
+            logits = network(whole).logits[0, start - 1 : -1].double().cpu()
+        logp = logits.log_softmax(-1)
+        found["trainer"].append(logp.gather(-1, tokens[:, None])[:, 0])
+        found["sampler"].append(torch.tensor([logprob for _, logprob in completion]).double())
+        found["entropy"].append(-(logp.exp() * logp).sum(-1))
+        found["position"].append(torch.arange(len(tokens)))
+        found["token"].append(tokens)
+    return Pairs(**{name: torch.cat(parts) for name, parts in found.items()})

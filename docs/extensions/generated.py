@@ -28,12 +28,12 @@ from trustclip.arena.run import TABLE
 from trustclip.cli.main import COMMANDS, main
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
-from trustclip.recipes.settings import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.report.atlas import atlas_page, every_gate
 from trustclip.report.page import sections_page
 from trustclip.report.rosetta import spelled
 from trustclip.runs.metrics import CALLED, GROUPS, LOG, LOSS
 from trustclip.runs.text import markdown_table
+from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 
 #: Methods on the first page: a clip, one with a ceiling, one that bends, one that never cuts.
 FAMILIES = "atr, dual_clip, soft_gate, cispo"

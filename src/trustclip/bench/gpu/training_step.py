@@ -18,7 +18,7 @@ from trustclip.bench.gpu.models import random_model
 from trustclip.bench.table import Table
 from trustclip.recipes.models import lora_config
 from trustclip.recipes.preflight.memory import estimate
-from trustclip.recipes.settings import RLStage
+from trustclip.settings.stages import RLStage
 
 #: What differs from one line to the next; None for stock TRL.
 TRAINERS: dict[str, dict[str, Any] | None] = {

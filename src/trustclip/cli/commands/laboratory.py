@@ -3,17 +3,24 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from trustclip.cli.arguments import parse
+from trustclip.cli.arguments import parse, takes
 from trustclip.runs.terminal import Terminal, say
+from trustclip.settings.marks import Argument
 
 if TYPE_CHECKING:
     from trustclip.arena.entry import Entry
 
 
+LAB = """\
+usage: trustclip lab [FILE] [--NAME VALUE ...]
+
+Methods on many seeds at once, of very small policies. FILE is YAML of the options below; an option
+changes what it says."""
+
+
+@takes("trustclip.lab:LabSettings")
 def lab(argv: Sequence[str]) -> int:
     """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
     from trustclip.cli.arguments import changes_of
@@ -21,8 +28,7 @@ def lab(argv: Sequence[str]) -> int:
     from trustclip.recipes.shipped import located
 
     if {"-h", "--help"} & set(argv):
-        say("usage: trustclip lab [FILE] [--NAME VALUE ...]: YAML of these options, and changes")
-        parse(LabSettings, ["--help"], "lab")
+        parse(LabSettings, ["--help"], "lab", usage=LAB)
     files, changes = changes_of(argv, LabSettings)
     if len(files) > 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip lab --help.")
@@ -54,6 +60,7 @@ A submission is the folder of one constraint: --constraints '{mine: ...}' --refe
 """
 
 
+@takes("trustclip.arena.settings:ArenaSettings")
 def arena(argv: Sequence[str]) -> int:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
     if argv and argv[0] in ("page", "verify"):
@@ -64,8 +71,7 @@ def arena(argv: Sequence[str]) -> int:
     from trustclip.recipes.shipped import located
 
     if {"-h", "--help"} & set(argv):
-        say(ARENA)
-        parse(ArenaSettings, ["--help"], "arena")
+        parse(ArenaSettings, ["--help"], "arena", usage=ARENA)
     switches = ("--dry-run", "--collect")
     rest, part = taken([one for one in argv if one not in switches], "--part")
     files, changes = changes_of(rest, ArenaSettings)
@@ -91,6 +97,7 @@ def _part(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
+@takes("trustclip.control:ControlSettings")
 def control(argv: Sequence[str]) -> int:
     """Methods in PPO on Gymnasium environments."""
     import torch
@@ -110,7 +117,7 @@ def page(argv: Sequence[str]) -> int:
 
     @dataclasses.dataclass
     class Options:
-        folder: Annotated[Path, tyro.conf.Positional]
+        folder: Argument[Path]
         """Folder of the arena: arena.yaml and runs.parquet."""
         out: Path = Path("arena.html")
         """File of the page."""
@@ -134,7 +141,7 @@ def verify(argv: Sequence[str]) -> int:
 
     @dataclasses.dataclass
     class Options:
-        submission: Annotated[Path, tyro.conf.Positional]
+        submission: Argument[Path]
         """Folder that `trustclip arena` has written."""
         against: Path | None = None
         """Folder of the arena that it is submitted to, such as benchmarks/arena."""

@@ -82,7 +82,7 @@ reference: atr
 
 def core() -> None:
     """The library, without the packages of the commands."""
-    packages = ("tyro", "yaml", "rich", "scipy", "trl")
+    packages = ("yaml", "rich", "scipy", "trl")
     extra = [name for name in packages if importlib.util.find_spec(name)]
     assert not extra, f"the core brings {', '.join(extra)}"
     methods = {name: tc.method(name) for name in tc.methods()}

@@ -16,8 +16,8 @@ from trustclip.evaluation.backends.local import Completion, Local, Sampling
 from trustclip.evaluation.backends.served import Served
 from trustclip.evaluation.backends.vllm import VLLM
 from trustclip.recipes.eval import open_backend
-from trustclip.recipes.settings import EvalSettings
 from trustclip.recipes.tiny import BUILT_IN, tiny_model
+from trustclip.settings.stages import EvalSettings
 
 SAMPLING = Sampling(temperature=0.3, top_p=0.95, max_tokens=100)
 PROMPTS = [[{"role": "user", "content": name}] for name in ("one", "zwei ½", "three")]

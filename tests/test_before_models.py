@@ -116,9 +116,9 @@ def test_a_reward_whose_constructor_fails(tmp_path, monkeypatch, capsys, loads):
 
 def test_a_reward_is_made_once_for_a_whole_run(tmp_path, monkeypatch):
     from trustclip.recipes.equipment import Equipment
-    from trustclip.recipes.settings import RLSettings
     from trustclip.runs.directory import RunDirectory
     from trustclip.runs.terminal import Terminal
+    from trustclip.settings.stages import RLSettings
 
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(
@@ -137,7 +137,8 @@ def test_a_reward_is_made_once_for_a_whole_run(tmp_path, monkeypatch):
         settings = RLSettings(
             model="tiny", dataset="arithmetic", output_dir=tmp_path / "r", reward="own.py:Noted"
         )
-        with Equipment(settings, RunDirectory(tmp_path / "r", "rl", settings), Terminal()):
+        run = RunDirectory(tmp_path / "r", "rl", settings)
+        with Equipment(settings, settings, run, Terminal()):
             pass
     assert Path("made").read_text() == Path("closed").read_text() == "x"
 
@@ -182,8 +183,8 @@ def test_a_vllm_server_that_does_not_answer(tmp_path, monkeypatch, capsys, loads
 
 def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
     from trustclip.recipes import services
-    from trustclip.recipes.settings import RLStage
     from trustclip.runs.terminal import Terminal
+    from trustclip.settings.stages import RLStage
 
     monkeypatch.setattr(services, "AGAIN", 0.01)
     trl = {"vllm_mode": "server", "vllm_server_base_url": waking}
@@ -198,7 +199,7 @@ def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
 
 def test_a_dry_run_says_it_too(monkeypatch):
     from trustclip.recipes.preflight.dry_run import _lacking
-    from trustclip.recipes.settings import RLStage
+    from trustclip.settings.stages import RLStage
 
     package("vllm", monkeypatch)
     package("wandb", monkeypatch, login=lambda **_: False)

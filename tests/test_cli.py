@@ -1,11 +1,16 @@
 """The command line as a user meets it: in a process of its own, from text to exit status."""
 
+import contextlib
+import dataclasses
+import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 from commands import trustclip
@@ -13,6 +18,10 @@ from patience import NEVER
 from ports import free_port
 
 import trustclip as tc
+from trustclip.cli.arguments import parse
+from trustclip.cli.main import COMMANDS, main
+from trustclip.engines.sampler import Sampler
+from trustclip.settings.marks import Also, Argument
 
 
 def test_help_names_every_command_and_loads_no_torch():
@@ -221,6 +230,69 @@ def test_output_in_ascii_says_the_same():
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.stdout.split() == [b"-+-deltae?"], done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"doctor", "methods", "theory"}))
+def test_wrong_usage_in_ascii_is_one_sentence(name, capsys, monkeypatch):
+    """What is wrong is said in words, not cut out of a picture that depends on the encoding."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    status = main([name, "--nope", "1"])
+    said = capsys.readouterr().err
+    assert (status == 2 and said.startswith(f"trustclip {name}: ")) or not said
+    assert "---" not in said and said.count("\n") <= 4
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_prints_one_usage(name, capsys):
+    with contextlib.suppress(SystemExit):
+        assert main([name, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: trustclip ") and said.count("usage:") == 1
+    assert "\u2502" not in said
+
+
+def test_doctor_shows_its_modes(capsys):
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    said = capsys.readouterr().out
+    assert all(f"  --{mode} [" in said for mode in ("verl", "distributed", "sampler"))
+
+
+def test_words_become_values_of_the_fields_types():
+    @dataclasses.dataclass
+    class Wanted:
+        """What is wanted."""
+
+        runs: Argument[tuple[Path, ...]]
+        count: int | None = 3
+        rate: float = 0.5
+        fast: bool = False
+        kind: Literal["a", "b"] = "a"
+        names: Annotated[tuple[str, ...], Also(("-n",))] = ()
+        sampler: Sampler = dataclasses.field(default_factory=Sampler)
+
+    def read(text):
+        return parse(Wanted, text.split(), "wanted")
+
+    assert read("a b") == Wanted((Path("a"), Path("b")))
+    assert read("--rate 1e-3 a --fast b --count None") == Wanted(
+        (Path("a"), Path("b")), None, 1e-3, True
+    )
+    assert read("a --names=x --no-fast") == Wanted((Path("a"),), names=("x",))
+    assert read("a -n 1 2 --kind b --rate -1").names == ("1", "2")
+    given = parse(Wanted, ["--sampler.lag", "2"], "wanted")
+    assert given.runs == () and given.sampler == {"lag": 2}  # what a checked class makes one of
+    for text, words in (
+        ("--count x", "--count {None}|INT: got 'x'; see trustclip wanted --help."),
+        ("--count true", "--count {None}|INT: got 'true'"),
+        ("--rate", "--rate needs a value"),
+        ("--kind c", "--kind must be one of 'a', 'b'; got 'c'"),
+        ("--fasst", "unknown option of wanted '--fasst'; did you mean '--fast'?"),
+        ("--preset x", "unknown preset of wanted 'x'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            read(text)
 
 
 def test_ctrl_c_during_an_import_ends_the_command_whatever_the_module_does(tmp_path):

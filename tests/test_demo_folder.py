@@ -10,8 +10,8 @@ from rich.console import Console
 from trustclip.durable.lock import only_process
 from trustclip.recipes import demo as module
 from trustclip.recipes.files import demo_recipe
-from trustclip.recipes.settings import DemoSettings
 from trustclip.runs.directory import RunDirectory
+from trustclip.settings.stages import DemoSettings
 
 OWN = Path("runs/demo-atr-seed0")
 

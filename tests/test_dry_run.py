@@ -16,9 +16,9 @@ from rich.console import Console
 from trustclip.recipes.preflight.dry_run import dry_run, plan
 from trustclip.recipes.preflight.longest import longest, model_shape
 from trustclip.recipes.preflight.memory import PHASES, estimate, footprint
-from trustclip.recipes.settings import Recipe, RecipeEval, RLSettings, RLStage
 from trustclip.recipes.tiny import BUILT_IN, tiny_tokenizer
 from trustclip.runs.text import readable
+from trustclip.settings.stages import Recipe, RecipeEval, RLStage
 from trustclip.tasks.problem import Problem
 
 #: Published shapes; no weights and no network needed.
@@ -246,7 +246,7 @@ def test_a_model_that_cannot_be_read_is_told(tmp_path):
 
 @pytest.mark.parametrize(("name", "shape"), BUILT_IN.items())
 def test_a_built_in_model_is_estimated_in_its_own_size(name, shape, tmp_path):
-    config, _ = model_shape(RLSettings(model=name, dataset="arithmetic", output_dir=tmp_path))
+    config, _ = model_shape(name, RLStage(dataset="arithmetic").style)
     assert (config.num_hidden_layers, config.hidden_size) == (shape["layers"], shape["hidden"])
 
 

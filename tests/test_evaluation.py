@@ -12,10 +12,10 @@ from trustclip.evaluation.backends.local import Completion
 from trustclip.evaluation.evaluate import Plan, recover, sample
 from trustclip.recipes.eval import run_evaluation
 from trustclip.recipes.files import preset
-from trustclip.recipes.settings import EvalSettings
 from trustclip.runs.answers import scores
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.jsonl import append_jsonl
+from trustclip.settings.stages import EvalSettings
 from trustclip.tasks.problem import Problem
 
 

@@ -13,11 +13,12 @@ from synthetic_runs import Spec, make_run
 from test_recipe_files import GOOD
 
 from trustclip.cli.main import _explained, main
+from trustclip.cli.options import help_of
 from trustclip.constraints.names import unknown
 from trustclip.recipes.folders import with_folder
-from trustclip.recipes.settings import EvalSettings, RLSettings, SFTSettings
 from trustclip.runs.progress import Stage
 from trustclip.runs.terminal import Terminal, parts
+from trustclip.settings.stages import EvalSettings, RLSettings, SFTSettings
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +109,11 @@ def test_what_the_system_refuses_is_one_sentence(error, text):
 @pytest.mark.parametrize("cls", [SFTSettings, RLSettings, EvalSettings])
 def test_help_begins_with_what_must_be_given(cls):
     fields = dataclasses.fields(cls)
-    needed = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
-    assert {f.name for f in fields[:3]} == set(needed)
+    needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
+    said = help_of(cls, "command")
+    shown = [flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", said, re.M)]
+    assert len(needed) == 3 and {*shown[:3]} == needed and said.count("(required)") == 3
+    assert said.count("usage:") == 1
 
 
 def test_help_shows_how_a_command_is_used(capsys):

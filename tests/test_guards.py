@@ -431,10 +431,10 @@ def test_a_run_that_ends_below_its_best_says_so(tmp_path, last):
     import io
 
     from trustclip.recipes.pipeline import conclude_scores
-    from trustclip.recipes.settings import RLStage
     from trustclip.runs.directory import RunDirectory
     from trustclip.runs.given import answer_rows
     from trustclip.runs.terminal import Terminal
+    from trustclip.settings.stages import RLStage
 
     run = RunDirectory(tmp_path / "run", "rl", RLStage(dataset="arithmetic"))
     for step, share in ((0, 0.3), (8, 0.8), (16, last)):

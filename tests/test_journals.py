@@ -6,10 +6,10 @@ import os
 import pytest
 
 from trustclip.durable.extents import Extents
-from trustclip.recipes.settings import DemoSettings
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.jsonl import append_jsonl, read_jsonl, scan
 from trustclip.runs.samples import shards
+from trustclip.settings.stages import DemoSettings
 from trustclip.tasks.problem import Problem
 
 JOURNALS = ["metrics.jsonl", "samples.jsonl", "gates.jsonl", "problems.jsonl"]

@@ -167,7 +167,7 @@ def test_scripts_are_bash_and_their_flags_exist(path):
     from accelerate.commands.launch import launch_command_parser
 
     from trustclip.engines.trl import ConstrainedGRPOConfig
-    from trustclip.recipes.settings import RLStage
+    from trustclip.settings.stages import RLStage
 
     subprocess.run(["bash", "-n", str(path)], check=True)
     assert path.stat().st_mode & 0o111

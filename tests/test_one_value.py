@@ -12,7 +12,7 @@ from trustclip.cli.arguments import changes_of, settings
 from trustclip.constraints.registry import as_method
 from trustclip.methods.atr import ATR
 from trustclip.recipes.files import ALIASES, as_mapping, load_recipe
-from trustclip.recipes.settings import DemoSettings, Recipe, RLSettings
+from trustclip.settings.stages import DemoSettings, Recipe, RLSettings
 from trustclip.suite.plan import plan
 
 PRESET = ["--preset", "tiny", "--method.delta", "0.05"]
@@ -184,7 +184,7 @@ def test_the_registry_needs_no_parser_of_command_lines_or_files():
     import sys
 
     code = (
-        "import sys, trustclip as tc; tc.method('atr'); print(*{'tyro', 'yaml'} & {*sys.modules})"
+        "import sys, trustclip as tc; tc.method('atr'); print(*{'rich', 'yaml'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -6,7 +6,7 @@ import pytest
 from commands import trustclip
 
 from trustclip.recipes.checks import complaints
-from trustclip.recipes.settings import RLStage, SFTStage, source_of
+from trustclip.settings.stages import RLStage, SFTStage, source_of
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.rows import Fields
 from trustclip.tasks.sources import Wanted, load_problems, load_task

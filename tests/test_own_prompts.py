@@ -10,9 +10,9 @@ from test_own_rewards import folder  # noqa: F401  (a fixture)
 from test_own_rewards import recipe as written
 
 from trustclip.recipes.prompting import differences, unlike
-from trustclip.recipes.settings import EvalStage, Recipe, RecipeEval, RLStage
 from trustclip.recipes.tiny import tiny_tokenizer
 from trustclip.runs.jsonl import read_jsonl
+from trustclip.settings.stages import EvalStage, Recipe, RecipeEval, RLStage
 from trustclip.tasks.prompts import STYLES, Prompt, messages, rendered, set_chat_template, styled
 
 OWN: dict[str, Any] = {

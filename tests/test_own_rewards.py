@@ -13,10 +13,10 @@ from commands import trustclip
 
 from trustclip.constraints.consent import consent
 from trustclip.recipes.rewarding import Rewards, keep_code
-from trustclip.recipes.settings import RLStage
 from trustclip.rewards.chosen import RewardError, canonical, chosen, made, needed
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.jsonl import read_jsonl
+from trustclip.settings.stages import RLStage
 
 CODE = '''
 import math

@@ -16,9 +16,9 @@ from test_recipe_files import GOOD
 
 from trustclip.cli.main import main
 from trustclip.durable.lock import only_process
-from trustclip.recipes.settings import DemoSettings
 from trustclip.runs.directory import RunDirectory, samples
 from trustclip.runs.jsonl import read_jsonl
+from trustclip.settings.stages import DemoSettings
 from trustclip.tasks.problem import Problem
 
 SMALL = {

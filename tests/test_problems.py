@@ -13,10 +13,10 @@ from trustclip.recipes.files import Source, build, preset
 from trustclip.recipes.preflight.dry_run import dry_run
 from trustclip.recipes.problems import enough, further_tests, overlap_text, recipe_problems
 from trustclip.recipes.rl import rl
-from trustclip.recipes.settings import Recipe, RecipeEval, RLSettings, RLStage, SFTStage
 from trustclip.recipes.tiny import save_tiny
 from trustclip.runs.card import write_card
 from trustclip.runs.directory import RunDirectory
+from trustclip.settings.stages import Recipe, RecipeEval, RLSettings, RLStage, SFTStage
 
 ORCHARD = "An orchard has 14 rows of apple trees and every row holds {} trees of 57 kilograms. "
 

@@ -21,7 +21,7 @@ from trustclip.recipes.files import (
     load_yaml,
     preset,
 )
-from trustclip.recipes.settings import (
+from trustclip.settings.stages import (
     DemoSettings,
     EvalSettings,
     Recipe,

@@ -83,9 +83,9 @@ def test_reasoning_traces_are_filtered_as_in_the_notebook(tmp_path):
     from dataclasses import replace
 
     from trustclip.recipes.files import preset
-    from trustclip.recipes.settings import SFTSettings
     from trustclip.recipes.sft import format_examples
     from trustclip.recipes.tiny import tiny_tokenizer
+    from trustclip.settings.stages import SFTSettings
     from trustclip.tasks.problem import Problem
 
     rows = [

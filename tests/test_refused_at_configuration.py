@@ -15,7 +15,7 @@ from trustclip.cli.arguments import settings
 from trustclip.engines.limits import ENGINES, refusal
 from trustclip.recipes.checks import absent, complaints
 from trustclip.recipes.files import load_recipe
-from trustclip.recipes.settings import EvalSettings, RLSettings
+from trustclip.settings.stages import EvalSettings, RLSettings
 
 QUIET = Console(file=io.StringIO())
 

@@ -10,8 +10,8 @@ from trustclip.recipes.checks import complaints
 from trustclip.recipes.noise import flipped
 from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.rl import RunRecorder
-from trustclip.recipes.settings import RLStage
 from trustclip.runs.directory import RunDirectory, samples
+from trustclip.settings.stages import RLStage
 
 
 def test_a_share_of_samples_by_their_key() -> None:

@@ -7,7 +7,6 @@ import pytest
 import yaml
 from synthetic_runs import Spec, make_run
 
-from trustclip.recipes.settings import RLSettings
 from trustclip.report.build import build
 from trustclip.report.explain import explain
 from trustclip.report.results import tidy
@@ -20,6 +19,7 @@ from trustclip.runs.reader import read_run, read_runs
 from trustclip.runs.samples import Samples, shards
 from trustclip.runs.secrets import redacted, redacted_argv
 from trustclip.runs.text import duration, markdown_text
+from trustclip.settings.stages import RLSettings
 from trustclip.suite.plan import digest
 from trustclip.tasks.problem import Problem
 

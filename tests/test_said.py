@@ -11,7 +11,6 @@ from rich.console import Console
 
 from trustclip.cli.main import main
 from trustclip.recipes.models import lora_config
-from trustclip.recipes.settings import RLStage
 from trustclip.report.build import build
 from trustclip.report.change import Change, scatter
 from trustclip.report.explain import explain
@@ -20,6 +19,7 @@ from trustclip.report.verdict import findings, headline
 from trustclip.runs.outlook import of_evaluation, of_generation
 from trustclip.runs.progress import Stage
 from trustclip.runs.reader import read_run
+from trustclip.settings.stages import RLStage
 
 PLAIN = {"gated": 0.02, "gated/positive_above": 0.02, "off_policy": 0.9, "k3": 0.01,
          "ratio_q01": 0.8, "ratio_q99": 1.3}  # fmt: skip

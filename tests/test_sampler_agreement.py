@@ -13,9 +13,9 @@ from torch import Tensor
 
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.mismatch import Mismatch
-from trustclip.recipes.settings import DemoSettings
 from trustclip.recipes.watch.agreement import FEWEST, FirstCompletions, compare
 from trustclip.runs.directory import RunDirectory
+from trustclip.settings.stages import DemoSettings
 
 ROWS, TIME, PROMPT = 40, 48, 6
 

@@ -22,8 +22,8 @@ from trustclip import method, stats
 from trustclip.cli import arguments
 from trustclip.durable.lock import only_process
 from trustclip.durable.stops import TOGETHER
-from trustclip.recipes.settings import SFTSettings
 from trustclip.runs.jsonl import append_jsonl, read_jsonl
+from trustclip.settings.stages import SFTSettings
 from trustclip.suite import run_suite
 from trustclip.suite.launchers.local import environment
 from trustclip.suite.plan import digest, plan

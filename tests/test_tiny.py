@@ -13,7 +13,6 @@ transformers = pytest.importorskip("transformers")
 from trustclip.recipes.files import Source, build, preset  # noqa: E402
 from trustclip.recipes.models import check_model, check_tokenizer, load_model  # noqa: E402
 from trustclip.recipes.rl import starting_model  # noqa: E402
-from trustclip.recipes.settings import RLSettings  # noqa: E402
 from trustclip.recipes.tiny import (  # noqa: E402
     BUILT_IN,
     TAGS,
@@ -22,6 +21,7 @@ from trustclip.recipes.tiny import (  # noqa: E402
     tiny_tokenizer,
 )
 from trustclip.runs.directory import RunDirectory  # noqa: E402
+from trustclip.settings.stages import RLSettings  # noqa: E402
 from trustclip.tasks.arithmetic import Arithmetic  # noqa: E402
 
 CHAT = [
@@ -167,7 +167,7 @@ def test_reinforcement_learning_primes_the_built_in_model_it_is_given(tmp_path, 
     monkeypatch.setattr("trustclip.recipes.sft.sft", untuned)
     asked = build(RLSettings, preset("rl", "tiny"), Source(changes={"model": "small"}))
     run = RunDirectory(tmp_path, "rl", asked)
-    config = starting_model(asked, run, Console(quiet=True))[0].config
+    config = starting_model(asked, asked.style, run, Console(quiet=True))[0].config
     shape = {"layers": config.num_hidden_layers, "hidden": config.hidden_size}
     assert shape == BUILT_IN["small"]
 

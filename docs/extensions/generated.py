@@ -26,12 +26,12 @@ from trustclip.cli.main import COMMANDS, main
 from trustclip.cli.registry import distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
-from trustclip.recipes.settings import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.report.atlas import atlas_page, every_gate
 from trustclip.report.page import sections_page
 from trustclip.report.rosetta import spelled
 from trustclip.runs.metrics import CALLED, GROUPS, LOG, LOSS
 from trustclip.runs.text import markdown_table
+from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.page import contents
 from trustclip_lab.arena.run import TABLE

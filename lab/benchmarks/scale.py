@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import tyro
 from rich.console import Console
 from step_model import MODELS, Cost, Shape, Work, cost, fits
 from step_rates import RATES
 
+from trustclip.cli.arguments import parse
 from trustclip.constraints.names import unknown
 from trustclip_lab.bench.table import Cell, Table
 
@@ -207,7 +207,7 @@ def _rates() -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and print the tables; returns the exit status."""
-    options = tyro.cli(ScaleOptions, args=argv, prog="scale.py", description=__doc__)
+    options = parse(ScaleOptions, sys.argv[1:] if argv is None else argv, "scale")
     for table in run(options):
         if options.markdown:
             print(table.markdown(), end="\n\n")

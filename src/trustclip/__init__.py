@@ -31,7 +31,7 @@ def _public() -> dict[str, tuple[str, str]]:
 
 
 _HOMES = _public()
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 class _Package(ModuleType):

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from trustclip.recipes.files import Source, build, preset
 from trustclip.recipes.rl import rl
-from trustclip.recipes.settings import RLSettings
 from trustclip.recipes.tiny import tiny_model
+from trustclip.settings.stages import RLSettings
 
 from .runs import Runs
 from .setups import Setup

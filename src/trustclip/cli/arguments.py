@@ -1,37 +1,34 @@
-"""Conversion of command-line arguments into settings.
+"""Conversion of command-line arguments into the classes that declare them.
 
-`settings` fills the settings of an experiment: options are changes by dotted path, made
-to a preset or to a recipe file and checked by `trustclip.recipes.files.build`. `parse` is tyro's,
-for the options of every other command.
+`_words` takes a command line apart. `changes_of` makes changes by dotted path of it, which
+`trustclip.recipes.files.build` applies to a preset or a recipe file and checks; `parse` fills the
+class of a command's options.
 """
 
-import contextlib
-import io
-import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import fields
+import functools
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from pydantic import TypeAdapter, ValidationError
 
-from trustclip.cli.main import described
-from trustclip.constraints.names import unknown
+from trustclip.cli.options import Option, help_of, options_of
+from trustclip.constraints.checked import explain
+from trustclip.constraints.names import nearest, unknown
 from trustclip.runs.terminal import say
 
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method
 
 T = TypeVar("T")
+Command = Callable[[Sequence[str]], int]
 
-_REGISTRY = ConstructorRegistry()
-#: Where `parse` leaves the class of the options instead of parsing any; see `asked`.
-_ASKED: ContextVar[list[type] | None] = ContextVar("_ASKED", default=None)
+#: Words that may follow a switch.
+_TRUTH = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 #: What follows the options of an experiment command: how they are used.
 EXAMPLES = {
@@ -64,31 +61,6 @@ examples:
 }
 
 
-@_REGISTRY.primitive_rule
-def _method_as_text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Rule by which tyro reads and shows a field that holds a method: one line of YAML."""
-    base = sys.modules.get("trustclip.constraints.base")  # absent: no class has such a field
-    if base is None or not (isinstance(info.type, type) and issubclass(info.type, base.Method)):
-        return None
-    from trustclip.constraints.registry import as_method
-
-    def as_text(method: "Method") -> list[str]:
-        import yaml
-
-        text = yaml.safe_dump(
-            method.to_dict(), default_flow_style=True, sort_keys=False, width=10**6
-        )
-        return [text.strip()]
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="METHOD",
-        instance_from_str=lambda words: as_method(_spec(words[0])),
-        is_instance=lambda value: isinstance(value, base.Method),
-        str_from_instance=as_text,
-    )
-
-
 def require(*packages: str) -> None:
     """Refuse a command at once, where a package that it imports at its end is missing.
 
@@ -100,91 +72,152 @@ def require(*packages: str) -> None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
+def takes(cls: type | str) -> Callable[[Command], Command]:
+    """Decorator of a command: these are its options, for the completion of shells.
+
+    Args:
+      cls: their class; or ``"module:Class"``, which is imported when it is asked for.
+    """
+
+    def with_options(command: Command) -> Command:
+        command.options = cls  # type: ignore[attr-defined]
+        return command
+
+    return with_options
+
+
+def reads(cls: type[T]) -> Callable[[Callable[[T], int]], Command]:
+    """Decorator of a command that needs nothing but its options.
+
+    Args:
+      cls: their class.
+    """
+
+    def reading(function: Callable[[T], int]) -> Command:
+        @takes(cls)
+        @functools.wraps(function)
+        def command(argv: Sequence[str]) -> int:
+            return function(parse(cls, argv, function.__name__))
+
+        return command
+
+    return reading
+
+
+def taken_by(command: Command) -> type | None:
+    """The class that a command `takes`."""
+    cls = getattr(command, "options", None)
+    return pkgutil.resolve_name(cls) if isinstance(cls, str) else cls
+
+
 def parse(
-    cls: type[T], argv: Sequence[str], command: str, presets: Mapping[str, T] | None = None
+    cls: type[T],
+    argv: Sequence[str],
+    command: str,
+    presets: Mapping[str, T] | None = None,
+    usage: str = "",
 ) -> T:
-    """Parse the options of a command with tyro, which prints the help and exits where asked to.
+    """Fill the class of a command's options; ``--help`` prints them and exits.
 
     Args:
       cls: class of the options.
       argv: arguments after the command.
       command: name of the command, for its help.
       presets: defaults by name, for ``--preset NAME``.
+      usage: how the command is called and what it is, where its class does not say so.
 
     Raises:
       ValueError: wrong usage, unknown preset, or a value out of range.
     """
-    if (classes := _ASKED.get()) is not None:
-        classes.append(cls)
+    if {"-h", "--help"} & set(argv):
+        say(help_of(cls, command, usage))
         raise SystemExit(0)
     rest, preset = taken(list(argv), "--preset")
-    options: dict[str, Any] = {}
-    undescribed = (cls.__doc__ or "").startswith(f"{cls.__name__}(")  # a dataclass's signature
-    if undescribed and (does := described(command)):
-        options["description"] = f"{does[0].upper()}{does[1:]}."
-    if preset is not None:
-        if preset not in (presets or {}):
-            raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
-        options["default"] = (presets or {})[preset]
-    said = io.StringIO()
+    if preset is not None and preset not in (presets or {}):
+        raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
+    given = _given(options_of(cls), rest, command)
     try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(
-                cls, args=rest, prog=f"trustclip {command}", registry=_REGISTRY, **options
-            )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        names = [
-            f"--{field.name.replace('_', '-')}"
-            for field in fields(cls)  # type: ignore[arg-type]
-            if "Positional" not in str(field.type) and "POSITIONAL" not in str(field.type)
-        ]
-        told = _in_a_sentence(said.getvalue(), names, command)
-        complaint = told.removeprefix(f"{cls.__name__}: ")
-    raise ValueError(complaint)
+        if preset is not None:
+            return replace((presets or {})[preset], **given)  # type: ignore[type-var]
+        return cls(**given)
+    except ValidationError as error:
+        raise ValueError(explain(error)) from None
 
 
-def _in_a_sentence(box: str, names: Sequence[str], command: str) -> str:
-    """What tyro says of wrong usage in a box, as the other commands say it.
+def _given(options: Sequence[Option], argv: Sequence[str], command: str) -> dict[str, Any]:
+    """The values that a command line gives, by field.
 
-    Example:
-      >>> _in_a_sentence("\u2502 Unrecognized options: --sed, 3 \u2502", ["--seeds"], "control")
-      "unknown option of control '--sed'; did you mean '--seeds'? Allowed: --seeds."
+    Raises:
+      ValueError: an unknown option, one without its value, a value of another type, an argument
+        too many, or one that is missing.
     """
-    rows = [row.strip("\u2502 ") for row in box.splitlines() if row.startswith("\u2502")]
-    ruled = [place for place, row in enumerate(rows) if row and not row.strip("\u2500")]
-    first = min(ruled, default=len(rows))
-    text = " ".join(rows[:first]) or " ".join(box.split())
     see = f"; see trustclip {command} --help."
-    if found := re.match(r"Unrecognized options: (.+?)(,|$)", text):
-        if found[1].startswith("-"):
-            return unknown(f"option of {command}", found[1], names)
-        return f"unexpected argument {found[1]!r}{see}"
-    if text.startswith("Missing from"):
-        # Of an argument that is missing tyro shows the name, and under it, deeper, what it is.
-        lacking = re.findall(r"^\u2502 {5}(\S+)", box.partition("\u2502 \u2500")[0], re.MULTILINE)
-        return f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing{see}"
-    if found := re.match(r"Missing value for argument '(.+?)'", text):
-        return f"{found[1]} needs a value{see}"
-    kind = next((row for row in rows if re.match(r"(--\S+|[A-Z|]+) [{A-Z]", row)), "")
-    if found := re.match(
-        r"Error parsing (\S+): (?:invalid literal|could not convert|no type)", text
-    ):
-        value = re.findall(r"'([^']*)'", text)[-1:] or ["nothing"]
-        return f"{kind or found[1]}: got {value[0]!r}{see}"
-    return f"{text.removeprefix('Error parsing ').rstrip('.')}{see}"
+    named = {flag: one for one in options if not one.positional for flag in one.flags}
+    named |= {one.off: one for one in options if one.off}
+    open_places = [one for one in options if one.positional]
+    words: dict[Option, list[str]] = {}
+
+    def meant(flag: str) -> Option | None:
+        return named.get(flag.replace("_", "-"))
+
+    for flag, values in _words(argv, lambda flag: _room(meant(flag))):
+        if flag:
+            one = meant(flag)
+            if one is None:
+                allowed = [name for one in options if not one.positional for name in one.flags]
+                raise ValueError(unknown(f"option of {command}", flag, allowed))
+            if not values and not one.many and one.hint is not bool:
+                raise ValueError(f"{flag} needs a value{see}")
+            words[one] = (
+                ["false"]
+                if flag.replace("_", "-") == one.off
+                else values or ["true"] * (one.hint is bool)
+            )
+            continue
+        if not open_places:
+            raise ValueError(f"unexpected argument {values[0]!r}{see}")
+        words.setdefault(open_places[0], []).extend(values)
+        if not open_places[0].many:
+            open_places.pop(0)
+    lacking = [one.label for one in options if one.needed and one not in words and not one.many]
+    if lacking:
+        are = "is" if len(lacking) == 1 else "are"
+        raise ValueError(f"{', '.join(lacking)} {are} missing{see}")
+    given: dict[str, Any] = {one.path: () for one in options if one.needed and one.many}
+    for one, texts in words.items():
+        section, _, name = one.path.rpartition(".")
+        place = given.setdefault(section, {}) if section else given
+        place[name] = _converted(one, texts, see)
+    return given
 
 
-@contextlib.contextmanager
-def asked() -> Iterator[list[type]]:
-    """Collect the classes of options that commands ask `parse` for, which then leaves them."""
-    classes: list[type] = []
-    token = _ASKED.set(classes)
-    try:
-        yield classes
-    finally:
-        _ASKED.reset(token)
+def _room(one: Option | None) -> int:
+    """How many words an option takes at most."""
+    if one is None or one.hint is bool:
+        return 0
+    return 10**6 if one.many else 1
+
+
+def _converted(one: Option, texts: Sequence[str], see: str) -> Any:
+    """The value that words are."""
+    kind = get_args(one.hint)[0] if one.many else one.hint
+    values = []
+    for text in texts:
+        value = _value(one.path, kind, text)
+        if one.choices and value is not None and text not in one.choices:
+            near = nearest(text, one.choices)
+            listed = ", ".join(map(repr, one.choices))
+            hint = f". Did you mean {near!r}?" if near else see
+            raise ValueError(f"{one.label} must be one of {listed}; got {text!r}{hint}")
+        try:
+            if isinstance(value, bool) and bool not in one.kinds:
+                raise ValueError  # pydantic would take true for 1
+            if one.plain:  # anything else, the class reads
+                value = TypeAdapter(kind).validate_python(value)
+        except ValueError:
+            raise ValueError(f"{one.label} {one.metavar}: got {text!r}{see}") from None
+        values.append(value)
+    return tuple(values) if one.many else values[0]
 
 
 def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
@@ -200,10 +233,8 @@ def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
       ValueError: all errors, as `trustclip.recipes.files.build` reports them.
     """
     if {"-h", "--help"} & set(argv):
-        try:
-            parse(cls, ["--help"], command)
-        finally:
-            say(EXAMPLES[command])
+        say(f"{help_of(cls, command)}\n\n{EXAMPLES[command]}")
+        raise SystemExit(0)
     from trustclip.recipes.files import Source, build, preset
 
     rest, name = taken(list(argv), "--preset")
@@ -219,7 +250,8 @@ def changes_of(
 ) -> tuple[list[str], dict[str, Any]]:
     """Positional arguments, and options as changes to settings: ``{dotted path: value}``.
 
-    A value is parsed by the type of its field: text stays text, everything else is YAML.
+    A value is parsed by the type of its field: text stays text, everything else is YAML. What the
+    class does not have is a change as well, which whoever builds the settings refuses.
 
     Args:
       argv: arguments.
@@ -230,44 +262,61 @@ def changes_of(
       ValueError: an option without its value.
 
     Example:
-      >>> from trustclip.recipes.settings import Recipe
+      >>> from trustclip.settings.stages import Recipe
       >>> changes_of(["a.yaml", "--rl.learning-rate", "1e-5", "--seed=1", "--rl.use-vllm"], Recipe)
       (['a.yaml'], {'rl.learning_rate': 1e-05, 'seed': 1, 'rl.use_vllm': True})
     """
     from trustclip.recipes.files import path_of
 
+    def path(option: str) -> str:
+        return path_of(_name(option), aliases or {})
+
+    def room(option: str) -> int:
+        switch = _type_of(cls, path(option).split(".")) is bool
+        return 0 if switch or _positive(cls, _name(option), aliases or {}) else 1
+
     positional: list[str] = []
     changes: dict[str, Any] = {}
-    for option, text in _pairs(argv):
+    for option, words in _words(argv, room):
         if not option:
-            positional.append(text or "")
+            positional += words
             continue
-        name = option.removeprefix("--").replace("-", "_")
-        path = path_of(name, aliases or {})
-        hint = _type_of(cls, path.split("."))
-        if text is None and hint is None and (positive := _positive(cls, name, aliases or {})):
+        name, hint = _name(option), _type_of(cls, path(option).split("."))
+        if not words and hint is None and (positive := _positive(cls, name, aliases or {})):
             changes[positive] = False
-        elif text is not None:
-            changes[name] = _value(path, hint, text)
-        elif hint is bool or (hint is None and "method" not in path.split(".")):
+        elif words:
+            changes[name] = _value(path(option), hint, words[0])
+        elif hint is bool or (hint is None and "method" not in path(option).split(".")):
             changes[name] = True  # a switch, a field of TRL, or an unknown key (`build` reports it)
         else:
             raise ValueError(f"{option} needs a value.")
     return positional, changes
 
 
-def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """(option, value or None) for every option; ("", argument) for a positional argument."""
+def _name(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _words(argv: Sequence[str], room: Callable[[str], int]) -> Iterator[tuple[str, list[str]]]:
+    """Each option with its words, in order; ``("", [argument])`` for one without a name.
+
+    Args:
+      argv: arguments.
+      room: how many words an option takes at most; a switch, 0, takes what says true or false.
+    """
     rest = list(argv)
     while rest:
-        argument = rest.pop(0)
-        if not argument.startswith("--"):
-            yield "", argument
-        elif "=" in argument:
-            option, _, value = argument.partition("=")
-            yield option, value
+        option, equals, value = rest.pop(0).partition("=")
+        if not option.startswith("-") or option == "-" or option[1:2].isdigit():
+            yield "", [f"{option}{equals}{value}"]
+        elif equals:
+            yield option, [value]
         else:
-            yield argument, rest.pop(0) if rest and not rest[0].startswith("--") else None
+            words: list[str] = []
+            most = room(option) or int(bool(rest) and rest[0].lower() in _TRUTH)
+            while rest and len(words) < most and not rest[0].startswith("--"):
+                words.append(rest.pop(0))
+            yield option, words
 
 
 def _positive(cls: type, name: str, aliases: Mapping[str, str]) -> str | None:
@@ -331,7 +380,8 @@ def method_from(name: str, argv: Sequence[str], command: str) -> "Method":
 
     cls = method_class(name)
     if {"-h", "--help"} & set(argv):
-        tyro.cli(cls, args=["--help"], prog=f"trustclip {command}", registry=_REGISTRY)
+        say(help_of(cls, command))
+        raise SystemExit(0)
     positional, changes = changes_of(argv, cls)
     if positional:
         raise ValueError(f"unexpected argument {positional[0]!r}; see trustclip {command} --help.")

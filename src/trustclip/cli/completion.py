@@ -1,21 +1,18 @@
-"""Completion of the command line in shells: shtab's, of the options that ``--help`` shows."""
+"""Completion of the command line in shells: shtab's, of the options that the commands declare."""
 
 import argparse
-import contextlib
-import io
 import re
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
 
 import shtab
-import tyro
 
-from trustclip.cli.arguments import asked
-from trustclip.cli.main import ALLOW_CODE, COMMANDS, main
+from trustclip.cli.arguments import taken_by
+from trustclip.cli.main import ALLOW_CODE, COMMANDS, function_of
+from trustclip.cli.options import add, options_of
 from trustclip.cli.registry import PATH, added
 from trustclip.constraints.base import methods
 from trustclip.recipes.files import PRESETS
-from trustclip.recipes.settings import Recipe
 
 #: Commands whose first argument chooses, and what it may be.
 FIRST: dict[str, tuple[str, ...]] = dict.fromkeys(("bounds", "suggest"), tuple(methods()))
@@ -31,33 +28,32 @@ def script(shell: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole program as one parser, which nothing is parsed with."""
+    """The whole program as one parser of Python's, which nothing is parsed with."""
     program = argparse.ArgumentParser("trustclip")
     program.add_argument("--version", action="store_true", help="versions of what results need")
     commands = program.add_subparsers()
     every = {name: does for name, (_, does) in COMMANDS.items()}
     for command, does in (every | {name: one.does for name, one in added().items()}).items():
-        cls = _shown_by_help(command)
-        # tyro's copy of argparse makes a parser of its own kind, which serves as a parent.
-        shown: list[Any] = [] if cls is None else [tyro.extras.get_parser(cls)]
-        inner = commands.add_parser(command, help=does, parents=shown, add_help=not shown)
-        _add_what_help_tells(inner, command)
-        for action in inner._actions:
-            if any(re.search(r"[-.]methods?$", option) for option in action.option_strings):
+        inner = commands.add_parser(command, help=does)
+        cls = taken_by(function_of(command))
+        for one in options_of(cls) if cls is not None else ():
+            action = add(inner, one)
+            if re.search(r"\bmethods?$", one.path):
                 action.choices = tuple(methods())
-            elif action.metavar is not None and "PATH" in action.metavar:
+            elif Path in one.kinds:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
+        _add_what_commands_read(inner, command)
     return program
 
 
-def _add_what_help_tells(inner: argparse.ArgumentParser, command: str) -> None:
+def _add_what_commands_read(inner: argparse.ArgumentParser, command: str) -> None:
     """Arguments that commands read themselves: help tells of them, and no class has them."""
     inner.add_argument(ALLOW_CODE, action="store_true", help="import what a file names")
     first = added()[command].first if command in added() else FIRST.get(command)
     if first and first != PATH:
         inner.add_argument("first", choices=first)
     if command in ("run", "resume", "suggest") or first == PATH:
-        inner.add_argument("path", metavar="PATH")
+        inner.add_argument("path", metavar="PATH").complete = shtab.FILE  # type: ignore[attr-defined]
     if command == "run":
         inner.add_argument("--dry-run", action="store_true")
     if command in PRESETS:
@@ -67,13 +63,3 @@ def _add_what_help_tells(inner: argparse.ArgumentParser, command: str) -> None:
         hyper = {f.name for m in methods().values() for f in fields(m)}  # type: ignore[arg-type]
         for name in sorted(hyper):
             inner.add_argument(f"--{dotted}{name.replace('_', '-')}")
-
-
-def _shown_by_help(command: str) -> type | None:
-    """The class whose options ``--help`` shows; none where a package is missing."""
-    if command in ("run", "resume"):
-        return Recipe
-    silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with silent[0], silent[1], asked() as classes, contextlib.suppress(SystemExit):
-        main([command, "--help"])
-    return classes[0] if classes else None

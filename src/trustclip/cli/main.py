@@ -14,7 +14,7 @@ import sys
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NoReturn
@@ -56,7 +56,7 @@ COMMANDS = {
 }
 
 #: Packages of the extra ``cli``, which the library alone does not need.
-NEEDED = ("tyro", "yaml", "rich", "scipy")
+NEEDED = ("yaml", "rich", "scipy")
 #: The extra to install for a command that needs more than ``cli``, which all of these include.
 EXTRAS: dict[str, str] = dict.fromkeys(
     ("demo", "sft", "rl", "eval", "run", "suite", "grade"), "train"
@@ -179,9 +179,13 @@ def _done(name: str, rest: Sequence[str]) -> int:
         return 2
     _be_quiet()
     with consent(*_consented(rest)):
-        module = importlib.import_module(_module(name))
-        rest = [argument for argument in rest if argument != ALLOW_CODE]
-        return getattr(module, "evaluate" if name == "eval" else name)(rest)
+        return function_of(name)([argument for argument in rest if argument != ALLOW_CODE])
+
+
+def function_of(name: str) -> Callable[[Sequence[str]], int]:
+    """The function that is a command."""
+    module = importlib.import_module(_module(name))
+    return getattr(module, "evaluate" if name == "eval" else name)
 
 
 def _module(name: str) -> str:

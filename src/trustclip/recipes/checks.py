@@ -16,15 +16,15 @@ from trustclip.engines.sampler import DECODED, Sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.recipes import rewarding
 from trustclip.recipes.rewarding import CORRECT
-from trustclip.recipes.settings import (
+from trustclip.recipes.tiny import BUILT_IN
+from trustclip.rewards.chosen import RESERVED
+from trustclip.settings.stages import (
     DemoSettings,
     EvalStage,
     RLStage,
     SFTStage,
     source_of,
 )
-from trustclip.recipes.tiny import BUILT_IN
-from trustclip.rewards.chosen import RESERVED
 from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.rows import Fields, mapped
 

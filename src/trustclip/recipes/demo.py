@@ -15,8 +15,8 @@ from trustclip.durable.handover import by_first
 from trustclip.durable.lock import only_process
 from trustclip.recipes.files import demo_recipe
 from trustclip.recipes.pipeline import run_recipe
-from trustclip.recipes.settings import DemoSettings
 from trustclip.runs.directory import RunDirectory
+from trustclip.settings.stages import DemoSettings
 
 
 def demo(settings: DemoSettings, console: Console) -> RunDirectory:

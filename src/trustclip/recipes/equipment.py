@@ -6,11 +6,12 @@ from rich.console import Console
 
 from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.services import await_server
-from trustclip.recipes.settings import RLSettings
 from trustclip.recipes.watch.sinks import open_sink, viewer
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.jsonl import plain
 from trustclip.runs.secrets import redacted
+from trustclip.settings.marks import fields_of
+from trustclip.settings.stages import Place, RLStage
 
 
 class Equipment:
@@ -18,6 +19,7 @@ class Equipment:
 
     Args:
       settings: of the training.
+      place: its model and seed: the settings of `trustclip rl`, or the recipe.
       run: its run directory.
       console: gets its progress.
 
@@ -26,11 +28,13 @@ class Equipment:
         does not answer.
     """
 
-    def __init__(self, settings: RLSettings, run: RunDirectory, console: Console) -> None:
-        self.run, self.console = run, console
+    def __init__(
+        self, settings: RLStage, place: Place, run: RunDirectory, console: Console
+    ) -> None:
+        self.run, self.console, self.seed = run, console, place.seed
         await_server(settings, console)
-        self.rewards = Rewards(settings, settings.style.extraction, settings.seed)
-        shown = redacted(plain(settings))
+        self.rewards = Rewards(settings, settings.style.extraction, place.seed)
+        shown = redacted(plain({n: getattr(place, n) for n in fields_of(Place)} | plain(settings)))
         kind = settings.sink if run.leads else "none"  # one run in it, not one of each rank
         try:
             self.sink = open_sink(kind, run.path.name, shown, run.path)

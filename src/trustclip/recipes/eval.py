@@ -14,11 +14,11 @@ from trustclip.recipes.models import adapter_of, base_of, load_model
 from trustclip.recipes.problems import test_problems
 from trustclip.recipes.prompting import record, show, trained_with, unlike
 from trustclip.recipes.rewarding import keep_code
-from trustclip.recipes.settings import EvalSettings
 from trustclip.recipes.tiny import BUILT_IN
 from trustclip.runs.answers import scores
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.terminal import print_table
+from trustclip.settings.stages import EvalSettings
 
 
 def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:

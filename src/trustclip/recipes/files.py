@@ -23,25 +23,13 @@ from trustclip.constraints.imports import beside
 from trustclip.constraints.names import nearest, unknown
 from trustclip.constraints.registry import with_arguments
 from trustclip.recipes.checks import complaints, uncopied
-from trustclip.recipes.settings import (
-    DemoSettings,
-    EvalSettings,
-    Recipe,
-    RecipeEval,
-    RLSettings,
-    RLStage,
-    SFTSettings,
-    SFTStage,
-)
 from trustclip.recipes.shipped import FOLDER, shipped
 from trustclip.runs.identity import completed
 from trustclip.runs.jsonl import plain
+from trustclip.settings.stages import OF_COMMAND, SECTIONS, DemoSettings, Recipe, RLStage
 
 T = TypeVar("T")
 Where = tuple[Any, ...]
-
-#: Sections of a recipe and the classes that check them.
-SECTIONS: dict[str, type] = {"sft": SFTStage, "rl": RLStage, "eval": RecipeEval}
 
 #: Short forms of what is changed most often in a recipe.
 ALIASES = {"method": "rl.method", "trl": "rl.trl", "max_steps": "rl.max_steps"}
@@ -168,13 +156,12 @@ def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} is not a run directory: it has no config.yaml.")
     content, _ = load_yaml(folder / "config.yaml")
-    classes = {"rl": RLSettings, "sft": SFTSettings, "eval": EvalSettings, "run": Recipe}
     command = content.pop("command", None) if isinstance(content, dict) else None
-    if command not in classes:
+    if command not in OF_COMMAND:
         raise ValueError(f"{folder}/config.yaml is of no run that can be continued: {command!r}.")
     if command != "eval":
         content = completed(content)
-    return command, classes[command], content | {"output_dir": str(folder)}
+    return command, OF_COMMAND[command], content | {"output_dir": str(folder)}
 
 
 def _found_beside(section: Any, folder: Path) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.recipes.files import ALIASES, load_yaml, path_of
-from trustclip.recipes.settings import RLStage
+from trustclip.settings.stages import RLStage
 
 #: Most characters of a value in a folder's name.
 LONG = 24

@@ -4,21 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trustclip.recipes.rewarding import weights
-from trustclip.recipes.settings import RLStage
+from trustclip.settings.marks import Trl, marked
+from trustclip.settings.stages import RLStage
 
 if TYPE_CHECKING:
     from trustclip.engines.trl import ConstrainedGRPOConfig
-
-#: Settings that are passed to the engine under the same name.
-SAME = (
-    *("allow_inert", "beta", "brake", "gradient_accumulation_steps", "gradient_checkpointing"),
-    *("learning_rate", "logging_steps", "loss_type", "lr_scheduler_type"),
-    *("mask_truncated_completions", "max_completion_length", "max_steps", "method"),
-    *("num_generations", "num_iterations", "per_device_train_batch_size", "save_async"),
-    *("save_to", "save_total_limit"),
-    *("sampler", "scale_rewards", "shadows", "steps_per_generation", "temperature", "top_p"),
-    *("use_vllm", "warmup_steps", "weight_decay"),
-)
 
 
 def grpo_config(settings: RLStage, output_dir: Path, seed: int = 0) -> "ConstrainedGRPOConfig":
@@ -50,6 +40,6 @@ def grpo_config(settings: RLStage, output_dir: Path, seed: int = 0) -> "Constrai
         disable_dropout=True,
         bf16=cuda,
         use_cpu=not cuda,
-        **{name: getattr(settings, name) for name in SAME},
+        **{name: getattr(settings, name) for name in marked(type(settings), Trl)},
     )
     return ConstrainedGRPOConfig(**arguments | settings.trl)

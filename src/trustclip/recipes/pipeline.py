@@ -35,7 +35,6 @@ from trustclip.recipes.rl import (
     starting_model,
     whole_adapters,
 )
-from trustclip.recipes.settings import Recipe, RLSettings, SFTSettings
 from trustclip.recipes.sft import tuned
 from trustclip.recipes.watch.callbacks import Checkups
 from trustclip.runs.answers import outcomes, overlapping, score_rows, scores
@@ -47,6 +46,7 @@ from trustclip.runs.reader import read_run
 from trustclip.runs.scored import course_of_scores, score_fell
 from trustclip.runs.terminal import print_table, told, warn
 from trustclip.runs.text import interval_text
+from trustclip.settings.stages import Recipe, SFTSettings
 from trustclip.tasks.problem import Problem
 
 
@@ -81,17 +81,14 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
         *([f"evaluations on {tests}"] if tests else []),
     ]
     told(console, f"{recipe.name}: {', '.join(stages)}; from {recipe.model}, in {run.path}")
-    settings = RLSettings(
-        model=recipe.model, output_dir=run.path, seed=recipe.seed, **vars(recipe.rl)
-    )
     if recipe.sft is not None and not (run.path / "sft" / "final").exists():
-        _refuse_before_tuning(recipe, settings, data.training)
+        _refuse_before_tuning(recipe, data.training)
     run.problems(data.training)
     evaluation = None if recipe.eval is None else _Evaluation(recipe, data.tests, run, console)
-    with Equipment(settings, run, console) as equipment:
-        settings = replace(settings, model=_tuned(recipe, run, data.tuning, console))
-        model, tokenizer = starting_model(settings, run, console)
-        problems = short_enough(data.training, tokenizer, settings)
+    with Equipment(recipe.rl, recipe, run, console) as equipment:
+        place = replace(recipe, model=_tuned(recipe, run, data.tuning, console))
+        model, tokenizer = starting_model(place, recipe.rl.style, run, console)
+        problems = short_enough(data.training, tokenizer, recipe.rl)
         prompt = record(recipe.rl.style, tokenizer, problems[0].problem)
         identity = {**_identity(recipe), "overlap": data.overlap, "prompt": prompt}
         if recipe.eval is not None and recipe.eval.style.asked != recipe.rl.style.asked:
@@ -101,7 +98,7 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
         if recipe.eval is not None and evaluation is not None:
             evaluation.tokenizer = tokenizer
             checkups = Checkups(recipe.eval.every, evaluation)
-        trained = reinforce(model, tokenizer, problems, settings, equipment, checkups)
+        trained = reinforce(model, tokenizer, problems, recipe.rl, equipment, checkups)
     if trained is None:
         return
     if evaluation is not None:
@@ -113,20 +110,18 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
     _report(run, console)
 
 
-def _refuse_before_tuning(
-    recipe: Recipe, settings: RLSettings, problems: Sequence[Problem]
-) -> None:
+def _refuse_before_tuning(recipe: Recipe, problems: Sequence[Problem]) -> None:
     """Raise now, rather than after the fine-tuning, what reinforcement learning would refuse.
 
     Raises:
       ValueError: the data fit into no table, no prompt is short enough, or adapters on a launch
         that shards weights.
     """
-    whole_adapters(settings, sharded=launched_sharded())
-    data_table(problems, settings)
-    if settings.max_prompt_length is not None:
-        tuned = recipe.sft.style if recipe.sft else settings.style
-        short_enough(problems, load_tokenizer(recipe.model, tuned), settings)
+    whole_adapters(recipe.rl, sharded=launched_sharded())
+    data_table(problems, recipe.rl)
+    if recipe.rl.max_prompt_length is not None:
+        tuned = (recipe.sft or recipe.rl).style
+        short_enough(problems, load_tokenizer(recipe.model, tuned), recipe.rl)
 
 
 def _report(run: RunDirectory, console: Console) -> None:

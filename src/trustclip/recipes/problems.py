@@ -5,19 +5,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trustclip.recipes.rewarding import check_data, columns_of, has_own, needs_answers
-from trustclip.recipes.settings import (
+from trustclip.rewards.chosen import check_columns, chosen
+from trustclip.runs.directory import RunDirectory
+from trustclip.settings.stages import (
     NOTHING,
     OWN_TESTS,
     EvalStage,
     Recipe,
     RLStage,
+    Training,
     source_of,
 )
-from trustclip.rewards.chosen import check_columns, chosen
-from trustclip.runs.directory import RunDirectory
 from trustclip.tasks.alike import Tokens, tokenize
 from trustclip.tasks.arithmetic import Arithmetic
 from trustclip.tasks.decontaminate import decontaminate
@@ -30,23 +31,6 @@ from trustclip.tasks.sources import Wanted, load_problems, load_task
 MANY = 1024
 #: The same for fine-tuning on a mixture of terse and worked solutions.
 PRIMED = 2560
-
-
-class TrainingData(Protocol):
-    """The settings that determine which problems to train on."""
-
-    @property
-    def dataset(self) -> str: ...
-    @property
-    def split(self) -> str | None: ...
-    @property
-    def columns(self) -> Mapping[str, str]: ...
-    @property
-    def limit(self) -> int | None: ...
-    @property
-    def max_bad_rows(self) -> int: ...
-    @property
-    def exclude(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +76,7 @@ def recipe_problems(recipe: Recipe, run: RunDirectory) -> RecipeData:
 
 
 def further_tests(
-    settings: TrainingData, run: RunDirectory, folder: Path | str | None = None
+    settings: Training, run: RunDirectory, folder: Path | str | None = None
 ) -> dict[str, list[Problem]]:
     """The test sets that `exclude` names beside those of the recipe, by name.
 
@@ -115,7 +99,7 @@ def further_tests(
 
 
 def kept_apart(
-    problems: Sequence[Problem], tests: Mapping[str, Sequence[Problem]], settings: TrainingData
+    problems: Sequence[Problem], tests: Mapping[str, Sequence[Problem]], settings: Training
 ) -> tuple[list[Problem], dict[str, Any]]:
     """Training problems without the test problems among them, verbatim or reworded.
 
@@ -132,7 +116,7 @@ def kept_apart(
       ValueError: none is left.
 
     Example:
-      >>> from trustclip.recipes.settings import RLStage
+      >>> from trustclip.settings.stages import RLStage
       >>> text = "A bag holds 7 red and 9 blue marbles. How many marbles are in the bag?"
       >>> train = [Problem("a", text, "16"), Problem("b", "What is $2^5$?", "32")]
       >>> settings = RLStage(dataset="a.csv")
@@ -210,7 +194,7 @@ def overlap_text(overlap: Mapping[str, Any]) -> list[str]:
 
 
 def training_problems(
-    settings: TrainingData, run: RunDirectory, seed: int, *, solutions: bool = False
+    settings: Training, run: RunDirectory, seed: int, *, solutions: bool = False
 ) -> list[Problem]:
     """Load the problems to train on; of a data set with splits, the training split.
 

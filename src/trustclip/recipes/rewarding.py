@@ -11,14 +11,14 @@ from typing import Any
 
 from trustclip.constraints.consent import named
 from trustclip.recipes.noise import flipped
-from trustclip.recipes.settings import EvalStage, RLStage
 from trustclip.rewards import AnswerReward, SoftOverlong
 from trustclip.rewards.chosen import check_columns, chosen, found, made
 from trustclip.rewards.extraction import Style
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.jsonl import plain
+from trustclip.settings.stages import EvalStage, RLStage
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import messages
+from trustclip.tasks.prompts import PromptStyle, messages
 
 #: Name of the binary answer reward, which can be noisy and needs golds.
 CORRECT = "correct"
@@ -119,7 +119,7 @@ class Rewards:
         Raises:
           RewardError: one fails.
         """
-        row, count = training_row(problem, settings), len(texts)
+        row, count = training_row(problem, settings.style), len(texts)
         columns = {name: [value] * count for name, value in row.items() if name != "prompt"}
         given = {
             "prompts": [row["prompt"]] * count,
@@ -173,12 +173,14 @@ def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
     Raises:
       ValueError: a column is missing.
     """
-    check_columns(chosen(settings.reward), training_row(problems[0], settings), settings.dataset)
+    check_columns(
+        chosen(settings.reward), training_row(problems[0], settings.style), settings.dataset
+    )
 
 
-def training_row(problem: Problem, settings: RLStage) -> dict[str, Any]:
+def training_row(problem: Problem, style: PromptStyle) -> dict[str, Any]:
     """A row of the trainer's data set: the prompt, and the columns that reward functions get."""
-    return {**columns_of(problem), "prompt": messages(problem.problem, settings.style)}
+    return {**columns_of(problem), "prompt": messages(problem.problem, style)}
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:

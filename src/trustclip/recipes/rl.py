@@ -23,7 +23,6 @@ from trustclip.recipes.problems import (
 )
 from trustclip.recipes.prompting import record, show, unlike
 from trustclip.recipes.rewarding import Rewards, check_data, keep_code, training_row
-from trustclip.recipes.settings import RLSettings
 from trustclip.recipes.tiny import BUILT_IN
 from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.callbacks import Checkups, FirstGeneration, Recorder, silence
@@ -34,8 +33,9 @@ from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 from trustclip.runs.terminal import told
+from trustclip.settings.stages import Place, RLSettings, RLStage
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import messages
+from trustclip.tasks.prompts import PromptStyle, messages
 
 
 def rl(settings: RLSettings, console: Console) -> RunDirectory:
@@ -62,9 +62,9 @@ def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
     run.problems(problems)
     show(console, unlike(settings.model, settings.style))
     told(console, opening(settings, len(problems)))
-    with Equipment(settings, run, console) as equipment:
+    with Equipment(settings, settings, run, console) as equipment:
         try:
-            model, tokenizer = starting_model(settings, run, console)
+            model, tokenizer = starting_model(settings, settings.style, run, console)
         except Interrupted:
             console.print(f"stopped; the same command continues {run.path}.", highlight=False)
             return
@@ -103,19 +103,21 @@ completions, 8 of each problem'
     )
 
 
-def starting_model(settings: RLSettings, run: RunDirectory, console: Console) -> tuple[Any, Any]:
+def starting_model(
+    place: Place, style: PromptStyle, run: RunDirectory, console: Console
+) -> tuple[Any, Any]:
     """The model that training starts from; a built-in one is made and primed, in ``sft/``.
 
     Raises:
       Interrupted: asked to stop while priming; the same call continues.
     """
-    if settings.model not in BUILT_IN:
-        told(console, f"loading {settings.model}")
-        return load_model(settings.model, settings.style, settings.seed)
+    if place.model not in BUILT_IN:
+        told(console, f"loading {place.model}")
+        return load_model(place.model, style, place.seed)
     from trustclip.recipes.sft import prime
 
-    primed = prime(run.path / "sft", settings.model, settings.seed, console)
-    return load_model(str(primed), settings.style)
+    primed = prime(run.path / "sft", place.model, place.seed, console)
+    return load_model(str(primed), style)
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def reinforce(
     model: Any,
     tokenizer: Any,
     problems: Sequence[Problem],
-    settings: RLSettings,
+    settings: RLStage,
     equipment: Equipment,
     checkups: Checkups | None = None,
 ) -> Trained | None:
@@ -156,7 +158,7 @@ def reinforce(
     run, console, rewards = equipment.run, equipment.console, equipment.rewards
     run.start_over()
     keep_code(run, settings)
-    trainer = _trainer(model, tokenizer, problems, settings, run, rewards)
+    trainer = _trainer(model, tokenizer, problems, settings, equipment)
     guards = Guards(shown_too(run, console))
     trainer.recorder = RunRecorder(run, rewards, settings.reward_noise > 0, guards.report)
     told(console, "sampling the first completions")
@@ -181,16 +183,16 @@ def _trainer(
     model: Any,
     tokenizer: Any,
     problems: Sequence[Problem],
-    settings: RLSettings,
-    run: RunDirectory,
-    rewards: Rewards,
+    settings: RLStage,
+    equipment: Equipment,
 ) -> Any:
     from trustclip.engines.trl import ConstrainedGRPOTrainer
 
+    run = equipment.run
     trainer = ConstrainedGRPOTrainer(
         model=model,
-        reward_funcs=rewards.functions,
-        args=grpo_config(settings, run.checkpoints, settings.seed),
+        reward_funcs=equipment.rewards.functions,
+        args=grpo_config(settings, run.checkpoints, equipment.seed),
         train_dataset=data_table(problems, settings),
         processing_class=tokenizer,
         peft_config=lora_config(settings.lora_r, settings.lora_alpha),
@@ -205,7 +207,7 @@ def _trainer(
     return trainer
 
 
-def whole_adapters(settings: RLSettings, *, sharded: bool) -> None:
+def whole_adapters(settings: RLStage, *, sharded: bool) -> None:
     """Refuse adapters where weights are sharded.
 
     Raises:
@@ -224,13 +226,14 @@ def launched_sharded() -> bool:
     return any(value.lower() in ("1", "true", "yes") for value in asked)
 
 
-def data_table(problems: Sequence[Problem], settings: RLSettings) -> Any:
+def data_table(problems: Sequence[Problem], settings: RLStage) -> Any:
     """The trainer's data set.
 
     Raises:
       ValueError: a column holds values of several types.
     """
-    return _table([training_row(problem, settings) for problem in problems])
+    style = settings.style
+    return _table([training_row(problem, style) for problem in problems])
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
@@ -282,14 +285,14 @@ class RunRecorder(Completions):
 
 
 def short_enough(
-    problems: Sequence[Problem], tokenizer: Any, settings: RLSettings
+    problems: Sequence[Problem], tokenizer: Any, settings: RLStage
 ) -> Sequence[Problem]:
     """The problems with prompts of at most ``max_prompt_length`` tokens.
 
     Raises:
       ValueError: none is left, or fewer than one generation takes.
     """
-    limit = settings.max_prompt_length
+    limit, style = settings.max_prompt_length, settings.style
     if limit is None:
         return problems
     short = [
@@ -297,7 +300,7 @@ def short_enough(
         for problem in problems
         if len(
             tokenizer.apply_chat_template(
-                messages(problem.problem, settings.style),
+                messages(problem.problem, style),
                 add_generation_prompt=True,
                 return_dict=True,
             )["input_ids"]

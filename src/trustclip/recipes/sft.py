@@ -19,12 +19,13 @@ from trustclip.recipes.problems import (
     training_problems,
 )
 from trustclip.recipes.prompting import record, show, unlike
-from trustclip.recipes.settings import SFTSettings
 from trustclip.recipes.watch.callbacks import Recorder, silence
 from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 from trustclip.runs.terminal import told
+from trustclip.settings.marks import Trl, marked
+from trustclip.settings.stages import SFTSettings
 from trustclip.tasks.hub import hub_source, named_after, select_for_sft
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, messages
@@ -192,19 +193,8 @@ def _arguments(settings: SFTSettings, run: RunDirectory) -> Any:
     cuda = torch.cuda.is_available()
     return SFTConfig(
         output_dir=str(run.checkpoints),
-        learning_rate=settings.learning_rate,
-        num_train_epochs=settings.num_train_epochs,
-        max_steps=settings.max_steps,
-        per_device_train_batch_size=settings.per_device_train_batch_size,
-        gradient_accumulation_steps=settings.gradient_accumulation_steps,
-        max_length=settings.max_length,
-        lr_scheduler_type=settings.lr_scheduler_type,
-        warmup_steps=settings.warmup_steps,
-        weight_decay=settings.weight_decay,
-        logging_steps=settings.logging_steps,
         save_strategy="steps" if settings.save_steps else "no",
         save_steps=settings.save_steps or 500,
-        save_total_limit=settings.save_total_limit,
         seed=settings.seed,
         report_to="none",
         disable_tqdm=True,
@@ -212,6 +202,7 @@ def _arguments(settings: SFTSettings, run: RunDirectory) -> Any:
         bf16=cuda,
         use_cpu=not cuda,
         gradient_checkpointing=False,
+        **{name: getattr(settings, name) for name in marked(type(settings), Trl)},
     )
 
 

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import yaml
 
@@ -80,10 +80,13 @@ class RunDirectory:
       ValueError: the folder already holds a run, or a link that leads out of it.
     """
 
+    #: What a message calls another place to write to.
+    elsewhere: ClassVar[str] = "--output-dir"
+
     def __init__(self, path: Path, command: str, settings: Any) -> None:
         self._open(path)
         if (path / "config.yaml").exists() and rank() == 0:
-            raise ValueError(f"{path} already holds a run; choose another --output-dir.")
+            raise ValueError(f"{path} already holds a run; choose another {self.elsewhere}.")
         if rank() == 0:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / "environment.json", environment())
@@ -117,7 +120,7 @@ class RunDirectory:
                 if not _begun(path):
                     return cls._instead(path, command, settings)
                 values = stored.get(key), asked.get(key)
-                raise ValueError(unchangeable(path, command, key, values))
+                raise ValueError(unchangeable(path, command, key, values, cls.elsewhere))
         run = cls.__new__(cls)
         run._open(path)
         if longer is not None:

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trustclip.runs.identity import NEUTRAL, UNUSED
+from trustclip.runs.identity import BEFORE, NEUTRAL
+from trustclip.settings.marks import Extends, marked
+from trustclip.settings.stages import OF_COMMAND, SECTIONS
 
 #: Where the number of updates stands in the settings of each command.
-LENGTH: Mapping[str, str] = {"rl": "max_steps", "sft": "max_steps", "run": "rl.max_steps"}
+LENGTH: Mapping[str, str] = {
+    **{command: name for command, cls in OF_COMMAND.items() for name in marked(cls, Extends)},
+    "run": f"rl.{next(iter(marked(SECTIONS['rl'], Extends)))}",
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def extension(
     return Extension(before, now, False, text)
 
 
-def unchangeable(path: Any, command: str, key: str, values: tuple[Any, Any]) -> str:
+def unchangeable(path: Any, command: str, key: str, values: tuple[Any, Any], elsewhere: str) -> str:
     """The sentence about a setting that another run in the folder has differently.
 
     Args:
@@ -71,15 +76,16 @@ def unchangeable(path: Any, command: str, key: str, values: tuple[Any, Any]) -> 
       command: that runs.
       key: path of the setting.
       values: of the run, and now.
+      elsewhere: what another place is called.
     """
     stored, asked = values
     free = ", ".join(name for name in NEUTRAL if name != "output_dir")
     name = key.rpartition(".")[2]
-    if stored is None and UNUSED.get(name) is not None:
+    if stored is None and BEFORE.get(name) is not None:
         return (
             f"{path} holds a run of a release that had no setting {key}, and did what "
-            f"{UNUSED[name]!r} does now, not {asked!r}: continue it with --{key} {UNUSED[name]}, "
-            "or choose another --output-dir."
+            f"{BEFORE[name]!r} does now, not {asked!r}: continue it with --{key} {BEFORE[name]}, "
+            f"or choose another {elsewhere}."
         )
     if key == LENGTH.get(command):
         more = f"a run that has begun may get more updates, not fewer ({stored!r} so far)"
@@ -88,5 +94,5 @@ def unchangeable(path: Any, command: str, key: str, values: tuple[Any, Any]) -> 
         more = f"of a run that has begun you may change {longer}{free}"
     return (
         f"{path} holds a run with {key}={stored!r}, not {asked!r}; continue it with the same "
-        f"settings or choose another --output-dir: {more}."
+        f"settings or choose another {elsewhere}: {more}."
     )

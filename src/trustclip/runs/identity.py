@@ -1,29 +1,23 @@
 """What makes two runs the same run: which settings results depend on, and which they do not."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trustclip.engines.sampler import as_sampler
+from trustclip.settings.marks import Neutral, Since, marked
+from trustclip.settings.stages import OF_COMMAND, SECTIONS, EvalSettings, Recipe, RLStage, SFTStage
 
 #: Settings that no result depends on, with the reason.
 NEUTRAL: Mapping[str, str] = {
-    "name": "a title, for people",
-    "output_dir": "where the files of the run are written",
-    "save_steps": "a run continues exactly from any checkpoint, so how often it saves is free",
-    "save_total_limit": "how many checkpoints are kept",
-    "save_async": "whether training waits for a checkpoint",
-    "save_to": "where checkpoints are copied to",
-    "tokens_every": "how often tokens are recorded; nothing is trained on them",
-    "tokens_completions": "how many completions that records",
-    "tokens_megabytes": "how much space that takes",
-    "sink": "where metrics are copied to",
-    "shadows": "methods that only watch; the training is the same to the last bit",
-    "logging_steps": "how often metrics are written; nothing is trained on them",
+    name: mark.why
+    for cls in (Recipe, SFTStage, RLStage)
+    for name, mark in marked(cls, Neutral).items()
 }
-#: Settings that older runs do not have, with the value that changes nothing.
-UNUSED: Mapping[str, Any] = {"split": None, "columns": {}, "exclude": "none", "vllm": {}}
-#: Parts of a recipe that have settings of their own.
-STAGES = ("sft", "rl", "eval")
+#: Settings that older runs do not have, with what those runs did.
+BEFORE: Mapping[str, Any] = {
+    name: mark.before
+    for cls in (SFTStage, RLStage, EvalSettings)
+    for name, mark in marked(cls, Since).items()
+}
 
 
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,15 +31,14 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
       >>> essential({"rl": {"sampler": {"dtype": "float32", "lag": 0}, "max_steps": 3}})
       {'rl': {'max_steps': 3}}
     """
-    found = {
-        key: _without_neutral(value) if key in STAGES and isinstance(value, Mapping) else value
-        for key, value in _without_neutral(config).items()
+    own = OF_COMMAND.get(str(config.get("command")))
+    found = _without_neutral(config, [own] if own else [Recipe, SFTStage, RLStage])
+    return {
+        key: _without_neutral(value, [SECTIONS[key]])
+        if key in SECTIONS and isinstance(value, Mapping)
+        else value
+        for key, value in found.items()
     }
-    # Evaluations of older releases have no `reward`: theirs was the verifier.
-    for evaluation in (found.get("eval"), found if found.get("command") == "eval" else None):
-        if isinstance(evaluation, dict) and evaluation.get("reward") == "correct":
-            del evaluation["reward"]
-    return found
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,20 +48,19 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
       >>> completed({"sft": {"dataset": "a.csv"}, "seed": 0})["sft"]["exclude"]
       'none'
     """
-    if any(key in config for key in STAGES):
+    if any(key in config for key in SECTIONS):
         trains = {k: completed(v) for k, v in config.items() if k in ("sft", "rl") and v}
         return {**config, **trains}
-    return {**config, "exclude": config.get("exclude", UNUSED["exclude"])}
+    return {**config, "exclude": config.get("exclude", BEFORE["exclude"])}
 
 
-def _without_neutral(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _without_neutral(settings: Mapping[str, Any], classes: Sequence[type]) -> dict[str, Any]:
+    neutral = {name for cls in classes for name in marked(cls, Neutral)}
+    since = {name: mark for cls in classes for name, mark in marked(cls, Since).items()}
     return {
         str(key): value
         for key, value in settings.items()
-        # Runs of older releases have no `sampler`: theirs was the policy in training.
-        if key not in NEUTRAL and not (key == "sampler" and as_sampler(value).exact)
-        if not (key in UNUSED and value == UNUSED[key])
-        if not (key == "prompt" and isinstance(value, Mapping) and set(value.values()) == {None})
+        if key not in neutral and not (key in since and since[key].unchanged(value))
     }
 
 

@@ -14,12 +14,12 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.consent import consent
 from trustclip.constraints.names import unknown
 from trustclip.recipes.files import as_mapping, load_yaml, read_recipe
-from trustclip.recipes.settings import NOTHING, Recipe
 from trustclip.recipes.shipped import located
 from trustclip.runs.identity import essential, flat
 from trustclip.runs.jsonl import read_mapping
 from trustclip.runs.reader import in_words, setting_of
 from trustclip.runs.secrets import redacted
+from trustclip.settings.stages import NOTHING, Recipe
 from trustclip.suite.settings import (
     Complaint,
     Scalar,

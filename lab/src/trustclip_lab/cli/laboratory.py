@@ -1,18 +1,16 @@
 """The laboratory's commands, but ``bench``: ``trustclip lab``, ``arena``, ``theory``, ..."""
 
-import contextlib
 import dataclasses
 import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from trustclip.cli.arguments import changes_of, parse, require, taken
+from trustclip.cli.arguments import changes_of, parse, reads, require, taken, takes
 from trustclip.runs.jsonl import write_text
 from trustclip.runs.terminal import Terminal, say
+from trustclip.settings.marks import Argument
 
 if TYPE_CHECKING:
     from trustclip_lab.arena.entry import Entry
@@ -28,22 +26,14 @@ Methods on many seeds at once, of very small policies. The same command continue
 """
 
 
-def _help(usage: str, cls: type, command: str) -> int:
-    """Print how a command is called, then its settings, without the usage and summary of these."""
-    settings = io.StringIO()
-    with contextlib.redirect_stdout(settings), contextlib.suppress(SystemExit):
-        parse(cls, ["--help"], command)
-    say(f"{usage}\n{settings.getvalue().split(chr(10) * 2, 2)[-1].rstrip()}")
-    return 0
-
-
+@takes("trustclip_lab.stack:LabSettings")
 def lab(argv: Sequence[str]) -> int:
     """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
     from trustclip.recipes.shipped import located
     from trustclip_lab.stack import LabSettings, load, run_lab
 
     if {"-h", "--help"} & set(argv):
-        return _help(LAB, LabSettings, "lab")
+        parse(LabSettings, ["--help"], "lab", usage=LAB)
     files, changes = changes_of(argv, LabSettings)
     if len(files) > 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip lab --help.")
@@ -75,6 +65,7 @@ A submission is the folder of one constraint: --constraints '{mine: ...}' --refe
 """
 
 
+@takes("trustclip_lab.arena.settings:ArenaSettings")
 def arena(argv: Sequence[str]) -> int:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
     if argv and argv[0] in ("page", "verify"):
@@ -84,7 +75,7 @@ def arena(argv: Sequence[str]) -> int:
     from trustclip_lab.arena.settings import ArenaSettings
 
     if {"-h", "--help"} & set(argv):
-        return _help(ARENA, ArenaSettings, "arena")
+        parse(ArenaSettings, ["--help"], "arena", usage=ARENA)
     switches = ("--dry-run", "--collect")
     rest, part = taken([one for one in argv if one not in switches], "--part")
     files, changes = changes_of(rest, ArenaSettings)
@@ -110,6 +101,7 @@ def _part(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
+@takes("trustclip_lab.control:ControlSettings")
 def control(argv: Sequence[str]) -> int:
     """Methods in PPO on Gymnasium environments."""
     import torch
@@ -129,7 +121,7 @@ def page(argv: Sequence[str]) -> int:
 
     @dataclasses.dataclass
     class Options:
-        folder: Annotated[Path, tyro.conf.Positional]
+        folder: Argument[Path]
         """Folder of the arena: arena.yaml and runs.parquet."""
         out: Path = Path("arena.html")
         """File of the page."""
@@ -153,7 +145,7 @@ def verify(argv: Sequence[str]) -> int:
 
     @dataclasses.dataclass
     class Options:
-        submission: Annotated[Path, tyro.conf.Positional]
+        submission: Argument[Path]
         """Folder that `trustclip arena` has written."""
         against: Path | None = None
         """Folder of the arena that it is submitted to, such as lab/benchmarks/arena."""
@@ -197,17 +189,19 @@ def _list(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
-def paper(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Paper:
+    """The ATR-GRPO paper's tables, audited."""
+
+    json: bool = False
+    """Write JSON instead of text: every cell, test, interval and power."""
+    out: Path | None = None
+    """Write to this file instead of the terminal."""
+
+
+@reads(Paper)
+def paper(options: Paper) -> int:
     """``trustclip paper [--json] [--out FILE]``: which claims the paper's tables support."""
-
-    @dataclasses.dataclass
-    class Options:
-        json: bool = False
-        """Write JSON instead of text: every cell, test, interval and power."""
-        out: Path | None = None
-        """Write to this file instead of the terminal."""
-
-    options = parse(Options, argv, "paper")
     if options.out is not None and options.out.exists():
         raise ValueError(f"{options.out} exists; choose another --out.")
     from trustclip_lab.paper.audit import audit
@@ -228,15 +222,17 @@ def paper(argv: Sequence[str]) -> int:
     return 0
 
 
-def theory(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Theory:
     """The paper's theorems, computed on both sides."""
 
-    @dataclasses.dataclass
-    class Options:
-        figures: Path | None = None
-        """Draw the figures into this folder."""
+    figures: Path | None = None
+    """Draw the figures into this folder."""
 
-    options = parse(Options, argv, "theory")
+
+@reads(Theory)
+def theory(options: Theory) -> int:
+    """The paper's theorems, computed on both sides."""
     if options.figures is not None:
         require("matplotlib")
     from trustclip_lab.theory import run_theory
@@ -244,6 +240,7 @@ def theory(argv: Sequence[str]) -> int:
     return run_theory(Terminal(), options.figures)
 
 
+@takes("trustclip_lab.tabular:TabularSettings")
 def tabular(argv: Sequence[str]) -> int:
     """Methods on a bandit and a tree, where everything is exact."""
     import torch

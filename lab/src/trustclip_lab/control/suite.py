@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import tyro
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +18,7 @@ from trustclip.constraints.checked import Count, Positive, checked
 from trustclip.constraints.registry import as_method
 from trustclip.runs.jsonl import write_json
 from trustclip.runs.terminal import print_table
+from trustclip.settings.marks import Also
 from trustclip.stats import Difference, Interval, RunSummary, holm
 from trustclip.stats.aggregates import interquartile_interval
 from trustclip.stats.equivalence import concluded, equivalence_p, paired_runs
@@ -38,9 +38,9 @@ _EXTRA = "this needs the extra `control`: pip install 'trustclip[control]' ({err
 class ControlSettings:
     """Environments, methods and PPO settings; the latter are the same for every method."""
 
-    envs: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--env"])] = ("CartPole-v1",)
+    envs: Annotated[tuple[str, ...], Also(("--env",))] = ("CartPole-v1",)
     """Gymnasium environments with discrete or box actions."""
-    methods: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--method"])] = ("clip", "atr")
+    methods: Annotated[tuple[str, ...], Also(("--method",))] = ("clip", "atr")
     """Methods: a name, or "{name: atr, delta: 0.05}"; "none" is a gate that never closes."""
     reference: str | None = None
     """Method that the others are compared with; by default clip if listed, else the first."""

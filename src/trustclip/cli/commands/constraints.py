@@ -6,29 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich.padding import Padding
 from rich.table import Table
 
-from trustclip.cli.arguments import method_from, parse
+from trustclip.cli.arguments import method_from, reads
 from trustclip.runs.terminal import Terminal, say
+from trustclip.settings.marks import Also
 
 
-def methods(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Methods:
+    """The constraints and their hyper-parameters."""
+
+    figure: Path | None = None
+    """Write a picture (SVG) of every method's gate to this file."""
+    only: str = ""
+    """Names of the methods in the picture, separated by commas; all when empty."""
+    engines: bool = False
+    """List the losses of TRL, verl, prime-rl and other engines as methods instead."""
+    markdown: bool = False
+    """Print the table in Markdown."""
+
+
+@reads(Methods)
+def methods(options: Methods) -> int:
     """List the constraints, or with ``--engines`` the losses of other engines as constraints."""
 
-    @dataclasses.dataclass
-    class Options:
-        figure: Path | None = None
-        """Write a picture (SVG) of every method's gate to this file."""
-        only: str = ""
-        """Names of the methods in the picture, separated by commas; all when empty."""
-        engines: bool = False
-        """List the losses of TRL, verl, prime-rl and other engines as methods instead."""
-        markdown: bool = False
-        """Print the table in Markdown."""
-
-    options = parse(Options, argv, "methods")
     if options.figure is not None:
         from trustclip.report.atlas import every_gate
 
@@ -65,18 +68,19 @@ def _list_methods(rows: Sequence[Sequence[str]], console: Terminal) -> None:
     console.print(table)
 
 
-def atlas(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Atlas:
+    """A page, one file, of every method's gate: with a slider for each hyper-parameter, its
+    ratio interval, formula and source; several methods in one picture."""
+
+    out: Annotated[Path, Also(("-o",))] = Path("atlas.html")
+    """Where the page goes. Opened as atlas.html#atr+clip it compares these two."""
+
+
+@reads(Atlas)
+def atlas(options: Atlas) -> int:
     """Write a page of every method's gate: sliders, interval, formula, source; compared."""
 
-    @dataclasses.dataclass
-    class Options:
-        """A page, one file, of every method's gate: with a slider for each hyper-parameter, its
-        ratio interval, formula and source; several methods in one picture."""
-
-        out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("atlas.html")
-        """Where the page goes. Opened as atlas.html#atr+clip it compares these two."""
-
-    options = parse(Options, argv, "atlas")
     if not options.out.absolute().parent.is_dir():
         raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
     from trustclip.report.atlas import atlas_page

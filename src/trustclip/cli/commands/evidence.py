@@ -1,30 +1,31 @@
 """Commands that analyse stored runs."""
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from trustclip.cli.arguments import parse
+from trustclip.cli.arguments import reads
+from trustclip.rewards.extraction import Style
 from trustclip.runs.terminal import Terminal, say
+from trustclip.settings.marks import Also, Argument
+from trustclip.tasks.decontaminate import DecontaminateConfig
 
 
-def grade(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Grade:
+    """Re-grade stored completions."""
+
+    samples: Argument[Path]
+    """A run's folder or its samples.jsonl, or a CSV file with the columns answer and gold."""
+    style: Style = "any"
+    """Location of the final answer in a completion."""
+    out: Path | None = None
+    """Write the graded rows to this JSON-lines file."""
+
+
+@reads(Grade)
+def grade(options: Grade) -> int:
     """``trustclip grade RUN [--style STYLE] [--out FILE]``."""
-    from trustclip.rewards import Style
-
-    @dataclasses.dataclass
-    class Options:
-        samples: tyro.conf.Positional[Path]
-        """A run's folder or its samples.jsonl, or a CSV file with the columns answer and gold."""
-        style: Style = "any"
-        """Location of the final answer in a completion."""
-        out: Path | None = None
-        """Write the graded rows to this JSON-lines file."""
-
-    options = parse(Options, argv, "grade")
     from trustclip.evaluation.offline import grade as regrade
     from trustclip.evaluation.offline import read_samples
     from trustclip.runs.jsonl import append_jsonl
@@ -40,18 +41,21 @@ def grade(argv: Sequence[str]) -> int:
     return 0
 
 
-def compare(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Compare:
+    """Differences between evaluations, with intervals and p-values."""
+
+    runs: Argument[tuple[Path, ...]]
+    """Run directories; runs that differ only in their seed are pooled, and the method of the
+    first is the reference."""
+    step: int | None = None
+    """Compare at this update instead of at each run's last evaluation."""
+
+
+@reads(Compare)
+def compare(options: Compare) -> int:
     """``trustclip compare RUN_A RUN_B ...``: the last evaluations of runs, with p-values."""
 
-    @dataclasses.dataclass
-    class Options:
-        runs: tyro.conf.Positional[tuple[Path, ...]]
-        """Run directories; runs that differ only in their seed are pooled, and the method of the
-        first is the reference."""
-        step: int | None = None
-        """Compare at this update instead of at each run's last evaluation."""
-
-    options = parse(Options, argv, "compare")
     if not options.runs:
         raise ValueError("a comparison needs two runs or more; see trustclip compare --help.")
     from trustclip.report.console import print_comparison
@@ -60,23 +64,26 @@ def compare(argv: Sequence[str]) -> int:
     return 0
 
 
-def power(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Power:
+    """How many seeds would find a gap, from the runs of a pilot."""
+
+    runs: Argument[tuple[Path, ...]]
+    """Pilot runs: run directories, the folder of a suite, or the runs.parquet of a report; of
+    two methods or more from the same seeds, or of one."""
+    gap: float = 3.0
+    """Difference that would matter, in points of the score."""
+    power: float = 0.8
+    """Chance to find it."""
+    comparisons: int | None = None
+    """Number of methods that the planned experiment compares with its reference; those of the
+    pilot when unset."""
+
+
+@reads(Power)
+def power(options: Power) -> int:
     """``trustclip power RUNS... --gap 3``: how many seeds would find a gap."""
 
-    @dataclasses.dataclass
-    class Options:
-        runs: tyro.conf.Positional[tuple[Path, ...]]
-        """Pilot runs: run directories, the folder of a suite, or the runs.parquet of a report; of
-        two methods or more from the same seeds, or of one."""
-        gap: float = 3.0
-        """Difference that would matter, in points of the score."""
-        power: float = 0.8
-        """Chance to find it."""
-        comparisons: int | None = None
-        """Number of methods that the planned experiment compares with its reference; those of the
-        pilot when unset."""
-
-    options = parse(Options, argv, "power")
     if not options.runs:
         raise ValueError("give the runs of a pilot; see trustclip power --help.")
     from trustclip.report.planning import print_power
@@ -91,31 +98,35 @@ def power(argv: Sequence[str]) -> int:
     return 0
 
 
-def decontaminate(argv: Sequence[str]) -> int:
+@reads(DecontaminateConfig)
+def decontaminate(options: DecontaminateConfig) -> int:
     """Find test problems that occur in a training set."""
-    from trustclip.tasks import decontaminate as module
+    from trustclip.tasks.decontaminate import run
 
-    return module.run(parse(module.DecontaminateConfig, argv, "decontaminate"))
+    return run(options)
 
 
-def report(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Report:
+    """A page, tables and figures from run directories and logs."""
+
+    runs: Argument[tuple[Path, ...]]
+    """Run directories, the folder of a suite, logs of TRL, verl and prime-rl, tokens, or the
+    runs.parquet of another report."""
+    output_dir: Annotated[Path, Also(("-o",))] = Path("report")
+    """Where the page, the tables and the figures go."""
+    reaches: float | None = None
+    """Also report how many updates it takes to score this, a share of 1 such as 0.9; a suite
+    file may say it as well."""
+    serve: bool = False
+    """Instead of writing files, show the page to this machine's browser and follow the runs
+    while they train, until Ctrl-C."""
+
+
+@reads(Report)
+def report(options: Report) -> int:
     """``trustclip report RUNS... -o FOLDER``: one page, tables and figures; or ``--serve``."""
 
-    @dataclasses.dataclass
-    class Options:
-        runs: tyro.conf.Positional[tuple[Path, ...]]
-        """Run directories, the folder of a suite, logs of TRL, verl and prime-rl, tokens, or the
-        runs.parquet of another report."""
-        output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report")
-        """Where the page, the tables and the figures go."""
-        reaches: float | None = None
-        """Also report how many updates it takes to score this, a share of 1 such as 0.9; a suite
-        file may say it as well."""
-        serve: bool = False
-        """Instead of writing files, show the page to this machine's browser and follow the runs
-        while they train, until Ctrl-C."""
-
-    options = parse(Options, argv, "report")
     if options.serve:
         from trustclip.report.live import serve
 
@@ -128,17 +139,20 @@ def report(argv: Sequence[str]) -> int:
     return 0
 
 
-def explain(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Explain:
+    """What the constraint did in a run or in another trainer's log."""
+
+    run: Argument[Path]
+    """A run directory; or a log of another trainer: TRL's trainer_state.json, TensorBoard
+    events, an offline run of wandb, verl's console log or JSON lines, prime-rl's token export,
+    tokens.jsonl or tokens.parquet."""
+
+
+@reads(Explain)
+def explain(options: Explain) -> int:
     """``trustclip explain PATH``: what the constraint of a run did."""
 
-    @dataclasses.dataclass
-    class Options:
-        run: tyro.conf.Positional[Path]
-        """A run directory; or a log of another trainer: TRL's trainer_state.json, TensorBoard
-        events, an offline run of wandb, verl's console log or JSON lines, prime-rl's token export,
-        tokens.jsonl or tokens.parquet."""
-
-    options = parse(Options, argv, "explain")
     from trustclip.report.explain import explain as paragraphs
 
     console = Terminal(width=min(Terminal().width, 100), highlight=False)

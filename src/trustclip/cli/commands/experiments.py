@@ -4,16 +4,21 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import tyro
-
-from trustclip.cli.arguments import changes_of, parse, require, settings
+from trustclip.cli.arguments import changes_of, reads, require, settings, takes
 from trustclip.runs.terminal import Terminal, say
+from trustclip.settings.marks import Argument
+from trustclip.settings.stages import (
+    DemoSettings,
+    EvalSettings,
+    Recipe,
+    RLSettings,
+    SFTSettings,
+)
 
 
+@takes(DemoSettings)
 def demo(argv: Sequence[str]) -> int:
     """Train a small policy under a constraint, and write a page about it."""
-    from trustclip.recipes.settings import DemoSettings
-
     chosen = settings(DemoSettings, argv, "demo")
     require("transformers", "trl", "plotly", "jinja2")  # the last two of the page it ends with
     _be_quiet()
@@ -26,10 +31,9 @@ def demo(argv: Sequence[str]) -> int:
     return 0
 
 
+@takes(SFTSettings)
 def sft(argv: Sequence[str]) -> int:
     """Supervised fine-tuning."""
-    from trustclip.recipes.settings import SFTSettings
-
     chosen = settings(SFTSettings, argv, "sft")
     _be_quiet()
     from trustclip.recipes.sft import sft as run
@@ -38,10 +42,9 @@ def sft(argv: Sequence[str]) -> int:
     return 0
 
 
+@takes(RLSettings)
 def rl(argv: Sequence[str]) -> int:
     """Reinforcement learning."""
-    from trustclip.recipes.settings import RLSettings
-
     chosen = settings(RLSettings, argv, "rl")
     _be_quiet()
     from trustclip.recipes.rl import rl as run
@@ -50,10 +53,9 @@ def rl(argv: Sequence[str]) -> int:
     return 0
 
 
+@takes(EvalSettings)
 def evaluate(argv: Sequence[str]) -> int:
     """Evaluation."""
-    from trustclip.recipes.settings import EvalSettings
-
     chosen = settings(EvalSettings, argv, "eval")
     _be_quiet()
     from trustclip.recipes.eval import run_evaluation
@@ -94,6 +96,7 @@ SIGTERM or Ctrl-C saves and exits with status 0.
 Options of the sections: trustclip sft --help, trustclip rl --help, trustclip eval --help."""
 
 
+@takes(Recipe)
 def run(argv: Sequence[str]) -> int:
     """``trustclip run FILE``: a whole experiment."""
     if not argv or {"-h", "--help"} & set(argv):
@@ -101,7 +104,6 @@ def run(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     from trustclip.recipes.files import ALIASES, load_recipe
     from trustclip.recipes.folders import with_folder
-    from trustclip.recipes.settings import Recipe
     from trustclip.recipes.shipped import located
 
     rest = [argument for argument in argv if argument != "--dry-run"]
@@ -136,13 +138,13 @@ the start; with another schedule the command says what differs.
                  recipe began the run"""
 
 
+@takes(Recipe)
 def resume(argv: Sequence[str]) -> int:
     """``trustclip resume RUN``: what is left of a run, or more of it."""
     if not argv or {"-h", "--help"} & set(argv):
         say(RESUME_USAGE)
         return 0 if argv else 2
     from trustclip.recipes.files import ALIASES, Source, build, of_run
-    from trustclip.recipes.settings import Recipe
 
     folders, _ = changes_of(argv, Recipe, ALIASES)
     if len(folders) != 1:
@@ -163,31 +165,34 @@ def resume(argv: Sequence[str]) -> int:
     return 0
 
 
-def suite(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Suite:
+    """Methods x seeds x models, resumable, with a table of differences."""
+
+    file: Argument[Path]
+    """YAML file of the suite, or the name of one that comes with trustclip."""
+    max_parallel: int | None = None
+    """Maximum number of concurrent runs; 1 on this machine, unlimited under a scheduler."""
+    on: str = "local"
+    """Where runs execute: local, slurm (jobs, by submitit) or ray (tasks)."""
+    gpus: int | None = None
+    """GPUs per run; 1 when unset (slurm and ray, as the next two)."""
+    cpus: int | None = None
+    """Processors per run; 4 when unset."""
+    extra: tuple[str, ...] = ()
+    """NAME=VALUE: an option of sbatch (account=me), or an amount of a Ray resource."""
+    hours: float | None = None
+    """Time limit of a Slurm job, hours; 24 when unset. At the limit a run saves; call again."""
+    partition: str | None = None
+    """Partition of a Slurm cluster."""
+    dry_run: bool = False
+    """List the runs without starting them."""
+
+
+@reads(Suite)
+def suite(options: Suite) -> int:
     """``trustclip suite FILE``: methods x seeds x models."""
 
-    @dataclasses.dataclass
-    class Options:
-        file: tyro.conf.Positional[Path]
-        """YAML file of the suite, or the name of one that comes with trustclip."""
-        max_parallel: int | None = None
-        """Maximum number of concurrent runs; 1 on this machine, unlimited under a scheduler."""
-        on: str = "local"
-        """Where runs execute: local, slurm (jobs, by submitit) or ray (tasks)."""
-        gpus: int | None = None
-        """GPUs per run; 1 when unset (slurm and ray, as the next two)."""
-        cpus: int | None = None
-        """Processors per run; 4 when unset."""
-        extra: tuple[str, ...] = ()
-        """NAME=VALUE: an option of sbatch (account=me), or an amount of a Ray resource."""
-        hours: float | None = None
-        """Time limit of a Slurm job, hours; 24 when unset. At the limit a run saves; call again."""
-        partition: str | None = None
-        """Partition of a Slurm cluster."""
-        dry_run: bool = False
-        """List the runs without starting them."""
-
-    options = parse(Options, argv, "suite")
     from trustclip.recipes.shipped import located
     from trustclip.suite import run_suite
     from trustclip.suite.launchers.base import resources_of
@@ -207,19 +212,20 @@ def suite(argv: Sequence[str]) -> int:
     )
 
 
-def recipes(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Recipes:
+    """List the recipes and suites that come with trustclip, or copy one to change it."""
+
+    name: Argument[str | None] = None
+    """The one to copy; all are listed when unset."""
+    to: Argument[Path] = Path()
+    """Folder or file of the copy."""
+
+
+@reads(Recipes)
+def recipes(options: Recipes) -> int:
     """``trustclip recipes``: those that come with trustclip."""
 
-    @dataclasses.dataclass
-    class Options:
-        """List the recipes and suites that come with trustclip, or copy one to change it."""
-
-        name: tyro.conf.Positional[str | None] = None
-        """The one to copy; all are listed when unset."""
-        to: tyro.conf.Positional[Path] = Path()
-        """Folder or file of the copy."""
-
-    options = parse(Options, argv, "recipes")
     from trustclip.recipes.shipped import command_of, copied, shipped, title
 
     if options.name is not None:

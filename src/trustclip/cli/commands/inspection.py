@@ -2,34 +2,35 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
-from trustclip.cli.arguments import parse
+from trustclip.cli.arguments import reads
 from trustclip.runs.terminal import Terminal, say
+from trustclip.settings.marks import Argument
 
 
-def tokens(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Tokens:
+    """Which tokens a constraint cut, completion by completion."""
+
+    run: Argument[Path]
+    """A run directory, or a file of tokens (.parquet, .jsonl)."""
+    update: int | None = None
+    """Only completions used in this update, counted from 1; all when unset."""
+    worst: bool = False
+    """Show the completions of which the largest share is cut, instead of the first."""
+    count: int = 3
+    """Number of completions."""
+    constraint: str = "this run"
+    """Constraint to look through: of the run, or clip, clip_higher, atr, dppo, gspo, icepop at
+    their defaults, computed from the recorded log-probabilities."""
+
+
+@reads(Tokens)
+def tokens(options: Tokens) -> int:
     """``trustclip tokens RUN [--update N] [--worst]``: completions, and what was cut in them."""
 
-    @dataclasses.dataclass
-    class Options:
-        run: tyro.conf.Positional[Path]
-        """A run directory, or a file of tokens (.parquet, .jsonl)."""
-        update: int | None = None
-        """Only completions used in this update, counted from 1; all when unset."""
-        worst: bool = False
-        """Show the completions of which the largest share is cut, instead of the first."""
-        count: int = 3
-        """Number of completions."""
-        constraint: str = "this run"
-        """Constraint to look through: of the run, or clip, clip_higher, atr, dppo, gspo, icepop at
-        their defaults, computed from the recorded log-probabilities."""
-
-    options = parse(Options, argv, "tokens")
     if options.count < 1:
         raise ValueError(f"--count must be at least 1, got {options.count}.")
     from trustclip.report.token_console import print_tokens
@@ -45,17 +46,20 @@ def tokens(argv: Sequence[str]) -> int:
     return 0
 
 
-def verify(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Verify:
+    """What of a run directory is whole, changed or missing."""
+
+    run: Argument[Path]
+    """A run directory, finished or not."""
+    json: bool = False
+    """Print a JSON object instead of lines."""
+
+
+@reads(Verify)
+def verify(options: Verify) -> int:
     """``trustclip verify RUN``: its files against the hashes that the run has recorded."""
 
-    @dataclasses.dataclass
-    class Options:
-        run: tyro.conf.Positional[Path]
-        """A run directory, finished or not."""
-        json: bool = False
-        """Print a JSON object instead of lines."""
-
-    options = parse(Options, argv, "verify")
     from trustclip.runs.verify import verify as verify_run
 
     found = verify_run(options.run)
@@ -71,17 +75,20 @@ def verify(argv: Sequence[str]) -> int:
     return 0 if found.whole else 1
 
 
-def send(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Send:
+    """Send a stored run to trackio, tensorboard, wandb or mlflow."""
+
+    run: Argument[Path]
+    """A run directory."""
+    sink: Literal["trackio", "tensorboard", "wandb", "mlflow"]
+    """Experiment tracker; its package must be installed."""
+
+
+@reads(Send)
+def send(options: Send) -> int:
     """``trustclip send RUN --sink NAME``: the metrics of a stored run, to a tracker."""
 
-    @dataclasses.dataclass
-    class Options:
-        run: tyro.conf.Positional[Path]
-        """A run directory."""
-        sink: Literal["trackio", "tensorboard", "wandb", "mlflow"]
-        """Experiment tracker; its package must be installed."""
-
-    options = parse(Options, argv, "send")
     from trustclip.recipes.watch.send import send as send_run
 
     count = send_run(options.run, options.sink)

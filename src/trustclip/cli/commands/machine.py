@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
-from trustclip.cli.arguments import parse
+from trustclip.cli.arguments import parse, reads, takes
 from trustclip.runs.terminal import say
+from trustclip.settings.marks import Argument, Shown
 
 if TYPE_CHECKING:
     from trustclip.constraints.sampler import Pairs
@@ -16,31 +15,56 @@ if TYPE_CHECKING:
     from trustclip.recipes.watch.agreement import Verdict
 
 
-def completion(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Completion:
+    """Print a script with which a shell completes commands, options and their values.
+
+    bash: trustclip completion bash > ~/.local/share/bash-completion/completions/trustclip
+
+    zsh: trustclip completion zsh > ~/.zfunc/_trustclip, where ~/.zshrc has "fpath+=~/.zfunc"
+    before compinit
+
+    fish: trustclip completion fish > ~/.config/fish/completions/trustclip.fish
+    """
+
+    shell: Argument[Literal["bash", "zsh", "fish", "tcsh", "powershell"]]
+    """The shell that you type in."""
+
+
+@reads(Completion)
+def completion(options: Completion) -> int:
     """Print the completion script of a shell."""
 
-    @dataclasses.dataclass
-    class Options:
-        """Print a script with which a shell completes commands, options and their values.
-
-        bash: trustclip completion bash > ~/.local/share/bash-completion/completions/trustclip
-
-        zsh: trustclip completion zsh > ~/.zfunc/_trustclip, where ~/.zshrc has "fpath+=~/.zfunc"
-        before compinit
-
-        fish: trustclip completion fish > ~/.config/fish/completions/trustclip.fish
-        """
-
-        shell: tyro.conf.Positional[Literal["bash", "zsh", "fish", "tcsh", "powershell"]]
-        """The shell that you type in."""
-
-    options = parse(Options, argv, "completion")
     from trustclip.cli.completion import script
 
     say(script(options.shell), end="")
     return 0
 
 
+@dataclasses.dataclass
+class Doctor:
+    """Versions, devices, and whether a schedule lets a constraint act; or one of three checks:
+    --verl, --distributed, --sampler."""
+
+    num_iterations: int = 1
+    """Passes over a generation (TRL's default)."""
+    steps_per_generation: int | None = None
+    """Micro-batches per generation; gradient-accumulation-steps when unset (TRL's default)."""
+    gradient_accumulation_steps: int = 1
+    """Micro-batches per update."""
+    method: str = "atr"
+    """Name of the constraint."""
+    verl: Annotated[tuple[str, ...], Shown("ARGUMENT")] = ()
+    """Check a configuration of verl, given as verl takes it: the arguments of its trainer."""
+    distributed: Annotated[tuple[str, ...], Shown("RECIPE")] = ()
+    """Check the processes of a job, started by the launcher that will train, against a recipe or
+    against options: trustclip doctor --distributed --help."""
+    sampler: Annotated[tuple[str, ...], Shown("RECIPE|FILE.jsonl")] = ()
+    """Compare the sampler with the trainer on the first completions of a recipe, or on recorded
+    ones; a running server with a model: trustclip doctor --sampler --server URL --model MODEL."""
+
+
+@takes(Doctor)
 def doctor(argv: Sequence[str]) -> int:
     """Versions, devices, and the schedule; ``--verl CONFIG`` checks a configuration of verl.
 
@@ -54,27 +78,7 @@ def doctor(argv: Sequence[str]) -> int:
         return _sampler([part for part in argv if part != "--sampler"])
     if "--distributed" in argv:
         return _distributed([part for part in argv if part != "--distributed"])
-
-    @dataclasses.dataclass
-    class Options:
-        """Versions, devices, and whether a schedule lets a constraint act; or, without options:
-
-        doctor --verl ARGUMENTS...: what is wrong with a configuration of verl;
-        doctor --distributed [RECIPE]: under the launcher that will train, what would really run;
-        doctor --sampler RECIPE|FILE.jsonl: sampler against trainer on the first completions;
-        doctor --sampler --server URL --model MODEL: a running server against a model.
-        """
-
-        num_iterations: int = 1
-        """Passes over a generation (TRL's default)."""
-        steps_per_generation: int | None = None
-        """Micro-batches per generation; gradient-accumulation-steps when unset (TRL's default)."""
-        gradient_accumulation_steps: int = 1
-        """Micro-batches per update."""
-        method: str = "atr"
-        """Name of the constraint."""
-
-    options = parse(Options, argv, "doctor")
+    options = parse(Doctor, argv, "doctor")
     import torch
 
     from trustclip.engines.schedule import Schedule
@@ -122,6 +126,26 @@ def _verl(arguments: Sequence[str]) -> int:
     return _report(list(findings(config, installed())))
 
 
+@dataclasses.dataclass
+class Job:
+    """The processes of a job, as its launcher started them, against the settings of a training."""
+
+    method: str = "atr"
+    """Name of the constraint."""
+    per_device_train_batch_size: int = 8
+    """Completions per micro-batch and rank."""
+    num_generations: int = 8
+    """Completions per prompt."""
+    gradient_accumulation_steps: int = 4
+    """Micro-batches per update."""
+    steps_per_generation: int | None = None
+    """Micro-batches per generation; gradient-accumulation-steps when unset."""
+    num_iterations: int = 2
+    """Passes over a generation."""
+    use_vllm: bool = False
+    """Generate with vLLM."""
+
+
 def _distributed(arguments: Sequence[str]) -> int:
     """Check the ranks that a launcher started against a recipe, or against given settings."""
     import os
@@ -132,31 +156,14 @@ def _distributed(arguments: Sequence[str]) -> int:
     from trustclip.recipes.checks import absent, schedule_of
     from trustclip.recipes.files import load_recipe
     from trustclip.recipes.preflight.ranks import Load, described, findings, found
-    from trustclip.recipes.settings import RLStage
-
-    @dataclasses.dataclass
-    class Options:
-        method: str = "atr"
-        """Name of the constraint."""
-        per_device_train_batch_size: int = 8
-        """Completions per micro-batch and rank."""
-        num_generations: int = 8
-        """Completions per prompt."""
-        gradient_accumulation_steps: int = 4
-        """Micro-batches per update."""
-        steps_per_generation: int | None = None
-        """Micro-batches per generation; gradient-accumulation-steps when unset."""
-        num_iterations: int = 2
-        """Passes over a generation."""
-        use_vllm: bool = False
-        """Generate with vLLM."""
+    from trustclip.settings.stages import RLStage
 
     if arguments and not arguments[0].startswith("-"):
         stage = load_recipe(Path(arguments[0])).rl
         if stage is None:
             raise ValueError(f"{arguments[0]} has no section `rl` to distribute.")
     else:
-        options = parse(Options, arguments, "doctor --distributed")
+        options = parse(Job, arguments, "doctor --distributed")
         stage = RLStage(dataset="arithmetic", **dataclasses.asdict(options))
         check(stage.method, "TRL")
     load = Load(
@@ -186,8 +193,8 @@ def _sampler(arguments: Sequence[str]) -> int:
 
     from trustclip.cli.arguments import changes_of
     from trustclip.recipes.preflight.sampler import first_completions, recorded
-    from trustclip.recipes.settings import Recipe
     from trustclip.recipes.watch.agreement import compare
+    from trustclip.settings.stages import Recipe
 
     if any(part.partition("=")[0] == "--server" for part in arguments):
         return _judged(compare(_of_server(arguments)))
@@ -209,28 +216,31 @@ def _sampler(arguments: Sequence[str]) -> int:
     return _judged(compare(pairs))
 
 
+@dataclasses.dataclass
+class OfServer:
+    """A running server against a model: completions that it scored, scored by the model."""
+
+    server: str
+    """Address of an OpenAI-compatible server: http://127.0.0.1:8000/v1."""
+    model: str
+    """Folder or hub id of the model to compare with."""
+    served: str = ""
+    """The server's name of its model; the first that it has, if empty."""
+    tasks: str = "word-sums"
+    """Problems to ask."""
+    prompt_style: str = "plain"
+    """Format of the prompt."""
+    completions: int = 32
+    """How many to ask for."""
+
+
 def _of_server(arguments: Sequence[str]) -> "Pairs":
     """Completions of a running server, scored by it and by a model here."""
     from trustclip.evaluation.backends.served import check_address
     from trustclip.recipes.preflight.foreign import asked
-    from trustclip.recipes.settings import EvalSettings
+    from trustclip.settings.stages import EvalSettings
 
-    @dataclasses.dataclass
-    class Options:
-        server: str
-        """Address of an OpenAI-compatible server: http://127.0.0.1:8000/v1."""
-        model: str
-        """Folder or hub id of the model to compare with."""
-        served: str = ""
-        """The server's name of its model; the first that it has, if empty."""
-        tasks: str = "word-sums"
-        """Problems to ask."""
-        prompt_style: str = "plain"
-        """Format of the prompt."""
-        completions: int = 32
-        """How many to ask for."""
-
-    options = parse(Options, arguments, "doctor --sampler")
+    options = parse(OfServer, arguments, "doctor --sampler")
     check_address(options.server)
     import tempfile
     from pathlib import Path

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich.table import Table
 
-from trustclip.cli.arguments import method_from, parse, taken
+from trustclip.cli.arguments import method_from, reads, taken
 from trustclip.runs.terminal import Terminal, say
 from trustclip.runs.text import percent
+from trustclip.settings.marks import Argument
 
 _SUGGEST = """\
 usage: trustclip suggest METHOD [--share 0.02] LOGS... [--HYPER-PARAMETER VALUE ...]
@@ -22,28 +22,31 @@ defaults. LOGS: files of tokens (.jsonl or .parquet), folders of them, or run di
 Methods: """
 
 
-def shadow(argv: Sequence[str]) -> int:
+@dataclasses.dataclass
+class Shadow:
+    """What other methods would have cut of the tokens of a run."""
+
+    logs: Argument[tuple[Path, ...]]
+    """Files of tokens (.jsonl or .parquet), folders of them, or run directories."""
+    methods: str = "all"
+    """Methods, such as "atr, {name: clip, epsilon: 0.1}"; or all that the log suffices for."""
+    acting: str = "clip"
+    """Method to compare with, where the log does not record what acted."""
+    figure: Path | None = None
+    """Write the matrix of the methods as a picture (SVG) to this file."""
+
+
+@reads(Shadow)
+def shadow(options: Shadow) -> int:
     """``trustclip shadow LOGS... [--methods all|a,b,c]``."""
 
-    @dataclasses.dataclass
-    class Options:
-        logs: tyro.conf.Positional[tuple[Path, ...]]
-        """Files of tokens (.jsonl or .parquet), folders of them, or run directories."""
-        methods: str = "all"
-        """Methods, such as "atr, {name: clip, epsilon: 0.1}"; or all that the log suffices for."""
-        acting: str = "clip"
-        """Method to compare with, where the log does not record what acted."""
-        figure: Path | None = None
-        """Write the matrix of the methods as a picture (SVG) to this file."""
-
-    options = parse(Options, argv, "shadow")
     if not options.logs or not options.methods.strip():
         raise ValueError("give at least one file of tokens, and one method.")
     from trustclip.constraints.base import methods as every
     from trustclip.constraints.registry import method
     from trustclip.constraints.shadow import shadow_methods
-    from trustclip.recipes.settings import listed
     from trustclip.runs.watched import able, supplied, watch
+    from trustclip.settings.stages import listed
 
     fields, left_out = supplied(options.logs), {}
     if options.methods == "all":

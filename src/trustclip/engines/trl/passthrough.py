@@ -14,9 +14,6 @@ from trustclip.constraints.consent import allowed
 from trustclip.constraints.names import nearest, unknown
 from trustclip.engines.trl.config import ConstrainedGRPOConfig, too_small
 
-#: Fields that a run sets for all its parts to agree.
-RESERVED = {"output_dir", "seed", "report_to", "disable_tqdm", "reward_weights", "top_k", "use_cpu"}
-
 _Decay = Annotated[float, Field(ge=0, lt=1), NUMBER]
 
 #: What TRL and Transformers do not check before training, or not at all.
@@ -36,12 +33,16 @@ _RANGES: dict[str, Any] = {
     "vllm_tensor_parallel_size": Count,
 }
 
+_SET = "is set by the run itself"
 _EVALUATES = "is ignored: the recipe's section `eval` sets the evaluation"
 _OTHER_LOSS = "belongs to a loss of TRL that is not used here; set it in `rl.method`"
 _SKEWS = "changes the distribution of the samples, which the ratio would not take into account"
 
-#: Fields that would be ignored, or would make the training wrong, and why.
+#: Fields that a recipe does not pass on, and why: the run sets them for all its parts to agree; or
+#: another value than the default would be ignored, or make the training wrong.
 _REFUSED = {
+    **dict.fromkeys(("output_dir", "seed", "report_to", "disable_tqdm"), _SET),
+    **dict.fromkeys(("reward_weights", "top_k", "use_cpu"), _SET),
     "chat_template_kwargs": "would reach training and not the evaluations: set `prompt.thinking`",
     "auto_find_batch_size": "changes the batch, and with it groups and schedule, during training",
     "do_eval": _EVALUATES,
@@ -68,6 +69,14 @@ _REFUSED = {
     "vespo_lambda_pos": _OTHER_LOSS,
 }
 
+#: Beginnings of fields that no result depends on.
+_NEUTRAL = (
+    *("accelerator_config", "activation_checkpointing", "dataloader_", "debug", "disable_tqdm"),
+    *("do_", "eval_", "generation_batch_size", "gradient_checkpointing", "hub_", "include_"),
+    *("log_", "logging_", "project", "push_to_hub", "report_to", "resume_from_checkpoint"),
+    *("run_name", "save_", "trackio_"),
+)
+
 #: Values within ``model_init_kwargs`` with which Transformers runs a repository's kernels.
 _KERNELS = re.compile(r"(allow_all|use)_kernels|kernel_config|_implementation\W+([\w|.-]+/[\w.-]+)")
 
@@ -90,8 +99,8 @@ def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple
     for name, value in given.items():
         if name in own:
             yield name, f"`trl.{name}` is a setting of the recipe: set `rl.{name}`."
-        elif name in RESERVED:
-            yield name, f"`trl.{name}` is set by the run itself."
+        elif _REFUSED.get(name) == _SET:
+            yield name, f"`trl.{name}` {_SET}."
         elif name not in fields:
             yield name, _unknown(name, passed_through(own), own)
         elif wrong := [*_wrong(hints[name], value), *_wrong(_RANGES.get(name, Any), value)]:
@@ -112,7 +121,17 @@ def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple
 def passed_through(own: Collection[str]) -> set[str]:
     """Fields of TRL's config that a recipe can pass on; those it sets itself are ``own``."""
     fields = {f.name for f in dataclasses.fields(ConstrainedGRPOConfig) if f.init}
-    return fields - RESERVED - _REFUSED.keys() - set(own)
+    return fields - _REFUSED.keys() - set(own)
+
+
+def changes_nothing(name: str) -> bool:
+    """Whether no result depends on a field of TRL's: logs, files, the hub, evaluation's own.
+
+    Example:
+      >>> changes_nothing("logging_first_step"), changes_nothing("adam_beta2")
+      (True, False)
+    """
+    return name.startswith(_NEUTRAL)
 
 
 def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:

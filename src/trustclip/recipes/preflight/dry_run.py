@@ -20,8 +20,8 @@ from trustclip.recipes.preflight.memory import PHASES, Memory, estimate
 from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.services import answers, incapable, unanswered, vllm_server
-from trustclip.recipes.settings import Recipe, RLSettings, RLStage
 from trustclip.runs.text import readable
+from trustclip.settings.stages import Recipe, RLStage
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import rendered, written
 
@@ -154,12 +154,10 @@ def dry_run(recipe: Recipe, console: Console) -> int:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    settings = RLSettings(
-        model=recipe.model, output_dir=recipe.output_dir, seed=recipe.seed, **vars(recipe.rl)
-    )
+    settings = recipe.rl
     try:
-        problems, tests = _problems(recipe, settings, console)
-        config, tokenizer = model_shape(settings)
+        problems, tests = _problems(recipe, console)
+        config, tokenizer = model_shape(recipe.model, settings.style)
     except ValueError:
         console.print(_plan_table(recipe, plan(recipe, processes=processes), None))
         raise
@@ -167,12 +165,12 @@ def dry_run(recipe: Recipe, console: Console) -> int:
     memory = _estimate(config, settings, hardest, device, console)
     made = plan(recipe, len(problems), tests, processes)
     console.print(_plan_table(recipe, made, memory))
-    _preview(recipe, settings, problems[0], tokenizer, console)
-    for text in _lacking(recipe.rl):
+    _preview(recipe, problems[0], tokenizer, console)
+    for text in _lacking(settings):
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
     if memory is not None:
         console.print(_memory_table(memory, device))
-    return run_longest(settings, console, hardest, memory)
+    return run_longest(recipe, console, hardest, memory)
 
 
 def _lacking(settings: RLStage) -> list[str]:
@@ -184,9 +182,7 @@ def _lacking(settings: RLStage) -> list[str]:
     return [*absent(settings), *filter(None, [lacks])]
 
 
-def _preview(
-    recipe: Recipe, settings: RLSettings, problem: Problem, tokenizer: Any, console: Console
-) -> None:
+def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console) -> None:
     """Show a prompt as the model gets it, and what each reward gives two completions of it.
 
     Raises:
@@ -196,6 +192,7 @@ def _preview(
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    settings = recipe.rl
     show(console, differences(recipe))
     say(f"a prompt, style {settings.style.name}:")
     for line in rendered(tokenizer, problem.problem, settings.style).splitlines():
@@ -203,7 +200,7 @@ def _preview(
     texts = {"nothing": "", "its gold answer": written(problem, settings.style)}
     if recipe.eval is not None:
         Measures(recipe.eval.reward, recipe.eval.style.extraction).close()
-    rewards = Rewards(settings, settings.style.extraction, settings.seed)
+    rewards = Rewards(settings, settings.style.extraction, recipe.seed)
     try:
         given = rewards.tried(problem, settings, list(texts.values()))
     finally:
@@ -213,9 +210,7 @@ def _preview(
         say(f"reward {name}: {', '.join(each)}")
 
 
-def _problems(
-    recipe: Recipe, settings: RLSettings, console: Console
-) -> tuple[Sequence[Problem], int | None]:
+def _problems(recipe: Recipe, console: Console) -> tuple[Sequence[Problem], int | None]:
     """Training problems, and the number of test problems."""
     from trustclip.recipes.problems import overlap_text, recipe_problems
     from trustclip.recipes.rl import short_enough
@@ -228,13 +223,14 @@ def _problems(
         console.print(line, highlight=False, markup=False)
     problems: Sequence[Problem] = data.training
     tests = None if recipe.eval is None else sum(map(len, data.tests.values()))
-    if settings.max_prompt_length is not None:
-        problems = short_enough(problems, model_shape(settings)[1], settings)
+    if recipe.rl.max_prompt_length is not None:
+        tokenizer = model_shape(recipe.model, recipe.rl.style)[1]
+        problems = short_enough(problems, tokenizer, recipe.rl)
     return problems, tests
 
 
 def _estimate(
-    config: Any, settings: RLSettings, hardest: Longest, device: str, console: Console
+    config: Any, settings: RLStage, hardest: Longest, device: str, console: Console
 ) -> Memory | None:
     try:
         return estimate(config, settings, hardest.tokens, device)

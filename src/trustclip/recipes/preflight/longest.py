@@ -15,11 +15,11 @@ from rich.console import Console
 
 from trustclip.recipes.checks import schedule_of
 from trustclip.recipes.preflight.memory import Memory
-from trustclip.recipes.settings import RLSettings, RLStage
 from trustclip.recipes.tiny import BUILT_IN, tiny_model
 from trustclip.runs.text import readable
+from trustclip.settings.stages import Recipe, RLStage
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import messages
+from trustclip.tasks.prompts import PromptStyle, messages
 
 #: On a CPU the longest batch is run only if it is expected to take less, in seconds.
 PATIENCE = 120.0
@@ -56,29 +56,29 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
     return Longest(tuple(some[n] for _, n in ranked[:count]), ranked[0][0])
 
 
-def model_shape(settings: RLSettings) -> tuple[Any, Any]:
-    """Configuration and tokenizer of the model, without its weights."""
-    if settings.model in BUILT_IN:
-        model, tokenizer = tiny_model(**BUILT_IN[settings.model])
+def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
+    """Configuration and tokenizer of a model, without its weights."""
+    if name in BUILT_IN:
+        model, tokenizer = tiny_model(**BUILT_IN[name])
         return model.config, tokenizer
     from transformers import AutoConfig, AutoTokenizer
 
     from trustclip.recipes.models import base_of, check_tokenizer
     from trustclip.tasks.prompts import set_chat_template
 
-    base = base_of(settings.model)
+    base = base_of(name)
     try:
         config = AutoConfig.from_pretrained(base, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot read the model {settings.model!r}: {error!r}") from error
-    check_tokenizer(tokenizer, config, settings.model)
-    set_chat_template(tokenizer, settings.style)
+        raise ValueError(f"cannot read the model {name!r}: {error!r}") from error
+    check_tokenizer(tokenizer, config, name)
+    set_chat_template(tokenizer, style)
     return config, tokenizer
 
 
 def run_longest(
-    settings: RLSettings, console: Console, hardest: Longest, memory: Memory | None = None
+    recipe: Recipe, console: Console, hardest: Longest, memory: Memory | None = None
 ) -> int:
     """Generate and train once on the longest possible batch, and report its peak memory.
 
@@ -87,7 +87,7 @@ def run_longest(
     not measured.
 
     Args:
-      settings: of the training.
+      recipe: the training, of which the model is loaded.
       console: gets the result.
       hardest: see `longest`.
       memory: the estimate to compare with.
@@ -97,12 +97,12 @@ def run_longest(
     """
     import torch
 
-    if not torch.cuda.is_available() and (reason := _too_much(settings, memory, hardest)):
+    if not torch.cuda.is_available() and (reason := _too_much(recipe, memory, hardest)):
         console.print(f"longest batch: not run. {reason}", highlight=False, markup=False)
         return 0
     started = time.monotonic()
     try:
-        used = _measured(lambda: _train_once(settings, hardest))
+        used = _measured(lambda: _train_once(recipe, hardest))
     except (torch.OutOfMemoryError, MemoryError) as error:
         reason = str(error).partition("\n")[0]
         console.print(f"longest batch: OUT OF MEMORY. {reason}", highlight=False, markup=False)
@@ -119,7 +119,7 @@ def run_longest(
     return 0
 
 
-def _too_much(settings: RLSettings, memory: Memory | None, hardest: Longest) -> str | None:
+def _too_much(recipe: Recipe, memory: Memory | None, hardest: Longest) -> str | None:
     """Reason not to run the longest batch on this CPU; None to run it."""
     import psutil
     import torch
@@ -130,6 +130,7 @@ def _too_much(settings: RLSettings, memory: Memory | None, hardest: Longest) -> 
     if memory.peak > free:
         return f"It needs about {readable(memory.peak)}, and {readable(free)} are free."
     weights = next(part.size for part in memory.parts if part.name == "weights")
+    settings = recipe.rl
     schedule = schedule_of(settings)
     length = hardest.tokens + settings.max_completion_length
     samples = settings.per_device_train_batch_size * schedule.steps_per_generation
@@ -139,17 +140,18 @@ def _too_much(settings: RLSettings, memory: Memory | None, hardest: Longest) -> 
     cores = torch.get_num_threads()
     seconds = weights / 4 * tokens / (CORE_FLOPS * cores)
     layers = 0 if settings.use_vllm else settings.max_completion_length
-    seconds += layers * (weights / CORE_BYTES + PER_LAYER * _layers(settings))
+    seconds += layers * (weights / CORE_BYTES + PER_LAYER * _layers(recipe))
     if seconds <= PATIENCE:
         return None
     return f"On this CPU it would take about {seconds / 60:.0f} minutes; run it on a GPU."
 
 
-def _layers(settings: RLSettings) -> int:
-    return model_shape(settings)[0].get_text_config().num_hidden_layers
+def _layers(recipe: Recipe) -> int:
+    return model_shape(recipe.model, recipe.rl.style)[0].get_text_config().num_hidden_layers
 
 
-def _train_once(settings: RLSettings, hardest: Longest) -> None:
+def _train_once(recipe: Recipe, hardest: Longest) -> None:
+    settings = recipe.rl
     forced = {"min_new_tokens": settings.max_completion_length}
     passed = {name: value for name, value in settings.trl.items() if "vllm" not in name}
     passed["generation_kwargs"] = {**(passed.get("generation_kwargs") or {}), **forced}
@@ -159,16 +161,17 @@ def _train_once(settings: RLSettings, hardest: Longest) -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rollout_func")
         made_up = _made_up if settings.use_vllm else None
-        trial(once, hardest.problems, Path(folder), rollout_func=made_up).train()
+        short = replace(recipe, rl=once)
+        trial(short, hardest.problems, Path(folder), rollout_func=made_up).train()
 
 
-def trial(settings: RLSettings, problems: Sequence[Problem], folder: Path, **options: Any) -> Any:
-    """A trainer of the settings that saves and logs nothing, on rewards that teach nothing.
+def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: Any) -> Any:
+    """A trainer of a recipe that saves and logs nothing, on rewards that teach nothing.
 
     Both rewards occur in every group, so that no group is skipped for zero advantage.
 
     Args:
-      settings: of the training; its model is loaded.
+      recipe: the training; its model is loaded.
       problems: to sample answers to.
       folder: for TRL, which wants one.
       **options: further arguments of the trainer.
@@ -180,12 +183,13 @@ def trial(settings: RLSettings, problems: Sequence[Problem], folder: Path, **opt
     from trustclip.recipes.models import load_model, lora_config
     from trustclip.recipes.watch.callbacks import silence
 
-    model, tokenizer = load_model(settings.model, settings.style, settings.seed)
+    settings = recipe.rl
+    model, tokenizer = load_model(recipe.model, settings.style, recipe.seed)
     silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct", overlong_cache=0)
     trainer = ConstrainedGRPOTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
-        args=grpo_config(silent, folder, settings.seed),
+        args=grpo_config(silent, folder, recipe.seed),
         train_dataset=Dataset.from_list(
             [{"prompt": messages(p.problem, settings.style)} for p in problems]
         ),

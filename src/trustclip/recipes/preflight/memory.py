@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from trustclip.head.exact import CHUNK_LOGITS
 from trustclip.head.product import KEPT, TILE_LOGITS
 from trustclip.recipes.checks import schedule_of
-from trustclip.recipes.settings import RLStage
+from trustclip.settings.stages import RLStage
 
 #: Tile of logits that TRL's output head works on: tokens and vocabulary entries.
 TILE = 4096, 32768

@@ -12,9 +12,9 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.recipes.preflight.longest import model_shape, trial
 from trustclip.recipes.problems import training_problems
 from trustclip.recipes.rl import short_enough
-from trustclip.recipes.settings import Recipe, RLSettings
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.jsonl import read_jsonl
+from trustclip.settings.stages import Recipe
 
 #: Keys of a line of recorded completions, one number per token: the two that are required, and
 #: those that make the diagnosis finer.
@@ -34,9 +34,6 @@ def first_completions(recipe: Recipe) -> Pairs:
     Raises:
       ValueError: data or a model that cannot be used, or a sampler without log-probabilities.
     """
-    settings = RLSettings(
-        model=recipe.model, output_dir=recipe.output_dir, seed=recipe.seed, **vars(recipe.rl)
-    )
     seen: list[Pairs] = []
 
     def stop(pairs: Pairs) -> None:
@@ -45,9 +42,11 @@ def first_completions(recipe: Recipe) -> Pairs:
 
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(Path(folder) / "run", "run", recipe)
-        problems = training_problems(settings, run, settings.seed)
-        problems = short_enough(problems, model_shape(settings)[1], settings)
-        trainer = trial(replace(settings, max_steps=1), problems, Path(folder))
+        problems = training_problems(recipe.rl, run, recipe.seed)
+        tokenizer = model_shape(recipe.model, recipe.rl.style)[1]
+        problems = short_enough(problems, tokenizer, recipe.rl)
+        once = replace(recipe, rl=replace(recipe.rl, max_steps=1))
+        trainer = trial(once, problems, Path(folder))
         trainer.recorder, trainer.mismatch.listener = _Nothing(), stop
         try:
             trainer.train()

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 from trustclip.durable.lock import only_process
 from trustclip.engines.schedule import Schedule
+from trustclip.engines.trl.passthrough import changes_nothing
 from trustclip.engines.trl.tokens import Pieces, Plan, TokenSampler
 from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.completions import Completions, problem_of
@@ -25,27 +26,22 @@ from trustclip.runs.given import answer_rows
 from trustclip.runs.jsonl import Line, append_jsonl, read_jsonl, scan
 from trustclip.runs.progress import SAMPLING_ENTROPY
 from trustclip.runs.terminal import Terminal, warn
+from trustclip.settings.marks import Trl, marked
+from trustclip.settings.stages import RLStage, SFTStage
 
 #: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe; others in ``trl``.
-_NAMED = (
-    *("beta", "brake", "gradient_accumulation_steps", "learning_rate", "loss_type"),
-    *("lr_scheduler_type", "max_completion_length", "max_steps", "num_generations"),
-    *("num_iterations", "num_train_epochs", "output_dir", "per_device_train_batch_size"),
-    *("sampler", "save_async", "save_to", "scale_rewards", "seed", "shadows"),
-    *("steps_per_generation", "temperature", "top_p", "use_vllm", "warmup_steps", "weight_decay"),
-)
-#: Beginnings of settings that no result depends on: logs, files, the hub, evaluation's own.
-_NEUTRAL = (
-    *("accelerator_config", "activation_checkpointing", "dataloader_", "debug", "disable_tqdm"),
-    *("do_", "eval_", "generation_batch_size", "gradient_checkpointing", "hub_", "include_"),
-    *("log_", "logging_", "method", "project", "push_to_hub", "report_to"),
-    *("resume_from_checkpoint", "run_name", "save_", "trackio_"),
-)
+_NAMED = {*marked(SFTStage, Trl), *marked(RLStage, Trl), "output_dir", "seed"} - {"method"}
 #: Points of a stock trainer's checkpoints in the files of rows.
 _CURSORS = "cursors.jsonl"
 
 #: Locks of this process by folder: a notebook's cell that is run again replaces its recorder.
 _locks: dict[Path, contextlib.ExitStack] = {}
+
+
+class _Folder(RunDirectory):
+    """A run directory that was named in Python, by no option."""
+
+    elsewhere = "folder"
 
 
 class Recorder(TrainerCallback):
@@ -110,10 +106,7 @@ class Recorder(TrainerCallback):
         if self._trainer is not None:
             raise ValueError(f"the recorder of {self.path} has a trainer; make one for each.")
         _lock(self.path)
-        try:
-            self._run = run = RunDirectory.resumed(self.path, "rl", settings_of(trainer))
-        except ValueError as error:
-            raise ValueError(str(error).replace("--output-dir", "folder")) from None
+        self._run = run = _Folder.resumed(self.path, "rl", settings_of(trainer))
         self._trainer = trainer
         self._guards = Guards(shown_too(run, self._console))
         trainer.recorder = Completions(run, self._guards.report, _Problems(run))
@@ -357,7 +350,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     settings = {
         "model": name,
         "method": trainer.method.to_dict(),
-        **{key: given[key] for key in _NAMED if given.get(key) is not None},
+        **{key: given[key] for key in sorted(_NAMED) if given.get(key) is not None},
         "rewards": {key: round(weight, 9) for key, weight in rewards},
         "trl": other,
     }
@@ -367,7 +360,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 def _changed(args: Any, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Settings of TRL's that are not the default and that results may depend on."""
     for name, field in type(args).__dataclass_fields__.items():
-        neutral = name.startswith(_NEUTRAL) or name not in given
+        neutral = changes_nothing(name) or name.startswith("method") or name not in given
         if not neutral and field.default != getattr(args, name) and given[name] is not None:
             yield name, given[name]
 

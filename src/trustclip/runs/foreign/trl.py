@@ -7,17 +7,24 @@ from typing import Any
 from trustclip.engines.schedule import Schedule as Arithmetic
 from trustclip.runs.foreign.log import Log, Schedule, gathered, numbers
 from trustclip.runs.jsonl import Row, read_mapping
+from trustclip.settings.marks import Neutral, Trl, marked
+from trustclip.settings.stages import RLStage
 
 NAME = "trainer_state.json"
 LOOKED_FOR = "trainer_state.json, alone or in checkpoint-* (TRL)"
 
-#: Settings of `GRPOConfig` that a sentence may need.
+#: Settings of `GRPOConfig` that results depend on: those that a recipe has too, and TRL's own gate.
 SETTINGS = (
-    *("num_iterations", "steps_per_generation", "gradient_accumulation_steps", "num_generations"),
-    *("epsilon", "epsilon_high", "delta", "beta", "loss_type", "importance_sampling_level"),
-    *("max_completion_length", "mask_truncated_completions", "learning_rate", "temperature"),
-    *("scale_rewards", "use_vllm", "vllm_importance_sampling_correction"),
+    *(
+        name
+        for name, mark in marked(RLStage, Trl).items()
+        if not mark.added and name not in marked(RLStage, Neutral)
+    ),
+    *("epsilon", "epsilon_high", "delta", "importance_sampling_level"),
+    "vllm_importance_sampling_correction",
 )
+#: Settings that say how many updates a generation gets.
+_SCHEDULE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
 
 
 def accepts(path: Path, head: bytes) -> bool:
@@ -87,7 +94,7 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
       ...              "gradient_accumulation_steps": 4}).updates
       2.0
     """
-    given = [settings.get(name) for name in SETTINGS[:3]]
+    given = [settings.get(name) for name in _SCHEDULE]
     if not all(isinstance(value, int) and value > 0 for value in given):
         return None
     iterations, steps, accumulation = given

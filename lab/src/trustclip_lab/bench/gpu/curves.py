@@ -140,5 +140,5 @@ def figure(rows: Sequence[Row]) -> str | None:
 
 STAGE = Stage(
     "Learning curves on both devices", 2.0, cases, tables, figure,
-    needs=("trl", "datasets", "tyro", "math_verify"),
+    needs=("trl", "datasets", "math_verify"),
 )  # fmt: skip

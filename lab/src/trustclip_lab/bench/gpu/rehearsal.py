@@ -185,5 +185,5 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 STAGE = Stage(
     "A dress rehearsal of the paper's recipe", 2.5, cases, tables,
-    needs=("trl", "datasets", "peft", "tyro", "math_verify"),
+    needs=("trl", "datasets", "peft", "math_verify"),
 )  # fmt: skip

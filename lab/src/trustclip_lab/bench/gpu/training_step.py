@@ -15,7 +15,7 @@ from typing import Any
 
 from trustclip.recipes.models import lora_config
 from trustclip.recipes.preflight.memory import estimate
-from trustclip.recipes.settings import RLStage
+from trustclip.settings.stages import RLStage
 from trustclip_lab.bench.gpu.cases import Case, Place, Row, Stage
 from trustclip_lab.bench.gpu.models import random_model
 from trustclip_lab.bench.table import Table

@@ -1,18 +1,18 @@
 """Settings of the recipes, checked before anything heavy is imported.
 
 One frozen dataclass per stage; that of a command adds model, run directory and seed, which a recipe
-states once for all its stages. The command line (tyro) and files (pydantic) fill the same classes,
-so a value is allowed in both or in neither. Options that TRL also has bear TRL's names.
+states once for all its stages. The command line and files fill the same classes, so a value is
+allowed in both or in neither. Options that TRL also has bear TRL's names. What else is true of a
+setting is a mark beside its type (`trustclip.settings.marks`).
 
 In one file because it is the list of all settings, which is read as one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-import tyro
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from trustclip.constraints.brake import Brake
@@ -27,11 +27,11 @@ from trustclip.constraints.checked import (
     Whole,
     checked,
 )
-from trustclip.engines.sampler import Sampler
+from trustclip.engines.sampler import Sampler, as_sampler
+from trustclip.settings.marks import Dotted, Extends, Neutral, Since, ToEngine, ToTrl
 from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.prompts import Prompt, PromptStyle, styled
 
-T = TypeVar("T")
 Style = Literal["solution", "boxed", "answer", "plain"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
@@ -98,26 +98,28 @@ def listed(text: str) -> list[Any]:
     return yaml.safe_load(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
 
 
-def beginning_with(*names: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator: these fields come first, in help and in ``config.yaml``."""
-
-    def ordered(cls: type[T]) -> type[T]:
-        fields: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        first = {name: fields[name] for name in names}
-        cls.__dataclass_fields__ = first | fields  # type: ignore[attr-defined]
-        return cls
-
-    return ordered
-
-
 #: In place of the names of test sets: those that the recipe evaluates on, and none at all.
 OWN_TESTS, NOTHING = "tests", "none"
 
 
 #: Names of columns, by what they hold.
-Columns = Annotated[dict[str, str], tyro.conf.Suppress]
+Columns = Annotated[dict[str, str], Dotted(), Since(before={})]
 #: Any other field of TRL's GRPOConfig, by its name.
-Passthrough = Annotated[dict[str, Any], tyro.conf.Suppress]
+Passthrough = Annotated[dict[str, Any], Dotted()]
+#: What fine-tuning and reinforcement learning write while they train.
+_Saved = Annotated[
+    Whole, Neutral("a run continues exactly from any checkpoint, so how often it saves is free")
+]
+_Kept = Annotated[Count | None, Neutral("how many checkpoints are kept")]
+_Logged = Annotated[Count, Neutral("how often metrics are written; nothing is trained on them")]
+
+
+def _no_prompt(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value.values()) == {None}
+
+
+def _trained_samples(value: Any) -> bool:
+    return as_sampler(value).exact
 
 
 def source_of(dataset: str, split: str | None) -> str:
@@ -140,56 +142,33 @@ def source_of(dataset: str, split: str | None) -> str:
 
 
 @checked
-class SFTStage:
-    """Supervised fine-tuning on worked solutions."""
+class Place:
+    """What a command or a recipe runs on, where it writes, and from which seed."""
 
-    dataset: str
-    """Problems with solutions: a file, a folder of datasets.save_to_disk, a hub id
-    (NAME:CONFIG@SPLIT), or generated ones ("arithmetic", "word-sums", ...)."""
-    split: str | None = None
-    """Split of the data set, or a part of it, such as "train[:1000]"."""
+    model: str
+    """Folder or hub id of the model, "tiny" or "small" (made on the spot: 0.4 and 3 million
+    parameters), or the folder of a LoRA adapter (or ADAPTER+BASE)."""
+    output_dir: Annotated[Path, Neutral("where the files of the run are written")]
+    """Run directory; the trained model is saved in its folder "final"."""
+    seed: Seed = 0
+    """Random seed of the whole run."""
+
+
+@checked
+class Problems:
+    """Problems, and how a model is asked to solve them."""
+
     columns: Columns = field(default_factory=dict)
-    """Columns by what they are, where they have other names: {prompt: question, solution: cot}; on
-    the command line --columns.prompt question."""
+    """Columns of own files by what they are, where they have other names: {prompt: question};
+    further ones are passed to reward functions. On the command line --columns.prompt question."""
     prompt_style: Style = "solution"
     """Format of the prompt that presents a problem to the model."""
-    prompt: Prompt = Prompt()
+    prompt: Annotated[Prompt, Since(before=None, same=_no_prompt)] = Prompt()
     """A system message and a template of your own, in place of the style's."""
     limit: Count | None = None
-    """Number of problems to use, counted from the first; all when unset."""
+    """Number of problems to use (of each task), counted from the first; all when unset."""
     max_bad_rows: Whole = 100
     """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
-    exclude: str = OWN_TESTS
-    """Test problems to leave out of training, word for word or reworded: "tests" for those of the
-    recipe's evaluation, names of further test sets (amc23,aime24), or "none"."""
-    learning_rate: LearningRate = 2e-4
-    """Peak learning rate of AdamW."""
-    num_train_epochs: Positive = 2.0
-    """Passes over the data; ignored when max-steps is positive."""
-    max_steps: Integer = -1
-    """Optimizer updates; -1 to train for num-train-epochs."""
-    per_device_train_batch_size: Count = 8
-    """Sequences per micro-batch and device."""
-    gradient_accumulation_steps: Count = 1
-    """Micro-batches per update."""
-    max_length: Count = 2048
-    """Maximum length of prompt plus solution in tokens; longer sequences are truncated."""
-    lr_scheduler_type: Schedule = "linear"
-    """Learning-rate schedule."""
-    warmup_steps: NonNegative = 5
-    """Warm-up updates until the peak learning rate; a value below 1 is a share of all updates."""
-    weight_decay: NonNegative = 1e-3
-    """Weight decay of AdamW."""
-    lora_r: Whole = 0
-    """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
-    lora_alpha: LoraAlpha = None
-    """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
-    logging_steps: Count = 1
-    """Updates between lines of metrics.jsonl."""
-    save_steps: Whole = 0
-    """Updates between checkpoints; 0 saves one only when the run is interrupted."""
-    save_total_limit: Count | None = 2
-    """Number of most recent checkpoints to keep."""
 
     @property
     def style(self) -> PromptStyle:
@@ -197,52 +176,80 @@ class SFTStage:
         return styled(self.prompt_style, self.prompt)
 
 
-@beginning_with("model", "dataset", "output_dir", "seed", "learning_rate", "num_train_epochs")
 @checked
-class SFTSettings(SFTStage):
+class Training(Problems):
+    """What fine-tuning and reinforcement learning have in common."""
+
+    dataset: str
+    """Problems with answers, or with solutions to tune on: a file, a folder of
+    datasets.save_to_disk, a hub id (NAME:CONFIG@SPLIT), or generated ones ("arithmetic",
+    "word-sums", ...)."""
+    split: Annotated[str | None, Since(before=None)] = None
+    """Split of the data set, or a part of it, such as "train[:1000]"."""
+    exclude: Annotated[str, Since(before=NOTHING)] = OWN_TESTS
+    """Test problems to leave out of training, word for word or reworded: "tests" for those of the
+    recipe's evaluation, names of further test sets (amc23,aime24), or "none"."""
+    lr_scheduler_type: ToTrl[Schedule] = "linear"
+    """Learning-rate schedule."""
+    weight_decay: ToTrl[NonNegative] = 1e-3
+    """Weight decay of AdamW."""
+    lora_r: Whole = 0
+    """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
+    lora_alpha: LoraAlpha = None
+    """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
+    logging_steps: ToTrl[_Logged] = 1
+    """Updates between lines of metrics.jsonl."""
+    save_steps: _Saved = 0
+    """Updates between checkpoints; 0 saves one only when the run is interrupted."""
+    save_total_limit: ToTrl[_Kept] = 2
+    """Number of most recent checkpoints to keep."""
+
+
+@checked
+class SFTStage(Training):
+    """Supervised fine-tuning on worked solutions."""
+
+    learning_rate: ToTrl[LearningRate] = 2e-4
+    """Peak learning rate of AdamW."""
+    num_train_epochs: ToTrl[Positive] = 2.0
+    """Passes over the data; ignored when max-steps is positive."""
+    max_steps: ToTrl[Annotated[Integer, Extends()]] = -1
+    """Optimizer updates; -1 to train for num-train-epochs."""
+    per_device_train_batch_size: ToTrl[Count] = 8
+    """Sequences per micro-batch and device."""
+    gradient_accumulation_steps: ToTrl[Count] = 1
+    """Micro-batches per update."""
+    max_length: ToTrl[Count] = 2048
+    """Maximum length of prompt plus solution in tokens; longer sequences are truncated."""
+    warmup_steps: ToTrl[NonNegative] = 5
+    """Warm-up updates until the peak learning rate; a value below 1 is a share of all updates."""
+
+
+@checked
+class SFTSettings(SFTStage, Place):
     """Supervised fine-tuning on worked solutions: teaches the answer format before RL."""
 
-    model: str
-    """Folder or hub id of the model, "tiny" or "small" (made on the spot: 0.4 and 3 million
-    parameters), or the folder of a LoRA adapter (or ADAPTER+BASE)."""
-    output_dir: Path
-    """Run directory; the trained model is saved in its folder "final"."""
     seed: Seed = 3407
     """Random seed of the whole run."""
 
 
 @checked
-class RLStage:
-    """Reinforcement learning with verified rewards.
+class RLStage(Training):
+    """Reinforcement learning with verified rewards under a policy-divergence constraint.
 
     Defaults are those of the ATR-GRPO paper (its Table 4) where it states them.
     """
 
-    dataset: str
-    """Problems with answers: a file, a folder of datasets.save_to_disk, a hub id
-    (NAME:CONFIG@SPLIT), or generated ones ("arithmetic", "word-sums", ...)."""
-    split: str | None = None
-    """Split of the data set, or a part of it, such as "train[:1000]"."""
-    columns: Columns = field(default_factory=dict)
-    """Columns by what they are, where they have other names: {prompt: question, answer: solution};
-    further ones are passed to reward functions. On the command line --columns.prompt question."""
-    method: Part = cast("Part", "atr")
+    method: ToEngine[Part] = cast("Part", "atr")
     """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
     `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
-    shadows: Parts = cast("Parts", "")
+    shadows: ToEngine[
+        Annotated[
+            Parts, Neutral("methods that only watch; the training is the same to the last bit")
+        ]
+    ] = cast("Parts", "")
     """Methods that only watch, such as "atr, {name: clip, epsilon: 0.1}": what they would have
     kept of the same tokens is in metrics.jsonl, `explain` and the report."""
-    prompt_style: Style = "solution"
-    """Format of the prompt that presents a problem to the model."""
-    prompt: Prompt = Prompt()
-    """A system message and a template of your own, in place of the style's."""
-    limit: Count | None = None
-    """Number of problems to use, counted from the first; all when unset."""
-    max_bad_rows: Whole = 100
-    """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
-    exclude: str = OWN_TESTS
-    """Test problems to leave out of training, word for word or reworded: "tests" for those of the
-    recipe's evaluation, names of further test sets (amc23,aime24), or "none"."""
     reward: Rewards = "correct"
     """1 for a correct final answer and 0 otherwise ("correct"); another built-in reward; a function
     of your own, "file.py:function" or "package.module:function"; or a list of these, each
@@ -253,120 +260,93 @@ class RLStage:
     """Tokens before max-completion-length in which DAPO's soft length penalty grows; 0 for none."""
     max_prompt_length: Count | None = None
     """Maximum prompt length in tokens; problems with a longer prompt are left out."""
-    max_completion_length: Count = 1846
+    max_completion_length: ToTrl[Count] = 1846
     """Maximum completion length in tokens."""
-    num_generations: Annotated[int, Field(ge=2, le=10**9), NUMBER] = 8
+    num_generations: ToTrl[Annotated[int, Field(ge=2, le=10**9), NUMBER]] = 8
     """Completions per problem: the group relative to which advantages are computed."""
-    per_device_train_batch_size: Count = 8
+    per_device_train_batch_size: ToTrl[Count] = 8
     """Completions per micro-batch and device."""
-    gradient_accumulation_steps: Count = 4
+    gradient_accumulation_steps: ToTrl[Count] = 4
     """Micro-batches per update."""
-    steps_per_generation: Count | None = None
+    steps_per_generation: ToTrl[Count | None] = None
     """Micro-batches per generation of samples; gradient-accumulation-steps when unset."""
-    num_iterations: Count = 2
+    num_iterations: ToTrl[Count] = 2
     """Passes over each generation. At 1, with the default above, the ratio is always 1: inert."""
-    allow_inert: bool = False
+    allow_inert: ToEngine[bool] = False
     """Train even if the constraint can never act."""
-    max_steps: Count = 1000
+    max_steps: ToTrl[Annotated[Count, Extends()]] = 1000
     """Optimizer updates."""
-    learning_rate: LearningRate = 5e-6
+    learning_rate: ToTrl[LearningRate] = 5e-6
     """Peak learning rate of AdamW."""
-    lr_scheduler_type: Schedule = "linear"
-    """Learning-rate schedule."""
-    warmup_steps: NonNegative = 0.1
+    warmup_steps: ToTrl[NonNegative] = 0.1
     """Warm-up updates until the peak learning rate; a value below 1 is a share of all updates."""
-    weight_decay: NonNegative = 1e-3
-    """Weight decay of AdamW."""
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo"] = "dr_grpo"
+    loss_type: ToTrl[Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]] = "dr_grpo"
     """Aggregation of the loss, by TRL's name."""
-    scale_rewards: Literal["none", "group", "batch"] = "none"
+    scale_rewards: ToTrl[Literal["none", "group", "batch"]] = "none"
     """Divide advantages by the standard deviation of the group or the batch, or not (Dr. GRPO)."""
-    beta: NonNegative = 0.0
+    beta: ToTrl[NonNegative] = 0.0
     """Coefficient of the KL divergence to the initial policy."""
-    temperature: Positive = 1.0
+    temperature: ToTrl[Positive] = 1.0
     """Sampling temperature."""
-    top_p: UpToOne = 1.0
+    top_p: ToTrl[UpToOne] = 1.0
     """Nucleus-sampling mass; below 1, samples do not follow the policy used in the ratio."""
-    sampler: Sampler = Sampler()
+    sampler: ToEngine[Annotated[Sampler, Since(before=Sampler(), same=_trained_samples)]] = (
+        Sampler()
+    )
     """Sample from a rounded, quantised or older copy of the policy; tiny models only."""
-    brake: Brake = Brake()
+    brake: ToEngine[Brake] = Brake()
     """Scale an update's learning rate by the effective sample size of its completions (VCPO)."""
-    mask_truncated_completions: bool = False
+    mask_truncated_completions: ToTrl[bool] = False
     """Exclude completions that reached the length limit from the loss."""
     lora_r: Whole = 32
     """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
-    lora_alpha: LoraAlpha = None
-    """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
-    use_vllm: bool = False
+    use_vllm: ToTrl[bool] = False
     """Generate with vLLM."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: ToTrl[bool] = False
     """Recompute activations in the backward pass to save memory."""
-    logging_steps: Count = 1
-    """Updates between lines of metrics.jsonl."""
-    save_steps: Whole = 0
-    """Updates between checkpoints; 0 saves one only when the run is interrupted."""
-    save_total_limit: Count | None = 2
-    """Number of most recent checkpoints to keep."""
-    save_async: bool = False
+    save_async: ToEngine[Annotated[bool, Neutral("whether training waits for a checkpoint")]] = (
+        False
+    )
     """Write checkpoints while training goes on, from a copy of the state in CPU memory."""
-    save_to: str | None = None
+    save_to: ToEngine[Annotated[str | None, Neutral("where checkpoints are copied to")]] = None
     """URL that gets a copy of each checkpoint (s3://bucket/folder); see docs/distributed.md."""
-    tokens_every: Whole = 10
+    tokens_every: Annotated[
+        Whole, Neutral("how often tokens are recorded; nothing is trained on them")
+    ] = 10
     """Of every so many updates, one has completions recorded token by token; 0 for none."""
-    tokens_completions: Count = 8
+    tokens_completions: Annotated[Count, Neutral("how many completions that records")] = 8
     """Most completions recorded of one update, in files of the folder "tokens"."""
-    tokens_megabytes: Positive = 16.0
+    tokens_megabytes: Annotated[Positive, Neutral("how much space that takes")] = 16.0
     """Most space that recorded tokens may take over the whole run."""
-    sink: Literal["none", "trackio", "tensorboard", "wandb", "mlflow"] = "none"
+    sink: Annotated[
+        Literal["none", "trackio", "tensorboard", "wandb", "mlflow"],
+        Neutral("where metrics are copied to"),
+    ] = "none"
     """Experiment tracker that gets the metrics in addition to metrics.jsonl."""
     trl: Passthrough = field(default_factory=dict)
     """Any other field of TRL's GRPOConfig; on the command line as --trl.NAME VALUE."""
 
-    @property
-    def style(self) -> PromptStyle:
-        """The prompt style, with what is different."""
-        return styled(self.prompt_style, self.prompt)
 
-
-@beginning_with(
-    *("model", "dataset", "output_dir", "method", "reward", "max_steps", "seed", "learning_rate"),
-    *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("steps_per_generation", "num_iterations", "max_completion_length", "lora_r", "use_vllm"),
-)
 @checked
-class RLSettings(RLStage):
+class RLSettings(RLStage, Place):
     """Reinforcement learning with verified rewards under a policy-divergence constraint.
 
     Defaults are those of the ATR-GRPO paper (its Table 4) where it states them.
     """
 
-    model: str
-    """Folder or hub id of the model, "tiny" or "small" (made on the spot: 0.4 and 3 million
-    parameters), or the folder of a LoRA adapter (or ADAPTER+BASE)."""
-    output_dir: Path
-    """Run directory; the trained model is saved in its folder "final"."""
-    seed: Seed = 0
-    """Random seed of the whole run."""
-
 
 @checked
-class EvalStage:
+class EvalStage(Problems):
     """Evaluation: Mean@K and Pass@K."""
 
     tasks: str
     """Comma-separated problem sets: names (amc23, aime24, gsm8k@test), files, or generated ones
     ("arithmetic", "word-sums", "letter-counts", "digit-sums")."""
-    columns: Columns = field(default_factory=dict)
-    """Columns of own files by what they are, where they have other names: {prompt: question}."""
     data_dir: Path | None = None
     """Folder with NAME*.jsonl files, searched before the hub."""
-    prompt_style: Style = "solution"
-    """Format of the prompt that presents a problem to the model."""
-    prompt: Prompt = Prompt()
-    """A system message and a template of your own, in place of the style's."""
     k: Count = 8
     """Samples per problem."""
-    reward: Rewards = "correct"
+    reward: Annotated[Rewards, Since(before="correct")] = "correct"
     """What is right: the verifier's answer check ("correct"), or a reward of your own that returns
     0 or 1 ("file.py:function"); of a list, the first says what is right, and the mean of each
     further one is reported. See docs/bring-your-own.md."""
@@ -378,27 +358,15 @@ class EvalStage:
     """Maximum completion length in tokens; at most what the model's context leaves."""
     batch_size: Count = 64
     """Completions generated at once."""
-    limit: Count | None = None
-    """Number of problems to use of each task, counted from the first; all when unset."""
-    max_bad_rows: Whole = 100
-    """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
-
-    @property
-    def style(self) -> PromptStyle:
-        """The prompt style, with what is different."""
-        return styled(self.prompt_style, self.prompt)
 
 
-@beginning_with(
-    "model", "tasks", "output_dir", "k", "reward", "temperature", "max_tokens", "backend"
-)
 @checked
-class EvalSettings(EvalStage):
+class EvalSettings(EvalStage, Place):
     """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
 
     model: str
     """Folder or hub id of the model, "tiny" or "small"; with backend openai, the served name."""
-    output_dir: Path
+    output_dir: Annotated[Path, Neutral("where the files of the run are written")]
     """Run directory: samples.jsonl holds every completion, summary.json the scores."""
     seed: Seed = 0
     """Seed of the sampling; the same seed, problems and batch size give the same samples."""
@@ -408,7 +376,7 @@ class EvalSettings(EvalStage):
     """Address of the server (openai); the API key is read from OPENAI_API_KEY."""
     concurrency: Count = 16
     """Maximum number of concurrent requests (openai)."""
-    vllm: Passthrough = field(default_factory=dict)
+    vllm: Annotated[dict[str, Any], Dotted(), Since(before={})] = field(default_factory=dict)
     """Arguments of vLLM's engine by its own names (tensor-parallel-size, max-model-len, dtype); on
     the command line as --vllm.NAME VALUE."""
 
@@ -422,18 +390,11 @@ class RecipeEval(EvalStage):
 
 
 @checked
-class Recipe:
+class Recipe(Place):
     """A whole experiment in one file: SFT, then RL with evaluations, from one seed."""
 
-    name: str
+    name: Annotated[str, Neutral("a title, for people")]
     """Name of the experiment."""
-    model: str
-    """Folder or hub id of the model, "tiny" or "small" (made on the spot: 0.4 and 3 million
-    parameters), or the folder of a LoRA adapter (or ADAPTER+BASE)."""
-    output_dir: Path
-    """Run directory."""
-    seed: Seed = 0
-    """Random seed of the whole run."""
     sft: SFTStage | None = None
     """Fine-tuning before RL; none when omitted."""
     rl: RLStage
@@ -468,3 +429,14 @@ class DemoSettings:
     test_problems: Count | None = None
     """Number of held-out problems evaluated before and after training: 128 with "tiny" and 64 with
     "smollm2" when unset."""
+
+
+#: Sections of a recipe and the classes that check them.
+SECTIONS: dict[str, type] = {"sft": SFTStage, "rl": RLStage, "eval": RecipeEval}
+#: Commands that write a run directory, and the class of what is in its config.yaml.
+OF_COMMAND: dict[str, type] = {
+    "sft": SFTSettings,
+    "rl": RLSettings,
+    "eval": EvalSettings,
+    "run": Recipe,
+}

@@ -1,0 +1,269 @@
+"""The options of a command as its class declares them: names, types, words, defaults; its help."""
+
+import argparse
+import ast
+import contextlib
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from trustclip.runs.jsonl import plain
+from trustclip.settings.marks import Also, Dotted, Positional, Shown, fields_of, marks
+
+#: Words of types in a help text.
+_WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One option, or one argument without a name.
+
+    Args:
+      path: of the field, with dots where it is a field of a field.
+      hint: its type, without what stands beside it.
+      beside: marks, see `trustclip.settings.marks`.
+      text: what it is.
+      default: value where it is not given; `dataclasses.MISSING` where it must be.
+    """
+
+    path: str
+    hint: Any
+    beside: tuple[Any, ...]
+    text: str
+    default: Any
+
+    @property
+    def flags(self) -> list[str]:
+        """Its names on the command line; the last one is its field's."""
+        also = [name for mark in self.beside if isinstance(mark, Also) for name in mark.names]
+        return [*also, f"--{self.path.replace('_', '-')}"]
+
+    @property
+    def off(self) -> str:
+        """The name that turns a switch off; empty for anything else."""
+        section, dot, name = self.path.replace("_", "-").rpartition(".")
+        return f"--{section}{dot}no-{name}" if self.hint is bool else ""
+
+    @property
+    def positional(self) -> bool:
+        """Whether it is an argument without a name."""
+        return any(isinstance(mark, Positional) for mark in self.beside)
+
+    @property
+    def needed(self) -> bool:
+        """Whether it must be given."""
+        return self.default is MISSING
+
+    @property
+    def many(self) -> bool:
+        """Whether it takes several words."""
+        return get_origin(self.hint) is tuple
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """Types that a word of it may have."""
+        hint = get_args(self.hint)[0] if self.many else self.hint
+        return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Words that it takes, where those are listed."""
+        listed = [kind for kind in self.kinds if get_origin(kind) is Literal]
+        return tuple(str(value) for kind in listed for value in get_args(kind))
+
+    @property
+    def plain(self) -> bool:
+        """Whether a word of it is a number, a text, a path, or listed."""
+        known = (*_WORDS, bool, NoneType)
+        return all(kind in known or get_origin(kind) is Literal for kind in self.kinds)
+
+    @property
+    def metavar(self) -> str:
+        """What stands for a word of it in a help text."""
+        if shown := [mark.metavar for mark in self.beside if isinstance(mark, Shown)]:
+            return shown[0]
+        none = ["None"] if NoneType in self.kinds and not self.positional else []
+        if self.choices:
+            return "{" + ",".join([*none, *self.choices]) + "}"
+        words = [_word(kind) for kind in self.kinds if kind is not NoneType]
+        return "|".join([*(["{None}"] if none else []), *words])
+
+    @property
+    def label(self) -> str:
+        """What a message calls it."""
+        if not self.positional:
+            return self.flags[-1]
+        return self.path.upper() if self.choices else self.metavar
+
+
+def _word(kind: Any) -> str:
+    return _WORDS.get(kind) or ("METHOD" if hasattr(kind, "surrogate") else "YAML")
+
+
+@cache
+def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
+    """The options that the fields of a dataclass are, those of its fields' fields included.
+
+    Args:
+      cls: the class.
+      prefix: before the path of each, with its dot.
+
+    Example:
+      >>> from trustclip.settings.stages import RLStage
+      >>> [one.path for one in options_of(RLStage) if one.path.startswith("brake")]
+      ['brake.rule', 'brake.reference']
+    """
+    hints, bare = get_type_hints(cls, include_extras=True), get_type_hints(cls)
+    said = documented(cls)
+    found: list[Option] = []
+    for name in fields_of(cls):
+        one, beside = cls.__dataclass_fields__[name], marks(hints[name])
+        if any(isinstance(mark, Dotted) for mark in beside):
+            continue
+        if inner := section_of(bare[name]):
+            found += options_of(inner, f"{prefix}{name}.")
+            continue
+        default = one.default
+        if one.default_factory is not MISSING:
+            default = one.default_factory()
+        found.append(Option(f"{prefix}{name}", bare[name], beside, said.get(name, ""), default))
+    return tuple(found)
+
+
+def section_of(hint: Any) -> Any:
+    """The class of settings that a field holds, or may hold; None where it holds a value."""
+    for kind in (hint, *get_args(hint)):
+        if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
+            return None if hasattr(kind, "surrogate") else kind  # a method is one value
+    return None
+
+
+def documented(cls: type) -> dict[str, str]:
+    """Field -> its words: the string after it in its class, or its entry under ``Args:``."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        found |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
+        with contextlib.suppress(OSError, TypeError, IndentationError):  # of no file
+            found |= dict(_strings(textwrap.dedent(inspect.getsource(base))))
+    return found
+
+
+def _arguments(doc: str) -> Iterator[tuple[str, str]]:
+    _, _, section = doc.partition("\nArgs:\n")
+    for entry in textwrap.dedent(section.partition("\n\n")[0]).replace("\n ", " ").splitlines():
+        name, colon, text = entry.partition(": ")
+        if colon:
+            yield name, " ".join(text.split())
+
+
+def _strings(source: str) -> Iterator[tuple[str, str]]:
+    (made,) = ast.parse(source).body
+    assert isinstance(made, ast.ClassDef)
+    for one, after in pairwise(made.body):
+        match one, after:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                yield name, " ".join(text.split())
+
+
+def described(cls: type) -> str:
+    """What a class says that its options are for: its docstring, without the sections."""
+    doc = cls.__doc__ or ""
+    if doc.startswith(f"{cls.__name__}("):  # the signature, which a dataclass has in its place
+        return ""
+    text = inspect.cleandoc(doc)
+    for section in ("$$", "Args:", "Example:", "References:"):
+        text = text.partition(f"\n{section}")[0]
+    width = _width()
+    return "\n\n".join(
+        paragraph if "\n  " in paragraph else textwrap.fill(paragraph, width)
+        for paragraph in text.strip().split("\n\n")
+    )
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns - 2
+
+
+def help_of(cls: type, command: str, usage: str = "") -> str:
+    """The help text of a command.
+
+    Args:
+      cls: class of its options.
+      command: its name.
+      usage: how it is called, and what it is, in place of what the class says.
+    """
+    options = options_of(cls)
+    head = usage.strip() or f"usage: {_usage(options, command)}\n\n{described(cls)}".strip()
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    groups: dict[str, Any] = {}
+    if any(one.positional for one in options):
+        groups["positional"] = parser.add_argument_group("arguments")
+    groups[""] = parser.add_argument_group("options")
+    for one in sorted(options, key=lambda one: (not one.needed, _depth(cls, one))):
+        section = one.path.rpartition(".")[0]
+        if one.positional:
+            section = "positional"
+        elif section not in groups:
+            groups[section] = parser.add_argument_group(f"options of {section}")
+        add(groups[section], one)
+    body = parser.format_help().partition("\n\n")[2]
+    return f"{head}\n\n{body}".rstrip()
+
+
+def _depth(cls: type, one: Option) -> int:
+    """How far up an option is inherited from: what a class itself adds is shown first."""
+    name = one.path.partition(".")[0]
+    bases = enumerate(cls.__mro__)
+    return max(depth for depth, base in bases if name in inspect.get_annotations(base))
+
+
+def _usage(options: Sequence[Option], command: str) -> str:
+    words = []
+    for one in options:
+        if one.positional:
+            word = f"{one.metavar} ..." if one.many else one.metavar
+            words.append(word if one.needed else f"[{word}]")
+        elif one.needed:
+            words.append(f"{one.flags[-1]} {one.metavar}")
+    return " ".join([f"trustclip {command}", *words, "[options]"])
+
+
+def add(parser: Any, one: Option) -> argparse.Action:
+    """Add an option to a parser of Python's, which shows it and completes it."""
+    text = one.text.replace("%", "%%")
+    if one.needed and not one.positional:
+        text += " (required)"
+    elif one.default is not MISSING and one.default not in (None, (), ""):
+        text += f" (default: {_shown(one.default)})".replace("%", "%%")
+    options: dict[str, Any] = {"help": text.strip(), "default": argparse.SUPPRESS}
+    if one.positional:
+        return parser.add_argument(
+            one.path, metavar=one.metavar, nargs="*" if one.many else None,
+            choices=one.choices or None, help=options["help"],
+        )  # fmt: skip
+    if one.hint is bool:
+        return parser.add_argument(*one.flags, one.off, action="store_true", **options)
+    choices = one.choices or None
+    nargs = "*" if one.many else None
+    metavar = one.metavar if choices is None or NoneType in one.kinds else None
+    return parser.add_argument(*one.flags, metavar=metavar, choices=choices, nargs=nargs, **options)
+
+
+def _shown(value: Any) -> str:
+    """A default as it would be typed."""
+    if isinstance(value, tuple):
+        return " ".join(map(_shown, value))
+    value = plain(value)
+    if isinstance(value, dict):
+        inside = ", ".join(f"{name}: {_shown(inner)}" for name, inner in value.items())
+        return f"{{{inside}}}"
+    return str(value)

@@ -1,0 +1,123 @@
+"""Marks beside the type of a setting: what else is true of it, stated once.
+
+``top_p: Annotated[UpToOne, Trl()] = 1.0`` goes to TRL under its own name; the engine, the run
+directory, the recorder and the command line ask `marked` instead of keeping lists of names.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Trl:
+    """The field of the same name of TRL's configuration gets its value.
+
+    Args:
+      added: the field is one that `trustclip.engines.trl` adds to TRL's.
+    """
+
+    added: bool = False
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """No result depends on it, so a run that has begun may continue with another value.
+
+    Args:
+      why: the reason.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Extends:
+    """The number of updates: a run that has begun may get more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Since:
+    """Runs of older releases do not have it.
+
+    Args:
+      before: what such a run did, as a value of today.
+      same: whether a plain value means the same as that; by default, equality.
+    """
+
+    before: Any
+    same: Callable[[Any], bool] | None = None
+
+    def unchanged(self, value: Any) -> bool:
+        """Whether a run with this value does what runs without the setting did."""
+        return value == self.before if self.same is None else self.same(value)
+
+
+@dataclass(frozen=True)
+class Positional:
+    """An argument of a command without a name."""
+
+
+@dataclass(frozen=True)
+class Also:
+    """Other names of an option, such as ``-o``."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What stands for its words in a help text, in place of their type."""
+
+    metavar: str
+
+
+@dataclass(frozen=True)
+class Dotted:
+    """A mapping, of which the command line sets each value by its path; it has no option itself."""
+
+
+#: A setting that goes to TRL as it is.
+ToTrl = Annotated[T, Trl()]
+#: The same, for a field that our engine adds to TRL's configuration.
+ToEngine = Annotated[T, Trl(added=True)]
+#: An argument of a command without a name.
+Argument = Annotated[T, Positional()]
+
+
+def marks(hint: Any) -> tuple[Any, ...]:
+    """What stands beside a type.
+
+    Example:
+      >>> marks(Annotated[int, Neutral("a title")])
+      (Neutral(why='a title'),)
+    """
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+
+
+@cache
+def marked(cls: type, kind: type[T]) -> Mapping[str, T]:
+    """The settings of a class that bear a mark, in their order.
+
+    Args:
+      cls: a dataclass of settings.
+      kind: class of the mark.
+
+    Example:
+      >>> from trustclip.settings.stages import SFTStage
+      >>> "weight_decay" in marked(SFTStage, Trl)
+      True
+    """
+    hints = get_type_hints(cls, include_extras=True)
+    found = {
+        name: [m for m in marks(hints[name]) if isinstance(m, kind)] for name in fields_of(cls)
+    }
+    return {name: those[0] for name, those in found.items() if those}
+
+
+def fields_of(cls: Any) -> tuple[str, ...]:
+    """Names of the fields of a dataclass, in their order."""
+    return tuple(name for name, one in cls.__dataclass_fields__.items() if one.init)

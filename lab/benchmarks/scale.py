@@ -2,7 +2,7 @@
 
     python lab/benchmarks/scale.py --model 8b --gpus 64 --tokens 8192 --longest 32768 --tuning lora
 
-Prints the tables of docs/scale.md, for all models or one step; ``--markdown`` prints them in
+Prints the tables of docs/lab/scale.md, for all models or one step; ``--markdown`` prints them in
 Markdown.
 """
 

@@ -12,7 +12,7 @@ from scale import GPUS, ScaleOptions, main, run
 from step_model import MODELS, Work, cost, fits
 from step_rates import RATES
 
-PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+PAGE = Path(__file__).parents[2] / "docs" / "lab" / "scale.md"
 EVERY = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 
@@ -25,7 +25,7 @@ def test_the_page_quotes_the_program():
     text = PAGE.read_text(encoding="utf-8")
     for table in run(ScaleOptions()):
         assert table.markdown() in text, (
-            f"docs/scale.md: {table.title} (lab/benchmarks/scale.py --markdown)"
+            f"docs/lab/scale.md: {table.title} (lab/benchmarks/scale.py --markdown)"
         )
 
 

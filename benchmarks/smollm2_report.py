@@ -8,7 +8,7 @@ A block is a seed whose eight runs are all there; others are left out.
 """
 
 import argparse
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,11 +302,12 @@ def page_parts(folder: Path) -> dict[str, str]:
     if blocks is None:
         nothing = "Nothing yet: an interval needs two blocks."
         names = ("contrasts", "curves", "power", "predictions", "scores")
-        return {"blocks": state} | dict.fromkeys(names, nothing)
+        return {"blocks": state, "controls": controls(folder)} | dict.fromkeys(names, nothing)
     picture = f"![{curves(blocks).title}](../benchmarks/smollm2/curves.svg)"
     return {
         **tables(blocks),
         "blocks": state,
+        "controls": controls(folder),
         "predictions": predictions(blocks),
         "curves": f"{picture}\n\n*{curves(blocks).caption}*",
     }
@@ -329,6 +330,31 @@ def state_of(folder: Path) -> str:
         f"{text} The plan asks for {ENOUGH} or more, so **nothing is concluded yet**: "
         f"{missing} missing. What stands below is how far the runs have come."
     )
+
+
+def controls(folder: Path) -> str:
+    """Whether the exact twin, and the runs on which nothing can act, are the same to the last bit.
+
+    A control counts as run where `atr` has a run beside all others that it is compared with.
+    """
+    path = folder / "controls.parquet"
+    rows = pq.read_table(path).to_pylist() if path.exists() else []
+    asked = {"twin": ("The exact twin of `atr`", {"atr", "twin"}, 2),
+             "inert": ("One update a generation, four arms", set(ARMS), 1)}  # fmt: skip
+    lines = []
+    for control, (what, arms, rates) in asked.items():
+        found: dict[float, dict[str, tuple[str, str]]] = defaultdict(dict)
+        for row in rows:
+            if row["control"] == control:
+                found[row["rate"]][row["arm"]] = row["answers"], row["weights"]
+        whole = [hashes for hashes in found.values() if hashes.keys() == arms]
+        if any(len(set(hashes.values())) > 1 for hashes in whole):
+            lines.append(f"{what}: **differs**. Nothing is reported until the error is found.")
+        elif len(whole) < rates:
+            lines.append(f"{what}: not run yet.")
+        else:
+            lines.append(f"{what}: every answer and every weight is the same.")
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def predictions(blocks: Blocks) -> str:

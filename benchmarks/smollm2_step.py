@@ -4,37 +4,46 @@
     python benchmarks/smollm2_step.py MODEL --prompts 2 --updates 2 --full
 
 Each line is a process of its own on one thread: CPU seconds of the generation (sampling, old
-log-probabilities, rewards) and of the updates on it, tokens per CPU second, and peak memory.
-Another sampler (vLLM's build for CPUs) is one more entry of `ARMS`.
+log-probabilities, rewards) and of the updates on it, tokens per CPU second, the share of the first
+line's time, and the peak memory of both, as Linux counts it.
 """
 
 import argparse
+import importlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any, cast
 
 #: What each line switches on, beside the defaults of the engine; None for stock TRL.
 _PLAIN = {"decoder": "transformers", "head": "trl", "skip_zero_advantage": False}
+_SHARED = {"share_prompts": True, "whole_groups": True}
 ARMS: dict[str, dict[str, Any] | None] = {
     "stock TRL": None,
     "stock TRL, bf16": None,
     "ours, no fast path": _PLAIN,
     "head": {**_PLAIN, "head": "auto"},
     "head, decoder": {**_PLAIN, "head": "auto", "decoder": "auto"},
-    "head, decoder, prompts": {"share_prompts": True, "skip_zero_advantage": False},
-    "head, decoder, prompts, bf16": {
-        "share_prompts": True, "skip_zero_advantage": False, "bf16": True,
-    },
-}  # fmt: skip
+    "head, decoder, prompts": {"skip_zero_advantage": False, "share_prompts": True},
+    "all": {"skip_zero_advantage": False, **_SHARED},
+    "all but the decoder": {"skip_zero_advantage": False, **_SHARED, "decoder": "transformers"},
+    "all, bf16": {"skip_zero_advantage": False, **_SHARED, "bf16": True},
+    "vLLM, sampling alone": {},
+    "vLLM, bf16, sampling alone": {},
+}
+
+#: Without vLLM, which has an environment of its own.
+_TRAINED = [arm for arm in ARMS if not arm.startswith("vLLM")]
 
 
 def measured(arm: str, args: argparse.Namespace) -> dict[str, float]:
     """One generation and its updates in this process."""
+    if arm.startswith("vLLM"):
+        return sampled(args, "bfloat16" if "bf16" in arm else "float32")
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -68,10 +77,13 @@ def measured(arm: str, args: argparse.Namespace) -> dict[str, float]:
             train_dataset=Dataset.from_list(rows), peft_config=lora,
         )  # fmt: skip
         spent, generate = [0.0, 0.0], trainer._generate_and_score_completions
+        peaks: list[float] = []
 
         def timed(*given: Any, **named: Any) -> Any:
             began = time.process_time()
+            peak(reset=True)
             made = generate(*given, **named)
+            peaks.append(peak(reset=True))
             spent[0] += time.process_time() - began
             spent[1] += made["completion_mask"].sum().item()
             return made
@@ -80,8 +92,37 @@ def measured(arm: str, args: argparse.Namespace) -> dict[str, float]:
         began = time.process_time()
         trainer.train()
         whole = time.process_time() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"sampling": spent[0], "tokens": spent[1], "updates": whole - spent[0], "peak": peak}
+    return {"sampling": spent[0], "tokens": spent[1], "updates": whole - spent[0],
+            "peak_sampling": max(peaks), "peak_updates": peak()}  # fmt: skip
+
+
+def sampled(args: argparse.Namespace, dtype: str) -> dict[str, float]:
+    """The same completions by vLLM's build for CPUs, in this process on one thread."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
+                   "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # fmt: skip
+    vllm: Any = importlib.import_module("vllm")
+    engine = vllm.LLM(args.model, dtype=dtype, enforce_eager=True, max_model_len=512, seed=0)
+    wanted = vllm.SamplingParams(
+        n=args.completions, temperature=1.0, max_tokens=args.length, logprobs=0
+    )
+    prompts = [[{"role": "user", "content": _problem(n)}] for n in range(args.prompts)]
+    engine.chat(prompts[:1], vllm.SamplingParams(max_tokens=2), use_tqdm=False)
+    peak(reset=True)
+    began = time.process_time()
+    made = engine.chat(prompts, wanted, use_tqdm=False)
+    spent = time.process_time() - began
+    tokens = sum(len(one.token_ids) for request in made for one in request.outputs)
+    return {"sampling": spent, "tokens": tokens, "updates": 0.0,
+            "peak_sampling": peak(), "peak_updates": 0.0}  # fmt: skip
+
+
+def peak(reset: bool = False) -> float:
+    """Peak memory of this process since the last reset, GiB."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    return int(line.split()[1]) / 2**20
 
 
 def _problem(number: int) -> str:
@@ -104,14 +145,16 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--full", action="store_true", help="full fine-tuning; LoRA r = 16 without")
-    parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--arms", nargs="*", default=_TRAINED, choices=list(ARMS))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(measured(args.one, args)))
         return
-    print("| | sampling, CPU s | tokens/s | an update, CPU s | all, CPU s | peak GiB |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print("| | sampling, CPU s | tokens/s | an update, CPU s | all, CPU s | × the first "
+          "| peak of sampling, GiB | of updates |")  # fmt: skip
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    first = None
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     for arm in args.arms:
         done = subprocess.run(
@@ -121,10 +164,12 @@ def main() -> None:
         if done.returncode:
             sys.exit(f"{arm}: {done.stderr.strip().splitlines()[-1]}")
         got = json.loads(done.stdout.strip().splitlines()[-1])
+        whole = got["sampling"] + got["updates"]
+        first = first or whole
         print(
             f"| {arm} | {got['sampling']:.1f} | {got['tokens'] / got['sampling']:.0f} "
-            f"| {got['updates'] / args.updates:.2f} | {got['sampling'] + got['updates']:.1f} "
-            f"| {got['peak']:.2f} |",
+            f"| {got['updates'] / args.updates:.2f} | {whole:.1f} | {whole / first:.2f} "
+            f"| {got['peak_sampling']:.2f} | {got['peak_updates']:.2f} |",
             flush=True,
         )
 

@@ -275,3 +275,27 @@ def test_tables_or_suites_are_written_and_not_both(
     with pytest.raises(SystemExit, match="2"):
         smollm2.main()
     assert "give folders of runs, or --remaining FOLDER" in capsys.readouterr().err
+
+
+def test_controls_are_the_same_only_where_all_hashes_are(tmp_path: Path) -> None:
+    rows = [
+        {
+            "control": "twin",
+            "arm": arm,
+            "rate": rate,
+            "seed": 0,
+            "answers": f"{rate}",
+            "weights": "",
+        }
+        for arm in ("atr", "twin")
+        for rate in RATES
+    ]
+
+    def told(given: list[dict[str, Any]]) -> str:
+        parquet.write_table(pa.Table.from_pylist(given), tmp_path / "controls.parquet")
+        return report.controls(tmp_path).splitlines()[0]
+
+    assert told(rows).endswith("every answer and every weight is the same.")
+    assert told(rows[:3]).endswith("not run yet.")
+    assert "**differs**" in told([*rows[:3], rows[3] | {"weights": "others"}])
+    assert report.controls(tmp_path / "none").count("not run yet") == 2

@@ -178,7 +178,7 @@ def test_the_command_lists_every_row(
 ) -> None:
     from trustclip.cli.main import main
 
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "400")
     assert main(["methods", "--engines"]) == 0
     shown = capsys.readouterr().out
     for engine in rosetta.ENGINES.values():

@@ -146,6 +146,8 @@ PLAIN: Callable[[Tokens], Tensor] = lambda t: ppo(t, t.old)  # noqa: E731
 FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("prime-rl", "ipo"): lambda t: masked_away(t, 0.3, one_sided=False),
     ("prime-rl", "icepop"): prime_icepop,
+    ("prime-rl", "ppo"): lambda t: ppo(t, t.rollout),
+    ("prime-rl", "cispo"): lambda t: cispo(t, t.rollout, 0.0, 5.0),
     ("prime-rl", "ipo+kl"): lambda t: (
         masked_away(t, 0.1, one_sided=False) + 1e-3 * squared(t, t.rollout)
     ),
@@ -165,6 +167,12 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("skyrl", "kl_cov"): lambda t: kl_cov(t, 0.2, 1.0),
     ("openrlhf", "ppo"): PLAIN,
     ("openrlhf", "gspo"): lambda t: gspo(t, t.old),
+    ("openrlhf", "tis"): lambda t: (t.old - t.rollout).exp().clamp(0.5, 5.0) * ppo(t, t.old),
+    ("openrlhf", "seq-mask-tis"): lambda t: (
+        (t.old - t.rollout).exp()
+        * ((t.mean(t.old - t.rollout).exp() >= 0.5) & (t.mean(t.old - t.rollout).exp() <= 5.0))
+        * ppo(t, t.old)
+    ),
     ("openrlhf", "icepop"): lambda t: within(t, 0.5, 5.0) * ppo(t, t.old),
     ("nemo-rl", "grpo"): PLAIN,
     ("nemo-rl", "gspo"): lambda t: gspo(t, t.old),

@@ -236,6 +236,8 @@ _PRIME_RL = (
         _TOKEN,
         setting='type = "icepop"',
     ),
+    Row("ppo", _sampler(_CLIP), _TOKEN, 'type = "ppo"', "ratios stop at 1e4"),
+    Row("cispo", _sampler(_cispo(1.0, 4.0)), _TOKEN, 'type = "cispo"', "bounds 0 and 5"),
     Row(
         "ipo+kl",
         _squared({"name": "ipo", "delta": 0.1}, 1e-3, anchor="rollout"),
@@ -286,10 +288,23 @@ _OPENRLHF = (
     ),
     Row(
         "tis",
-        None,
+        _around(
+            *(_CLIP, "sampler"),
+            **{"ceiling": None, "weigh_by": "token", "weight_floor": 0.5, "weight_ceiling": 5.0},
+        ),
         _TOKEN,
         setting="is_correction_enable",
         note="raises weights below 0.5 to 0.5, too, where tis only truncates",
+    ),
+    Row(
+        "seq-mask-tis",
+        _around(
+            *(_CLIP, "sampler"),
+            **{"level": "sequence", "floor": 0.5, "ceiling": 5.0, "weigh_by": "token"},
+        ),
+        _TOKEN,
+        setting="is_correction_enable, is_correction_type seq-mask-tis",
+        note="the mask is by the geometric mean, the weight the token's own",
     ),
 )
 
@@ -387,7 +402,7 @@ _UNSLOTH = (
 ENGINES = {
     "trl": Engine("TRL", "1.16.0", "package", _TRL),
     "verl": Engine("verl", "0.9.1", "package", _VERL),
-    "prime-rl": Engine("prime-rl", "2026-09-18", "formula", _PRIME_RL),
+    "prime-rl": Engine("prime-rl", "2026-10-13", "formula", _PRIME_RL),
     "skyrl": Engine("SkyRL", "2026-08-21", "formula", _SKYRL),
     "openrlhf": Engine("OpenRLHF", "2026-08-13", "formula", _OPENRLHF),
     "nemo-rl": Engine("NeMo RL", "2026-08-22", "formula", _NEMO_RL),
@@ -403,7 +418,7 @@ def presets() -> dict[str, tuple[str, ...]]:
 
     Example:
       >>> presets()["prime-rl"]
-      ('ipo', 'icepop', 'ipo+kl', 'dppo+kl')
+      ('ipo', 'icepop', 'ppo', 'cispo', 'ipo+kl', 'dppo+kl')
     """
     return {
         name: tuple(row.name for row in engine.rows if row.method is not None)

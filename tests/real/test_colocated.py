@@ -1,0 +1,86 @@
+"""TRL's colocated vLLM, the engine itself, on a pretrained model: ``trustclip run``, to its end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+PROMPT = {"system": "Answer with one equation a line.", "answer": "any"}
+RECIPE: dict[str, Any] = {
+    "name": "few",
+    "model": "smollm2",
+    "output_dir": "out",
+    "rl": {
+        "dataset": "word-sums",
+        "limit": 32,
+        "prompt_style": "plain",
+        "prompt": PROMPT,
+        "reward": "format",
+        "max_completion_length": 24,
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 2,
+        "num_iterations": 1,
+        "max_steps": 4,
+        "learning_rate": 5e-5,
+        "lora_r": 0,
+        "use_vllm": True,
+        "trl": {
+            "vllm_mode": "colocate",
+            "vllm_gpu_memory_utilization": 0.3,
+            "vllm_max_model_length": 256,
+            "vllm_importance_sampling_correction": False,
+        },
+    },
+}
+
+
+def run(folder: Path, method: str, **environment: str) -> tuple[list[dict[str, Any]], str]:
+    """Rows of ``metrics.jsonl``, and what was printed, of four updates in two generations."""
+    recipe = {**RECIPE, "rl": {**RECIPE["rl"], "method": {"name": method}}}
+    (folder / "few.yaml").write_text(yaml.safe_dump(recipe))
+    done = subprocess.run(
+        [sys.executable, "-m", "real.colocated", "run", "few.yaml"],
+        cwd=folder, capture_output=True, text=True, check=False,
+        env={
+            **os.environ,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            **environment,
+        },
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and (folder / "out/final").is_dir(), said
+    assert "Traceback" not in said, said
+    rows = (folder / "out/metrics.jsonl").read_text().splitlines()
+    return [json.loads(row) for row in rows], said
+
+
+def fresh(rows: list[dict[str, Any]]) -> list[float]:
+    name = "trustclip/sampler/abs/lag_0"
+    return [row[name] for row in rows if name in row]
+
+
+@pytest.mark.parametrize("method", ["atr", "icepop"])
+def test_float32_samples_are_the_policys_before_and_after_an_update(tmp_path, method):
+    """To kernels' rounding, so all new weights have arrived; and no traceback at the end."""
+    rows, _ = run(tmp_path, method)
+    assert len(fresh(rows)) == 2 and max(fresh(rows)) < 1e-4
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4]
+    assert not [row for row in rows if row.get("notice") == "weight_sync"]
+
+
+def test_a_transfer_that_reaches_nothing_is_told_in_the_next_generation(tmp_path):
+    rows, said = run(tmp_path, "atr", COLOCATED_TRANSFERS="1")
+    first, second = fresh(rows)
+    assert first < 1e-4 < 1e-3 < second
+    (told,) = [row for row in rows if row.get("notice") == "weight_sync"]
+    assert told["step"] == 3 and "the sampler left the policy" in said

@@ -103,6 +103,22 @@ def test_public_names_are_found_by_completion_and_survive_imports(name: str) -> 
     assert callable(value) if name in ("methods", "method") else value.__name__.endswith(name)
 
 
+def test_every_public_name_of_the_stub_is_there() -> None:
+    stub = (SOURCE / "__init__.pyi").read_text()
+    names = re.findall(r"^from [\w.]+ import (\w+) as \1$", stub, re.MULTILINE)
+    assert sorted(trustclip.__all__) == sorted(["__version__", *names]) and len(names) > 20
+    assert all(hasattr(trustclip, name) for name in names)
+    with pytest.raises(AttributeError, match="no attribute 'metod'"):
+        trustclip.metod  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_no_arrow_between_rooms_leads_back() -> None:
+    """Not those inside of functions or looked up by name either, which the contract overlooks."""
+    found = structure.figures(SOURCE)
+    assert found["arrows to remove for no circle between them"] == 0
+    assert found["arrows to remove for no circle between files"] == 0
+
+
 def test_commands_print_nothing_that_controls_a_terminal():
     """They print by `say` and `Terminal`; `main` cleans the messages of errors itself."""
     for path in [*(SOURCE / "cli/commands").glob("*.py"), *(SOURCES[1] / "cli").glob("*.py")]:

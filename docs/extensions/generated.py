@@ -4,16 +4,13 @@ Nothing of them is kept in the repository. What no program can know (traps, what
 stands in ``methods.toml``; what was measured comes from the committed tables.
 """
 
-import ast
 import dataclasses
 import inspect
 import io
 import os
 import re
-import textwrap
 import tomllib
 from contextlib import redirect_stdout, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +20,7 @@ from sphinx.application import Sphinx
 import trustclip as tc
 from extensions.method_pages import first_line, method_page, value
 from trustclip.cli.main import COMMANDS, main
+from trustclip.cli.options import documented
 from trustclip.cli.registry import distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
@@ -124,9 +122,9 @@ def recipe_page(root: Path) -> str:
         "```yaml\n" + (root / "recipes" / "tiny.yaml").read_text(encoding="utf-8") + "```",
     ]
     for section, settings in SECTIONS.items():
-        described = _documented(settings)
+        described = documented(settings)
         rows = [
-            (f"`{f.name}`", f"`{_default(f)}`", described.get(f.name, ""))
+            (f"`{f.name}`", f"`{_default(f)}`", described.get(f.name, "").replace("|", "\\|"))
             for f in dataclasses.fields(settings)
         ]
         parts.append(f"## `{section}`\n\n" if section else "## At the top\n\n")
@@ -188,18 +186,6 @@ def _default(one: Any) -> str:
     if one.default_factory is not dataclasses.MISSING:
         return value(one.default_factory())
     return "required"
-
-
-def _documented(settings: type) -> dict[str, str]:
-    """Field -> the string that follows it in its class or in a class it inherits from."""
-    found: dict[str, str] = {}
-    for cls in reversed(settings.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-        for one, after in pairwise(body):
-            text = getattr(getattr(after, "value", None), "value", None)
-            if isinstance(one, ast.AnnAssign) and isinstance(text, str):
-                found[one.target.id] = " ".join(text.split()).replace("|", "\\|")
-    return found
 
 
 def papers_page() -> str:

@@ -5,7 +5,8 @@ same gradient in every token's log-probability, and how the engine aggregates. W
 policies an engine compares is part of the method: ``anchored`` stands for engines that measure from
 the policy that sampled. `tests/test_rosetta.py` holds every row to the installed package where
 there is one, and to the published formula elsewhere. KL penalties towards a reference model, which
-engines add on their own, are not part of a row unless it says so.
+engines add on their own, are not part of a row unless it says so. In one file because it is one
+table.
 """
 
 from collections.abc import Mapping

@@ -412,15 +412,17 @@ GROUPS: dict[str, Callable[[Path], list[Path]]] = {
 def on_page(paths: Sequence[Path]) -> list[str]:
     """What the page of runs says in words: its headline, findings and warnings."""
     page = render(collect(paths), "Report")
-    found = [f"headline: {_plain(page.partition('<h1>')[2].partition('</h1>')[0])}"]
-    items = re.findall(r'<li class="([\w ]+)">(.*?)</li>', page.partition('id="main"')[2], re.S)
-    found += [f"{kind}: {_plain(text)}" for kind, text in items if kind != "keyed"]
+    found = [f"headline: {plain(page.partition('<h1>')[2].partition('</h1>')[0])}"]
+    head = page.partition('id="main"')[2].partition("</header>")[0]
+    items = re.findall(r'<li data-severity="(\w+)"[^>]*>(.*?)</li>', head, re.S)
+    found += [f"{kind}: {plain(text)}" for kind, text in items]
     warnings = page.partition('<section id="notices"')[2].partition("</section>")[0]
     cells = re.findall(r"<tr><td.*?</tr>|<p.*?</p>", warnings, re.S)
-    return [*found, *(f"below: {_plain(re.sub('</td>', ' | ', cell))}" for cell in cells)]
+    return [*found, *(f"below: {plain(re.sub('</td>', ' | ', cell))}" for cell in cells)]
 
 
-def _plain(markup: str) -> str:
+def plain(markup: str) -> str:
+    """The words of some HTML."""
     text = html.unescape(re.sub(r"<a .*?</a>|<[^>]+>", "", markup)).replace("\xa0", " ")
     return " ".join(text.split())
 
@@ -463,15 +465,25 @@ def guarded() -> list[str]:
     return found
 
 
+def single(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Every run of `OWN` and `FOREIGN`, with its name."""
+    for name, make in {**OWN, **FOREIGN}.items():
+        yield name, make(folder / re.sub(r"\W+", "-", name))
+
+
+def several(folder: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Runs that are set side by side, with the name of their case."""
+    for name, make in GROUPS.items():
+        (here := folder / re.sub(r"\W+", "-", name)).mkdir()
+        yield name, make(here)
+
+
 def everything(folder: Path) -> Iterator[tuple[str, str, list[str]]]:
     """Name of a run, program that speaks of it, and what that says, one run after the other."""
-    for name, make in {**OWN, **FOREIGN}.items():
-        path = make(folder / re.sub(r"\W+", "-", name))
+    for name, path in single(folder):
         yield name, "explain", explain(path)
         yield name, "page", on_page([path])
-    for name, make_all in GROUPS.items():
-        (here := folder / re.sub(r"\W+", "-", name)).mkdir()
-        paths = make_all(here)
+    for name, paths in several(folder):
         yield name, "page", on_page(paths)
         yield name, "compare", compared(paths)
     yield "guards", "while training", guarded()

@@ -11,13 +11,13 @@ from rich.console import Console
 from synthetic_runs import Spec, final_of, make_run
 
 from trustclip import stats
-from trustclip.report.collapse import collapsed, mean_of
+from trustclip.findings.comparison import Compared
+from trustclip.findings.differences import headline
+from trustclip.findings.evaluated import collapsed, mean_of
+from trustclip.findings.groups import group_runs
 from trustclip.report.collect import collect
-from trustclip.report.comparison import Compared
 from trustclip.report.console import print_comparison
 from trustclip.report.draw.curves import training_figure
-from trustclip.report.groups import group_runs
-from trustclip.report.verdict import headline
 from trustclip.runs.reader import read_run
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=3.0)
@@ -160,10 +160,7 @@ def test_a_few_seeds_are_never_answered_with_more_samples(tmp_path):
         for seed in (0, 1)
     ]
     found, text = compared(*folders)
-    assert all(
-        c.verdict.startswith("the difference is not resolvable with 2 seeds per method")
-        for c in found
-    )
+    assert all(c.verdict.startswith("inconclusive with 2 seeds per method") for c in found)
     assert "would be needed" not in text
 
 
@@ -175,10 +172,7 @@ def test_one_problem_has_a_score_and_no_interval(tmp_path):
     ]
     found, text = compared(*folders)
     assert "nan" not in text
-    assert all(
-        c.verdict.startswith("the difference is not resolvable with 4 samples on 1 problem")
-        for c in found
-    )
+    assert all(c.verdict.startswith("inconclusive with 4 samples on 1 problem") for c in found)
 
 
 def test_one_seed_each_is_about_two_runs_and_no_method_is_called_better(tmp_path):

@@ -7,11 +7,11 @@ import pytest
 from synthetic_runs import Spec, final_of, make_run
 
 from trustclip import stats
+from trustclip.findings.differences import cautions
+from trustclip.findings.groups import group_runs
 from trustclip.recipes.pipeline import clean_scores
 from trustclip.report.contamination import clean_table
-from trustclip.report.groups import group_runs
 from trustclip.report.tables import Table, markdown
-from trustclip.report.verdict import cautions
 from trustclip.runs.reader import Run, read_run
 from trustclip.runs.samples import shards
 

@@ -77,7 +77,7 @@ def test_advice_follows_the_numbers(tmp_path: Path) -> None:
     assert "try a wider upper bound" in said(make(tmp_path / "rise", falling))
     other = [{**r, "gated/positive_above": 0.0, "gated/negative_below": 0.02} for r in falling]
     assert "before another threshold" in said(make(tmp_path / "fall", other))
-    assert "nothing unusual" in said(make(tmp_path / "fine", [row()] * STEPS))
+    assert "Nothing unusual." in said(make(tmp_path / "fine", [row()] * STEPS))
 
 
 def test_further_diagnostics_where_they_are(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_further_diagnostics_where_they_are(tmp_path: Path) -> None:
     rows = [row(**more)] * (STEPS - 1) + [row(**{**more, "threshold/delta": 0.09})]
     text = said(make(tmp_path / "run", rows))
     assert "4 % of the total absolute advantage, 2.0 times their share of tokens" in text
-    assert "would also have cut 50% of the tokens that were cut" in text
+    assert "would also have cut 50 % of the tokens that were cut" in text
     assert (
         "kept tokens pushed it down and the cut tokens would have pushed it up, 0.2 times" in text
     )
@@ -163,10 +163,10 @@ def test_a_score_that_falls_is_said(tmp_path: Path) -> None:
         "It fell: the last interval lies below the first one."
     ) in text
     assert "Next: the evaluation score was highest after update 10" in text
-    assert "nothing unusual" not in text
+    assert "Nothing unusual" not in text
     text = said(evaluated(tmp_path / "noise", first, (20, 0.48, 0.43, 0.53)))
     assert "after update 20. It fell from the first to the last, by less than" in text
-    assert "nothing unusual" in text
+    assert "Nothing unusual" in text
     text = said(evaluated(tmp_path / "rose", (0, 0.3, 0.25, 0.35), best))
     assert "and 60.0 % [55.0, 65.0] after update 10." in text and "It fell" not in text
     text = said(evaluated(tmp_path / "late", (0, 0.3, 0.25, 0.35), best, (20, 0.4, 0.35, 0.45)))

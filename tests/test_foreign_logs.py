@@ -367,7 +367,8 @@ def test_a_report_sets_runs_of_two_trainers_side_by_side(stock: Path, tmp_path: 
         assert text in page
     assert "No evaluation is complete yet" not in page
     assert '"#188"' in page  # a token of prime-rl's export, by its id
-    assert "The constraint cut 31 % of tokens" in page and "verl logs none" in page
+    unbroken = page.replace("\N{NO-BREAK SPACE}%", " %")
+    assert "The constraint cut 31 % of tokens" in unbroken and "verl logs none" in page
 
 
 @pytest.mark.slow

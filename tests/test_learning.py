@@ -15,12 +15,13 @@ from rich.console import Console
 from synthetic_runs import Spec, make_run, make_suite
 
 from trustclip import stats
+from trustclip.findings.groups import group_runs
+from trustclip.findings.learning import Learning, area_of, learning, threshold, time_of
 from trustclip.report.build import build
 from trustclip.report.collect import collect
 from trustclip.report.console import print_comparison
 from trustclip.report.explain import explain
-from trustclip.report.groups import group_runs
-from trustclip.report.learning import Learning, area_of, learning, table_of, threshold, time_of
+from trustclip.report.learning import table_of
 from trustclip.runs.reader import read_run, read_runs
 from trustclip.runs.table import is_table
 from trustclip.stats import curves

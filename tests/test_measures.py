@@ -11,9 +11,9 @@ from synthetic_runs import Spec, make_run
 from trustclip.evaluation.backends.local import Completion
 from trustclip.evaluation.evaluate import Plan, sample, scores_table
 from trustclip.evaluation.measures import Measures
-from trustclip.report.conditions import require_equal_texts, unlike
+from trustclip.findings.conditions import require_equal_texts, unlike
+from trustclip.findings.groups import group_runs
 from trustclip.report.draw.curves import rewards_figure
-from trustclip.report.groups import group_runs
 from trustclip.rewards.chosen import RewardError
 from trustclip.runs.answers import score_rows, scores
 from trustclip.runs.reader import read_run
@@ -98,13 +98,13 @@ def trained(folder: Path, seed: int = 0, **config) -> Path:
 def test_other_prompts_and_sampling_are_said(tmp_path):
     first, second = trained(tmp_path / "a"), trained(tmp_path / "b", temperature=0.3)
     assert [*unlike([read_run(first), read_run(first)])] == []
-    (text,) = unlike([read_run(first), read_run(second)])
-    assert "different sampling (temperature 1.0 and 0.3)" in text
+    (found,) = unlike([read_run(first), read_run(second)])
+    assert "different sampling (temperature 1.0 and 0.3)" in found.sentence
     for run, template in ((first, "{problem}"), (second, "Solve: {problem}")):
         path = run / "summary.json"
         prompt = {"style": "plain", "system": None, "template": template}
         path.write_text(json.dumps(json.loads(path.read_text()) | {"prompt": prompt}))
-    texts = [*unlike([read_run(first), read_run(second)])]
+    texts = [one.sentence for one in unlike([read_run(first), read_run(second)])]
     assert len(texts) == 2 and "'Solve: {problem}'" in texts[0]
 
 

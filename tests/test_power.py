@@ -10,7 +10,7 @@ from rich.console import Console
 from scipy import stats as scipy_stats
 from synthetic_runs import Spec, make_run
 
-from trustclip.report.groups import group_runs
+from trustclip.findings.groups import group_runs
 from trustclip.report.planning import Planned, planned, print_power
 from trustclip.runs.reader import read_runs
 from trustclip.stats.planning import Spread, gap_for, pooled, seeds_for, spread_of

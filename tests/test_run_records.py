@@ -231,7 +231,7 @@ def test_a_file_that_is_not_there_or_empty_holds_nothing(tmp_path):
 
 
 def test_texts_are_escaped_where_they_are_written(tmp_path):
-    from trustclip.report.groups import group_runs
+    from trustclip.findings.groups import group_runs
 
     assert "\x1b" not in latex_text("a\x1b[31m") and "<" not in markdown_text("<script>")
     assert markdown_text("[x](javascript:1)") == "[x]\\(javascript:1)"

@@ -10,15 +10,13 @@ import yaml
 from rich.console import Console
 
 from trustclip.cli.main import main
+from trustclip.findings.entropy import Change, scatter
+from trustclip.findings.start import of_evaluation, of_generation
 from trustclip.recipes.models import lora_config
 from trustclip.report.build import build
-from trustclip.report.change import Change, scatter
+from trustclip.report.collect import collect
 from trustclip.report.explain import explain
-from trustclip.report.groups import group_runs
-from trustclip.report.verdict import findings, headline
-from trustclip.runs.outlook import of_evaluation, of_generation
 from trustclip.runs.progress import Stage
-from trustclip.runs.reader import read_run
 from trustclip.settings.stages import RLStage
 
 PLAIN = {"gated": 0.02, "gated/positive_above": 0.02, "off_policy": 0.9, "k3": 0.01,
@@ -50,8 +48,8 @@ def page(folder: Path) -> str:
 
 
 def told(folder: Path) -> str:
-    groups = group_runs([read_run(folder)])
-    return "\n".join([headline(groups, []), *(one.text for one in findings(groups, []))])
+    report = collect([folder])
+    return "\n".join([report.headline, *(one.text for one in report.findings)])
 
 
 # Entropy
@@ -97,7 +95,7 @@ def test_no_advice_against_a_run_whose_score_doubled(tmp_path: Path, proof) -> N
     text = said(make(tmp_path / "run", falling, *((low, high) if proof == "scores" else ())))
     assert "of a generation fell from 1.2 to 0.45 nats per token (−62 %; change −0.75 [" in text
     assert ("entropy has fallen by more than half" in text) == (proof == "neither")
-    assert ("nothing unusual: entropy fell as answers" in text) == (proof != "neither")
+    assert ("Nothing unusual: entropy fell as answers" in text) == (proof != "neither")
 
 
 def test_a_change_within_its_noise_is_not_called_a_fall() -> None:
@@ -131,14 +129,15 @@ def hopeless(folder: Path, cut: float = 0.94) -> Path:
 
 def test_a_hopeless_run_is_told_so_in_all_places(tmp_path: Path) -> None:
     folder = hopeless(tmp_path / "run")
-    cut = "94 % of the answers of the first evaluation are cut off at 64 tokens: raise max_tokens"
-    assert cut in said(folder) and cut in told(folder)
+    cut = "94 % of the answers of the first evaluation are cut off at 64 tokens."
+    assert cut in said(folder) and "Next: raise max_tokens" in said(folder) and cut in told(folder)
     first = told(folder).splitlines()[0]
-    assert "Mean@2 0.0" in first and "before training" in first and cut in first
-    whole = page(folder)
+    assert "Mean@2 0.0" in first and "before training" in first
+    assert f"{cut} Raise max_tokens" in first
+    whole = page(folder).replace("\N{NO-BREAK SPACE}%", " %")
     assert "No warnings." not in whole and whole.count(cut) >= 3  # headline, finding, warnings
     assert "No evaluation is complete yet." not in whole
-    assert "nothing unusual" not in said(folder)
+    assert "Nothing unusual" not in said(folder)
 
 
 def test_a_run_that_begins_well_has_no_such_line(tmp_path: Path) -> None:
@@ -154,26 +153,26 @@ def test_a_run_that_begins_well_has_no_such_line(tmp_path: Path) -> None:
 def test_signs_need_numbers() -> None:
     assert not [*of_evaluation({})] and not [*of_generation({"step": 1, "reward": None})]
     (sign,) = of_generation({"step": 1, "frac_reward_zero_std": 1.0, "reward": 0.0}, 64)
-    assert sign.name == "equal_rewards" and "(mean 0)" in sign.text
+    assert sign.kind == "start/equal_rewards" and "(mean 0)" in sign.text
     (sign,) = of_evaluation({"truncated": 0.0, "no_answer": 0.9})
-    assert sign.name == "no_answer" and sign.text.startswith("90 % ")
+    assert sign.kind == "start/no_answer" and sign.text.startswith("90 % ")
 
 
 # One gate, one truth
 
 
 @pytest.mark.parametrize(
-    ("share", "console", "report"),
+    ("share", "words"),
     [
-        (0.0, "closed on no token", "never closed"),
-        (8e-7, "closed on at least one token", "closed on under 0.01"),
-        (2e-2, "closed on at least one token", "closed on this share of tokens"),
+        (0.0, "its gate closed on no token in 8 logged updates"),
+        (8e-7, "The gate cut under 0.01 % of tokens, hardly a constraint. It closed on at least"),
+        (2e-2, "The gate cut 2 % of tokens. It closed on at least one token in 8 of 8"),
     ],
 )
-def test_page_and_console_agree_about_the_gate(tmp_path: Path, share, console, report) -> None:
+def test_page_and_console_agree_about_the_gate(tmp_path: Path, share, words) -> None:
     folder = make(tmp_path / "run", [{**PLAIN, "gated": share}] * 8)
-    assert console in said(folder) and report in told(folder)
-    assert ("never closed" in told(folder)) == ("closed on no token" in said(folder))
+    assert words in said(folder) and words in told(folder)
+    assert ("inert" in told(folder)) == ("inert" in said(folder)) == (share == 0)
 
 
 def test_kinds_of_tokens_have_their_number_and_tiny_ones_are_left_out(tmp_path: Path) -> None:

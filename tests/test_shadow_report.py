@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from test_explain import make, row
 
+from trustclip.findings.shadows import matrix, mean_metrics
 from trustclip.report.collect import collect
 from trustclip.report.draw.figures import matrices
 from trustclip.report.page import render
-from trustclip.report.shadows import matrix, mean_metrics
 
 #: Two updates of 100 tokens: of 10 and 30 cut, kl2 cuts 20 and 20 (10 of each together), and
 #: `<b>` none. The pair has no other order than that of the run.

@@ -434,22 +434,22 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
     [
         (
             GAP, 0.031, "samples",
-            "the difference is not resolvable with 8 samples per problem, which detect gaps "
+            "inconclusive with 8 samples per problem, which detect gaps "
             "of about 3 points or more",
         ),
         (
             GAP, 0.118, "problems",
-            "the difference is not resolvable with "
+            "inconclusive with "
             "143 problems, which detect gaps of about 12 points or more",
         ),
         (
             GAP, 0.01, "seeds",
-            "the difference is not resolvable with "
+            "inconclusive with "
             "3 seeds per method, which detect gaps of about 1 point or more",
         ),
-        (GAP, 1.7, "seeds", "the difference is not resolvable with "
+        (GAP, 1.7, "seeds", "inconclusive with "
             "3 seeds per method: too few to detect any gap"),
-        (GAP, nan, "problems", "the difference is not resolvable with 8 samples on 143 problems"),
+        (GAP, nan, "problems", "inconclusive with 8 samples on 143 problems"),
         (
             Difference(0.0, -0.1, 0.1, 1.0), 0.1, "seeds",
             "no difference observed with 8 samples on 143 problems",
@@ -464,7 +464,7 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
         ),
         (
             Difference(0.5, nan, nan, nan), nan, "problems",
-            "the difference is not resolvable with 8 samples on 143 problems",
+            "inconclusive with 8 samples on 143 problems",
         ),
     ],
 )  # fmt: skip
@@ -490,7 +490,7 @@ def test_compare_corrects_for_the_family_and_says_so():
     assert [row.p_adjusted for row in table[1:]] == pytest.approx(holm(raw).tolist())
     assert table[1].verdict == "no difference observed with 8 samples on 60 problems"
     assert table[2].verdict.startswith("better scored ")
-    assert table[3].verdict.startswith("the difference is not resolvable with ")
+    assert table[3].verdict.startswith("inconclusive with ")
     assert table[2].score == mean_interval(runs["better"])
     budget = required(runs["noise"], runs["clip"], level=1 - 0.05 / 3)
     assert table[3].difference is not None

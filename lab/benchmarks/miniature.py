@@ -19,10 +19,10 @@ from statistics import fmean, median
 from arena_report import filled
 
 from trustclip import stats
-from trustclip.report.collapse import KEPT, collapsed, mean_of
-from trustclip.report.comparison import LEVEL, Compared, compare
-from trustclip.report.groups import Group, group_runs, shared_answers
-from trustclip.report.learning import Learning, Number, learning, time_of
+from trustclip.findings.comparison import LEVEL, Compared, compare
+from trustclip.findings.evaluated import KEPT, collapsed, mean_of
+from trustclip.findings.groups import Group, group_runs, shared_answers
+from trustclip.findings.learning import Learning, Number, learning, time_of
 from trustclip.runs.reader import read_runs
 from trustclip.runs.run import Run
 from trustclip.runs.text import bracket, percent

@@ -21,6 +21,8 @@ from trustclip.evaluation.backends.local import (
 )
 from trustclip.evaluation.evaluate import Plan, evaluate, scores_table
 from trustclip.evaluation.measures import Measures
+from trustclip.findings.run import of_run
+from trustclip.findings.start import of_evaluation
 from trustclip.recipes.checks import absent
 from trustclip.recipes.equipment import Equipment
 from trustclip.recipes.models import load_tokenizer, save_model
@@ -41,9 +43,7 @@ from trustclip.runs.answers import outcomes, overlapping, score_rows, scores
 from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory, samples
 from trustclip.runs.jsonl import Row
-from trustclip.runs.outlook import of_evaluation
 from trustclip.runs.reader import read_run
-from trustclip.runs.scored import course_of_scores, score_fell
 from trustclip.runs.terminal import print_table, told, warn
 from trustclip.runs.text import interval_text
 from trustclip.settings.stages import Recipe, SFTSettings
@@ -164,17 +164,15 @@ def without_copies(overlap: Mapping[str, Any]) -> str:
 
 
 def conclude_scores(folder: Path, console: Console) -> None:
-    """Say of a run that ends clearly below its best evaluation that it does.
+    """Say at the end of a run that its score fell, or that its constraint did nothing.
 
     Args:
       folder: the run directory.
-      console: gets the line.
+      console: gets a line for each, and one for what to do.
     """
-    evaluations = read_run(folder).evaluations
-    if score_fell(evaluations) is None:
-        return
-    for line in course_of_scores(evaluations):
-        warn(console, line)
+    for finding in of_run(read_run(folder)):
+        if finding.subject in ("gate", "scores") and finding.troubles:
+            warn(console, finding.sentence)
 
 
 def _tuned(recipe: Recipe, run: RunDirectory, problems: Sequence[Problem], console: Console) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trustclip.report import learning, results
+from trustclip.findings import learning
+from trustclip.report import results
 from trustclip.report.collect import Report, collect
 from trustclip.report.draw import figures
 from trustclip.report.page import render, token_page

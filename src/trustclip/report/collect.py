@@ -5,12 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from trustclip.report import learning, results, sampler, shadows, verdict
-from trustclip.report.comparison import Compared, compare
+from trustclip.findings import differences
+from trustclip.findings.comparison import Compared, compare
+from trustclip.findings.finding import Finding
+from trustclip.findings.groups import Group, by_setting, group_runs
+from trustclip.findings.learning import learning, threshold
+from trustclip.report import results, sampler, shadows
 from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
-from trustclip.report.groups import Group, by_setting, group_runs
+from trustclip.report.learning import table_of
 from trustclip.report.reference import TITLES
 from trustclip.report.tables import Table
 from trustclip.runs.reader import read_runs
@@ -49,7 +53,7 @@ class Contents:
 
     headline: str
     subject: str
-    findings: Sequence[verdict.Finding]
+    findings: Sequence[Finding]
     sections: Sequence[Section]
     series: Mapping[str, int]
 
@@ -63,6 +67,7 @@ class Report:
       compared: groups against the reference of their setting, by Mean@K.
       headline: the main finding, in one sentence.
       findings: the sentences under it.
+      said: all that is said of each run.
       sections: figures and tables; some may be empty.
       paper: the paper's own tables, where no run can be set beside them.
     """
@@ -70,7 +75,8 @@ class Report:
     groups: list[Group]
     compared: list[Compared]
     headline: str
-    findings: list[verdict.Finding]
+    findings: list[Finding]
+    said: list[differences.Said]
     sections: list[Section]
     paper: list[Table]
 
@@ -151,19 +157,21 @@ def collect(
     ]
     sweeps = [*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)]
     intervals = _some(results.interval_table(groups))
-    reaches = learning.threshold(groups, reaches)
-    ways = learning.learning(groups, reaches)
+    reaches = threshold(groups, reaches)
+    ways = learning(groups, reaches)
+    said = differences.said_of(groups)
     return Report(
         groups=groups,
         compared=by_mean,
-        headline=verdict.headline(groups, by_mean, verdict.differing(groups, by_pass, ways)),
-        findings=verdict.findings(groups, by_mean),
+        headline=differences.headline(
+            groups, by_mean, differences.differing(groups, by_pass, ways)
+        ),
+        findings=differences.of_groups(groups, by_mean, said),
+        said=said,
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups)), intervals),
-            Section(
-                "training", "Training", training, _some(learning.table_of(groups, ways, reaches))
-            ),
+            Section("training", "Training", training, _some(table_of(groups, ways, reaches))),
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),

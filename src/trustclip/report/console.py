@@ -9,13 +9,15 @@ from rich.table import Table
 
 from trustclip import stats
 from trustclip.constraints.names import some
-from trustclip.report.comparison import LEVEL, Compared, compare, difference_on
-from trustclip.report.conditions import require_equal_texts
-from trustclip.report.groups import Estimate, Group, group_runs, names, pass_estimate
-from trustclip.report.results import bracket, p_text, percent, title_of
-from trustclip.report.verdict import cautions
+from trustclip.findings.comparison import Compared, compare, difference_on
+from trustclip.findings.conditions import require_equal_texts
+from trustclip.findings.differences import cautions
+from trustclip.findings.facts import LEVEL
+from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
+from trustclip.report.results import p_text
 from trustclip.runs.reader import Run, find, read_runs
 from trustclip.runs.terminal import print_table
+from trustclip.runs.text import bracket, percent, title_of
 
 #: Verdicts that are of a method; the others are of its difference from the reference.
 STATES = ("identical", "not compared")

@@ -1,38 +1,17 @@
 """Scores without the test problems that the training data hold: AMC beside "AMC, clean"."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trustclip import stats
-from trustclip.report.groups import Group, names, shared_answers
+from trustclip.findings.contamination import held, trained_on
+from trustclip.findings.groups import Group, names, shared_answers
 from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.runs.answers import overlapping
 from trustclip.runs.reader import Evaluation
 from trustclip.runs.text import bracket, percent
 
 NOTHING = Cell("-")
-
-
-def held(group: Group) -> dict[str, set[str]]:
-    """Ids of the test problems that the training data of any of its runs hold, by task."""
-    found: dict[str, set[str]] = {}
-    for run in group.runs:
-        for task, ids in overlapping(run.summary.get("overlap") or {}).items():
-            found.setdefault(task, set()).update(ids)
-    return found
-
-
-def trained_on(group: Group) -> int:
-    """How many training problems that are test problems a run of the group was trained on."""
-    return max(
-        sum(
-            stage["problems"]
-            for stage in (run.summary.get("overlap") or {}).values()
-            if isinstance(stage, Mapping) and stage.get("excluded") is False
-        )
-        for run in group.runs
-    )
 
 
 def clean_table(groups: Sequence[Group]) -> Table | None:

@@ -8,23 +8,28 @@ import yaml
 from markupsafe import Markup
 
 import trustclip
-from trustclip.report import results
+from trustclip.findings.differences import Said
+from trustclip.findings.groups import Group
 from trustclip.report.collect import Contents, Report, Section, collect
 from trustclip.report.draw import charts
 from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
-from trustclip.report.groups import Group
 from trustclip.report.html import embedded, environment, rendered, script_hash
 from trustclip.report.tokens import views
 from trustclip.runs.jsonl import write_text
-from trustclip.runs.outlook import outlook
 from trustclip.runs.reader import Run
 from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
 from trustclip.runs.secrets import redacted, redacted_argv
-from trustclip.runs.text import duration, percent
+from trustclip.runs.text import duration, percent, title_of
 from trustclip.runs.tokens import TOKENS
 
-#: Parts of every page that a finding may be about, and what a link to them says.
+#: Parts of every page, and what a link to them says.
 _ANCHORS = {"notices": "warnings", "runs": "runs"}
+#: Part that shows the subject of a finding, where its key is another.
+_PARTS = {
+    **dict.fromkeys(("guard", "start"), "notices"),
+    **dict.fromkeys(("entropy", "signal"), "training"),
+    "movement": "gate",
+}
 
 
 def write_page(folder: Path, title: str) -> str:
@@ -65,7 +70,8 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
         report=report,
         sections=sections,
         legend=_legend(report.groups),
-        runs=[_run(group, run) for group in report.groups for run in group.runs],
+        parts_of=_PARTS,
+        runs=[_run(said) for said in report.said],
         scripts=scripts,
         hashes=[script_hash(script) for script in scripts],
         figures=_figures(sections),
@@ -153,8 +159,9 @@ def _legend(groups: list[Group]) -> list[dict[str, Any]]:
     ]
 
 
-def _run(group: Group, run: Run) -> dict[str, Any]:
+def _run(said: Said) -> dict[str, Any]:
     """The page's summary of a run."""
+    group, run = said.group, said.run
     final = run.final
     metric = group.metrics[0] if group.metrics else None
     score = final.score(None, metric) if final and metric else None
@@ -169,21 +176,18 @@ def _run(group: Group, run: Run) -> dict[str, Any]:
         "command": run.command,
         "finished": run.finished,
         "steps": run.last_step,
-        "metric": results.title_of(metric) if metric else "",
+        "metric": title_of(metric) if metric else "",
         "score": percent(score["value"], 2) if score else "-",
         "gated": percent(gated if isinstance(gated, int | float) else None, 2),
         "time": duration(run.summary.get("seconds")),
         "remarks": run.remarks,
-        "notices": [*_signs(run), *run.notices],
+        "name": said.name,
+        "findings": said.findings,
+        "notices": [found for found in said.findings if found.subject in ("start", "guard")],
         "watched": bool(run.training or run.evaluations) and run.log is None,
         "config": _shown(dict(run.config)),
         "environment": _shown(dict(run.environment) or {"versions": run.summary.get("versions")}),
     }
-
-
-def _signs(run: Run) -> list[dict[str, Any]]:
-    """Why the run may learn nothing, as the guards' warnings are."""
-    return [{"step": sign.step, "notice": sign.name, "text": sign.text} for sign in outlook(run)]
 
 
 def _shown(record: dict[str, Any]) -> str:

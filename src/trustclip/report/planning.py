@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip import stats
-from trustclip.report.groups import Group, by_setting, group_runs, shared_answers
-from trustclip.report.learning import evaluated, tallies
-from trustclip.report.results import title_of
+from trustclip.findings.groups import Group, by_setting, group_runs, shared_answers
+from trustclip.findings.learning import evaluated, tallies
 from trustclip.runs.reader import Run, read_runs
 from trustclip.runs.terminal import print_table
+from trustclip.runs.text import title_of
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 from trustclip.stats.scores import Floats, macro_weights, problem_scores, strata_groups
 

@@ -9,12 +9,12 @@ import torch
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.registry import interval
-from trustclip.report.comparison import Compared
-from trustclip.report.groups import Estimate, Group, by_setting, names
+from trustclip.findings.comparison import Compared
+from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.report.reference import TITLES, Row, published
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.reader import in_words
-from trustclip.runs.text import bracket, one_line, percent
+from trustclip.runs.text import bracket, one_line, percent, title_of
 
 NOTHING = Cell("-")
 #: A column: task (None for the average) and metric.
@@ -24,16 +24,6 @@ OPTIMISTIC = (
     "In parentheses: the best evaluation of each column, selected on the test problems as in the "
     "paper. It is optimistic and not a basis for comparisons."
 )
-
-
-def title_of(metric: str) -> str:
-    """Heading of a metric.
-
-    Example:
-      >>> title_of("mean@8")
-      'Mean@8'
-    """
-    return metric[:1].upper() + metric[1:]
 
 
 def columns(groups: Sequence[Group]) -> list[Column]:

@@ -48,6 +48,16 @@ def interval_text(interval: Mapping[str, float]) -> str:
     return f"{percent(interval['value'])} {bracket(interval['low'], interval['high'])}".rstrip()
 
 
+def title_of(metric: str) -> str:
+    """Heading of a metric.
+
+    Example:
+      >>> title_of("mean@8")
+      'Mean@8'
+    """
+    return metric[:1].upper() + metric[1:]
+
+
 def duration(seconds: float | None) -> str:
     """A time in the two largest units that matter, or ``"-"`` where it is unknown.
 

@@ -212,7 +212,7 @@ def verdict(
     Example:
       >>> budget = Required(Budget(8, 143, 1), Budget(66, 1240, nan), 0.031, "samples")
       >>> verdict(Difference(0.012, -0.01, 0.03, 0.29), budget).partition(", which detect")[0]
-      'the difference is not resolvable with 8 samples per problem'
+      'inconclusive with 8 samples per problem'
       >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), budget)
       'A scored 5.2 points higher than B (p = 0.001), with one run each'
     """
@@ -233,14 +233,12 @@ def verdict(
         "seeds": f"{_many(have.seeds, 'seed')} per method",
     }[budget.limit]
     if isnan(budget.detectable):
-        return f"the difference is not resolvable with {drawn} on {asked}"
+        return f"inconclusive with {drawn} on {asked}"
     if budget.detectable >= 1:
-        return f"the difference is not resolvable with {limit}: too few to detect any gap"
+        return f"inconclusive with {limit}: too few to detect any gap"
     points = 100 * budget.detectable
     about = f"{points:.0f} points" if points >= 1.5 else "1 point"
-    return (
-        f"the difference is not resolvable with {limit}, which detect gaps of about {about} or more"
-    )
+    return f"inconclusive with {limit}, which detect gaps of about {about} or more"
 
 
 def _many(count: float, noun: str) -> str:

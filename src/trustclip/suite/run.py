@@ -14,7 +14,7 @@ from rich.table import Table
 
 from trustclip.constraints.consent import named
 from trustclip.durable.lock import only_process
-from trustclip.report.groups import describe
+from trustclip.findings.groups import describe
 from trustclip.runs.identity import flat
 from trustclip.runs.jsonl import append_jsonl, write_text
 from trustclip.runs.terminal import print_table

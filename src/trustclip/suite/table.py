@@ -12,10 +12,11 @@ from typing import Any
 from rich.table import Table as Grid
 from rich.text import Text
 
-from trustclip.report.comparison import Compared, compare
-from trustclip.report.conditions import unlike_settings
-from trustclip.report.groups import Estimate, Group, group_runs, pooled
-from trustclip.report.learning import Learning, learning, learning_table, threshold
+from trustclip.findings.comparison import Compared, compare
+from trustclip.findings.conditions import unlike_settings
+from trustclip.findings.groups import Estimate, Group, group_runs, pooled
+from trustclip.findings.learning import Learning, learning, threshold
+from trustclip.report.learning import learning_table
 from trustclip.report.results import NOTHING
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.report.tables import markdown as written
@@ -129,7 +130,7 @@ def _content(
     ways = learning(groups, about["reaches"])
     return {
         **about,
-        "unlike": list(unlike_settings([group for group in groups if group.runs])),
+        "unlike": [f.sentence for f in unlike_settings([group for group in groups if group.runs])],
         "problems": _problems(groups),
         "before": {g.setting: _before(g) for g in groups if g.is_reference},
         "rows": [
@@ -320,8 +321,8 @@ def _differences_note(table: Mapping[str, Any]) -> str:
         "Paired by problem, over the seeds that both have finished"
         f"{'; methods without a common seed as independent runs' if unpaired else ''}; p is "
         "corrected for "
-        f"{number} comparison{'s' * (number != 1)} of each metric (Holm). A difference that is not "
-        "resolved is not evidence of equality."
+        f"{number} comparison{'s' * (number != 1)} of each metric (Holm). An inconclusive "
+        "difference is not evidence of equality."
     )
     if any(found["seeds"] == 1 for found in compared):
         note += (

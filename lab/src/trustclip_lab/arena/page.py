@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from trustclip.findings.finding import Finding
 from trustclip.report.collect import Contents, Section
 from trustclip.report.draw.figures import save
 from trustclip.report.page import sections_page
 from trustclip.report.tables import Table, markdown
-from trustclip.report.verdict import Finding
 from trustclip.runs.text import bracket, percent
 from trustclip_lab.arena import figures, tables
 from trustclip_lab.arena.analysis import (
@@ -52,7 +52,7 @@ def contents(entry: Entry, links: Mapping[str, str]) -> Contents:
     return Contents(
         headline=headline(found[ALL]),
         subject=_subject(main),
-        findings=[Finding("finding", sentence(answer)) for answer in found[ALL]],
+        findings=[Finding("contrast", "note", sentence(answer)) for answer in found[ALL]],
         sections=[
             _scores(shown, main, "", ""),
             contrasts,

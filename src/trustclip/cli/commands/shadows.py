@@ -59,8 +59,8 @@ def shadow(options: Shadow) -> int:
     for reason in left_out.values():
         say(f"left out: {reason}")
     if options.figure is not None:
+        from trustclip.findings.shadows import matrix
         from trustclip.report.draw.figures import matrices
-        from trustclip.report.shadows import matrix
 
         drawn = matrix(seen.acting, seen.metrics)
         assert drawn is not None  # there is at least one method

@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
+from trustclip.findings.start import of_generation
 from trustclip.recipes.watch.sinks import Sink
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.outlook import of_generation
 from trustclip.runs.progress import Stage
 from trustclip.runs.terminal import warn
 
@@ -59,7 +59,7 @@ class FirstGeneration(TrainerCallback):
             return
         self._done = True
         for sign in of_generation({"step": state.global_step, **logs}, self._limit):
-            warn(self._console, f"warning at update {sign.step}: {sign.text}")
+            warn(self._console, f"warning at update {sign.evidence['step']}: {sign.text}")
 
 
 class Checkups(TrainerCallback):

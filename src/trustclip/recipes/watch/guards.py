@@ -18,26 +18,25 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from trustclip.durable.store import TrainingError
+from trustclip.findings import guards as words
+from trustclip.findings.facts import (
+    ALL_CUT,
+    CLOSED,
+    COLLAPSED,
+    FIRST_ROWS,
+    MASTERED,
+    MAX_SKIPPED,
+    PATIENCE,
+    SHORTEST,
+    SKIP_WINDOW,
+    SPIKE,
+    SPIKE_AFTER,
+    SPIKE_WINDOW,
+)
 from trustclip.recipes.watch import trends
 
 Notice = Callable[[int, str, str], None]
 Row = Mapping[str, Any]
-
-#: Updates over which the share of skipped ones is computed; a shorter run counts as `SHORTEST`.
-SKIP_WINDOW, SHORTEST = 50, 20
-#: Share of skipped updates above which a run ends: the cause is not a rare bad batch.
-MAX_SKIPPED = 0.1
-
-#: The initial entropy of a run is the median over this many first rows.
-FIRST_ROWS = 5
-#: Entropy below this share of the first is a collapse, unless the answers became right.
-COLLAPSED, SOLVED = 0.05, 0.9
-#: A spike is this many times the largest of the rows before it, of which there must be enough.
-SPIKE, SPIKE_WINDOW, SPIKE_AFTER = 10.0, 50, 20
-#: Share of truncated completions that leaves nothing to learn from.
-TRUNCATED = 0.95
-#: Share of gated tokens, in updates that gate any, at which the constraint stops learning.
-CLOSED = 0.5
 
 
 class TooManySkips(TrainingError):
@@ -136,9 +135,7 @@ class Guards(TrainerCallback, ExportableState):
         self._skipped += 1
         self._report(
             "nonfinite_gradient",
-            "the gradient of this update is not finite (NaN or infinite), so the update was "
-            "skipped: weights and optimizer are unchanged. One such batch does no harm; more "
-            f"than {MAX_SKIPPED:.0%} of {SKIP_WINDOW} updates end the run.",
+            words.nonfinite_gradient(),
         )
         recent, updates = sum(self._recent_skips), len(self._recent_skips)
         if recent > MAX_SKIPPED * max(updates, SHORTEST):
@@ -221,49 +218,28 @@ class Guards(TrainerCallback, ExportableState):
         if entropy is None or len(self._first_entropies) < FIRST_ROWS:
             return None
         first = sorted(self._first_entropies)[FIRST_ROWS // 2]
-        solved = self._accuracy is not None and self._accuracy >= SOLVED
+        solved = self._accuracy is not None and self._accuracy >= MASTERED
         if solved or entropy >= COLLAPSED * first:
             return ""
-        right = "" if self._accuracy is None else f", with {self._accuracy:.0%} of answers right"
-        return (
-            f"the entropy fell to {entropy:.3g} nats per token, {entropy / first:.0%} of the "
-            f"{first:.3g} it began with{right}: the policy has almost stopped exploring. Lower "
-            "learning_rate, let rare tokens rise further (a method with a wider upper bound, such "
-            "as clip_higher or atr), or stop at an earlier checkpoint."
-        )
+        return words.entropy_collapse(entropy, first, self._accuracy)
 
     def _constant(self, row: Row) -> str | None:
         share = _number(row, "frac_reward_zero_std")
         if share is None or share < 1:
             return None if share is None else ""
-        reward = _number(row, "reward")
-        level = "" if reward is None else f" (mean reward {reward:.3g})"
-        return (
-            f"in the last {_WATCHES['constant_reward'].patience} generations every answer to a "
-            f"problem got the same reward{level}: advantages are zero and there is nothing to "
-            "learn. Use problems that are solved sometimes but not always, raise num_generations, "
-            "or check the answer format with the completions in samples.jsonl."
-        )
+        return words.constant_reward(_number(row, "reward"))
 
     def _cut_short(self, row: Row) -> str | None:
         share = _number(row, "completions/clipped_ratio")
-        if share is None or share < TRUNCATED:
+        if share is None or share < ALL_CUT:
             return None if share is None else ""
-        return (
-            f"{share:.0%} of completions lack an end token, as those cut off at the length limit "
-            "do: a truncated answer cannot be right. Raise max_completion_length, or teach the "
-            "model the format and its end first (sft)."
-        )
+        return words.truncated(share)
 
     def _closed(self, row: Row) -> str | None:
         share = _number(row, "trustclip/gated")
         if not share or share <= CLOSED:  # the first update of a generation has no evidence
             return "" if share else None
-        return (
-            f"the gate is closed on {share:.0%} of tokens in updates where it closes at all: "
-            "the constraint stops training more than it steers it. Lower learning_rate, take fewer "
-            "updates per generation (num_iterations, steps_per_generation), or widen its threshold."
-        )
+        return words.gate_closed(share)
 
     def _trend(self, look: Callable[[trends.Series], str]) -> str | None:
         return look(self._series) if self._complete else None
@@ -272,22 +248,16 @@ class Guards(TrainerCallback, ExportableState):
         value, before = _number(row, name), self._recent[name]
         if value is None or len(before) < SPIKE_AFTER:
             return None
-        largest = max(before)
-        if abs(value) <= SPIKE * largest or largest == 0:
+        if abs(value) <= SPIKE * max(before) or max(before) == 0:
             return ""
-        return (
-            f"{what} jumped to {value:.3g}, {abs(value) / largest:.0f} times the largest of the "
-            f"{len(before)} rows before ({largest:.3g}). One jump may pass; if reward or entropy "
-            "then fall, go back to the checkpoint before it and lower learning_rate or "
-            "max_grad_norm."
-        )
+        return words.spike(what, value, before)
 
 
 _WATCHES: dict[str, _Watch] = {
-    "entropy_collapse": _Watch(Guards._collapse, patience=3),
-    "constant_reward": _Watch(Guards._constant, patience=10),
-    "truncated": _Watch(Guards._cut_short, patience=3),
-    "gate_closed": _Watch(Guards._closed, patience=5),
+    "entropy_collapse": _Watch(Guards._collapse, PATIENCE["entropy_collapse"]),
+    "constant_reward": _Watch(Guards._constant, PATIENCE["constant_reward"]),
+    "truncated": _Watch(Guards._cut_short, PATIENCE["truncated"]),
+    "gate_closed": _Watch(Guards._closed, PATIENCE["gate_closed"]),
     "entropy_rise": _Watch(lambda g, row: g._trend(trends.entropy_rise), 1),
     "mismatch_drift": _Watch(lambda g, row: g._trend(trends.mismatch_drift), 1),
     "mismatch_jump": _Watch(lambda g, row: g._trend(trends.mismatch_jump), 1),

@@ -11,17 +11,20 @@ from itertools import pairwise
 from statistics import linear_regression, median
 from typing import Any
 
-#: Generations that a trend is over, and the fewest of them.
-WINDOW, FEWEST = 60, 12
-#: Standard errors from which on a slope is no noise, and factor that the trend line covers.
-SIGNIFICANT, FACTOR = 6.0, 2.0
-#: A jump: this factor, and this many standard deviations (from the median absolute deviation),
-#: beyond the median of the generations before it, of which there must be enough.
-JUMP, DEVIATIONS, JUMP_AFTER = 3.0, 8.0, 8
-#: Mismatch below which it is rounding, nats per token, and a rise of entropy that matters, nats.
-LEAST_MISMATCH, LEAST_RISE = 1e-6, 0.2
-#: The same for fresh samples: kernels alone make 1e-5, and half precision 0.03.
-LEAST_FRESH = 1e-4
+from trustclip.findings import guards as words
+from trustclip.findings.facts import (
+    DEVIATIONS,
+    FACTOR,
+    FEWEST,
+    JUMP,
+    JUMP_AFTER,
+    LEAST_FRESH,
+    LEAST_MISMATCH,
+    LEAST_RISE,
+    SIGNIFICANT,
+    WINDOW,
+)
+
 #: Largest autocorrelation that the standard error of a slope is corrected for.
 _CORRELATED = 0.95
 #: Standard deviation over median absolute deviation of a normal distribution.
@@ -136,13 +139,7 @@ def mismatch_drift(series: Series) -> str:
     means = series[MISMATCH]["means"]
     if not rises(means) or means[-1] < LEAST_MISMATCH:
         return ""
-    return (
-        f"the sampler drifts away from the trainer: sampler/k3 rose {trend(means)[0]:.1f} times "
-        f"over the last {len(means)} generations, to {means[-1]:.2g} nats per token. If it rose "
-        "from 0, the sampler's weights are not updated (LoRA not synchronised); if it grows with "
-        "the length of the completions, compare precision and kernels (trustclip doctor "
-        "--sampler). Correct for it (tis, icepop, anchor 'rollout') or lower learning_rate."
-    )
+    return words.mismatch_drift(trend(means)[0], len(means), means[-1])
 
 
 def mismatch_jump(series: Series) -> str:
@@ -151,12 +148,7 @@ def mismatch_jump(series: Series) -> str:
     times = jumped(means)
     if times is None or means[-1] < LEAST_MISMATCH:
         return ""
-    return (
-        f"the sampler left the trainer at once: sampler/k3 is {times:.0f} times its median of the "
-        f"{len(means) - 2} generations before ({means[-1]:.2g} nats per token), twice in a row. "
-        "Look for what changed there: a weight transfer that failed, a restarted or updated "
-        "engine, another prompt length; gates.jsonl has the worst tokens (column `worst`)."
-    )
+    return words.mismatch_jump(times, len(means) - 2, means[-1])
 
 
 def weight_sync(series: Series) -> str:
@@ -170,14 +162,7 @@ def weight_sync(series: Series) -> str:
     before, now = seen["means"], seen["open"][:1]
     if not (before and now) or now[0] < max(LEAST_FRESH, JUMP * max(before)):
         return ""
-    return (
-        "the sampler left the policy although it had just got its weights: sampler/abs of fresh "
-        f"samples is {now[0]:.2g} nats per token, {now[0] / max(*before, 1e-9):.0f} times as much "
-        f"as in any generation before ({len(before)}). Some weights were not sent or are not used "
-        "(tied or packed layers, adapters, an engine that restarted). Samples are not the policy's "
-        "own until that is found: correct for it (tis, icepop), and compare with trustclip doctor "
-        "--sampler."
-    )
+    return words.weight_sync(now[0], now[0] / max(*before, 1e-9), len(before))
 
 
 def ess_fall(series: Series) -> str:
@@ -185,13 +170,7 @@ def ess_fall(series: Series) -> str:
     means = series[ESS]["means"]
     if not falls(means):
         return ""
-    return (
-        "the effective sample size of whole completions against the sampler fell to "
-        f"{means[-1]:.0%}, {trend(means)[0]:.0%} of where it was {len(means)} generations ago: few "
-        "completions carry each update, and collapses have been seen to follow. Lower "
-        "learning_rate or the policy lag, take fewer updates per generation, or mask sequences "
-        "that are far off (icepop with level 'sequence', opsm, trm)."
-    )
+    return words.ess_fall(means[-1], trend(means)[0], len(means))
 
 
 def entropy_rise(series: Series) -> str:
@@ -199,10 +178,4 @@ def entropy_rise(series: Series) -> str:
     means = series[ENTROPY]["means"]
     if not rises(means) or means[-1] < means[0] + LEAST_RISE:
         return ""
-    return (
-        f"the entropy rises: {trend(means)[0]:.1f} times as high as {len(means)} generations ago, "
-        f"{means[-1]:.2g} nats per token. Completions turn random, often just before the reward "
-        "falls. Lower learning_rate, an entropy bonus or the upper bound of the constraint "
-        "(entropy_slope/kept and gated/negative_* show which tokens drive it), and check the "
-        "sampler (sampler/k3)."
-    )
+    return words.entropy_rise(trend(means)[0], len(means), means[-1])

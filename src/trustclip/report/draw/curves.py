@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
+from trustclip.findings.groups import Group, names, pooled
 from trustclip.report.draw.marks import (
     BANDS,
     NEUTRAL,
@@ -14,10 +15,10 @@ from trustclip.report.draw.marks import (
     thinned,
     window_of,
 )
-from trustclip.report.groups import Group, names, pooled
-from trustclip.report.results import tasks_of, title_of
+from trustclip.report.results import tasks_of
 from trustclip.runs.progress import SAMPLING_ENTROPY
 from trustclip.runs.reader import Run
+from trustclip.runs.text import title_of
 
 #: Panels of Figure 2: metrics key, title, axis, factor.
 TRAINING = (

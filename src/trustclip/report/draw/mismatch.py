@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from trustclip.findings.groups import Group, names
+from trustclip.findings.sampler import in_words
 from trustclip.report.draw.curves import alike, lines_of, over_seeds, thin_line
 from trustclip.report.draw.marks import Figure, Mark, Panel
-from trustclip.report.groups import Group, names
-from trustclip.report.sampler import in_words
 
 #: Panels: metric, title, axis, factor.
 _PANELS = (

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from trustclip.constraints.registry import interval
-from trustclip.report import rows
-from trustclip.report.comparison import Compared
+from trustclip.findings import rows
+from trustclip.findings.comparison import Compared
+from trustclip.findings.groups import Group, by_setting, names
 from trustclip.report.draw.budget import beside, told
 from trustclip.report.draw.marks import NEUTRAL, Figure, Mark, Panel
-from trustclip.report.groups import Group, by_setting, names
-from trustclip.report.results import tasks_of, title_of
+from trustclip.report.results import tasks_of
 from trustclip.report.weights import P_OLD, curve
+from trustclip.runs.text import title_of
 
 #: Distance of the paper's numbers from ours, as a share of that to the next value.
 ASIDE = 0.1

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from trustclip.report.comparison import Compared
+from trustclip.findings.comparison import Compared
+from trustclip.findings.groups import Group
 from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.report.draw.plots import mean_gated, slug
-from trustclip.report.groups import Group
-from trustclip.report.results import title_of
+from trustclip.runs.text import title_of
 
 #: Distance of two methods at one value, and most of all of them together, as shares of the distance
 #: to the next value: whiskers that lie on one another cannot be read.

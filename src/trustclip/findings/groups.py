@@ -10,7 +10,8 @@ from trustclip import stats
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.consent import consent
 from trustclip.constraints.registry import as_method
-from trustclip.report.collapse import ENOUGH_RUNS, collapsed
+from trustclip.findings.evaluated import collapsed
+from trustclip.findings.facts import ENOUGH_RUNS
 from trustclip.runs.answers import whole
 from trustclip.runs.identity import essential, flat
 from trustclip.runs.reader import Evaluation, Run

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trustclip.constraints.names import some
-from trustclip.report.groups import Group, by_setting
+from trustclip.findings.finding import Finding
+from trustclip.findings.groups import Group, by_setting
 from trustclip.runs.answers import usual
 from trustclip.runs.identity import essential, flat
 from trustclip.runs.jsonl import read_jsonl
@@ -15,8 +16,8 @@ _PROMPT = ("system", "template", "answer", "thinking", "chat_template")
 _SAMPLING = ("temperature", "top_p", "max_tokens")
 
 
-def unlike(runs: Sequence[Run]) -> Iterator[str]:
-    """Sentences about prompts and sampling that differ between the evaluations of runs.
+def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
+    """Faults about prompts and sampling that differ between the evaluations of runs.
 
     What a run has not recorded is not compared.
 
@@ -35,15 +36,16 @@ def unlike(runs: Sequence[Run]) -> Iterator[str]:
                 if name in reference and name in own and reference[name] != own[name]
             ]
             if differing:
-                yield (
+                text = (
                     f"{first} and {path} were evaluated with different {what} "
                     f"({'; '.join(differing)}): their difference is not of the models alone."
                 )
+                yield Finding(f"comparison/{what}", "fault", text)
                 break
 
 
-def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
-    """The sentence about methods that were evaluated with different numbers of samples.
+def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[Finding]:
+    """A warning about methods that were evaluated with different numbers of samples.
 
     Args:
       groups: runs that are compared, by the name of their method.
@@ -55,11 +57,12 @@ def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[str]:
     known = {name: k for name, k in samples.items() if k}
     if len(set(known.values())) > 1:
         each = ", ".join(f"{name} {k}" for name, k in known.items())
-        yield (
+        text = (
             f"Different numbers of samples a problem: {each}. Mean@K is of the same quantity for "
-            f"every K and is compared as it is; Pass@K rises with K, so Pass@{min(known.values())} "
-            "is compared, estimated from all samples of each."
+            f"every K and is compared unchanged; Pass@K rises with K, so "
+            f"Pass@{min(known.values())} is compared, estimated from all samples of each."
         )
+        yield Finding("comparison/samples", "warning", text, known)
 
 
 def _samples(evaluations: Iterable[Evaluation]) -> int:
@@ -74,8 +77,8 @@ def _samples(evaluations: Iterable[Evaluation]) -> int:
     )
 
 
-def unlike_settings(groups: Sequence[Group]) -> Iterator[str]:
-    """A sentence about each group that differs from its reference in more than the method.
+def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:
+    """A fault of each group that differs from its reference in more than the method.
 
     Args:
       groups: of any settings, each setting with its reference.
@@ -84,10 +87,11 @@ def unlike_settings(groups: Sequence[Group]) -> Iterator[str]:
         reference = next((group for group in here if group.is_reference), here[0])
         for group in here:
             if group is not reference and (given := _differing(group, reference)):
-                yield (
+                text = (
                     f"{group.label} and {reference.label} differ in more than the method: "
-                    f"{some(given)}. Their difference is of both."
+                    f"{some(given)}. The difference of their scores is due to both."
                 )
+                yield Finding("comparison/settings", "fault", text)
 
 
 def _differing(group: Group, reference: Group) -> list[str]:

@@ -6,11 +6,10 @@ from functools import cached_property
 from typing import Any
 
 from trustclip import stats
-from trustclip.report.groups import Group, shared_answers
+from trustclip.findings.facts import LEVEL
+from trustclip.findings.groups import Group, shared_answers
 from trustclip.runs.answers import usual, whole
 from trustclip.runs.reader import Evaluation, Run
-
-LEVEL = 0.95
 
 
 @dataclass(frozen=True)

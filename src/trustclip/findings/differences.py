@@ -1,0 +1,400 @@
+"""What several runs say: how methods differ, what training gained, and what limits both."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from trustclip import stats
+from trustclip.findings import start
+from trustclip.findings.comparison import Compared, gain
+from trustclip.findings.conditions import unequal_samples, unlike, unlike_settings
+from trustclip.findings.contamination import trained_on
+from trustclip.findings.course import Course
+from trustclip.findings.evaluated import collapsed, mean_of
+from trustclip.findings.facts import ALPHA, EACH, ENOUGH_RUNS, LEVEL, SHOWN
+from trustclip.findings.finding import Finding
+from trustclip.findings.groups import Group, by_setting, names
+from trustclip.findings.learning import Learning
+from trustclip.findings.run import of_run
+from trustclip.runs.run import Run
+from trustclip.runs.text import bracket, percent, title_of
+
+
+@dataclass(frozen=True)
+class Said:
+    """All that is said of one run.
+
+    Args:
+      name: of the run: that of its group, and the seed where that has several.
+      group: of the run.
+      run: the run.
+      findings: see `trustclip.findings.run.of_run`.
+    """
+
+    name: str
+    group: Group
+    run: Run
+    findings: Sequence[Finding]
+
+
+def said_of(groups: Sequence[Group]) -> list[Said]:
+    """The findings of every run."""
+    return [
+        Said(f"{name}, seed {run.seed}" if len(group.runs) > 1 else name, group, run, of_run(run))
+        for name, group in _named(groups)
+        for run in group.runs
+    ]
+
+
+def headline(
+    groups: Sequence[Group], compared: Sequence[Compared], elsewhere: Sequence[str] = ()
+) -> str:
+    """The main finding in one sentence, and what differs in other scores in another.
+
+    Args:
+      groups: the runs.
+      compared: groups against the reference of their setting, by one score.
+      elsewhere: what differs in the other scores, see `differing`.
+    """
+    found = [c for c in compared if c.difference is not None]
+    if found:
+        also = f" In other scores: {'; '.join(elsewhere)}." if elsewhere else ""
+        early = any(c.step is not None for c in found)
+        return _of_comparisons(found) + also + (" Not all runs are finished." if early else "")
+    signs = [sign.text for group in groups for run in group.runs for sign in start.of_run(run)]
+    scored = [group for group in groups if group.scored]
+    if scored and (gained := gain(scored[0])):
+        return " ".join([_sentence(_gained(scored[0])), *signs[: gained.p > ALPHA]])
+    if scored:
+        return _sentence(_standing(scored[0]))
+    if all(run.log for group in groups for run in group.runs):
+        return "Logs of other trainers: what their constraints did."
+    if all(run.silence for group in groups for run in group.runs):
+        return "Neither an update nor an evaluation is logged."
+    return " ".join([_begun(groups), *signs[:1]])
+
+
+def _begun(groups: Sequence[Group]) -> str:
+    """The scores before training, of runs that have no later ones."""
+    for group in groups:
+        if group.metrics and (e := group.estimate(None, group.metrics[0], "initial")):
+            score = f"{percent(e.value)} % {bracket(e.low, e.high)}".rstrip()
+            return (
+                f"{group.label}: {title_of(group.metrics[0])} {score} before training; no later "
+                "evaluation is complete yet."
+            )
+    return "No evaluation is complete yet."
+
+
+def differing(
+    groups: Sequence[Group], by_pass: Sequence[Compared], ways: Sequence[Learning | None]
+) -> list[str]:
+    """Which groups differ from their reference in Pass@K, and in area, after the correction.
+
+    Args:
+      groups: the runs.
+      by_pass: groups against the reference of their setting, by Pass@K.
+      ways: learning curve of each group.
+    """
+    called = _called(by_pass)
+    in_pass = [called[id(c)] for c in by_pass if c.resolved]
+    in_area = [
+        name
+        for name, way in zip(names(groups), ways, strict=True)
+        if way is not None and way.area_minus and (p := way.area_minus["p_holm"]) is not None
+        if p <= ALPHA
+    ]
+    scores = {title_of(by_pass[0].metric) if by_pass else "": in_pass,
+              "the area under the learning curve": in_area}  # fmt: skip
+    return [f"{score} differs for {_listed(those)}" for score, those in scores.items() if those]
+
+
+def _of_comparisons(found: Sequence[Compared]) -> str:
+    reference, metric = found[0].reference.label, title_of(found[0].metric)
+    called = _called(found)
+    higher, lower = ([c for c in found if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
+    if not higher and not lower:
+        others = [c for c in found if not c.identical] or found
+        many = len({c.group.label for c in others})
+        score = f"significantly from {reference} in {metric} at the end"
+        if many > 1:
+            return f"None of {many} methods differs {score} in these runs."
+        return f"{others[0].group.label} does not differ {score} in these runs."
+    if all(c.seeds == 1 for c in found):
+        gaps = _listed([f"{called[id(c)]} {_points(c)}" for c in [*higher, *lower]])
+        return (
+            f"One run of each method: {metric} against {reference} is {gaps} points, which does "
+            "not compare the methods."
+        )
+    parts = []
+    if lower:
+        those = _listed([called[id(c)] for c in lower])
+        parts.append(f"{reference} has a higher {metric} than {those}")
+    if higher:
+        those = _listed([called[id(c)] for c in higher])
+        which = "one" if lower else metric
+        verb = "have" if len(higher) > 1 else "has"
+        parts.append(f"{those} {verb} a higher {which} than {reference}")
+    return "; ".join(parts) + "."
+
+
+def _called(compared: Sequence[Compared]) -> dict[int, str]:
+    """Name of each comparison's group, by the comparison's id."""
+    called = names([c.group for c in compared])
+    return {id(c): name for c, name in zip(compared, called, strict=True)}
+
+
+def of_groups(
+    groups: Sequence[Group], compared: Sequence[Compared], said: Sequence[Said]
+) -> list[Finding]:
+    """The sentences under the headline: differences, then faults, then warnings.
+
+    Args:
+      groups: the runs.
+      compared: groups against the reference of their setting, by one score.
+      said: the findings of every run, see `said_of`.
+    """
+    found = [
+        *_comparisons(compared),
+        *_gains(groups, compared),
+        *_gates(groups, said),
+        *_states(said),
+        *_troubles(said),
+        *cautions(groups, compared),
+    ]
+    order = ("ok", "note", "fault", "warning")
+    return sorted(found, key=lambda finding: max(order.index(finding.severity), 1))
+
+
+def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
+    found, called = [c for c in compared if c.difference is not None], _called(compared)
+    found.sort(key=lambda c: -abs(_gap(c)))  # the largest first
+    resolved = [c for c in found if c.resolved]
+    if len(resolved) == 1:
+        (c,) = resolved
+        where = "" if called[id(c)] == c.group.label else f"{called[id(c)]}: "
+        text = f"{_at(c)}{where}{_sentence(c.verdict + _paired(found))}"
+        yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
+    elif resolved:
+        gaps = _listed([f"{called[id(c)]} {_points(c)}" for c in resolved])
+        text = f"Difference to {resolved[0].reference.label} in points: {gaps}, each p ≤ {ALPHA} "
+        family = f"after Holm's correction for {len(found)} comparisons"
+        seen = {called[id(c)]: _gap(c) for c in resolved}
+        yield Finding("scores/difference", "note", f"{text}{family}{_paired(found)}.", seen)
+    for c in [c for c in found if not c.resolved][:EACH]:
+        text = f"{_at(c)}{called[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
+        kind = "identical" if c.identical else "inconclusive"
+        yield Finding(f"scores/{kind}", "note", text, {"difference": _gap(c), "p": c.p_holm})
+    for c in compared:
+        if c.difference is None:
+            text = f"{called[id(c)]} is {_sentence(c.verdict)}"
+            yield Finding("comparison/obstacle", "warning", text)
+
+
+def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
+    in_headline = not [c for c in compared if c.difference is not None]
+    each = [*_named(groups)]
+    gained = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if in_headline else 0 :]
+    gained.sort(key=lambda one: -abs(one[2].value))
+    if len(gained) == 1:
+        yield Finding("scores/gain", "note", _sentence(_gained(gained[0][1])))
+    elif gained:
+        metric = title_of(gained[0][1].metrics[0])
+        parts = "; ".join(
+            f"{name} {_signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gained[:SHOWN]
+        )
+        more = f"; and {len(gained) - SHOWN} more" if len(gained) > SHOWN else ""
+        text = f"Change of {metric} by training, in points: {parts}{more}."
+        yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gained})
+
+
+def _gained(group: Group) -> str:
+    difference, metric = gain(group), group.metrics[0]
+    before, after = (group.estimate(None, metric, moment) for moment in ("initial", "final"))
+    assert difference is not None and before is not None and after is not None
+    interval = bracket(difference.low, difference.high)
+    unclear = difference.p > ALPHA
+    verb = "moved" if unclear else "raised" if difference.value > 0 else "lowered"
+    chance = ", which is not significant" if unclear else ""
+    if before.value == after.value:
+        level = f"{percent(after.value)} %: gain 0.0 points {interval}".rstrip()
+        return f"Training with {group.label} left {title_of(metric)} at {level}"
+    return (
+        f"Training with {group.label} {verb} {title_of(metric)} from {percent(before.value)} to "
+        f"{percent(after.value)} %: {_signed(difference.value)} points {interval}".rstrip()
+        + chance
+    )
+
+
+def _standing(group: Group) -> str:
+    metric = group.metrics[0]
+    e = group.estimate(None, metric)
+    assert e is not None
+    text = f"{group.label}: {title_of(metric)} {percent(e.value)} %"
+    return f"{text} {bracket(e.low, e.high)}".rstrip()
+
+
+def _gates(groups: Sequence[Group], said: Sequence[Said]) -> Iterator[Finding]:
+    """On what share of tokens each gate closed, in the runs where it did; of one run, all of it."""
+    if len(said) == 1:
+        yield from (f for f in said[0].findings if f.subject == "gate" and not f.troubles
+                    and f.kind in _STATES)  # fmt: skip
+        return
+    shares = {}
+    for name, group in _named(groups):
+        acted = [
+            Course(one.run).cut
+            for one in said
+            if one.group is group and {f.kind for f in one.findings} & _ACTED
+        ]
+        if acted:
+            shares[name] = sum(acted) / len(acted)
+    if shares:
+        shown = [f"{label} {percent(share, 2)} %" for label, share in [*shares.items()][:SHOWN]]
+        text = f"The gate closed on this share of tokens: {'; '.join(shown)}."
+        yield Finding("gate/shares", "note", text, shares)
+
+
+#: Kinds that say whether a gate acted, and those of one that did.
+_ACTED = {"gate/acted", "gate/often"}
+_STATES = _ACTED | {"gate/weights", "gate/capped", "gate/unknown", "gate/unlogged"}
+
+
+def _states(said: Sequence[Said]) -> Iterator[Finding]:
+    runs = [one.run for one in said]
+    unfinished = [run for run in runs if not run.finished]
+    if unfinished:
+        many = f"{len(unfinished)} of {len(runs)} runs" if len(runs) > 1 else "The run"
+        verb = "are" if len(unfinished) > 1 else "is"
+        text = f"{many} {verb} not finished; the results below are preliminary."
+        yield Finding("runs/unfinished", "warning", text, {"unfinished": len(unfinished)})
+    if notices := [f for one in said for f in one.findings if f.subject == "guard"]:
+        many = f"{len(notices)} warnings" if len(notices) > 1 else "1 warning"
+        text = f"The guards logged {many}: {_listed([*dict.fromkeys(f.name for f in notices)])}."
+        yield Finding("guard/count", "warning", text, {"warnings": len(notices)})
+
+
+def _troubles(said: Sequence[Said]) -> Iterator[Finding]:
+    """Faults and warnings of the runs, each kind once, with the number of runs that have it."""
+    found: dict[str, list[tuple[str, Finding]]] = {}
+    for one in said:
+        mine: dict[str, Finding] = {}
+        for finding in one.findings:
+            if finding.troubles and finding.subject != "guard":
+                mine.setdefault(finding.kind, finding)
+        for kind, finding in mine.items():
+            found.setdefault(kind, []).append((one.name, finding))
+    for those in found.values():
+        name, first = those[0]
+        more = len(those) - 1
+        others = f" and {more} other run{'s' * (more > 1)}" if more else ""
+        where = f"{name}{others}: " if len(said) > 1 else ""
+        yield replace(first, sentence=where + first.sentence)
+
+
+def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
+    """Limitations of the intervals and comparisons of these runs."""
+    trained = [group for group in groups if group.scored and group.runs[0].method is not None]
+    yield from _few_seeds(trained)
+    if compared and not trained:
+        text = (
+            "Each evaluation is of one model. Whether the ways in which they were trained differ, "
+            "only several trained seeds of each can show."
+        )
+        yield Finding("comparison/models", "warning", text)
+    yield from _collapses(trained)
+    if overlapping := {name: n for name, g in _named(groups) if (n := trained_on(g))}:
+        each = _listed([f"{name} ({n} training problems)" for name, n in overlapping.items()])
+        text = f"Trained on problems of their own test sets: {each}; see the clean scores."
+        yield Finding("scores/contaminated", "fault", text, overlapping)
+    pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
+    yield from {found.sentence: found for pair in pairs for found in unlike(pair)}.values()
+    if compared:
+        yield from unlike_settings(groups)
+    for here in by_setting(groups).values() if compared else ():
+        yield from unequal_samples({group.label: group.scored for group in here})
+    if len(by_setting(groups)) > 1 and compared:
+        within = "setting" if any(g.setting != g.model for g in groups) else "model"
+        text = f"Groups are compared within their {within} only."
+        yield Finding("comparison/within", "warning", text)
+
+
+def _few_seeds(trained: Sequence[Group]) -> Iterator[Finding]:
+    single = [group for group in trained if len(group.scored) == 1]
+    if single and len(trained) > 1:
+        which = "Every method has" if len(single) == len(trained) else f"{len(single)} methods have"
+        yield Finding(
+            "comparison/one_seed",
+            "warning",
+            f"{which} one training seed: its interval omits the variation between training runs, "
+            "and a difference is one of these runs, not of the methods.",
+            {"seeds": 1},
+            f"to compare methods, train each from {stats.FEW_SEEDS} seeds or more.",
+        )
+    several = [len(group.scored) for group in trained if 1 < len(group.scored) < stats.FEW_SEEDS]
+    if not several:
+        return
+    seeds = min(several)
+    # Measured by `collapses` of benchmarks/coverage.py.
+    text = (
+        f"With {seeds} seeds per method an interval cannot show a failure that none of its runs "
+        f"had: where one run in four collapses, {100 * LEVEL:.0f} % intervals from 3 seeds contain "
+        f"the true mean in 53 to 87 % of cases. If none of {seeds} runs collapsed, up to "
+        f"{percent(stats.rate_interval(0, seeds).high, 0)} % of all runs may."
+    )
+    yield Finding("comparison/few_seeds", "warning", text, {"seeds": seeds})
+
+
+def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
+    """How many of several runs lost what they had learned, and what follows for their score."""
+    for name, group in _named(groups):
+        lost = [run for run in group.scored if collapsed(run)]
+        if not lost or len(group.scored) == 1:  # of one run, its own findings say so
+            continue
+        rate = stats.rate_interval(len(lost), len(group.scored))
+        held = [run.final for run in group.scored if run not in lost and run.final is not None]
+        values = [mean_of(final) for final in held]
+        rest = f", and the others end at {percent(sum(values) / len(values))} %" if values else ""
+        withheld = (
+            f" No interval is given: with fewer than {ENOUGH_RUNS} runs none would cover."
+            if group.unsteady
+            else ""
+        )
+        text = (
+            f"{name}: {len(lost)} of {len(group.scored)} runs collapsed, a rate between "
+            f"{percent(rate.low, 0)} and {percent(rate.high, 0)} % ({100 * LEVEL:.0f} % interval)"
+            f"{rest}.{withheld}"
+        )
+        yield Finding("scores/collapses", "fault", text, {"collapsed": len(lost)})
+
+
+def _paired(found: Sequence[Compared]) -> str:
+    return ", runs paired by seed" if any(c.seeds > 1 and c.same_seeds for c in found) else ""
+
+
+def _at(c: Compared) -> str:
+    return "" if c.step is None else f"At update {c.step}: "
+
+
+def _gap(c: Compared) -> float:
+    return 0.0 if c.difference is None else c.difference.value
+
+
+def _points(c: Compared) -> str:
+    return _signed(_gap(c))
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "−")
+
+
+def _sentence(text: str) -> str:
+    """Text with one full stop at its end."""
+    return text if text.endswith(".") else text + "."
+
+
+def _named(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
+    return zip(names(groups), groups, strict=True)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

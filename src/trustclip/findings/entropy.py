@@ -1,0 +1,168 @@
+"""Entropy: whether it fell or rose beyond its noise, and what pushed it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, linear_regression
+
+from trustclip.findings.course import Course
+from trustclip.findings.facts import FALLEN, RISEN, SCATTERED
+from trustclip.findings.finding import Finding
+from trustclip.findings.gate import listed
+from trustclip.findings.rows import PREFIX, ends, mean, percent, values
+from trustclip.runs.foreign.digest import Words
+from trustclip.runs.jsonl import Row
+
+#: Half the width of a 95 % interval in standard errors.
+_NORMAL = 1.96
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change from the first to the last tenth of a series, with its 95 % interval.
+
+    Args:
+      what: is measured.
+      first: mean of the first tenth, at least one value.
+      last: of the last.
+      error: standard error of their difference; None where nothing is known of it.
+      whole: whether it is over all completions.
+    """
+
+    what: str
+    first: float
+    last: float
+    error: float | None
+    whole: bool = True
+
+    @classmethod
+    def of_entropy(cls, rows: Sequence[Row]) -> "Change | None":
+        """That of the entropy over all completions, or, in older logs, over what they have."""
+        if found := values(rows, "sampling_entropy"):
+            few = max(len(found) // 10, 1)
+            errors = values(rows, "sampling_entropy_error")
+            error = None
+            if len(errors) == len(found) > 1:
+                error = sqrt(sum(e * e for e in (*errors[:few], *errors[-few:]))) / few
+            what = "Entropy over all completions of a generation"
+            return cls(what, *ends(found), error if error is not None else scatter(found))
+        for prefix in ("", PREFIX):
+            if found := values(rows, "entropy", prefix=prefix):
+                some = any(values(rows, "skipped"))
+                what = "Entropy over the completions with an advantage" if some else "Entropy"
+                return cls(what, *ends(found), scatter(found), whole=not some)
+        return None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The 95 % interval of the change."""
+        if self.error is None:
+            return None
+        change = self.last - self.first
+        return change - _NORMAL * self.error, change + _NORMAL * self.error
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves 0 out, of a change over all completions."""
+        return self.whole and self.bounds is not None and self.bounds[0] * self.bounds[1] > 0
+
+    def sentence(self, *, moved: bool = True) -> str:
+        """The change in words; of a policy that did not move, its level alone."""
+        if not moved:
+            return f"{self.what} was {(self.first + self.last) / 2:.3g} nats per token."
+        course = f"from {self.first:.3g} to {self.last:.3g} nats per token"
+        share = f"{100 * (self.last / self.first - 1):+.0f} %" if self.first > 0 else ""
+        if not self.whole:
+            text = f"{self.what} went {course}, over other completions in each update: no trend"
+        elif self.bounds is None:
+            text = f"{self.what} went {course} ({share}), too few values for an interval"
+        elif not self.clear:
+            text = f"{self.what} went {course}, within its noise (change {self._interval()})"
+        else:
+            word = "fell" if self.last < self.first else "rose"
+            text = f"{self.what} {word} {course} ({share}; change {self._interval()})"
+        return text.replace("-", "−") + "."
+
+    def _interval(self) -> str:
+        low, high = self.bounds or (0.0, 0.0)
+        return f"{self.last - self.first:+.2g} [{low:.2g}, {high:.2g}]"
+
+
+def scatter(found: Sequence[float]) -> float | None:
+    """Standard error of the difference of the ends of a series, from its scatter about a line.
+
+    Example:
+      >>> scatter([1.0, 0.9, 0.8]), round(scatter([1.0, 0.0, 1.0, 0.0, 1.0, 0.0]), 2)
+      (None, 0.83)
+    """
+    n = len(found)
+    if n < SCATTERED:
+        return None
+    slope, start = linear_regression(range(n), found)
+    rest = sum((y - start - slope * i) ** 2 for i, y in enumerate(found)) / (n - 2)
+    return sqrt(2 * rest / max(n // 10, 1))
+
+
+def of_run(course: Course) -> Iterator[Finding]:
+    """The change of the entropy, what pushed it, and whether that is a trouble."""
+    change = Change.of_entropy(course.rows)
+    if change is None:
+        return
+    words = course.log.digest.words if course.log is not None and course.log.digest else None
+    text = change.sentence(moved=course.moved) + _pushed(course, words)
+    seen = {"entropy": change.last, "entropy at first": change.first}
+    if change.clear and course.moved and change.first > 0:
+        if change.last < FALLEN * change.first:
+            if course.solved or course.rose:
+                yield Finding("entropy/solved", "ok", text, seen)
+            else:
+                yield Finding("entropy/fell", "warning", text, seen, _fell(course, change))
+            return
+        if change.last > RISEN * change.first:
+            advice = (
+                f"entropy rose to {change.last / change.first:.3g} times its start: look at the "
+                "penalised tokens (A < 0), a lower bound on the ratio, and the sampler, before the "
+                "learning rate."
+            )
+            yield Finding("entropy/rose", "warning", text, seen, advice)
+            return
+    yield Finding("entropy/course", "note", text, seen)
+
+
+def _pushed(course: Course, words: Words | None) -> str:
+    """Whether the tokens that were kept or cut pushed the entropy, to first order."""
+    if words is not None and words.push:
+        named = words.entropy()
+        most = f", most of all {listed(words, named)}" if named else ""
+        return f" To first order, the kept tokens pushed it {_way(words.push)}{most}."
+    cut, kept = (values(course.full, f"entropy_slope/{name}") for name in ("cut", "kept"))
+    if not (cut and kept) or fmean(cut) == 0:
+        return ""
+    return (
+        f" To first order, the kept tokens pushed it {_way(fmean(kept))} and the cut tokens would "
+        f"have pushed it {_way(fmean(cut))}, {abs(fmean(cut) / (fmean(kept) or 1)):.2g} times as "
+        f"much: the gate {'lowered' if fmean(cut) > 0 else 'raised'} it."
+    )
+
+
+def _way(slope: float) -> str:
+    return "up" if slope > 0 else "down"
+
+
+def _fell(course: Course, change: Change) -> str:
+    rising = values(course.rows, "gated/positive_above")
+    if not rising:
+        share = percent(change.last / change.first)
+        return (
+            f"entropy fell to {share} of its start: a wider upper bound (clip_higher), a smaller "
+            "learning rate, or an entropy bonus."
+        )
+    if fmean(rising) > mean(course.rows, "gated") / 2:
+        return (
+            "entropy has fallen by more than half, and the gate mostly cuts rewarded tokens whose "
+            "probability rises: try a wider upper bound (clip_higher, or atr with a larger delta)."
+        )
+    return (
+        "entropy has fallen by more than half, and the gate is not the cause: try a smaller "
+        "learning rate or an entropy bonus before another threshold."
+    )

@@ -1,0 +1,103 @@
+"""Every threshold of what is said of runs, once, with its name and its reason.
+
+Nothing else in `trustclip.findings` compares with a number of its own, and neither do the guards,
+which watch a training while it goes on (a test reads their source).
+"""
+
+# Gate: shares of gated tokens.
+#: Below this share a gate hardly acts: of 10,000 tokens it cuts none.
+SELDOM = 1e-4
+#: Above this one it limits every update, and a smaller step would be the honest way to do so.
+OFTEN = 0.2
+#: In updates that gate any token, the share at which a training has stopped (a guard).
+CLOSED = 0.5
+#: A kind of token is named if its gated share is this many times the mean.
+STANDS_OUT = 2.0
+#: Fewest tokens of a kind whose gated share is named: of fewer, one token is 2 % and more.
+TINY = 50
+#: Share of updates at a controller's limit above which its target is out of reach.
+AT_LIMIT = 0.5
+#: Fewest updates in each half of a run whose halves are compared.
+HALF = 4
+#: Mean log-ratio up to which a policy has not moved but for rounding, nats.
+STILL = 1e-5
+
+# Entropy: shares of its first value, once the change is clear of its noise.
+#: Below the one it counts as fallen, above the other as risen.
+FALLEN, RISEN = 0.5, 1.5
+#: Below this share it has collapsed (a guard): twenty healthy runs stay above.
+COLLAPSED = 0.05
+#: Fewest values whose scatter about a line is an estimate.
+SCATTERED = 4
+
+# Learning signal.
+#: Mean reward above which lower entropy and idle groups are expected: the problems are solved.
+SOLVED = 0.8
+#: Share of right answers above which a collapse of the entropy is none (a guard, which stays quiet
+#: about a run that may still be learning).
+MASTERED = 0.9
+#: Factor by which the reward counts as improved, and the length of completions as grown.
+IMPROVED, GROWN = 2.0, 1.5
+#: Share of groups, or of completions, without any advantage above which sampling is wasted.
+IDLE = 0.3
+#: Share of truncated completions above which rewards are partly about length.
+TRUNCATED = 0.1
+#: Share of truncated, unreadable or idle ones at the start of a run above which it cannot learn.
+HOPELESS = 0.8
+#: Share of truncated completions that leaves nothing to learn from (a guard).
+ALL_CUT = 0.95
+
+# Sampler: distances between sampler and trainer.
+#: Up to this distance (k3, nats per token) the two differ by rounding.
+ROUNDING = 1e-8
+#: From this one on (k3) they differ by more than half precision makes.
+LARGE = 5e-3
+#: The same for the mean absolute log-ratio, nats.
+ABSOLUTE = 0.1
+#: Effective sample size, share of the completions, below which few of them carry an update.
+FEW = 0.3
+#: Growth of the distance over a run that is worth a sentence.
+DRIFTED = 2.0
+#: Tokens named in a sentence, and listed in a table of each run.
+NAMED, LISTED = 3, 10
+
+# Scores.
+#: Corrected p up to which a difference counts as found, and the level of every interval.
+ALPHA, LEVEL = 0.05, 0.95
+#: A run has collapsed if it ends below this share of the best score it had, and the fall is
+#: significant by problem at this p: some unlucky samples are no collapse.
+KEPT, FELL = 0.7, 0.01
+#: From this many runs on, an interval of their mean covers about as often as it says although one
+#: run in four collapses (`collapses` of benchmarks/coverage.py).
+ENOUGH_RUNS = 10
+#: Entries of a list in a sentence, and sentences of one kind on a page; the rest are counted.
+SHOWN, EACH = 6, 3
+
+# Guards: patience, in consecutive rows, is 10 for generations and less for what cannot be chance.
+#: Updates over which the share of skipped ones is computed; a shorter run counts as `SHORTEST`.
+SKIP_WINDOW, SHORTEST = 50, 20
+#: Share of skipped updates above which a run ends: the cause is not a rare bad batch.
+MAX_SKIPPED = 0.1
+#: The initial entropy of a run is the median over this many first rows.
+FIRST_ROWS = 5
+#: A spike is this many times the largest of the rows before it, of which there must be enough.
+SPIKE, SPIKE_WINDOW, SPIKE_AFTER = 10.0, 50, 20
+#: Rows in a row that show a failure before it is reported.
+PATIENCE = {"entropy_collapse": 3, "constant_reward": 10, "truncated": 3, "gate_closed": 5}
+
+# Trends over generations: metrics of the sampler are noisy between generations, and every new one
+# is a new test, so these are far out (`benchmarks/sampler_guards.py` measures how often noise
+# passes them, and how soon a trend does).
+#: Generations that a trend is over, and the fewest of them.
+WINDOW, FEWEST = 60, 12
+#: Standard errors from which on a slope is no noise, and factor that the trend line covers.
+SIGNIFICANT, FACTOR = 6.0, 2.0
+#: A jump: this factor, and this many standard deviations (from the median absolute deviation),
+#: beyond the median of the generations before it, of which there must be enough.
+JUMP, DEVIATIONS, JUMP_AFTER = 3.0, 8.0, 8
+#: Distance of the sampler (k3, nats per token) below which its trend is not worth a warning, and a
+#: rise of entropy that matters, nats.
+LEAST_MISMATCH, LEAST_RISE = 1e-6, 0.2
+#: The same (mean absolute log-ratio, nats) for fresh samples: kernels alone make 1e-5, and half
+#: precision 0.03.
+LEAST_FRESH = 1e-4

@@ -1,0 +1,73 @@
+"""What a finding is: one entry of the one list that every rendering shows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["ok", "note", "warning", "fault"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is said of a run, or of several.
+
+    `trustclip explain`, the page, `trustclip compare` and the terminal of a training show the same
+    findings in the same words; what they add is where a finding stands.
+
+    Args:
+      kind: subject and name, ``"gate/never"``; the subject is that of the part of the page that
+        shows it.
+      severity: ``"ok"`` (as it should be), ``"note"`` (a fact), ``"warning"`` (it limits what the
+        run can show, or wastes some of it) or ``"fault"`` (what the run was for did not happen).
+      sentence: what was seen, in one or two sentences.
+      evidence: the figures that it rests on, by the names of their metrics.
+      advice: what to do about it, an imperative in small letters; empty if nothing.
+
+    Example:
+      >>> found = Finding("gate/never", "fault", "The gate never closed.", {"gated": 0.0})
+      >>> found.subject, found.line, found.advice
+      ('gate', 'The gate never closed.', '')
+    """
+
+    kind: str
+    severity: Severity
+    sentence: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    advice: str = ""
+
+    @property
+    def subject(self) -> str:
+        """The part of `kind` before the slash."""
+        return self.kind.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The part of `kind` after the slash, in words."""
+        return self.kind.partition("/")[2].replace("_", " ")
+
+    @property
+    def troubles(self) -> bool:
+        """Whether it is a warning or a fault."""
+        return self.severity in ("warning", "fault")
+
+    @property
+    def line(self) -> str:
+        """The sentence, and when it was said where that is not the end."""
+        if "step" not in self.evidence:
+            return self.sentence
+        at = (
+            "At the start"
+            if self.subject == "start"
+            else f"Warning at update {self.evidence['step']}"
+        )
+        return f"{at}: {self.sentence}"
+
+    @property
+    def text(self) -> str:
+        """Sentence and advice in one, where there is no second line for the advice.
+
+        Example:
+          >>> Finding("start/cut_off", "fault", "All answers are cut off.", {}, "raise it.").text
+          'All answers are cut off. Raise it.'
+        """
+        return f"{self.sentence} {self.advice[:1].upper()}{self.advice[1:]}".rstrip()

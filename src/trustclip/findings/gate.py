@@ -1,0 +1,376 @@
+"""The gate: whether it acted, on which tokens, and at which threshold."""
+
+from collections.abc import Iterator, Sequence
+from math import log
+from statistics import fmean
+
+import torch
+
+from trustclip.constraints import divergences
+from trustclip.findings.course import Course
+from trustclip.findings.facts import AT_LIMIT, HALF, OFTEN, SELDOM, STANDS_OUT, STILL, TINY
+from trustclip.findings.finding import Finding
+from trustclip.findings.rows import PREFIX, mean, percent, values
+from trustclip.runs.foreign.digest import Words
+from trustclip.runs.foreign.log import Log
+from trustclip.runs.jsonl import Row, read_jsonl
+
+_QUADRANTS = {
+    "positive_above": "rewarded tokens that had already become more likely (A > 0, ratio above 1)",
+    "positive_below": "rewarded tokens that had become less likely (A > 0, ratio below 1)",
+    "negative_above": "penalised tokens that had become more likely (A < 0, ratio above 1)",
+    "negative_below": "penalised tokens that had already become less likely (A < 0, ratio below 1)",
+}
+_KINDS = {
+    "p_old": "By old probability",
+    "position": "By quarter of the completion",
+    "entropy": "By entropy (nats)",
+}
+#: Losses of verl that log a clipped share of 0 whatever they do.
+_SILENT = ("sapo",)
+_WAYS = {
+    "TRL": "num_iterations or steps_per_generation",
+    "verl": "actor.ppo_epochs, or lower ppo_mini_batch_size",
+}
+
+
+def of_run(course: Course) -> Iterator[Finding]:
+    """Whether the constraint acted; if so, on what; and its threshold."""
+    yield from _state_of_log(course, course.log) if course.log else _state(course)
+    if course.run.tabled:  # means over all updates
+        return
+    if course.cut > 0:
+        yield from _quadrants(course)
+        for found in (_kinds(course), _when(course), _mass(course.full), _completions(course)):
+            yield from (Finding("gate/tokens", "note", text) for text in found)
+        if course.log is not None and course.log.digest:
+            yield from _words(course.log.digest.words)
+    yield from _threshold(course.full)
+    yield from _agreement(course.full)
+
+
+def _state(course: Course) -> Iterator[Finding]:
+    shares, off = course.gated, values(course.full, "off_policy")
+    seen = {"gated": course.cut}
+    if course.run.method is None or not course.rows:
+        return
+    if not course.full:
+        yield _nothing(course)
+    elif off and not any(off):
+        yield Finding(
+            "gate/ratio_1",
+            "fault",
+            "The constraint was inert: every token had ratio 1, where no constraint on the ratio "
+            "can act.",
+            {**seen, "off_policy": 0.0},
+            "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1.",
+        )
+    elif not course.cuts:
+        acted = f"; {percent(fmean(off))} of tokens had a ratio other than 1, where its weight "
+        yield Finding(
+            "gate/weights",
+            "note",
+            "This method reweights tokens and cuts none"
+            + (f"{acted}differs from that of the plain policy gradient." if off else "."),
+            seen,
+        )
+    elif not any(shares.values()):
+        updates = "" if course.run.tabled else f" in {_counted(len(shares), 'logged update')}"
+        yield Finding(
+            "gate/never",
+            "fault",
+            f"The constraint was inert: its gate closed on no token{updates}, so training was the "
+            "same as without a constraint.",
+            seen,
+            f"for a constraint that acts, tighten the threshold{_cutting(course)}.",
+        )
+    else:
+        yield _acting(course, "gate", "closed on at least one token", "logged update")
+
+
+def _nothing(course: Course) -> Finding:
+    if not course.moved:
+        text = (
+            "No update had anything to constrain: in every group all rewards were equal, so no "
+            "token had an advantage, and the policy did not move."
+        )
+        return Finding("gate/nothing", "fault", text)
+    return Finding("gate/unlogged", "note", "No update has logged what the constraint did.")
+
+
+def _acting(course: Course, noun: str, acted: str, counted: str) -> Finding:
+    """A gate that closed: how often, and whether that is hardly or too much."""
+    shares, cut = course.gated, course.cut
+    seldom = cut < SELDOM
+    text = f"The {noun} cut {percent(cut)} of tokens{', hardly a constraint' if seldom else ''}."
+    if len(shares) > 1:
+        closed = [step for step, share in shares.items() if share > 0]
+        top = max(shares, key=lambda step: shares[step])
+        text += (
+            f" It {acted} in {len(closed)} of {len(shares)} {counted}s, first in {course.unit} "
+            f"{closed[0]}; the largest share was {percent(shares[top])}, in {course.unit} {top}."
+        )
+    seen = {"gated": cut}
+    if seldom:
+        advice = f"for a constraint that acts, tighten the threshold{_cutting(course)}."
+        return Finding("gate/seldom", "warning", text, seen, advice)
+    if cut <= OFTEN:
+        return Finding("gate/acted", "ok", text, seen)
+    if course.rose:
+        text += " It limits every update; the run improved all the same."
+        return Finding("gate/often", "note", text, seen)
+    wider = "" if course.log else ", or widen the threshold"
+    fewer = "take fewer updates per generation"
+    advice = (
+        f"{percent(cut)} of tokens were cut, so the {noun} limits every update: lower the learning "
+        f"rate, {fewer if wider else f'or {fewer}'}{wider}."
+    )
+    return Finding("gate/often", "warning", text, seen, advice)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
+    """Whether the constraint of another trainer acted, as far as its log says."""
+    shares, schedule = course.gated, log.schedule
+    moved = values(log.rows, "k1")
+    once = schedule if schedule is not None and schedule.updates <= 1 else None
+    still = not moved or max(map(abs, moved)) < STILL
+    if once and still and not any(shares.values()):
+        count = _counted(len(shares), course.unit)
+        zero = f", and the clipped share was 0 in all {count}" if shares else ""
+        text = (
+            f"The constraint was inert: there was one update per generation ({once.basis}), "
+            f"so every token had ratio 1, where no constraint on the ratio can act{zero}."
+        )
+        seen = {"updates_per_generation": once.updates, **({"gated": 0.0} if shares else {})}
+        yield Finding("gate/ratio_1", "fault", text, seen, _raise(log) if shares else "")
+    elif not shares:
+        capped = values(log.rows, "weight_capped", prefix="")
+        yield Finding(
+            "gate/capped" if capped else "gate/unknown",
+            "note",
+            f"The constraint capped the weight of {percent(fmean(capped))} of tokens."
+            if capped
+            else "Whether the constraint acted is not in this log: it has no share of clipped "
+            "tokens.",
+        )
+    elif any(shares.values()):
+        found = _acting(course, "constraint", "acted", course.unit)
+        yield Finding(found.kind, found.severity, found.sentence + _pace(log), found.evidence,
+                      found.advice)  # fmt: skip
+    else:
+        yield _never(course, log, still=bool(moved) and still)
+
+
+def _pace(log: Log) -> str:
+    """What the number of updates per generation says of a constraint that acted."""
+    if log.schedule is None:
+        return ""
+    if log.schedule.updates > 1:
+        return (
+            f" There were {log.schedule.updates:.3g} updates per generation "
+            f"({log.schedule.basis}), of which the first is at ratio 1."
+        )
+    return (
+        f" With one update per generation ({log.schedule.basis}) the ratio is not of this update: "
+        "the sampler, or old log-probabilities of another pass, differ."
+    )
+
+
+def _never(course: Course, log: Log, *, still: bool) -> Finding:
+    """A constraint that cut nothing: why, as far as the log says."""
+    mode, schedule = log.settings.get("loss_mode"), log.schedule
+    if mode in _SILENT:
+        text = (
+            f"Whether the constraint acted is not in this log: verl's loss {mode} logs a clipped "
+            "share of 0 whatever it does."
+        )
+        return Finding("gate/unknown", "note", text)
+    text = "The constraint was inert: the share of clipped tokens was 0 in all "
+    text += _counted(len(course.gated), course.unit)
+    if still:
+        text += ", and the mean log-ratio was 0: every token had ratio 1."
+    elif schedule is not None:
+        text += (
+            f", although there were {schedule.updates:.3g} updates per generation "
+            f"({schedule.basis}): no ratio reached a bound."
+        )
+    else:
+        text += ". Whether every ratio was 1, or the bounds are wide, is not in this log."
+    return Finding("gate/never", "fault", text, {"gated": 0.0}, _raise(log))
+
+
+def _raise(log: Log) -> str:
+    """What to do about a clipped share of 0."""
+    why = f" ({log.schedule.basis})" if log.schedule else ""
+    if log.schedule is not None and log.schedule.updates > 1:
+        return (
+            f"the clipped share was 0 throughout{why}: the bounds are wider than what the policy "
+            "moves; a constraint with a smaller threshold would act."
+        )
+    return (
+        f"the clipped share was 0 throughout{why}, so the constraint explains nothing of this run. "
+        f"For one that acts, raise {_WAYS.get(log.trainer, 'the number of passes')}, so that each "
+        "generation is used for two updates or more."
+    )
+
+
+def _quadrants(course: Course) -> Iterator[Finding]:
+    """Which tokens were cut, where at least two kinds are told apart."""
+    rows = course.full or course.rows
+    named = {n: fmean(v) for n in _QUADRANTS if (v := values(rows, f"gated/{n}"))}
+    total = sum(named.values())
+    if not course.full and (len(named) < 2 or not total):
+        return
+    ordered = sorted(named, key=lambda name: -named[name])
+    parts = [f"{100 * named[n] / total:.0f} % were {_QUADRANTS[n]}" for n in ordered if named[n]]
+    text = "Of the tokens cut, " + ("; ".join(parts) or "all were at ratio 1") + "."
+    evidence = {f"gated/{name}": share for name, share in named.items()}
+    yield Finding("gate/quadrants", "note", text, evidence)
+
+
+def _kinds(course: Course) -> Iterator[str]:
+    rows = course.full
+    for kind, title in _KINDS.items():
+        prefix = f"{PREFIX}gated/{kind}_"
+        names = list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
+        found = {n.removeprefix(prefix): _of_kind(rows, n.removeprefix(PREFIX)) for n in names}
+        shares = {name: share for name, (share, n) in found.items() if n is None or n >= TINY}
+        if not shares:
+            continue
+        ordered = sorted(shares, key=lambda name: float(name.partition("_")[0]))
+        listed = ", ".join(
+            f"{percent(shares[name])} of {_named(kind, name)}"
+            + ("" if (many := found[name][1]) is None else f" (n = {many:,})")
+            for name in ordered
+        )
+        most = max(shares, key=lambda name: shares[name])
+        times = shares[most] / mean(rows, "gated")
+        highest = f" The highest share, {times:.1f} times the mean: {_named(kind, most)}."
+        yield f"{title}, the gate cut {listed}.{highest if times > STANDS_OUT else ''}"
+
+
+def _of_kind(rows: Sequence[Row], name: str) -> tuple[float, int | None]:
+    """Gated share of a kind of token over all updates, and the number of such tokens if logged."""
+    share, count = PREFIX + name, PREFIX + name.replace("gated", "tokens", 1)
+    pairs = [(row[share], row[count]) for row in rows if share in row and row.get(count)]
+    if not pairs:
+        return mean(rows, name), None
+    tokens = sum(n for _, n in pairs)
+    return sum(gated * n for gated, n in pairs) / tokens, round(tokens)
+
+
+def _named(kind: str, name: str) -> str:
+    if kind == "position":
+        return f"quarter {name}"
+    low, _, high = name.partition("_")
+    return f"those above {low}" if high == "inf" else f"those from {low} to {high}"
+
+
+def _when(course: Course) -> Iterator[str]:
+    half = len(course.full) // 2
+    if half >= HALF:
+        early, late = (mean(part, "gated") for part in (course.full[:half], course.full[half:]))
+        yield (
+            f"In the first half of training it cut {percent(early)}, in the second {percent(late)}."
+        )
+
+
+def _mass(rows: Sequence[Row]) -> Iterator[str]:
+    if values(rows, "advantage_cut"):
+        cut, gated = mean(rows, "advantage_cut"), mean(rows, "gated")
+        yield (
+            f"The cut tokens carried {percent(cut)} of the total absolute advantage, "
+            f"{cut / gated:.1f} times their share of tokens."
+        )
+
+
+def _completions(course: Course) -> Iterator[str]:
+    """Which completions were affected, from the gated share of each in each update."""
+    path = course.run.path / "gates.jsonl"
+    rows = read_jsonl(path) if course.log is None and path.exists() else []
+    every = [
+        (share, row["step"], row["generated"][i], row["index"][i])
+        for row in rows
+        for i, share in enumerate(row["gated"])
+    ]
+    if hit := [entry for entry in every if entry[0] > 0]:
+        share, step, generated, index = max(hit)
+        yield (
+            f"It cut tokens in {percent(len(hit) / len(every))} of completions. The most affected "
+            f"was number {index} of the generation after update {generated}: {percent(share)} of "
+            f"its tokens were cut in update {step}."
+        )
+
+
+def _words(words: Words) -> Iterator[Finding]:
+    """Which words were cut most often."""
+    for kind, named in (
+        ("Most cuts", words.cut()),
+        ("Of the cut tokens with A > 0, most", words.cut(positive=True)),
+    ):
+        if named:
+            yield Finding("gate/words", "note", f"{kind} were of {listed(words, named)}.")
+
+
+def listed(words: Words, named: Sequence[tuple[str | int, float]]) -> str:
+    """Words with their shares of something, beside those of all tokens."""
+    parts = []
+    for word, share in named:
+        shown = repr(word) if isinstance(word, str) else f"token {word}"
+        parts.append(f"{shown} ({percent(share)}; {percent(words.share(word))} of all tokens)")
+    return ", ".join(parts)
+
+
+def _cutting(course: Course) -> str:
+    """A threshold that would have acted, from the observed ratios."""
+    if course.log is not None:
+        return ""
+    low, high = (values(course.full, f"ratio_q{q}") for q in ("01", "99"))
+    if not (low and high):
+        return ": use the controller target_gate to reach a chosen share of gated tokens"
+    reached = min(
+        divergences.k3(torch.tensor(log(fmean(bound)), dtype=torch.float64)).item()
+        for bound in (low, high)
+    )
+    return (
+        f": atr with delta {reached:.2g} would cut about 1 % of tokens, and the controller "
+        "target_gate finds the threshold for a chosen share"
+    )
+
+
+def _threshold(rows: Sequence[Row]) -> Iterator[Finding]:
+    prefix = PREFIX + "threshold/"
+    keys = dict.fromkeys(k.removeprefix(prefix) for row in rows for k in row if prefix in k)
+    for name in (key for key in keys if "/" not in key):
+        found = values(rows, f"threshold/{name}")
+        text = (
+            f"The threshold {name} changed from {found[0]:.3g} to {found[-1]:.3g} and stayed "
+            f"between {min(found):.3g} and {max(found):.3g}."
+        )
+        yield Finding("gate/threshold", "note", text, {f"threshold/{name}": found[-1]})
+        limited = values(rows, f"threshold/{name}/at_limit")
+        if limited and fmean(limited) > AT_LIMIT:
+            yield Finding(
+                "gate/at_limit",
+                "warning",
+                f"In {percent(fmean(limited))} of the updates {name} was at its controller's "
+                "limit, where the target cannot be held.",
+                {f"threshold/{name}/at_limit": fmean(limited)},
+                f"give {name} another `low` or `high`.",
+            )
+
+
+def _agreement(rows: Sequence[Row]) -> Iterator[Finding]:
+    precision, recall = (values(rows, f"agreement/{name}") for name in ("precision", "recall"))
+    if precision and recall:
+        text = (
+            "The exact KL divergence at the same threshold would also have cut "
+            f"{percent(fmean(precision))} of the tokens that were cut; {percent(fmean(recall))} of "
+            "the tokens that it would have cut were cut."
+        )
+        seen = {"agreement/precision": fmean(precision), "agreement/recall": fmean(recall)}
+        yield Finding("gate/agreement", "note", text, seen)

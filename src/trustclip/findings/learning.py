@@ -1,0 +1,215 @@
+"""The way to the end: area under the learning curve, collapses, and time to a score."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+
+from trustclip import stats
+from trustclip.findings.evaluated import collapsed, mean_of
+from trustclip.findings.groups import Group, shared_answers
+from trustclip.runs.run import Evaluation, Run
+from trustclip.stats import curves
+from trustclip.stats.equivalence import paired_runs
+from trustclip.stats.scores import Floats
+
+#: A number with its interval, and a p-value where it is a difference; None where it is not known.
+Number = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How the runs of a group came to their ends. Scores are Mean@K, in shares of 1.
+
+    Args:
+      runs: of the group, finished.
+      area: under the learning curve, mean over runs.
+      area_minus: minus that of the reference, with ``p`` and ``p_holm``; None for the reference.
+      collapsed: share of runs, with Clopper and Pearson's interval.
+      reached: share of runs that reached the threshold, likewise; None without a threshold.
+      time: updates until then, those of runs that never did counted to their ends.
+      time_minus: minus those of the reference, paired by seed.
+    """
+
+    runs: int
+    area: Number | None
+    area_minus: Number | None
+    collapsed: Number
+    reached: Number | None = None
+    time: Number | None = None
+    time_minus: Number | None = None
+
+
+def evaluated(run: Run) -> list[Evaluation]:
+    """The evaluations that make a learning curve: those at known updates, from the first one on."""
+    return [e for e in run.evaluations if e.step is not None and e.metrics]
+
+
+def area_of(run: Run) -> float | None:
+    """Area under the learning curve of a run; None with fewer than two evaluations."""
+    found = evaluated(run)
+    if len(found) < 2:
+        return None
+    return curves.area([e.step or 0 for e in found], [mean_of(e) for e in found])
+
+
+def beside(run: Run) -> dict[str, float | bool | None]:
+    """Mean@K of a run at its end and at best, its area, and whether it collapsed."""
+    return {
+        "end": None if run.final is None else mean_of(run.final),
+        "best": max(map(mean_of, run.trained), default=None),
+        "area": area_of(run),
+        "collapsed": collapsed(run),
+    }
+
+
+def time_of(run: Run, reaches: float) -> float:
+    """Updates until an evaluation of a run first has this score; nan for never."""
+    found = evaluated(run)
+    return curves.reached([e.step or 0 for e in found], [mean_of(e) for e in found], reaches)
+
+
+def threshold(groups: Sequence[Group], given: float | None = None) -> float | None:
+    """The score whose time is measured: the one given, or that of the suite; None for neither.
+
+    Raises:
+      ValueError: it is not in (0, 1].
+    """
+    named = [run.entry.get("reaches") for group in groups for run in group.runs]
+    found = given if given is not None else next((one for one in named if one is not None), None)
+    if found is not None and not 0 < found <= 1:
+        raise ValueError(f"`reaches` is a share of right answers in (0, 1], e.g. 0.9; got {found}.")
+    return found
+
+
+def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | None]:
+    """What is known of each group; None where no run has ended with two evaluations.
+
+    Areas are compared like final scores: by problem and, where there are several, by seed. Holm's
+    correction is over all groups of all settings.
+
+    Args:
+      groups: of any settings, each setting with its reference.
+      reaches: score whose time is measured, a share of 1.
+    """
+    references = {group.setting: group for group in groups if group.is_reference}
+    pairs = [
+        None if group.is_reference else _common(_kept(group), _kept(references[group.setting]))
+        for group in groups
+    ]
+    areas = [None if pair is None else _area_minus(*pair) for pair in pairs]
+    times = [
+        None if pair is None or reaches is None else _time_minus(*pair, reaches) for pair in pairs
+    ]
+    return [
+        _of(group, area, time, reaches)
+        for group, area, time in zip(groups, _corrected(areas), _corrected(times), strict=True)
+    ]
+
+
+def _kept(group: Group) -> list[Run]:
+    """Finished runs with a learning curve."""
+    return [run for run in group.scored if run.finished and len(evaluated(run)) > 1]
+
+
+def _common(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Runs of the same seeds."""
+    a, b = ({run.seed: run for run in runs} for runs in (ours, theirs))
+    shared = [seed for seed in a if seed in b]
+    return [a[seed] for seed in shared], [b[seed] for seed in shared]
+
+
+def _of(
+    group: Group, area: Number | None, time: Number | None, reaches: float | None
+) -> Learning | None:
+    runs = _kept(group)
+    if not runs:
+        return None
+    own = _area(runs)
+    if own is not None and group.unsteady:
+        own = {**own, "low": None, "high": None}
+    fallen = _rate([collapsed(run) for run in runs])
+    if reaches is None:
+        return Learning(len(runs), own, area, fallen)
+    hits = _rate([not isnan(time_of(run, reaches)) for run in runs])
+    return Learning(len(runs), own, area, fallen, hits, _time(runs, reaches), time)
+
+
+def _rate(hits: Sequence[bool]) -> Number:
+    """Share of runs; one run has no interval worth a number."""
+    found = vars(stats.rate_interval(sum(hits), len(hits)))
+    return found if len(hits) > 1 else {**found, "low": None, "high": None}
+
+
+def _times(runs: Sequence[Run], reaches: float) -> Floats:
+    return curves.restricted([time_of(run, reaches) for run in runs], [r.last_step for r in runs])
+
+
+def _time(runs: Sequence[Run], reaches: float) -> Number:
+    """Restricted mean of the times; its interval, within the run, needs times that differ."""
+    found, end = _times(runs, reaches), max(run.last_step for run in runs)
+    mean = float(found.mean())
+    if len(set(found)) < 2:
+        return {"value": mean, "low": None, "high": None}
+    interval = stats.RunSummary.of(found).interval()
+    return {"value": mean, "low": max(interval.low, 0.0), "high": min(interval.high, float(end))}
+
+
+def _area(runs: Sequence[Run]) -> Number | None:
+    """Mean over runs, with the interval of their answers where these are known."""
+    counted, strata = tallies(runs)
+    if counted is not None:
+        return vars(stats.mean_interval(counted, strata))
+    values = [value for run in runs if (value := area_of(run)) is not None]
+    return {"value": sum(values) / len(values), "low": None, "high": None} if values else None
+
+
+def tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
+    """Answers whose share is the area, [runs, problems], and the tasks of the problems.
+
+    None where runs were evaluated at different updates or on different problems.
+    """
+    curves_of = [evaluated(run) for run in runs]
+    steps = [[e.step or 0 for e in found] for found in curves_of]
+    if not runs or any(own != steps[0] for own in steps):
+        return None, []
+    answers, strata = shared_answers([e for found in curves_of for e in found])
+    if not answers:
+        return None, []
+    many = len(steps[0])
+    by_update = [stats.tally(answers[i::many]) for i in range(many)]
+    return curves.area_tally(steps[0], by_update), strata
+
+
+def _area_minus(ours: Sequence[Run], theirs: Sequence[Run]) -> Number | None:
+    counted, strata = tallies([*ours, *theirs])
+    if counted is None:
+        return None
+    many = len(ours)
+    a = stats.Tally(counted.right[:many], counted.total[:many])
+    b = stats.Tally(counted.right[many:], counted.total[many:])
+    if (a.right == b.right).all():
+        return {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    return vars(stats.paired_difference(a, b, strata, same_seeds=True))
+
+
+def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> Number | None:
+    """Difference of the times, paired by seed.
+
+    Times are those of evaluations, and may differ by the same in every seed: p is no less than
+    that of the signs alone, and without any spread there is no interval.
+    """
+    if len(ours) < 2:
+        return None
+    gaps = stats.RunSummary.of(_times(ours, reaches) - _times(theirs, reaches))
+    found, end = paired_runs(gaps), max(run.last_step for run in [*ours, *theirs])
+    p = max(found.p, 2.0 ** (1 - gaps.runs))
+    if not gaps.std:
+        return {"value": found.value, "low": None, "high": None, "p": p}
+    return {"value": found.value, "low": max(found.low, -end), "high": min(found.high, end), "p": p}
+
+
+def _corrected(found: Sequence[Number | None]) -> list[Number | None]:
+    """Differences with Holm's p of all that there are."""
+    p_values = [d["p"] for d in found if d is not None and d["p"] is not None]
+    adjusted = iter(stats.holm(p_values).tolist())
+    return [None if d is None else {**d, "p_holm": next(adjusted)} for d in found]

@@ -1,0 +1,105 @@
+"""The list of all that is said of one run: its subjects, in the order in which they are read."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from trustclip.findings import (
+    entropy,
+    gate,
+    guards,
+    movement,
+    sampler,
+    scores,
+    shadows,
+    signals,
+    start,
+)
+from trustclip.findings.course import Course
+from trustclip.findings.finding import Finding
+from trustclip.findings.groups import describe
+from trustclip.findings.rows import values
+from trustclip.runs.run import Run
+
+Subject = Callable[[Course], Iterable[Finding]]
+
+#: What is said of a run, in this order. A new subject is one file and its entry here.
+SUBJECTS: tuple[Subject, ...] = (
+    lambda course: start.of_run(course.run),
+    gate.of_run,
+    movement.of_run,
+    entropy.of_run,
+    sampler.of_run,
+    signals.of_run,
+    scores.of_run,
+    shadows.of_run,
+    guards.of_run,
+)
+#: Of a row of a table of runs, where all updates are one row of means.
+OF_MEANS: tuple[Subject, ...] = (gate.of_run, scores.of_run, shadows.of_run, guards.of_run)
+#: Metrics of ours without which a log says nothing of a constraint.
+_READ = ("gated", "k1", "k3", "ratio_q99", "sampler/k3", "sampler/abs")
+
+
+def of_run(run: Run) -> list[Finding]:
+    """All that is said of a run: on the page, by ``trustclip explain``, at the end of a training.
+
+    Args:
+      run: a run directory, another trainer's log, or a row of a table of runs.
+    """
+    course = Course(run)
+    found = [_subject(course)]
+    for subject in OF_MEANS if run.tabled else SUBJECTS:
+        found += subject(course)
+    return [*found, *_usual(course, found), *_of_files(course)]
+
+
+def _subject(course: Course) -> Finding:
+    """What was read."""
+    run, log, rows = course.run, course.log, course.rows
+    state = "" if run.finished else ", unfinished"
+    if log is not None:
+        size = f"{len(log.rows)} {course.unit}{'s' * (len(log.rows) != 1)}"
+        if log.digest:
+            size += f", {log.digest.completions:,} completions, {log.digest.tokens:,} tokens"
+        text = f"{run.name}: {log.trainer}, {log.kind}, {size}{state}."
+    elif run.method is None:
+        steps = max((row["step"] for row in run.metrics.get("sft", ())), default=0)
+        tuned = f"{steps} steps" if steps and not run.evaluations else "an evaluation"
+        many = f"{run.last_step} updates" if rows else tuned
+        state = state if rows else ""
+        text = f"{run.name}: {run.command} of {run.model}, {many}{state}. It has no constraint."
+    elif not rows:
+        text = f"{run.name}: {describe(run.method)} on {run.model}, no update logged yet."
+    else:
+        many = f"{run.last_step} update{'s' * (run.last_step != 1)}"
+        text = f"{run.name}: {describe(run.method)} on {run.model}, {many}{state}."
+    return Finding("run/subject", "note", text, {"updates": run.last_step})
+
+
+def _usual(course: Course, found: Iterable[Finding]) -> Iterator[Finding]:
+    """That nothing calls for advice, of a run whose constraint could have called for some."""
+    kinds = {one.kind for one in found}
+    if course.run.tabled or any(one.troubles or one.advice for one in found):
+        return
+    if course.log is not None:
+        if any(values(course.rows, name) for name in _READ):
+            yield Finding("run/usual", "ok", "Nothing unusual in what this log holds.")
+        else:
+            text = "Nothing can be said of the constraint, good or bad."
+            advice = "log a share of clipped tokens, a ratio or a distance from the sampler."
+            yield Finding("run/unknown", "warning", text, {}, advice)
+    elif "entropy/solved" in kinds:
+        text = "Nothing unusual: entropy fell as answers became correct."
+        yield Finding("run/usual", "ok", text)
+    elif course.full and "gate/often" not in kinds:
+        advice = "compare with other methods over several seeds (trustclip suite)."
+        yield Finding("run/usual", "ok", "Nothing unusual.", {}, advice)
+
+
+def _of_files(course: Course) -> Iterator[Finding]:
+    """The state of another trainer's files, and what they cannot answer."""
+    if course.log is not None:
+        for remark in course.log.remarks:
+            yield Finding("files/remark", "note", f"About the files: {remark}.")
+        if course.log.unknown:
+            text = f"Not in this log: {'; '.join(course.log.unknown)}."
+            yield Finding("files/unknown", "note", text)

@@ -1,0 +1,193 @@
+"""The sampler: how far it is from the trainer, on which tokens, and what follows."""
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from trustclip.constraints.base import Trait
+from trustclip.findings.course import Course
+from trustclip.findings.facts import (
+    ABSOLUTE,
+    DRIFTED,
+    FEW,
+    LARGE,
+    LISTED,
+    NAMED,
+    ROUNDING,
+    STILL,
+)
+from trustclip.findings.finding import Finding
+from trustclip.findings.rows import PREFIX, ends, mean, percent, values
+from trustclip.runs.jsonl import Row, read_jsonl
+from trustclip.runs.run import Run
+
+_ESS = "sampler/current/sequence_ess"
+
+
+def of_run(course: Course) -> Iterator[Finding]:
+    """What the run says of its sampler; nothing where that reported no log-probabilities."""
+    for row in course.run.metrics.get("sampler", ()):
+        yield Finding("sampler/start", "note", f"Before the first update: {row.get('text')}")
+    if not course.full:
+        yield from _differs(course)
+        return
+    rows = course.full
+    if not values(rows, "sampler/k3"):
+        return
+    distance = _distance(course)
+    yield distance
+    if mean(rows, "sampler/k3") <= ROUNDING:
+        return
+    if sizes := values(rows, _ESS):
+        few = min(sizes) < FEW
+        yield Finding(
+            "sampler/few" if few else "sampler/ess",
+            "warning" if few else "note",
+            "Whole completions weighed against the sampler had an effective sample size of "
+            f"{percent(min(sizes))} of their number at least, {percent(fmean(sizes))} on average.",
+            {_ESS: min(sizes)},
+            "few completions carried some updates: lower the policy lag or the learning rate, or "
+            "mask sequences that are far off (icepop with level 'sequence', opsm, trm)."
+            if few and not distance.advice
+            else "",
+        )
+    for text in (*_gated(rows), *_lags(rows), *_worst(course.run)):
+        yield Finding("sampler/tokens", "note", text)
+
+
+def _gated(rows: Sequence[Row]) -> Iterator[str]:
+    old, rollout = (values(rows, f"sampler/gated_{name}") for name in ("old", "rollout"))
+    if old and rollout:
+        yield (
+            f"Measured against the proximal policy the gate closes on {percent(fmean(old))} of "
+            f"tokens, measured against the sampler on {percent(fmean(rollout))}."
+        )
+
+
+def _distance(course: Course) -> Finding:
+    """The distance of the sampler beside that which the policy moved."""
+    rows = course.full
+    differs, moved = mean(rows, "sampler/k3"), mean(rows, "k3")
+    identical = percent(mean(rows, "sampler/identical_share"))
+    seen = {"sampler/k3": differs, "k3": moved}
+    if differs <= ROUNDING:
+        text = (
+            "The sampler is the trainer's policy but for rounding (sampler/k3 "
+            f"{differs:.2g} nats; {identical} of tokens identical to the bit)."
+        )
+        return Finding("sampler/exact", "ok", text, seen)
+    first, last = ends(values(rows, "sampler/k3"))
+    grown = f", from {first:.2g} at first to {last:.2g} at last" if last > DRIFTED * first else ""
+    larger = "the sampler" if differs > moved else "the policy's own movement"
+    text = (
+        f"Proximal policy and sampler differ by {differs:.2g} nats per token (k3){grown}, "
+        f"{mean(rows, 'sampler/abs'):.2g} nats of log-probability on average, {identical} of "
+        f"tokens identical; the policy moved by {moved:.2g} nats (k3), so the larger part is "
+        f"{larger}."
+    )
+    if differs <= LARGE or (course.log is None and differs <= moved):
+        return Finding("sampler/distance", "note", text, seen)
+    return Finding("sampler/far", "warning", text, seen, _cure(course, "k3", differs, LARGE))
+
+
+def _differs(course: Course) -> Iterator[Finding]:
+    """Whether the sampler of a log differs, from whichever measure that has."""
+    rows = course.rows
+    k3, k1, absolute, largest = (
+        values(rows, f"sampler/{name}") for name in ("k3", "k1", "abs", "abs_max")
+    )
+    if course.log is None or not (k3 or k1 or absolute):
+        return
+    parts = [f"{max(fmean(k3), 0.0):.2g} nats per token (k3)"] if k3 else []
+    parts += [f"a mean absolute log-ratio of {fmean(absolute):.2g}"] if absolute else []
+    parts += [f"{fmean(k1):.2g} nats per token (k1)"] if k1 and not k3 else []
+    most = f", at most {max(largest):.2g} on a token" if largest else ""
+    listed = f"{', '.join(parts)}{most}"
+    means = {n: fmean(v) for n, v in (("k3", k3), ("abs", absolute), ("k1", k1)) if v}
+    seen = {f"sampler/{name}": value for name, value in means.items()}
+    limits = {"k3": ROUNDING, "abs": STILL, "k1": STILL}
+    if all(max(map(abs, values(rows, f"sampler/{n}"))) <= limits[n] for n in means):
+        text = f"The sampler is the trainer's policy but for rounding: {listed}."
+        yield Finding("sampler/exact", "ok", text, seen)
+        return
+    first, last = ends(k3 or absolute or k1)
+    grew = first > 0 and last > DRIFTED * first
+    grown = f"; it grew from {first:.2g} to {last:.2g}" if grew else ""
+    text = f"The sampler differs from the trainer by {listed}{grown}."
+    for name, limit in (("k3", LARGE), ("abs", ABSOLUTE)):
+        if means.get(name, 0.0) > limit:
+            advice = _cure(course, name, means[name], limit)
+            yield Finding("sampler/far", "warning", text, seen, advice)
+            return
+    yield Finding("sampler/distance", "note", text, seen)
+
+
+def _cure(course: Course, name: str, differs: float, limit: float) -> str:
+    if course.log is not None:
+        return (
+            f"the sampler differs by {differs:.2g} nats ({name}, limit {limit}): compare "
+            "precisions and weights of the two engines, then correct for it (tis, icepop)."
+        )
+    corrects = course.method is not None and Trait.CORRECTS_SAMPLER in course.method.traits
+    cure = (
+        f", which {course.method.name} corrects for but does not mend."
+        if course.method is not None and corrects
+        else "; what remains, correct for (tis, icepop, or anchor 'rollout')."
+    )
+    return (
+        "the sampler is further from the proximal policy than that moved. Find out why: trustclip "
+        f"doctor --sampler for another engine or precision, the lag for stale samples{cure}"
+    )
+
+
+def _lags(rows: Sequence[Row]) -> Iterator[str]:
+    """Both distances by lag, where completions of several ages were trained on."""
+    prefix = f"{PREFIX}sampler/k3/"
+    found = list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
+    lags = sorted((key.removeprefix(prefix) for key in found), key=_first_lag)
+    if len(lags) < 2:
+        return
+    parts = [
+        f"{in_words(lag)}: {mean(rows, f'k3/{lag}'):.2g} moved, "
+        f"{mean(rows, f'sampler/k3/{lag}'):.2g} sampler"
+        for lag in lags
+    ]
+    yield f"By updates since a completion was sampled, in nats (k3): {'; '.join(parts)}."
+
+
+def _first_lag(name: str) -> int:
+    return int(name.removeprefix("lag_").partition("_")[0])
+
+
+def in_words(name: str) -> str:
+    """Updates since sampling, from the name of a bucket.
+
+    Example:
+      >>> [in_words(name) for name in ("lag_0", "lag_3_4", "lag_17_inf")]
+      ['0', '3 to 4', '17 and more']
+    """
+    low, _, high = name.removeprefix("lag_").partition("_")
+    return f"{low} and more" if high == "inf" else f"{low} to {high}" if high else low
+
+
+def _worst(run: Run) -> Iterator[str]:
+    if tokens := worst_tokens(run)[:NAMED]:
+        listed = "; ".join(
+            f"{token['text']!r} (place {token['position']} of completion {token['index']} sampled "
+            f"after update {token['generated']}: trainer {token['logp_old']:.3g}, sampler "
+            f"{token['logp_rollout']:.3g})"
+            for token in tokens
+        )
+        yield f"They agree least on: {listed}."
+
+
+def worst_tokens(run: Run) -> list[dict[str, Any]]:
+    """The tokens of the run on which trainer and sampler agree least, each place once."""
+    path = run.path / "gates.jsonl"
+    rows = read_jsonl(path) if path.exists() else []
+    found = {
+        (token["generated"], token["index"], token["position"]): token
+        for row in rows
+        for token in row.get("worst", ())
+    }
+    return sorted(found.values(), key=lambda t: -abs(t["logp_old"] - t["logp_rollout"]))[:LISTED]

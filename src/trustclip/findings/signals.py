@@ -1,0 +1,89 @@
+"""The learning signal: rewards, groups that teach nothing, truncated completions, lengths."""
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from trustclip.findings import start
+from trustclip.findings.course import Course
+from trustclip.findings.facts import GROWN, IDLE, TRUNCATED
+from trustclip.findings.finding import Finding
+from trustclip.findings.rows import ends, percent, values
+
+
+def of_run(course: Course) -> Iterator[Finding]:
+    """What the updates could learn from."""
+    if reward := course.reward:
+        first, last = ends(reward)
+        text = (
+            f"The mean reward went from {first:.3g} to {last:.3g}."
+            if any(value != reward[0] for value in reward)
+            else f"The mean reward was {first:.3g} in every update that logged it."
+        )
+        yield Finding("signal/reward", "note", text, {"reward": last})
+    hopeless = bool(start.of_run(course.run))  # which has its own advice
+    yield from _idle(course, hopeless)
+    if broken := [share for share in values(course.rows, "nonfinite") if share]:
+        text = f"Up to {percent(max(broken))} of tokens hold a number that is not finite."
+        yield Finding("signal/nonfinite", "warning", text, {"nonfinite": max(broken)})
+    yield from _lengths(course, hopeless)
+
+
+def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
+    """Groups, or where these are not logged completions, without an advantage."""
+    groups = values(course.rows, "frac_reward_zero_std", prefix="")
+    idle = groups or values(course.rows, "completions/zero_advantage", prefix="")
+    share, kind = fmean(idle) if idle else 0.0, "groups" if groups else "completions"
+    if groups and share:
+        text = (
+            f"In {percent(share)} of groups all rewards were equal, so their tokens had no "
+            f"advantage (at the end {percent(ends(groups)[1])})."
+        )
+    elif groups:
+        text = "In no group were all rewards equal."
+    elif share:
+        text = f"{percent(share)} of completions had advantage 0 on every token."
+    else:
+        return
+    advice = (
+        f"{percent(share)} of {kind} gave no advantage: "
+        + ("look at completions and their rewards (samples.jsonl, trustclip report), then "
+           if share == 1 and course.log is None else "")
+        + "problems of medium difficulty, or more completions per prompt."
+    )  # fmt: skip
+    wasted = share > IDLE and not course.solved and not hopeless
+    yield Finding(
+        "signal/idle",
+        "warning" if wasted else "note",
+        text,
+        {"frac_reward_zero_std" if groups else "completions/zero_advantage": share},
+        advice if wasted else "",
+    )
+
+
+def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:
+    cut, length = (
+        values(course.rows, f"completions/{name}", prefix="")
+        for name in ("clipped_ratio", "mean_length")
+    )
+    if cut:
+        first, last = ends(cut)
+        text = f"Truncated completions: {percent(first)} at the start, {percent(last)} at the end."
+        growing = bool(length) and ends(length)[1] > GROWN * ends(length)[0]
+        advice = (
+            f"{percent(last)} of completions were truncated at the end"
+            f"{', and length is growing' if growing else ''}: a larger limit, or masking truncated "
+            "completions."
+        )
+        often = last > TRUNCATED and not hopeless
+        seen = {"completions/clipped_ratio": last}
+        yield Finding(
+            "signal/truncated", "warning" if often else "note", text, seen,
+            advice if often else "",
+        )  # fmt: skip
+    if length:
+        first, last = ends(length)
+        course_of = (
+            f"stayed at {last:.4g}" if first == last else f"went from {first:.4g} to {last:.4g}"
+        )
+        text = f"The mean length of completions {course_of} tokens."
+        yield Finding("signal/length", "note", text, {"completions/mean_length": last})

@@ -15,7 +15,7 @@ import torch
 import trl.generation.vllm_generation as generation
 import vllm.model_executor.layers.utils as layers  # pyright: ignore[reportMissingImports]
 
-MADE = generation.LLM
+MADE: Any = vars(generation)["LLM"]
 
 
 def keep(layer: Any, remove_weight: bool = False) -> None:
@@ -37,7 +37,7 @@ def send(self: Any) -> None:
 
 
 layers.dispatch_cpu_unquantized_gemm = keep
-generation.LLM = engine
+setattr(generation, "LLM", engine)  # noqa: B010
 SEND = generation.VLLMGeneration.sync_weights
 TRANSFERS = [None] * int(os.environ.get("COLOCATED_TRANSFERS", "0"))
 if TRANSFERS:

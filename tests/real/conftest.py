@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+#: Programs, no places of tests.
+collect_ignore = ["colocated.py", "llama_server.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

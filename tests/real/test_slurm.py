@@ -90,9 +90,7 @@ def suite(request, tmp_path):
         tempfile.TemporaryDirectory(prefix="slurm") as short,
         cluster(Path(short), accounting=request.param) as environment,
     ):
-        suite = Suite(tmp_path, environment | {"OMP_NUM_THREADS": "1"})
-        suite.accounting = request.param
-        yield suite
+        yield Suite(tmp_path, environment | {"OMP_NUM_THREADS": "1"})
 
 
 def test_a_suite_killed_and_started_again_submits_nothing_twice(suite):

@@ -17,6 +17,7 @@ from torch import Tensor
 import trustclip as tc
 from trustclip import head
 from trustclip.constraints import diagnostics
+from trustclip.constraints.candidates import Candidates
 from trustclip.head import dispatch
 
 ROWS, WIDTH, VOCABULARY, BATCH, TIME = 10, 8, 300, 4, 6
@@ -70,6 +71,7 @@ def batch() -> tc.TokenBatch:
         groups=number,
         keys=number,
         lag=number,
+        candidates=Candidates(*[cuda(BATCH, TIME, 4)] * 3),
         **dict.fromkeys((*names, "top_k_kl", "top_k_tv"), value),
     )
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_cases import batch_for
 
 import trustclip as tc
 from trustclip.constraints import advantages, aggregation
@@ -88,9 +89,7 @@ def test_advantages_of_half_precision_rewards_are_those_of_the_same_numbers(dtyp
 def test_a_batch_of_nothing_has_a_loss_of_zero(name: str, shape: tuple[int, int]) -> None:
     method = tc.method(name)
     x, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-    optional: Any = {k: torch.zeros(shape, dtype=torch.int64 if k == "keys" else torch.float32)
-                for k in method.requires}  # fmt: skip
-    batch = tc.TokenBatch(x, x, x, mask, **optional)
+    batch = batch_for(method, x, x, x, mask)
     for name, more in USED.items():
         assert tc.policy_loss(method, batch, name, **more).value.item() == 0
 

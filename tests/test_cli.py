@@ -223,7 +223,7 @@ def test_output_in_ascii_says_the_same():
     done = trustclip("explain", "--help", env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and "A run directory" in done.stdout
     shown = "\\u2212\\u00b1\\u03b4\\u00e9\\u6c49"
-    probe = f"from trustclip.cli import main; main._write_readably(); print('{shown}')"
+    probe = f"from trustclip.cli import streams; streams.write_readably(); print('{shown}')"
     done = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True,
         env=os.environ | {"PYTHONIOENCODING": "ascii"},

@@ -16,7 +16,7 @@ from importlib.resources import files
 from types import ModuleType
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _public() -> dict[str, tuple[str, str]]:

@@ -3,16 +3,13 @@
 A command's own imports wait until it is called, so that help and wrong usage answer at once.
 """
 
-import codecs
 import contextlib
 import errno
 import importlib
-import io
 import os
 import signal
 import sys
 import traceback
-import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -20,7 +17,13 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from trustclip.cli import registry
-from trustclip.cli.streams import Unheeded, complain, discard_output, occupy_closed
+from trustclip.cli.streams import (
+    Unheeded,
+    complain,
+    discard_output,
+    occupy_closed,
+    write_readably,
+)
 from trustclip.constraints.consent import ALL, consent, named
 from trustclip.constraints.names import unknown
 from trustclip.durable.stops import Requests, listen, unlisten
@@ -77,16 +80,6 @@ INSTEAD = {
     "sweep": "suite",
 }
 
-#: Name of `_closest` among Python's ways to treat characters that an encoding lacks.
-_CLOSEST = "trustclip.closest"
-#: Characters of what the commands print, in ASCII; the others are decomposed, or "?".
-ASCII = str.maketrans(
-    dict.fromkeys("\u2212\u2013\u2014\u2500", "-")
-    | dict.fromkeys("\u2018\u2019", "'") | dict.fromkeys("\u201c\u201d", '"')
-    | {"\u00b1": "+-", "\u2192": "->", "\u2190": "<-", "\u00b7": "*", "\u00d7": "x", "\u2264": "<=",
-       "\u2265": ">=", "\u03b5": "epsilon", "\u03b4": "delta", "\u2207": "grad"}
-)  # fmt: skip
-
 USAGE = "usage: trustclip COMMAND [options]        trustclip COMMAND --help"
 
 #: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
@@ -134,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _status(argv: Sequence[str]) -> int:
     """Do what was asked for and say what failed; returns the exit status."""
     name = argv[0] if argv else "--help"
-    _write_readably()
+    write_readably()
     shown = Unheeded(sys.stdout) if name in RECORDED or _continues(name) else sys.stdout
     try:
         try:
@@ -195,41 +188,12 @@ def _module(name: str) -> str:
     return registry.added()[name].module
 
 
-def described(name: str) -> str | None:
-    """The help of a command, a line; None for no command."""
-    if name in COMMANDS:
-        return COMMANDS[name][1]
-    found = registry.added().get(name)
-    return found.does if found else None
-
-
 def _continues(name: str) -> bool:
     """Whether a command can be continued by the same command."""
     if name in COMMANDS or name.startswith("-"):
         return name in CONTINUED
     found = registry.added().get(name)
     return found is not None and found.continues
-
-
-def _write_readably() -> None:
-    """On a terminal or a file that takes ASCII only, write what comes closest to each character."""
-    codecs.register_error(_CLOSEST, _closest)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            stream.reconfigure(errors=_CLOSEST)
-
-
-def _closest(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that an encoding lacks.
-
-    Example:
-      >>> _closest(UnicodeEncodeError("ascii", "a \u2212 \u00b1\u00e9 \u03b4 \u6c49", 0, 10, ""))[0]
-      'a - +-e delta ?'
-    """
-    assert isinstance(error, UnicodeEncodeError)
-    found = unicodedata.normalize("NFKD", error.object[error.start : error.end].translate(ASCII))
-    plain = "".join(one for one in found if not unicodedata.combining(one))
-    return plain.encode("ascii", "replace").decode(), error.end
 
 
 def command() -> NoReturn:

@@ -62,6 +62,7 @@ def heads() -> Iterator[tuple[str, Callable[[], Any]]]:
 def batch() -> tc.TokenBatch:
     """Tokens with every field that a method may need."""
     value, number = cuda(BATCH, TIME), cuda(BATCH, TIME, dtype=torch.int64)
+    of_each = cuda(BATCH, TIME, 4)
     names = ("entropy", "entropy_old", "logp_rollout", "kl_old_new", "kl_new_old")
     return tc.TokenBatch(
         cuda(BATCH, TIME, requires_grad=True),
@@ -71,7 +72,7 @@ def batch() -> tc.TokenBatch:
         groups=number,
         keys=number,
         lag=number,
-        candidates=Candidates(*[cuda(BATCH, TIME, 4)] * 3),
+        candidates=Candidates(of_each, of_each, of_each),
         **dict.fromkeys((*names, "top_k_kl", "top_k_tv"), value),
     )
 

@@ -26,13 +26,15 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: Every method by its name, its gradient and its interval, in a process without the extra.
 LIBRARY = """
 import torch, trustclip as tc
+from trustclip.constraints.candidates import Candidates
 
 x = torch.tensor([[0.3, -0.3, 0.01]])
+old = torch.full((1, 3, 2), 0.5).log()
 for name in tc.methods():
     method = tc.method(name)
-    given = {field: x.abs() for field in method.requires if field != "keys"}
-    keys = {"keys": torch.arange(3)[None]} if "keys" in method.requires else {}
-    batch = tc.TokenBatch(x - 1, x * 0 - 1, x.sign(), x < 9, **given, **keys)
+    other = {"keys": torch.arange(3)[None], "candidates": Candidates(old, old, old)}
+    given = {field: other.get(field, x.abs()) for field in method.requires}
+    batch = tc.TokenBatch(x - 1, x * 0 - 1, x.sign(), x < 9, **given)
     assert tc.policy_loss(method, batch).value.isfinite() and method.twins is not None
     try:
         tc.interval(method, p_old=torch.tensor([0.1]))

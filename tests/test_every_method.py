@@ -453,7 +453,7 @@ def test_tokens_the_old_policy_hardly_ever_samples(method: tc.Method) -> None:
 def test_precision(method: tc.Method, given: torch.dtype, computed: torch.dtype) -> None:
     batch = random_batch(method)
     optional = {k: getattr(batch, k) for k in method.requires}
-    cast = {
+    cast: dict[str, Any] = {
         k: v.map(lambda x: x.to(given))
         if isinstance(v, Candidates)
         else v.to(given)

@@ -167,7 +167,7 @@ def test_explain_of_a_run_that_could_not_move(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "in every group all rewards were equal" in said
     assert "the policy did not move" in said and "Entropy fell" not in said
-    assert "In 100 % of groups" in said and "they teach nothing: problems that are solved" in said
+    assert "In 100 % of groups" in said and "take problems that are solved sometimes" in said
 
 
 def test_explain_of_an_evaluation(tmp_path, capsys):

@@ -106,7 +106,7 @@ def test_public_names_are_found_by_completion_and_survive_imports(name: str) -> 
 def test_every_public_name_of_the_stub_is_there() -> None:
     stub = (SOURCE / "__init__.pyi").read_text()
     names = re.findall(r"^from [\w.]+ import (\w+) as \1$", stub, re.MULTILINE)
-    assert sorted(trustclip.__all__) == sorted(["__version__", *names]) and len(names) > 20
+    assert sorted(vars(trustclip)["__all__"]) == sorted(["__version__", *names]) and len(names) > 20
     assert all(hasattr(trustclip, name) for name in names)
     with pytest.raises(AttributeError, match="no attribute 'metod'"):
         trustclip.metod  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

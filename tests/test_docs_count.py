@@ -134,7 +134,7 @@ def test_a_page_is_in_the_tree_and_found_under_its_heading():
     }
     assert len(listed) == len(set(listed)) and own - {"index"} <= set(listed) | {"reference/recipe"}
     for caption, pages in {
-        "Guides": "choose diagnostics bring-your-own extend multi-turn evaluate resume scale",
+        "Guides": "choose diagnostics bring-your-own extend multi-turn evaluate resume",
         "Experiments": "experiments results",
         "Laboratory": "lab/index lab/arena lab/control lab/tabular lab/paper lab/theory",
         "Reference": "reference/api reference/commands reference/recipe reference/metrics",

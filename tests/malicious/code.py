@@ -177,12 +177,12 @@ def doctor_of_a_configuration_of_verl(folder):
     return ["doctor", "--verl", str(folder / "verl.yaml")]
 
 
-@artefact(2, *IMPORTS)
+@artefact(0, "The gate cut")
 def explanation_of_a_run(folder):
     return ["explain", str(run(folder, {"name": EVIL}))]
 
 
-@artefact(2, *IMPORTS)
+@artefact(0, "The gate cut")
 def explanation_of_a_run_with_a_part(folder):
     return ["explain", str(run(folder, {"name": "penalty", "inner": EVIL}))]
 

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from arena_report import filled
 from numpy.typing import NDArray
 
 from trustclip.report.draw.marks import Figure, Mark, Panel
-from trustclip.runs.text import markdown_table, percent
+from trustclip.runs.text import filled, markdown_table, percent
 from trustclip.stats import Difference
 from trustclip.stats.confidence import RunSummary
 from trustclip.stats.equivalence import Contrast, contrasts

@@ -53,6 +53,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]
 
     package = importlib.import_module("trustclip.methods")
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    monkeypatch.setattr(base, "_METHODS", [*base._METHODS, str(tmp_path)])
     base.methods.cache_clear()
     yield write
     monkeypatch.undo()

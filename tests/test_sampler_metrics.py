@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from method_cases import candidates_for
 
 import trustclip as tc
 from trustclip.constraints import diagnostics, sampler
@@ -246,7 +247,8 @@ def test_every_method_can_be_measured_beside_a_sampler() -> None:
     fields = dict.fromkeys(("kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv", "entropy"), zeros)
     keys = torch.arange(12 * 9).view(12, 9)
     entropy_old = torch.ones(12, 9, dtype=DOUBLE)
-    batch = random_batch(**fields, entropy_old=entropy_old, keys=keys, groups=keys * 0)
+    batch = random_batch(**fields, entropy_old=entropy_old, keys=keys, groups=keys * 0,
+                         candidates=candidates_for(zeros))  # fmt: skip
     for name in tc.methods():
         for s, n in sampler.gated_against(batch, tc.method(name)).values():
             assert 0 <= s <= n, name

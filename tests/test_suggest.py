@@ -150,10 +150,9 @@ def test_a_gate_closes_on_no_more_tokens_as_its_thresholds_widen(method):
 
 def test_every_method_that_cuts_has_a_threshold_or_is_made_of_others():
     without = {m.name for m in method_cases.ALL if tc.Trait.CUTS in m.traits and not thresholds(m)}
-    # Composites of other methods, and a budget of a whole batch.
-    assert without == {"both", "either", "icepop", "anchored", "penalty", "m2po"} | (
-        {"tis"} & without
-    )
+    # Composites of other methods, masks against the sampler, and a budget of a whole batch.
+    others = {"both", "either", "icepop", "sampler", "anchored", "centered", "penalty", "m2po"}
+    assert without == others | ({"tis"} & without)
 
 
 # Refusals -----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ In docs/lab/arena.md and docs/lab/paper.md it writes what stands between ``<!-- 
 """
 
 import argparse
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from arena_parts import Parts, counted, seeds, verdict
 from trustclip.report.collect import Contents
 from trustclip.report.draw.figures import save
 from trustclip.report.tables import Table, markdown
-from trustclip.runs.text import percent
+from trustclip.runs.text import filled, percent
 from trustclip.stats import Difference
 from trustclip.stats.equivalence import paired_runs
 from trustclip_lab.arena.analysis import Answer, Question, Runs, answers, differences
@@ -248,19 +247,6 @@ def blocks(parts: Parts, found: Contents) -> dict[str, str]:
 def body(table: Table) -> str:
     """A table in Markdown without its title."""
     return markdown(table).partition("\n\n")[2].strip()
-
-
-def filled(text: str, made: Mapping[str, str]) -> str:
-    """A page with its blocks written anew.
-
-    Raises:
-      KeyError: the page has a block that is not among those made.
-    """
-
-    def block(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- /{match[1]} -->"
-
-    return re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", block, text, flags=re.DOTALL)
 
 
 def main() -> None:

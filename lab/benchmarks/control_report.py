@@ -12,10 +12,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from arena_report import filled
 from pyarrow import Table, parquet
 
-from trustclip.runs.text import markdown_table
+from trustclip.runs.text import filled, markdown_table
 from trustclip_lab.control import PRESETS
 from trustclip_lab.control.suite import COLUMNS, cells, lines, middles, rows
 

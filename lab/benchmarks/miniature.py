@@ -16,8 +16,6 @@ from math import isnan
 from pathlib import Path
 from statistics import fmean, median
 
-from arena_report import filled
-
 from trustclip import stats
 from trustclip.findings.comparison import LEVEL, Compared, compare
 from trustclip.findings.evaluated import KEPT, collapsed, mean_of
@@ -25,7 +23,7 @@ from trustclip.findings.groups import Group, group_runs, shared_answers
 from trustclip.findings.learning import Learning, Number, learning, time_of
 from trustclip.runs.reader import read_runs
 from trustclip.runs.run import Run
-from trustclip.runs.text import bracket, percent
+from trustclip.runs.text import bracket, filled, percent
 from trustclip.suite.table import markdown, remade
 
 ROOT = Path(__file__).parents[2]

@@ -273,6 +273,10 @@ class Method(ABC):
         return cast(Any, method_class("either"))(first=self, second=other)
 
 
+#: Folders whose files are methods.
+_METHODS = [str(Path(__file__).parents[1] / "methods")]
+
+
 @cache
 def methods() -> dict[str, type[Method]]:
     """Every method of the library by name, found by walking ``trustclip/methods/``.
@@ -281,8 +285,7 @@ def methods() -> dict[str, type[Method]]:
       >>> "atr" in methods()
       True
     """
-    folder = Path(__file__).parents[1] / "methods"
-    names = sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
+    names = sorted(module.name for module in pkgutil.iter_modules(_METHODS))
     return {name: _defined_in(f"trustclip.methods.{name}") for name in names}
 
 

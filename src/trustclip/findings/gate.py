@@ -288,14 +288,19 @@ def _mass(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
+#: Columns of gates.jsonl with an entry a completion; a damaged row may lack one.
+_OF_COMPLETIONS = ("gated", "generated", "index")
+
+
 def _completions(course: Course) -> Iterator[str]:
     """Which completions were affected, from the gated share of each in each update."""
     path = course.run.path / "gates.jsonl"
     rows = read_jsonl(path) if course.log is None and path.exists() else []
     every = [
-        (share, row["step"], row["generated"][i], row["index"][i])
+        (share, row["step"], generated, index)
         for row in rows
-        for i, share in enumerate(row["gated"])
+        if "step" in row and all(isinstance(row.get(name), list) for name in _OF_COMPLETIONS)
+        for share, generated, index in zip(*(row[name] for name in _OF_COMPLETIONS), strict=False)
     ]
     if hit := [entry for entry in every if entry[0] > 0]:
         share, step, generated, index = max(hit)

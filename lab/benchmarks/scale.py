@@ -207,7 +207,11 @@ def _rates() -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and print the tables; returns the exit status."""
-    options = parse(ScaleOptions, sys.argv[1:] if argv is None else argv, "scale")
+    try:
+        options = parse(ScaleOptions, sys.argv[1:] if argv is None else argv, "scale")
+    except ValueError as error:
+        print(f"scale: {error}", file=sys.stderr)
+        return 2
     for table in run(options):
         if options.markdown:
             print(table.markdown(), end="\n\n")

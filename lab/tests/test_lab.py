@@ -282,7 +282,9 @@ def test_a_gpu_gives_the_same_problem_and_nearly_the_same_scores():
 
 @pytest.mark.parametrize(("command", "setting"), [("lab", "--sampler.lag"), ("arena", "--jobs")])
 def test_help_is_one_usage_and_the_settings(command, setting, capsys):
-    assert main([command, "--help"]) == 0
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: trustclip {command} ") and setting in out
     assert out.count("usage:") == 1 and "[OPTIONS]" not in out

@@ -7,22 +7,25 @@ import pytest
 import torch
 
 import trustclip as tc
+from trustclip.constraints.candidates import Candidates
 from trustclip_lab.bench.methods import batch_of
 
 
 def both(method: Any, given: dict[str, Any]) -> torch.Tensor:
     """Tokens whose coefficient in float32 is not that of the same numbers in float64."""
     low, high = (
-        {k: v.to(dtype) if _floats(v) else v for k, v in given.items()}
-        for dtype in (torch.float32, torch.float64)
+        {k: _of(v, dtype) for k, v in given.items()} for dtype in (torch.float32, torch.float64)
     )
     got = tc.coefficient(method, tc.TokenBatch(**low)).double()
     want = tc.coefficient(method, tc.TokenBatch(**high))
     return (got - want).abs() > 1e-3 * want.abs().clamp(min=1)
 
 
-def _floats(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+def _of(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Candidates):
+        return value.map(lambda x: x.to(dtype))
+    floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if floats else value
 
 
 @pytest.fixture(scope="module")

@@ -92,12 +92,14 @@ def batch_of(sequences: int, length: int) -> Any:
     import torch
 
     import trustclip as tc
+    from trustclip.constraints.candidates import Candidates
 
     g = torch.Generator().manual_seed(0)
     shape = (sequences, length)
     old = torch.nn.functional.logsigmoid(4 * torch.randn(shape, generator=g))
     drift = 0.1 * torch.randn(shape, generator=g)
     small = 0.02 * torch.rand(shape, generator=g)
+    likely = torch.randn((*shape, 4), generator=g).log_softmax(dim=2)
     sure = -1e-6  # a float32 log-probability above it is rounding
     return tc.TokenBatch(
         (old + drift).clamp(max=sure),
@@ -113,4 +115,5 @@ def batch_of(sequences: int, length: int) -> Any:
         kl_new_old=small,
         top_k_kl=small,
         top_k_tv=small,
+        candidates=Candidates(likely, likely, likely, partial=True),
     )

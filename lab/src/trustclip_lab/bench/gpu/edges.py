@@ -13,6 +13,7 @@ from torch import Tensor
 
 import trustclip as tc
 from trustclip import head
+from trustclip.constraints.candidates import Candidates
 from trustclip_lab.bench.gpu.cases import CannotRun, Place
 from trustclip_lab.bench.methods import batch_of
 
@@ -197,6 +198,8 @@ def _fields(batch: Any) -> dict[str, Any]:
 
 
 def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:
+    if isinstance(value, Candidates):
+        return value.map(lambda x: _moved(x, device, dtype))
     if not isinstance(value, Tensor):
         return value
     value = value.detach().to(device)

@@ -30,6 +30,7 @@ def around(inner: dict) -> list[tc.Method]:
     return [
         tc.method(name, **{field.name: inner})
         for name, cls in COMPOSITES.items()
+        if name != "centered"  # which refuses sequences, and pulls on tokens that were not sampled
         for field in dataclasses.fields(cls)  # type: ignore[arg-type]
         if isinstance(field.default, tc.Method)
     ]

@@ -130,7 +130,8 @@ def score_form(method: tc.Method) -> bool:
     moving = getattr(method, "anchor", None) == "interpolated"  # a constant to the gradient
     levels = getattr(method, "level", "token") != "token" and not parts
     literal = getattr(method, "variant", None) == "gspo"  # follows its mean
-    weighs = getattr(method, "weigh_of", "old") == "new" and method.weigh_by != "token"
+    of_new = getattr(method, "weigh_of", "old") == "new"
+    weighs = of_new and getattr(method, "weigh_by", "token") != "token"
     own = moving or (levels and not literal) or weighs or method.name in SCORE_FORM
     return own or any(score_form(part) for part in parts)
 

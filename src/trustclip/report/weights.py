@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.divergences import k3
 from trustclip.constraints.loss import coefficient
 
@@ -21,7 +22,7 @@ def weights(chosen: Method, ratios: Tensor, probabilities: Sequence[float]) -> T
     Args:
       chosen: the method. Its quantities that are not functions of the token's own ratio, such as
         the exact KL divergence of the position, are set to k3 of the token; the entropy has not
-        changed.
+        changed, and ``centered`` has no candidates to subtract anything over.
       ratios: new over old probability. Shape [ratios].
       probabilities: old probabilities.
 
@@ -47,11 +48,12 @@ def _of_sign(chosen: Method, ratios: Tensor, probabilities: Sequence[float], a: 
     old = torch.tensor(probabilities, dtype=torch.float64).log()
     old = old[:, None].expand(shape).reshape(-1, 1)  # [probabilities * ratios, 1]: a token a row
     x = ratios.log().expand(shape).reshape(-1, 1)  # log-ratio, same shape
+    nobody = torch.full_like(x, -torch.inf)[..., None]  # no candidate: nothing is centered
     batch = TokenBatch(
         old + x, old, torch.full_like(x, a), torch.ones_like(x, dtype=torch.bool),
         kl_old_new=k3(x), kl_new_old=k3(x), logp_rollout=old,
         entropy=torch.ones_like(x), entropy_old=torch.ones_like(x),
-        keys=torch.zeros_like(x, dtype=torch.int64),
+        keys=torch.zeros_like(x, dtype=torch.int64), candidates=Candidates(nobody, nobody, nobody),
     )  # fmt: skip
     if chosen.statistics_over == "generation":
         batch = replace(batch, statistics=chosen.statistics(batch.with_logp(old)))

@@ -1,6 +1,7 @@
 # pyright: reportMissingImports=false
 """verl's rows of the Rosetta table: its own losses, with its defaults but for what a row sets."""
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -52,7 +53,7 @@ def of_preset(name: str, batch: tc.TokenBatch) -> Tensor:
     rollout = batch.given("logp_rollout")
     old = rollout if chosen.bypass_mode else batch.logp_old
     mode = "bypass_mode" if chosen.bypass_mode else "vanilla"
-    config, _ = test_twins.composed({f"{ACTOR}.policy_loss.loss_mode": mode})
+    config = copy.deepcopy(test_twins.composed({f"{ACTOR}.policy_loss.loss_mode": mode})[0])
     mask, weights = batch.mask, None
     if chosen.bypass_mode:
         object.__setattr__(config.policy_loss, "rollout_correction", chosen)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +30,7 @@ def server(folder: Path, *command: str, **environment: str) -> Iterator["subproc
             [sys.executable, *command], stdout=log, stderr=log, env={**os.environ, **environment}
         )
         yield process
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # SIGINT is ignored in background jobs
         process.wait()
 
 

@@ -37,7 +37,7 @@ def evaluate(folder: Path, *options: dict[str, Any]) -> "subprocess.CompletedPro
 
 def samples(folder: Path) -> dict[str, tuple[Any, ...]]:
     rows = map(json.loads, (folder / "samples.jsonl").read_text().splitlines())
-    return {row["id"]: tuple(row[k] for k in ("completion", "tokens", "truncated")) for row in rows}
+    return {row["id"]: tuple(row[k] for k in ("response", "tokens", "truncated")) for row in rows}
 
 
 def test_greedy_answers_to_forty_problems_are_those_of_transformers(tmp_path):
@@ -56,7 +56,7 @@ def test_greedy_answers_to_forty_problems_are_those_of_transformers(tmp_path):
 
 
 def test_too_little_memory_is_one_sentence(tmp_path):
-    little = {"vllm.max-model-len": 8192, "vllm.kv-cache-memory-bytes": 1_000_000}
+    little = {"vllm.max-model-len": 8192, "vllm.num-gpu-blocks-override": 1}
     done = evaluate(tmp_path / "run", GREEDY, SMALL, little)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
     for words in ("vLLM failed: ", "--vllm.max-model-len", "vllm.log"):
@@ -85,7 +85,7 @@ def test_arguments_of_vllm_are_taken_as_its_command_line_takes_them():
 
 
 def test_the_launch_script_starts_a_server_that_vllm_knows():
-    from vllm.entrypoints.openai.cli_args import make_arg_parser  # pyright: ignore[reportMissingImports]
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser  # pyright: ignore[reportMissingImports]
     from vllm.utils.argparse_utils import FlexibleArgumentParser  # pyright: ignore[reportMissingImports]
 
     known = {

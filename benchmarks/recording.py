@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import durable_runs
 
-from trustclip.engines.trl.tokens import Pieces, Plan, TokenSampler
-from trustclip.runs.tokens import TokenRow, write_tokens
+from trustclip.engines.trl.recording.tokens import Pieces, Plan, TokenSampler
+from trustclip.logs.tokens import TokenRow, write_tokens
 
 UPDATES, EVERY, COMPLETIONS = 60, 10, 8
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trustclip.engines.trl.sampled import recorded
+from trustclip.engines.trl.sampling.sampled import recorded
 from trustclip.recipes.preflight.sampler import recorded as read
 from trustclip.recipes.watch.agreement import compare
 

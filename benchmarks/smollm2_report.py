@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trustclip.report.draw.marks import Figure, Mark, Panel
-from trustclip.runs.text import filled, markdown_table, percent
 from trustclip.stats import Difference
 from trustclip.stats.confidence import RunSummary
 from trustclip.stats.equivalence import Contrast, contrasts
 from trustclip.stats.planning import Spread, gap_for
+from trustclip.support.text import filled, markdown_table, percent
 
 ROOT = Path(__file__).parents[1]
 FOLDER, PAGE = ROOT / "benchmarks/smollm2", ROOT / "docs/smollm2.md"

@@ -103,7 +103,8 @@ def losses() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def engine() -> Iterator[tuple[str, Callable[[], Any]]]:
     from trustclip.engines.trl import inputs as trl_inputs
-    from trustclip.engines.trl import mismatch, shares, skipping
+    from trustclip.engines.trl.recording import mismatch, shares
+    from trustclip.engines.trl.scoring import skipping
 
     value, number = cuda(BATCH, TIME), cuda(BATCH, TIME, dtype=torch.int64)
     given = {

@@ -21,13 +21,13 @@ import yaml
 from rich.console import Console
 from synthetic_runs import Spec, make_run, make_suite
 
+from trustclip.logs.recognise import token_rows
+from trustclip.logs.tokens import TokenRow, write_tokens
 from trustclip.report.collect import collect
 from trustclip.report.console import print_comparison
 from trustclip.report.explain import explain
 from trustclip.report.page import render
-from trustclip.runs.foreign.recognise import token_rows
-from trustclip.runs.jsonl import append_jsonl
-from trustclip.runs.tokens import TokenRow, write_tokens
+from trustclip.support.jsonl import append_jsonl
 
 GOLDEN = Path(__file__).parent / "data" / "findings.txt"
 LOGS = Path(__file__).parent / "data" / "logs"

@@ -24,8 +24,9 @@ from durable_runs import grpo, timeless
 from patience import NEVER
 
 import trustclip as tc
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, hidden
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 from trustclip.engines.trl.phases import Generating
+from trustclip.engines.trl.scoring import hidden
 
 #: Completions of an update, over all ranks.
 GLOBAL_BATCH = 16
@@ -216,8 +217,8 @@ def fsdp2(folder: Path) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
 
     from trustclip.constraints.registry import method
-    from trustclip.engines.trl.exact_kl import KLWatch
-    from trustclip.engines.trl.scoring import use_head
+    from trustclip.engines.trl.scoring.exact_kl import KLWatch
+    from trustclip.engines.trl.scoring.forward import use_head
 
     init_process_group("gloo")
     mesh, rank = init_device_mesh("cpu", (2,)), int(os.environ["RANK"])

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from trustclip.runs.answers import scores
-from trustclip.runs.jsonl import append_jsonl, write_json
+from trustclip.support.jsonl import append_jsonl, write_json
 
 #: Completions that a page must survive.
 HOSTILE = (

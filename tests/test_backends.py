@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from patience import NEVER
 
-from trustclip.engines.trl.decoding import Decoder
+from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.evaluation.backends import served
 from trustclip.evaluation.backends.local import Completion, Local, Sampling
 from trustclip.evaluation.backends.served import Served

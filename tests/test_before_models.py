@@ -117,8 +117,8 @@ def test_a_reward_whose_constructor_fails(tmp_path, monkeypatch, capsys, loads):
 def test_a_reward_is_made_once_for_a_whole_run(tmp_path, monkeypatch):
     from trustclip.recipes.equipment import Equipment
     from trustclip.runs.directory import RunDirectory
-    from trustclip.runs.terminal import Terminal
     from trustclip.settings.stages import RLSettings
+    from trustclip.support.terminal import Terminal
 
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(
@@ -131,7 +131,7 @@ def test_a_reward_is_made_once_for_a_whole_run(tmp_path, monkeypatch):
         "    def close(self):\n"
         "        Path('closed').open('a').write('x')\n"
     )
-    from trustclip.constraints.consent import consent
+    from trustclip.support.consent import consent
 
     with consent("own.py:Noted"):
         settings = RLSettings(
@@ -183,8 +183,8 @@ def test_a_vllm_server_that_does_not_answer(tmp_path, monkeypatch, capsys, loads
 
 def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
     from trustclip.recipes import services
-    from trustclip.runs.terminal import Terminal
     from trustclip.settings.stages import RLStage
+    from trustclip.support.terminal import Terminal
 
     monkeypatch.setattr(services, "AGAIN", 0.01)
     trl = {"vllm_mode": "server", "vllm_server_base_url": waking}

@@ -8,7 +8,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from trustclip.runs.card import fenced, write_card
-from trustclip.runs.text import markdown_text
+from trustclip.support.text import markdown_text
 
 SCORE = {"value": 0.125, "low": 0.081, "high": 0.18}
 GAINED = {"value": 0.25, "low": 0.2, "high": 0.31}

@@ -12,8 +12,8 @@ from patience import NEVER, until
 from ports import free_port
 from test_ranks import Ended, launched
 
-from trustclip.runs.jsonl import read_jsonl
 from trustclip.runs.samples import shards
+from trustclip.support.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ from token_files import made
 
 from trustclip.cli.main import COMMANDS, EXTRAS, NEEDED
 from trustclip.cli.registry import added
+from trustclip.logs.tokens import write_tokens
 from trustclip.recipes.shipped import shipped
-from trustclip.runs.jsonl import append_jsonl
-from trustclip.runs.tokens import write_tokens
+from trustclip.support.jsonl import append_jsonl
 
 #: Distribution of each package that a command imports.
 DISTRIBUTIONS = {"yaml": "PyYAML"}

@@ -8,8 +8,8 @@ import torch
 from llamas import KINDS, small_llama
 from peft import LoraConfig, get_peft_model
 
-from trustclip.engines.trl import decoding
-from trustclip.engines.trl.decoding import Decoder, unsupported
+from trustclip.engines.trl.sampling import decoding
+from trustclip.engines.trl.sampling.decoding import Decoder, unsupported
 from trustclip.recipes.tiny import tiny_model
 
 PROMPTS = [[5, 9, 17], [5, 9, 17], [40, 3, 8, 77, 12, 5], [9], [5, 9, 17], [40, 3, 8, 77, 12, 5]]

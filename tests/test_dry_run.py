@@ -17,8 +17,8 @@ from trustclip.recipes.preflight.dry_run import dry_run, plan
 from trustclip.recipes.preflight.longest import longest, model_shape
 from trustclip.recipes.preflight.memory import PHASES, estimate, footprint
 from trustclip.recipes.tiny import BUILT_IN, tiny_tokenizer
-from trustclip.runs.text import readable
 from trustclip.settings.stages import Recipe, RecipeEval, RLStage
+from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
 
 #: Published shapes; no weights and no network needed.

@@ -14,8 +14,8 @@ from trustclip.recipes.eval import run_evaluation
 from trustclip.recipes.files import preset
 from trustclip.runs.answers import scores
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import append_jsonl
 from trustclip.settings.stages import EvalSettings
+from trustclip.support.jsonl import append_jsonl
 from trustclip.tasks.problem import Problem
 
 

@@ -27,7 +27,7 @@ from faults.disk import Disk, File, Folder, Link
 from faults.world import Plan
 
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import append_jsonl, extend_jsonl, read_jsonl
+from trustclip.support.jsonl import append_jsonl, extend_jsonl, read_jsonl
 from trustclip.tasks.problem import Problem
 
 #: Seeds that have found something, by campaign: as played when it was found, and since.
@@ -114,7 +114,7 @@ def test_a_planted_bug_has_its_place(bug: planted.Bug):
 
 
 def test_a_planted_bug_whose_place_is_gone_is_named():
-    bug = planted.Bug(99, "nothing is flushed", "durable/flush.py", "old", "new")
+    bug = planted.Bug(99, "nothing is flushed", "support/flush.py", "old", "new")
     for text in ("", "old old"):
         with pytest.raises(planted.PlantError, match=r"99 \(nothing is flushed\) does not apply"):
             bug.planted(text)

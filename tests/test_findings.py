@@ -16,7 +16,7 @@ from trustclip.report.explain import explain
 from trustclip.report.live import LiveReport
 from trustclip.report.page import render
 from trustclip.runs.reader import read_run
-from trustclip.runs.text import harmless, one_line
+from trustclip.support.text import harmless, one_line
 
 SOURCE = Path(__file__).parents[1] / "src" / "trustclip"
 

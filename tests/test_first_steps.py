@@ -14,11 +14,11 @@ from test_recipe_files import GOOD
 
 from trustclip.cli.main import _explained, main
 from trustclip.cli.options import help_of
-from trustclip.constraints.names import unknown
 from trustclip.recipes.folders import with_folder
 from trustclip.runs.progress import Stage
-from trustclip.runs.terminal import Terminal, parts
 from trustclip.settings.stages import EvalSettings, RLSettings, SFTSettings
+from trustclip.support.names import unknown
+from trustclip.support.terminal import Terminal, parts
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from trustclip.durable.extents import Extents
-from trustclip.durable.flush import flush, flush_tree, flush_way
 from trustclip.durable.store import CheckpointError, CheckpointStore
+from trustclip.support.flush import flush, flush_tree, flush_way
 
 
 @pytest.fixture

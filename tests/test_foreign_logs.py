@@ -20,10 +20,10 @@ import pytest
 import trl_runs
 
 from trustclip.cli.main import main
+from trustclip.logs.recognise import read_log, token_rows
+from trustclip.logs.tokens import TokenRow, write_tokens
 from trustclip.report.explain import explain
-from trustclip.runs.foreign.recognise import read_log, token_rows
-from trustclip.runs.jsonl import read_jsonl
-from trustclip.runs.tokens import TokenRow, write_tokens
+from trustclip.support.jsonl import read_jsonl
 
 LOGS = Path(__file__).parent / "data" / "logs"
 VERL, PRIME = LOGS / "verl", LOGS / "prime_rl"

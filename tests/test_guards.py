@@ -362,7 +362,7 @@ def test_a_run_whose_constraint_is_inert_says_so_and_has_it_in_its_record(
     """By the command, from a model that knows nothing and learns from noise."""
     from trustclip.cli.commands import experiments
     from trustclip.recipes import rl
-    from trustclip.runs.jsonl import read_jsonl
+    from trustclip.support.jsonl import read_jsonl
 
     monkeypatch.setattr(rl, "starting_model", lambda *_: fresh_model())
     monkeypatch.setattr(rl, "save_model", lambda *_: None)
@@ -433,8 +433,8 @@ def test_a_run_that_ends_below_its_best_says_so(tmp_path, last):
     from trustclip.recipes.pipeline import conclude_scores
     from trustclip.runs.directory import RunDirectory
     from trustclip.runs.given import answer_rows
-    from trustclip.runs.terminal import Terminal
     from trustclip.settings.stages import RLStage
+    from trustclip.support.terminal import Terminal
 
     run = RunDirectory(tmp_path / "run", "rl", RLStage(dataset="arithmetic"))
     for step, share in ((0, 0.3), (8, 0.8), (16, last)):

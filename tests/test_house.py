@@ -123,7 +123,7 @@ def test_commands_print_nothing_that_controls_a_terminal():
     """They print by `say` and `Terminal`; `main` cleans the messages of errors itself."""
     for path in [*(SOURCE / "cli/commands").glob("*.py"), *(SOURCES[1] / "cli").glob("*.py")]:
         found = re.findall(r"(?<![\w.])(?:print|Console)\(", path.read_text())
-        assert not found, f"{path.name}: {found[0]} instead of trustclip.runs.terminal"
+        assert not found, f"{path.name}: {found[0]} instead of trustclip.support.terminal"
 
 
 @pytest.mark.parametrize("name", ["run", "dev", "docs", "verl", "smollm2", "real"])
@@ -168,7 +168,7 @@ def test_the_audit_covers_every_pin() -> None:
 #: with a name that no literal or constant spells out: each with where that name comes from.
 _READERS = ("durable", "runs", "evaluation")
 _JOINS = {
-    "durable/inside.py": {
+    "support/inside.py": {
         "path / part": "the gate itself",
         "path.with_name(f'{path.name}.part')": "a file of ours, by another ending",
         "Path(at, name)": "what a folder holds, as the system lists it",
@@ -200,7 +200,7 @@ _JOINS = {
     "evaluation/evaluate.py": {
         "file.with_name(f'{file.name}.aside')": "a file that the folder lists, by another ending"
     },
-    "runs/foreign/neutral.py": {"folder / f'{TOKENS}{suffix}'": "one of two literals"},
+    "logs/neutral.py": {"folder / f'{TOKENS}{suffix}'": "one of two literals"},
     "runs/reader.py": {"path.parent / near": "a folder that the system lists, for a message"},
     "runs/verify.py": {
         "folder / name": "one of several literals",
@@ -268,7 +268,7 @@ def _folders() -> set[str]:
 
 
 def test_a_name_from_a_file_becomes_a_path_at_the_gate_alone():
-    """`trustclip.durable.inside.Inside`; every other join is of names that no file states."""
+    """`trustclip.support.inside.Inside`; every other join is of names that no file states."""
     folders = _folders()
     for room in _READERS:
         for path in sorted((SOURCE / room).rglob("*.py")):

@@ -1,10 +1,10 @@
-"""The gate (`trustclip.durable.inside`) between names that a file states and files of a machine."""
+"""The gate (`trustclip.support.inside`) between names that a file states and files of a machine."""
 
 import os
 
 import pytest
 
-from trustclip.durable.inside import Inside, OutsideError, itself, part_of, refuse_links
+from trustclip.support.inside import Inside, OutsideError, itself, part_of, refuse_links
 
 
 @pytest.fixture

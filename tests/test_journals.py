@@ -7,9 +7,9 @@ import pytest
 
 from trustclip.durable.extents import Extents
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import append_jsonl, read_jsonl, scan
 from trustclip.runs.samples import shards
 from trustclip.settings.stages import DemoSettings
+from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
 from trustclip.tasks.problem import Problem
 
 JOURNALS = ["metrics.jsonl", "samples.jsonl", "gates.jsonl", "problems.jsonl"]

@@ -15,7 +15,7 @@ from synthetic_runs import Spec, make_run
 
 from trustclip.report import live
 from trustclip.report.live import LiveReport, LiveServer
-from trustclip.runs.jsonl import append_jsonl
+from trustclip.support.jsonl import append_jsonl
 
 SPEC = Spec({"name": "clip", "epsilon": 0.1}, steps=60, every=20)
 

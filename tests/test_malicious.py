@@ -141,9 +141,9 @@ def test_with_consent_it_is_imported(folder, capsys):
 def test_workers_of_a_suite_get_the_consent_that_it_has(folder):
     from malicious.code import EVIL, suite
 
-    from trustclip.constraints.consent import ALL, consent
     from trustclip.suite.plan import plan
     from trustclip.suite.run import _arguments
+    from trustclip.support.consent import ALL, consent
 
     own, other = {"m": {"name": EVIL}}, {"m": {"name": "atr"}}
     try:

@@ -11,7 +11,7 @@ from test_own_rewards import folder  # noqa: F401  (a fixture)
 from test_own_rewards import recipe as written
 
 from trustclip.runs.extension import extension
-from trustclip.runs.jsonl import read_jsonl
+from trustclip.support.jsonl import read_jsonl
 
 CLOCK = {"step_time"}
 CONSTANT = {"lr_scheduler_type": "constant", "warmup_steps": 0, "learning_rate": 1e-3}

@@ -5,8 +5,8 @@ import pytest
 import torch
 from test_examples import loaded
 
-from trustclip.runs.foreign.recognise import token_rows
-from trustclip.runs.jsonl import read_jsonl
+from trustclip.logs.recognise import token_rows
+from trustclip.support.jsonl import read_jsonl
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from test_own_rewards import recipe as written
 
 from trustclip.recipes.prompting import differences, unlike
 from trustclip.recipes.tiny import tiny_tokenizer
-from trustclip.runs.jsonl import read_jsonl
 from trustclip.settings.stages import EvalStage, Recipe, RecipeEval, RLStage
+from trustclip.support.jsonl import read_jsonl
 from trustclip.tasks.prompts import STYLES, Prompt, messages, rendered, set_chat_template, styled
 
 OWN: dict[str, Any] = {

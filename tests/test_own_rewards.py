@@ -11,12 +11,12 @@ import torch
 import yaml
 from commands import trustclip
 
-from trustclip.constraints.consent import consent
 from trustclip.recipes.rewarding import Rewards, keep_code
 from trustclip.rewards.chosen import RewardError, canonical, chosen, made, needed
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import read_jsonl
 from trustclip.settings.stages import RLStage
+from trustclip.support.consent import consent
+from trustclip.support.jsonl import read_jsonl
 
 CODE = '''
 import math

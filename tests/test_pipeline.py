@@ -17,8 +17,8 @@ from test_recipe_files import GOOD
 from trustclip.cli.main import main
 from trustclip.durable.lock import only_process
 from trustclip.runs.directory import RunDirectory, samples
-from trustclip.runs.jsonl import read_jsonl
 from trustclip.settings.stages import DemoSettings
+from trustclip.support.jsonl import read_jsonl
 from trustclip.tasks.problem import Problem
 
 SMALL = {

@@ -17,10 +17,10 @@ from durable_runs import differences
 from patience import NEVER, slowness
 from ports import free_port
 
-from trustclip.runs.foreign.recognise import token_rows
-from trustclip.runs.jsonl import read_jsonl
+from trustclip.logs.recognise import token_rows
 from trustclip.runs.reader import read_run
 from trustclip.runs.samples import shards
+from trustclip.support.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
 

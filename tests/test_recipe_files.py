@@ -11,7 +11,6 @@ import yaml
 
 import trustclip as tc
 from trustclip.cli.arguments import parse
-from trustclip.constraints.names import nearest
 from trustclip.recipes.checks import schedule_of
 from trustclip.recipes.files import (
     TINY_RECIPE,
@@ -29,6 +28,7 @@ from trustclip.settings.stages import (
     RLStage,
     SFTStage,
 )
+from trustclip.support.names import nearest
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 

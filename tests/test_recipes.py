@@ -6,7 +6,7 @@ import math
 import pytest
 from commands import trustclip
 
-from trustclip.runs.jsonl import append_jsonl, read_jsonl, write_json
+from trustclip.support.jsonl import append_jsonl, read_jsonl, write_json
 
 
 def test_rl_writes_a_run_directory_that_others_can_load(tmp_path):

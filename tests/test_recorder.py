@@ -11,9 +11,9 @@ from trl_runs import COMMON, PROMPTS, fresh_model, share_of_even_digits
 import trustclip as tc
 from trustclip.recipes.watch.completions import problem_of, text_of
 from trustclip.runs.given import answer_rows
-from trustclip.runs.jsonl import read_jsonl
 from trustclip.runs.reader import read_run
 from trustclip.runs.samples import shards
+from trustclip.support.jsonl import read_jsonl
 
 
 def stock_classes() -> Any:

@@ -34,8 +34,8 @@ from trustclip.report.explain import explain
 from trustclip.report.page import write_page
 from trustclip.report.tables import Cell, Table, TableRow, latex, markdown
 from trustclip.runs import samples
-from trustclip.runs.jsonl import append_jsonl, write_json
 from trustclip.runs.reader import find, read_run
+from trustclip.support.jsonl import append_jsonl, write_json
 
 ATR = {"name": "atr", "delta": 0.07}
 CLIP = {"name": "clip", "epsilon": 0.2}

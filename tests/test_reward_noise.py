@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trustclip.engines.trl.recording import Generation
+from trustclip.engines.trl.recording.records import Generation
 from trustclip.recipes.checks import complaints
 from trustclip.recipes.noise import flipped
 from trustclip.recipes.rewarding import Rewards

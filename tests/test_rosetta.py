@@ -12,9 +12,9 @@ import torch
 
 import trustclip as tc
 from trustclip.constraints import rosetta
-from trustclip.constraints.names import nearest
 from trustclip.engines.limits import ENGINES, refusal
 from trustclip.report.rosetta import spelled
+from trustclip.support.names import nearest
 
 #: What TRL is given beyond its defaults.
 TRL: dict[str, dict[str, Any]] = {

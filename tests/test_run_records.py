@@ -14,13 +14,13 @@ from trustclip.report.tables import latex_text
 from trustclip.runs.card import write_card
 from trustclip.runs.directory import RunDirectory, environment
 from trustclip.runs.identity import NEUTRAL, essential
-from trustclip.runs.jsonl import append_jsonl, read_jsonl, read_mapping
 from trustclip.runs.reader import read_run, read_runs
 from trustclip.runs.samples import Samples, shards
-from trustclip.runs.secrets import redacted, redacted_argv
-from trustclip.runs.text import duration, markdown_text
 from trustclip.settings.stages import RLSettings
 from trustclip.suite.plan import digest
+from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping
+from trustclip.support.secrets import redacted, redacted_argv
+from trustclip.support.text import duration, markdown_text
 from trustclip.tasks.problem import Problem
 
 SECRET = "s3cr3t-value"

@@ -15,9 +15,9 @@ from trl_runs import COMMON, constrained, fresh_model, plain
 import trustclip as tc
 from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-from trustclip.engines.trl.decoding import Decoder
-from trustclip.engines.trl.sampled import oddity
-from trustclip.engines.trl.sampler import Copies, converted
+from trustclip.engines.trl.sampling.decoding import Decoder
+from trustclip.engines.trl.sampling.sampled import oddity
+from trustclip.engines.trl.sampling.sampler import Copies, converted
 
 PROMPTS = [[5, 9, 17], [40, 3, 8, 77, 12], [5, 9, 17], [9]]
 

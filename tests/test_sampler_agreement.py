@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.sampler import Pairs
-from trustclip.engines.trl.mismatch import Mismatch
+from trustclip.engines.trl.recording.mismatch import Mismatch
 from trustclip.recipes.watch.agreement import FEWEST, FirstCompletions, compare
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.stages import DemoSettings

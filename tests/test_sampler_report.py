@@ -11,7 +11,7 @@ from test_explain import make, row, said
 from trustclip.report.build import build
 from trustclip.report.collect import collect
 from trustclip.report.draw.mismatch import distance_figure, lag_figure, quantile_figure
-from trustclip.runs.jsonl import append_jsonl
+from trustclip.support.jsonl import append_jsonl
 
 SAMPLER = {
     "sampler/k3": 2e-3, "sampler/abs": 0.03, "sampler/identical_share": 0.25,

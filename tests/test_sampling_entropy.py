@@ -7,7 +7,7 @@ import torch
 import trl_runs
 from trl_runs import constrained
 
-from trustclip.engines.trl.recording import surprisal
+from trustclip.engines.trl.recording.records import surprisal
 
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])

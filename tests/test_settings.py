@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from trustclip.constraints.checked import checked
 from trustclip.runs.extension import LENGTH
 from trustclip.runs.identity import BEFORE, NEUTRAL, essential
 from trustclip.settings.marks import Neutral, Trl, fields_of, marked
@@ -12,6 +11,7 @@ from trustclip.settings.stages import (
     RLStage,
     SFTStage,
 )
+from trustclip.support.checked import checked
 
 #: Settings that have a TRL name and reach it in another form: 0 means that none is saved.
 TRANSLATED = {"save_steps"}

@@ -21,8 +21,8 @@ from patience import NEVER
 from trustclip.cli.main import main
 from trustclip.durable.store import CheckpointStore
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import read_jsonl
 from trustclip.runs.verify import verify
+from trustclip.support.jsonl import read_jsonl
 
 ROOT = Path(__file__).parent.parent
 

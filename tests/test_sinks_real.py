@@ -14,7 +14,7 @@ from test_sinks import ROWS
 from trustclip.cli.main import main
 from trustclip.recipes.watch.send import send
 from trustclip.recipes.watch.sinks import missing, numbers, open_sink
-from trustclip.runs.jsonl import append_jsonl
+from trustclip.support.jsonl import append_jsonl
 
 #: (name, step, value) of everything that arrives.
 WANTED = sorted((key, row["step"], value) for row in ROWS for key, value in numbers(row).items())

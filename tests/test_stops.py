@@ -14,7 +14,7 @@ from test_resume import ATR, BRAKED, CLIP_COV, FULL_KL, OLD_COPY, disturb, sched
 
 from trustclip.durable import stops
 from trustclip.durable.stops import Requests
-from trustclip.engines.trl.decoding import Decoder
+from trustclip.engines.trl.sampling.decoding import Decoder
 
 
 class Passes:

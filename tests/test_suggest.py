@@ -12,8 +12,8 @@ import trustclip as tc
 from trustclip.cli.main import main
 from trustclip.constraints.shadow import label, refusal
 from trustclip.constraints.thresholds import thresholds, widened, widest
+from trustclip.logs.tokens import TokenRow, write_tokens
 from trustclip.runs.suggest import suggest
-from trustclip.runs.tokens import TokenRow, write_tokens
 from trustclip.runs.watched import watch
 
 
@@ -228,7 +228,7 @@ def test_a_run_directory_stands_for_its_tokens(tmp_path, log, capsys):
 def recorded(method: tc.Method) -> list[TokenRow]:
     """Rows with what a method did, as a run records it."""
     from trustclip.constraints.loss import gradient
-    from trustclip.runs.tokens import token_batch
+    from trustclip.logs.tokens import token_batch
 
     found = []
     for row in rows_of():

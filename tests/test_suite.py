@@ -22,7 +22,6 @@ from trustclip import method, stats
 from trustclip.cli import arguments
 from trustclip.durable.lock import only_process
 from trustclip.durable.stops import TOGETHER
-from trustclip.runs.jsonl import append_jsonl, read_jsonl
 from trustclip.settings.stages import SFTSettings
 from trustclip.suite import run_suite
 from trustclip.suite.launchers.local import environment
@@ -30,6 +29,7 @@ from trustclip.suite.plan import digest, plan
 from trustclip.suite.run import _arguments
 from trustclip.suite.table import Results
 from trustclip.suite.watch import Progress
+from trustclip.support.jsonl import append_jsonl, read_jsonl
 
 WORKER = (sys.executable, str(Path(__file__).with_name("standin_run.py")))
 

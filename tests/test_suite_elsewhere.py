@@ -20,10 +20,10 @@ from rich.console import Console
 from test_suite import SUITE, WORKER, Folder
 
 from trustclip.cli.main import main
-from trustclip.runs.jsonl import read_jsonl
 from trustclip.suite import run_suite
 from trustclip.suite.launchers.base import Resources, resources_of
 from trustclip.suite.launchers.remote import RemoteRun, attend
+from trustclip.support.jsonl import read_jsonl
 
 NO_GPU = {"gpus": 0, "cpus": 1}
 

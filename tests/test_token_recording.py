@@ -15,9 +15,9 @@ import torch
 import trl_runs
 
 import trustclip as tc
-from trustclip.engines.trl.tokens import BYTES, Pieces, Plan, TokenSampler
+from trustclip.engines.trl.recording.tokens import BYTES, Pieces, Plan, TokenSampler
+from trustclip.logs.tokens import read_tokens, token_batch
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.tokens import read_tokens, token_batch
 
 SETTINGS: dict[str, Any] = dict(
     method="atr",

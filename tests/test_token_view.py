@@ -11,6 +11,7 @@ import token_files
 from synthetic_runs import Spec, make_run
 
 import trustclip as tc
+from trustclip.logs.tokens import TokenRow, token_batch
 from trustclip.report.build import build
 from trustclip.report.page import token_page
 from trustclip.report.tokens import (
@@ -23,7 +24,6 @@ from trustclip.report.tokens import (
     view,
     views,
 )
-from trustclip.runs.tokens import TokenRow, token_batch
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_numbers_that_are_not_finite_are_shown_as_unknown(tmp_path):
         "coefficient": [1.0, math.nan],
         "reward": 1e999,
     }
-    from trustclip.runs.tokens import write_tokens
+    from trustclip.logs.tokens import write_tokens
 
     write_tokens(tmp_path / "a.parquet", [TokenRow.of(row)])
     (run,) = views([("a", tmp_path / "a.parquet")])["runs"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trustclip as tc
-from trustclip.runs.tokens import TokenRow, read_tokens, token_batch, write_tokens
+from trustclip.logs.tokens import TokenRow, read_tokens, token_batch, write_tokens
 
 
 def rows(count=5, seed=0):

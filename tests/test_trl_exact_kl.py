@@ -7,8 +7,8 @@ from test_trl_fast import reward_of_half
 from trl_runs import constrained
 
 from trustclip.engines.trl import ConstrainedGRPOConfig
-from trustclip.engines.trl import exact_kl as exact
 from trustclip.engines.trl.passthrough import complaints
+from trustclip.engines.trl.scoring import exact_kl as exact
 
 #: Nothing is cut, and everything is known.
 ALL_KNOWN = {"name": "both", "first": "atr", "second": {"name": "full_kl", "delta": 1000}}

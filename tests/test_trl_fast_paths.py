@@ -18,8 +18,8 @@ from trl_runs import COMMON, constrained, fresh_model, plain, share_of_even_digi
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, fast_paths
 from trustclip.engines.trl.phases import Generating
-from trustclip.engines.trl.recording import storable
-from trustclip.engines.trl.skipping import rows_that_matter
+from trustclip.engines.trl.recording.records import storable
+from trustclip.engines.trl.scoring.skipping import rows_that_matter
 
 BUILT = (ConstrainedGRPOConfig, ConstrainedGRPOTrainer)
 

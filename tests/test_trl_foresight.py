@@ -7,7 +7,8 @@ from test_trl_engine import gradient_of, one_batch
 from test_trl_fast import BUILT, LOSS_TYPES, build, with_zeros
 from trl_runs import assert_same_weights, constrained
 
-from trustclip.engines.trl import fast_paths, foresight
+from trustclip.engines.trl import fast_paths
+from trustclip.engines.trl.scoring import foresight
 
 
 def both(tmp_path, **settings):

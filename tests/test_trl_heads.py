@@ -13,7 +13,8 @@ import trl_runs
 from test_trl_engine import gradient_of, one_batch
 from test_trl_fast_paths import trainer_of
 
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, fast_paths, hidden
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, fast_paths
+from trustclip.engines.trl.scoring import hidden
 from trustclip.head import exact_kl
 
 _SMALL: dict[str, Any] = dict(

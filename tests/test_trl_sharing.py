@@ -7,8 +7,8 @@ import torch
 from llamas import KINDS, small_llama
 from trl_runs import assert_same_weights, constrained
 
-from trustclip.engines.trl.scoring import use_head
-from trustclip.engines.trl.sharing import regrouped, share_prompts
+from trustclip.engines.trl.scoring.forward import use_head
+from trustclip.engines.trl.scoring.sharing import regrouped, share_prompts
 
 #: Ten tokens of room; prompts of three lengths, one of them for three rows apart from each other.
 PROMPTS = [[5, 9, 17], [4, 3, 8, 7, 12, 5], [5, 9, 17], [9], [5, 9, 17], [4, 3, 8, 7, 12, 5]]

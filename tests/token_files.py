@@ -6,7 +6,7 @@ import numpy as np
 from synthetic_runs import HOSTILE
 
 import trustclip as tc
-from trustclip.runs.tokens import TokenRow, token_batch, write_tokens
+from trustclip.logs.tokens import TokenRow, token_batch, write_tokens
 
 CLIP = tc.method("clip", epsilon=0.1)
 STRINGS = (

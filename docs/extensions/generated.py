@@ -28,8 +28,8 @@ from trustclip.report.atlas import atlas_page, every_gate
 from trustclip.report.page import sections_page
 from trustclip.report.rosetta import spelled
 from trustclip.runs.metrics import CALLED, GROUPS, LOG, LOSS
-from trustclip.runs.text import markdown_table
 from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
+from trustclip.support.text import markdown_table
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.page import contents
 from trustclip_lab.arena.run import TABLE

@@ -17,7 +17,7 @@ from trustclip.constraints.diagnostics import kl_threshold
 from trustclip.constraints.rosetta import ENGINES, Engine
 from trustclip.engines.limits import trains_in
 from trustclip.report.rosetta import spelled
-from trustclip.runs.text import markdown_table
+from trustclip.support.text import markdown_table
 
 #: Rows of a suite that a method is shown next to.
 BESIDE = ("clip", "clip-0.2", "clip-epsilon0.2", "none")

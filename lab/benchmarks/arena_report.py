@@ -19,9 +19,9 @@ from arena_parts import Parts, counted, seeds, verdict
 from trustclip.report.collect import Contents
 from trustclip.report.draw.figures import save
 from trustclip.report.tables import Table, markdown
-from trustclip.runs.text import filled, percent
 from trustclip.stats import Difference
 from trustclip.stats.equivalence import paired_runs
+from trustclip.support.text import filled, percent
 from trustclip_lab.arena.analysis import Answer, Question, Runs, answers, differences
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.page import contents, tables_text, write_figures, write_page

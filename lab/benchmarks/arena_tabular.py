@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trustclip.runs.text import markdown_table
+from trustclip.support.text import markdown_table
 from trustclip_lab.tabular import PRESETS, Outcome, Row
 from trustclip_lab.tabular.sweep import head, lines, tuned
 

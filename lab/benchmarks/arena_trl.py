@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.reader import Run, find, read_run
-from trustclip.runs.text import bracket, percent
 from trustclip.stats import Difference, RunSummary
 from trustclip.stats.aggregates import crossed_interval
 from trustclip.stats.equivalence import paired_runs
 from trustclip.stats.scores import Floats
+from trustclip.support.text import bracket, percent
 from trustclip_lab.arena.analysis import (
     Answer,
     Question,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyarrow import Table, parquet
 
-from trustclip.runs.text import filled, markdown_table
+from trustclip.support.text import filled, markdown_table
 from trustclip_lab.control import PRESETS
 from trustclip_lab.control.suite import COLUMNS, cells, lines, middles, rows
 

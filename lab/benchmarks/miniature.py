@@ -23,8 +23,8 @@ from trustclip.findings.groups import Group, group_runs, shared_answers
 from trustclip.findings.learning import Learning, Number, learning, time_of
 from trustclip.runs.reader import read_runs
 from trustclip.runs.run import Run
-from trustclip.runs.text import bracket, filled, percent
 from trustclip.suite.table import markdown, remade
+from trustclip.support.text import bracket, filled, percent
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "lab/benchmarks/table3-tiny"

@@ -15,7 +15,7 @@ from step_model import MODELS, Cost, Shape, Work, cost, fits
 from step_rates import RATES
 
 from trustclip.cli.arguments import parse
-from trustclip.constraints.names import unknown
+from trustclip.support.names import unknown
 from trustclip_lab.bench.table import Cell, Table
 
 GPUS = (1, 8, 16, 64, 512)

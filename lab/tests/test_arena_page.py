@@ -10,7 +10,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("plotly")
 
 from trustclip.cli.main import main
-from trustclip.runs.terminal import Terminal
+from trustclip.support.terminal import Terminal
 from trustclip_lab.arena.entry import Entry, combined, read_entry
 from trustclip_lab.arena.page import contents, headline, tables_text, write_page
 from trustclip_lab.arena.reruns import differences, problems

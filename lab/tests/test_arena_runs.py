@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trustclip.runs.jsonl import plain
+from trustclip.support.jsonl import plain
 from trustclip_lab.arena import plan
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.run import load

@@ -11,8 +11,8 @@ pytest.importorskip("pyarrow")
 
 from arena_trl import AT_RATE, NARROW, NONE, Experiment, collect, main
 
-from trustclip.runs.jsonl import append_jsonl
 from trustclip.runs.reader import read_run
+from trustclip.support.jsonl import append_jsonl
 
 METHODS = {
     "atr": {"name": "atr", "delta": 0.07},

@@ -18,13 +18,13 @@ from functools import cache
 from pathlib import Path
 
 from trustclip.durable.store import CheckpointError, CheckpointStore, verify
+from trustclip.logs.recognise import read_log
+from trustclip.logs.tokens import TokenRow, read_tokens
 from trustclip.recipes.files import load_recipe
 from trustclip.rewards.equivalence import compare
 from trustclip.rewards.extraction import extract_answer
-from trustclip.runs.foreign.recognise import read_log
-from trustclip.runs.jsonl import read_jsonl
-from trustclip.runs.text import markdown_text, one_line
-from trustclip.runs.tokens import TokenRow, read_tokens
+from trustclip.support.jsonl import read_jsonl
+from trustclip.support.text import markdown_text, one_line
 
 BUILD = Path(__file__).parents[2] / "build" / "fuzz"
 
@@ -194,8 +194,8 @@ def _instrument(atheris: object) -> None:
 
 _PARSERS = (
     "trustclip.recipes.files", "trustclip.rewards.extraction", "trustclip.rewards.equivalence",
-    "trustclip.runs.jsonl", "trustclip.runs.tokens", "trustclip.runs.text",
-    "trustclip.runs.foreign.recognise", "trustclip.durable.store",
+    "trustclip.support.jsonl", "trustclip.logs.tokens", "trustclip.support.text",
+    "trustclip.logs.recognise", "trustclip.durable.store",
 )  # fmt: skip
 
 

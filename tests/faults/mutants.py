@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "intervals": (("constraints/intervals.py",), ("test_intervals.py",)),
     "store": (
-        ("durable/store.py", "durable/extents.py", "durable/flush.py"),
+        ("durable/store.py", "durable/extents.py", "support/flush.py"),
         ("test_checkpoints.py", "test_journals.py", "test_flush.py"),
     ),
     "trainer": (("durable/trainer.py",), (_RUNS, "test_checkpoints.py")),

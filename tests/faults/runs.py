@@ -34,7 +34,7 @@ from trustclip.durable.mirror import Mirror
 from trustclip.durable.saving import Saver
 from trustclip.durable.store import CheckpointStore, TrainingError
 from trustclip.runs import directory
-from trustclip.runs.jsonl import read_jsonl
+from trustclip.support.jsonl import read_jsonl
 
 from . import standin
 from .disk import Disk

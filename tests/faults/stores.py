@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 
 from trustclip.durable.extents import Extents
-from trustclip.durable.flush import flush
 from trustclip.durable.lock import only_process
 from trustclip.durable.store import CheckpointStore
-from trustclip.runs.jsonl import append_jsonl, write_json
+from trustclip.support.flush import flush
+from trustclip.support.jsonl import append_jsonl, write_json
 
 from .runs import Runs
 from .setups import Setup, store_setup

@@ -10,7 +10,7 @@ from token_files import made
 
 from malicious.artefacts import CONTROLS, FORMULA, SCRIPT, SECRET, artefact
 from malicious.code import recipe
-from trustclip.runs.tokens import write_tokens
+from trustclip.logs.tokens import write_tokens
 
 ATR, CLIP = {"name": "atr", "delta": 0.07}, {"name": "clip", "epsilon": 0.2}
 SPEC = Spec(ATR, steps=8, every=4, k=2, completions=2, tasks={"amc23": 4})

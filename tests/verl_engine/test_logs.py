@@ -7,7 +7,7 @@ import pytest
 
 tracking = pytest.importorskip("verl.utils.tracking", reason="verl is not installed here")
 
-from trustclip.runs.foreign.recognise import read_log  # noqa: E402
+from trustclip.logs.recognise import read_log  # noqa: E402
 
 RECORDED = Path(__file__).parents[1] / "data" / "logs" / "verl" / "metrics.jsonl"
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 from pydantic import TypeAdapter, ValidationError
 
 from trustclip.cli.options import Option, help_of, options_of
-from trustclip.constraints.checked import explain
-from trustclip.constraints.names import nearest, unknown
-from trustclip.runs.terminal import say
+from trustclip.support.checked import explain
+from trustclip.support.names import nearest, unknown
+from trustclip.support.terminal import say
 
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method

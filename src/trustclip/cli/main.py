@@ -24,10 +24,10 @@ from trustclip.cli.streams import (
     occupy_closed,
     write_readably,
 )
-from trustclip.constraints.consent import ALL, consent, named
-from trustclip.constraints.names import unknown
 from trustclip.durable.stops import Requests, listen, unlisten
-from trustclip.runs.text import harmless
+from trustclip.support.consent import ALL, consent, named
+from trustclip.support.names import unknown
+from trustclip.support.text import harmless
 
 #: Command of the core -> (module of `trustclip.cli.commands` with a function of its name, help).
 #: Those of other distributions: `trustclip.cli.registry`.

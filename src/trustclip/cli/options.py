@@ -14,8 +14,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from trustclip.runs.jsonl import plain
 from trustclip.settings.marks import Also, Dotted, Positional, Shown, fields_of, marks
+from trustclip.support.jsonl import plain
 
 #: Words of types in a help text.
 _WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}

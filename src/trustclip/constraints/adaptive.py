@@ -12,7 +12,7 @@ from trustclip.constraints.base import Method, Reduce, Trait, definition, method
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.controllers import NAMED, Controller, PerToken, Target, controller
-from trustclip.constraints.names import nearest
+from trustclip.support.names import nearest
 
 
 class Split(NamedTuple):

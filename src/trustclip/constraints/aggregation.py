@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from trustclip.constraints import masked
-from trustclip.constraints.names import unknown
+from trustclip.support.names import unknown
 
 Aggregation = Literal["token_mean", "sequence_mean", "dr_grpo", "dapo"]
 

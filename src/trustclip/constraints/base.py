@@ -13,17 +13,17 @@ from typing import Any, ClassVar, Literal, cast
 from torch import Tensor
 
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
-from trustclip.constraints.checked import AboveOne as AboveOne
-from trustclip.constraints.checked import NonNegative as NonNegative
-from trustclip.constraints.checked import Number as Number
-from trustclip.constraints.checked import Positive as Positive
-from trustclip.constraints.checked import UpToOne as UpToOne
-from trustclip.constraints.checked import checked
 from trustclip.constraints.gates import Side
-from trustclip.constraints.imports import imported
 from trustclip.constraints.levels import Level
-from trustclip.constraints.names import unknown
 from trustclip.constraints.twins import Twins, clip_twins, sequence_clip_twins
+from trustclip.support.checked import AboveOne as AboveOne
+from trustclip.support.checked import NonNegative as NonNegative
+from trustclip.support.checked import Number as Number
+from trustclip.support.checked import Positive as Positive
+from trustclip.support.checked import UpToOne as UpToOne
+from trustclip.support.checked import checked
+from trustclip.support.imports import imported
+from trustclip.support.names import unknown
 
 Reduce = Callable[[Tensor], Tensor]
 

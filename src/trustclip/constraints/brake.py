@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from trustclip.constraints.checked import UpToOne, checked
+from trustclip.support.checked import UpToOne, checked
 
 if TYPE_CHECKING:  # settings hold a brake, and help does not wait for PyTorch
     from torch import Tensor

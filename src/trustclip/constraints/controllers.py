@@ -23,8 +23,8 @@ from torch import Tensor
 
 from trustclip.constraints.base import Positive, UpToOne
 from trustclip.constraints.batch import SUPPLIERS, TokenBatch
-from trustclip.constraints.checked import checked
-from trustclip.constraints.names import unknown
+from trustclip.support.checked import checked
+from trustclip.support.names import unknown
 
 #: Metrics that a threshold can hold; see `trustclip.constraints.diagnostics.token_metrics`.
 Metric = Literal["gated", "k2", "k3", "kl_old_new", "kl_new_old", "entropy"]

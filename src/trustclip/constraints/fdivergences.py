@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import divergences, intervals
-from trustclip.constraints.imports import imported
 from trustclip.constraints.masked import safe_exp
-from trustclip.constraints.names import unknown
+from trustclip.support.imports import imported
+from trustclip.support.names import unknown
 
 LogRatioFunction = Callable[[Tensor], Tensor]
 

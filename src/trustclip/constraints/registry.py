@@ -12,7 +12,7 @@ from torch import Tensor
 from trustclip.constraints.adaptive import Adaptive, split
 from trustclip.constraints.base import ALIASES, Method, method_class
 from trustclip.constraints.intervals import ratio
-from trustclip.constraints.names import unknown
+from trustclip.support.names import unknown
 
 
 def method(name: str, **hyperparameters: Any) -> Method:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trustclip.constraints.base import Method
-from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method
+from trustclip.support.names import unknown
 
 #: A method as `trustclip.as_method` takes it.
 Spec = Mapping[str, Any] | str

@@ -6,7 +6,7 @@ from typing import get_type_hints
 from torch import Tensor
 
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.checked import UpToOne
+from trustclip.support.checked import UpToOne
 
 #: Names of hyper-parameters that bound a divergence, a ratio or a log-ratio: the gate closes on
 #: fewer tokens the larger they are.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, TypedDict
 
-from trustclip.durable.inside import itself
+from trustclip.support.inside import itself
 
 _BLOCK = 2**20
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from trustclip.durable.inside import itself
+from trustclip.support.inside import itself
 
 #: Name of the lock file. Its text is for people only; the kernel holds the lock itself.
 LOCK = "lock"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.durable import states
-from trustclip.durable.flush import flush, flush_tree
-from trustclip.durable.inside import Inside
 from trustclip.durable.store import MANIFEST, CheckpointError, CheckpointStore, verify
+from trustclip.support.flush import flush, flush_tree
+from trustclip.support.inside import Inside
 
 _JOURNAL = "journal"
 _BLOCK = 2**22

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from trustclip.durable.flush import flush, flush_way
-from trustclip.durable.inside import itself
+from trustclip.support.flush import flush, flush_way
+from trustclip.support.inside import itself
 
 #: Version of the format; a checkpoint with another one is refused.
 SCHEMA = 1

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from trustclip.constraints.checked import UpToOne, Whole, checked
+from trustclip.support.checked import UpToOne, Whole, checked
 
 #: The Llama family, which trustclip decodes and copies: classes of Transformers that differ in
 #: biases and in the norms of queries and keys alone.

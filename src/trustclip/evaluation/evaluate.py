@@ -11,15 +11,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trustclip.durable.flush import flush
 from trustclip.evaluation.backends.local import Backend, derived_seed
 from trustclip.evaluation.measures import Measures
 from trustclip.rewards import Style, Verifier, extract_answer
 from trustclip.runs.directory import RunDirectory, own_shards
-from trustclip.runs.jsonl import Row, scan, write_bytes
 from trustclip.runs.progress import Stage
 from trustclip.runs.samples import shards
-from trustclip.runs.text import interval_text
+from trustclip.support.flush import flush
+from trustclip.support.jsonl import Row, scan, write_bytes
+from trustclip.support.text import interval_text
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import PromptStyle, messages, prompt_style
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trustclip.rewards import Style, Verifier, extract_answer
 from trustclip.runs.directory import samples
-from trustclip.runs.jsonl import Row, read_jsonl
+from trustclip.support.jsonl import Row, read_jsonl
 
 
 def read_samples(path: Path) -> list[Row]:

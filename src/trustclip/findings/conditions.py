@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trustclip.constraints.names import some
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
 from trustclip.runs.answers import usual
 from trustclip.runs.identity import essential, flat
-from trustclip.runs.jsonl import read_jsonl
 from trustclip.runs.reader import Evaluation, Run
+from trustclip.support.jsonl import read_jsonl
+from trustclip.support.names import some
 
 #: What determines a prompt, and how completions are drawn.
 _PROMPT = ("system", "template", "answer", "thinking", "chat_template")

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.consent import consent
 from trustclip.constraints.registry import as_method
 from trustclip.findings.evaluated import rose
 from trustclip.findings.facts import IMPROVED, SOLVED
 from trustclip.findings.rows import PREFIX, ends, mean, values
-from trustclip.runs.foreign.log import Log
-from trustclip.runs.jsonl import Row
+from trustclip.logs.log import Log
 from trustclip.runs.run import Run
+from trustclip.support.consent import consent
+from trustclip.support.jsonl import Row
 
 
 @dataclass(frozen=True)

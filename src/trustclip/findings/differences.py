@@ -16,7 +16,7 @@ from trustclip.findings.groups import Group, by_setting, names
 from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
 from trustclip.runs.run import Run
-from trustclip.runs.text import bracket, percent, title_of
+from trustclip.support.text import bracket, percent, title_of
 
 
 @dataclass(frozen=True)

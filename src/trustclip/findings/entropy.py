@@ -10,8 +10,8 @@ from trustclip.findings.facts import FALLEN, RISEN, SCATTERED
 from trustclip.findings.finding import Finding
 from trustclip.findings.gate import listed
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
-from trustclip.runs.foreign.digest import Words
-from trustclip.runs.jsonl import Row
+from trustclip.logs.digest import Words
+from trustclip.support.jsonl import Row
 
 #: Half the width of a 95 % interval in standard errors.
 _NORMAL = 1.96

@@ -11,9 +11,9 @@ from trustclip.findings.course import Course
 from trustclip.findings.facts import AT_LIMIT, HALF, OFTEN, SELDOM, STANDS_OUT, STILL, TINY
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, mean, percent, values
-from trustclip.runs.foreign.digest import Words
-from trustclip.runs.foreign.log import Log
-from trustclip.runs.jsonl import Row, read_jsonl
+from trustclip.logs.digest import Words
+from trustclip.logs.log import Log
+from trustclip.support.jsonl import Row, read_jsonl
 
 _QUADRANTS = {
     "positive_above": "rewarded tokens that had already become more likely (A > 0, ratio above 1)",

@@ -8,13 +8,13 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.constraints.base import Method, methods
-from trustclip.constraints.consent import consent
 from trustclip.constraints.registry import as_method
 from trustclip.findings.evaluated import collapsed
 from trustclip.findings.facts import ENOUGH_RUNS
 from trustclip.runs.answers import whole
 from trustclip.runs.identity import essential, flat
 from trustclip.runs.reader import Evaluation, Run
+from trustclip.support.consent import consent
 
 #: Hyper-parameters that a label always shows; others only where they differ from the default.
 THRESHOLDS = ("delta", "epsilon", "low", "high")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 from statistics import fmean
 
-from trustclip.runs.jsonl import Row
+from trustclip.support.jsonl import Row
 
 #: Before the names of metrics that are ours alone.
 PREFIX = "trustclip/"

@@ -18,8 +18,8 @@ from trustclip.findings.facts import (
 )
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
-from trustclip.runs.jsonl import Row, read_jsonl
 from trustclip.runs.run import Run
+from trustclip.support.jsonl import Row, read_jsonl
 
 _ESS = "sampler/current/sequence_ess"
 

@@ -10,8 +10,8 @@ from trustclip.constraints.base import Method, methods
 from trustclip.findings.course import Course
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX
-from trustclip.runs.jsonl import Row
-from trustclip.runs.text import percent
+from trustclip.support.jsonl import Row
+from trustclip.support.text import percent
 
 _NAN = math.nan
 

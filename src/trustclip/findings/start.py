@@ -5,9 +5,9 @@ from typing import Any
 
 from trustclip.findings.facts import HOPELESS
 from trustclip.findings.finding import Finding
-from trustclip.runs.jsonl import Row
 from trustclip.runs.run import Run
-from trustclip.runs.text import percent
+from trustclip.support.jsonl import Row
+from trustclip.support.text import percent
 
 
 def of_evaluation(scores: Mapping[str, Any], limit: object = None) -> Iterator[Finding]:

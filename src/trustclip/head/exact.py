@@ -8,10 +8,10 @@ from torch import Tensor
 
 from trustclip.constraints.divergences import k3
 from trustclip.constraints.masked import widen
-from trustclip.constraints.names import unknown
 from trustclip.head.product import Head, as_head
 from trustclip.head.shards import Shard
 from trustclip.head.softmax import exp
+from trustclip.support.names import unknown
 
 Order = Literal["old_new", "new_old"]
 ORDERS: tuple[Order, ...] = get_args(Order)

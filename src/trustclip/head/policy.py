@@ -11,12 +11,12 @@ from trustclip.constraints import loss as losses
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.base import Method, Trait, of_own_token
 from trustclip.constraints.batch import Loss, TokenBatch
-from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method
 from trustclip.head.exact import ORDERS, exact_kl
 from trustclip.head.foreseen import Foresee
 from trustclip.head.logprobs import Plan, scored
 from trustclip.head.product import Head, as_head
+from trustclip.support.names import unknown
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.constraints.base import Trait
-from trustclip.constraints.names import nearest
 from trustclip.durable.mirror import check_url
 from trustclip.engines import limits
 from trustclip.engines.sampler import DECODED, Sampler
@@ -25,6 +24,7 @@ from trustclip.settings.stages import (
     SFTStage,
     source_of,
 )
+from trustclip.support.names import nearest
 from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.rows import Fields, mapped
 

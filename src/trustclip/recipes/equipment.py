@@ -8,10 +8,10 @@ from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.services import await_server
 from trustclip.recipes.watch.sinks import open_sink, viewer
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import plain
-from trustclip.runs.secrets import redacted
 from trustclip.settings.marks import fields_of
 from trustclip.settings.stages import Place, RLStage
+from trustclip.support.jsonl import plain
+from trustclip.support.secrets import redacted
 
 
 class Equipment:

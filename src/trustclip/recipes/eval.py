@@ -17,8 +17,8 @@ from trustclip.recipes.rewarding import keep_code
 from trustclip.recipes.tiny import BUILT_IN
 from trustclip.runs.answers import scores
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.terminal import print_table
 from trustclip.settings.stages import EvalSettings
+from trustclip.support.terminal import print_table
 
 
 def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:

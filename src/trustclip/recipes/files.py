@@ -17,16 +17,16 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from trustclip.constraints.checked import hint, rule
-from trustclip.constraints.consent import ALL, consent, named
-from trustclip.constraints.imports import beside
-from trustclip.constraints.names import nearest, unknown
 from trustclip.constraints.registry import with_arguments
 from trustclip.recipes.checks import complaints, uncopied
 from trustclip.recipes.shipped import FOLDER, shipped
 from trustclip.runs.identity import completed
-from trustclip.runs.jsonl import plain
 from trustclip.settings.stages import OF_COMMAND, SECTIONS, DemoSettings, Recipe, RLStage
+from trustclip.support.checked import hint, rule
+from trustclip.support.consent import ALL, consent, named
+from trustclip.support.imports import beside
+from trustclip.support.jsonl import plain
+from trustclip.support.names import nearest, unknown
 
 T = TypeVar("T")
 Where = tuple[Any, ...]

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trustclip.constraints.names import unknown
+from trustclip.support.names import unknown
 
 #: To be raised when a conversion changes, so that folders of an earlier one are not used.
 _CONVERSION = 1

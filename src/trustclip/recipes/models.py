@@ -6,14 +6,14 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from trustclip.constraints.names import nearest
-from trustclip.durable.flush import flush_tree
 from trustclip.durable.handover import by_first
 from trustclip.durable.store import same_mode, writing_to
 from trustclip.recipes.gguf import PRETRAINED, check_gguf, converted, gguf_of
 from trustclip.recipes.prompting import FILE
 from trustclip.recipes.tiny import BUILT_IN, tiny_model, tiny_tokenizer
-from trustclip.runs.jsonl import write_json
+from trustclip.support.flush import flush_tree
+from trustclip.support.jsonl import write_json
+from trustclip.support.names import nearest
 from trustclip.tasks.prompts import PromptStyle, set_chat_template
 
 #: What a folder of a LoRA adapter has.

@@ -42,11 +42,11 @@ from trustclip.recipes.watch.callbacks import Checkups
 from trustclip.runs.answers import outcomes, overlapping, score_rows, scores
 from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory, samples
-from trustclip.runs.jsonl import Row
 from trustclip.runs.reader import read_run
-from trustclip.runs.terminal import print_table, told, warn
-from trustclip.runs.text import interval_text
 from trustclip.settings.stages import Recipe, SFTSettings
+from trustclip.support.jsonl import Row
+from trustclip.support.terminal import print_table, told, warn
+from trustclip.support.text import interval_text
 from trustclip.tasks.problem import Problem
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from trustclip.runs.terminal import warn
 from trustclip.settings.stages import Recipe
+from trustclip.support.terminal import warn
 from trustclip.tasks.prompts import PromptStyle, rendered
 
 #: Beside a trained model: the prompts that it was trained with.

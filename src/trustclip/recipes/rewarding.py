@@ -9,14 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trustclip.constraints.consent import named
 from trustclip.recipes.noise import flipped
 from trustclip.rewards import AnswerReward, SoftOverlong
 from trustclip.rewards.chosen import check_columns, chosen, found, made
 from trustclip.rewards.extraction import Style
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import plain
 from trustclip.settings.stages import EvalStage, RLStage
+from trustclip.support.consent import named
+from trustclip.support.jsonl import plain
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import PromptStyle, messages
 

@@ -32,8 +32,8 @@ from trustclip.recipes.watch.recorder import outcome, plan_of, shown_too, token_
 from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
-from trustclip.runs.terminal import told
 from trustclip.settings.stages import Place, RLSettings, RLStage
+from trustclip.support.terminal import told
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import PromptStyle, messages
 

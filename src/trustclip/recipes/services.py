@@ -12,10 +12,10 @@ from urllib.request import urlopen
 
 from rich.console import Console
 
-from trustclip.runs.secrets import redacted
-from trustclip.runs.terminal import told
-from trustclip.runs.text import one_line
 from trustclip.settings.stages import RLStage
+from trustclip.support.secrets import redacted
+from trustclip.support.terminal import told
+from trustclip.support.text import one_line
 
 #: Seconds that a server has to answer, and between two questions to one that is awaited.
 ANSWER, AGAIN = 5.0, 2.0

@@ -23,9 +23,9 @@ from trustclip.recipes.watch.callbacks import Recorder, silence
 from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
-from trustclip.runs.terminal import told
 from trustclip.settings.marks import Trl, marked
 from trustclip.settings.stages import SFTSettings
+from trustclip.support.terminal import told
 from trustclip.tasks.hub import hub_source, named_after, select_for_sft
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, messages

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from trustclip.constraints.names import unknown
+from trustclip.support.names import unknown
 
 _PLACES = (Path(__file__).with_name("shipped"), Path(__file__).parents[3] / "recipes")
 #: Where they are: in a wheel beside this module, where ``setup.py`` copies them; in a checkout the

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from trustclip.findings import learning
+from trustclip.logs.recognise import holds_tokens
 from trustclip.report import results
 from trustclip.report.collect import Report, collect
 from trustclip.report.draw import figures
 from trustclip.report.page import render, token_page
 from trustclip.report.tables import latex, markdown
-from trustclip.runs.foreign.recognise import holds_tokens
-from trustclip.runs.jsonl import write_text
 from trustclip.runs.table import is_table, write_table
+from trustclip.support.jsonl import write_text
 
 
 def build(

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip import stats
-from trustclip.constraints.names import some
 from trustclip.findings.comparison import Compared, compare, difference_on
 from trustclip.findings.conditions import require_equal_texts
 from trustclip.findings.differences import cautions
@@ -16,8 +15,9 @@ from trustclip.findings.facts import LEVEL
 from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
 from trustclip.report.results import p_text
 from trustclip.runs.reader import Run, find, read_runs
-from trustclip.runs.terminal import print_table
-from trustclip.runs.text import bracket, percent, title_of
+from trustclip.support.names import some
+from trustclip.support.terminal import print_table
+from trustclip.support.text import bracket, percent, title_of
 
 #: Verdicts that are of a method; the others are of its difference from the reference.
 STATES = ("identical", "not compared")

@@ -9,7 +9,7 @@ from trustclip.findings.contamination import held, trained_on
 from trustclip.findings.groups import Group, names, shared_answers
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.reader import Evaluation
-from trustclip.runs.text import bracket, percent
+from trustclip.support.text import bracket, percent
 
 NOTHING = Cell("-")
 

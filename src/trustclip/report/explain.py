@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trustclip.findings.run import of_run
 from trustclip.runs.reader import find, read_run
-from trustclip.runs.text import one_line
+from trustclip.support.text import one_line
 
 
 def explain(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from trustclip.runs.text import harmless
+from trustclip.support.text import harmless
 
 
 @cache

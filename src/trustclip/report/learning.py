@@ -7,7 +7,7 @@ from trustclip.findings.groups import Group, names
 from trustclip.findings.learning import Learning, Number
 from trustclip.report.results import NOTHING, p_text
 from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.runs.text import bracket, percent
+from trustclip.support.text import bracket, percent
 
 #: Of numbers that are written as they are, where shares are written in percent.
 _ONE = 0.01

@@ -10,17 +10,17 @@ from markupsafe import Markup
 import trustclip
 from trustclip.findings.differences import Said
 from trustclip.findings.groups import Group
+from trustclip.logs.tokens import TOKENS
 from trustclip.report.collect import Contents, Report, Section, collect
 from trustclip.report.draw import charts
 from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, rendered, script_hash
 from trustclip.report.tokens import views
-from trustclip.runs.jsonl import write_text
 from trustclip.runs.reader import Run
 from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
-from trustclip.runs.secrets import redacted, redacted_argv
-from trustclip.runs.text import duration, percent, title_of
-from trustclip.runs.tokens import TOKENS
+from trustclip.support.jsonl import write_text
+from trustclip.support.secrets import redacted, redacted_argv
+from trustclip.support.text import duration, percent, title_of
 
 #: Parts of every page, and what a link to them says.
 _ANCHORS = {"notices": "warnings", "runs": "runs"}
@@ -126,7 +126,7 @@ def token_page(paths: Sequence[Path], title: str) -> str:
     """A page about files of tokens alone, as HTML.
 
     Args:
-      paths: files of tokens, see `trustclip.runs.tokens`.
+      paths: files of tokens, see `trustclip.logs.tokens`.
       title: of the page.
 
     Raises:

@@ -12,10 +12,10 @@ from trustclip import stats
 from trustclip.findings.groups import Group, by_setting, group_runs, shared_answers
 from trustclip.findings.learning import evaluated, tallies
 from trustclip.runs.reader import Run, read_runs
-from trustclip.runs.terminal import print_table
-from trustclip.runs.text import title_of
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 from trustclip.stats.scores import Floats, macro_weights, problem_scores, strata_groups
+from trustclip.support.terminal import print_table
+from trustclip.support.text import title_of
 
 #: What more problems or samples would do: names, and factors of both.
 TRADES = {"seeds": (1, 1), "K x 4": (1, 4), "problems x 4": (4, 1)}

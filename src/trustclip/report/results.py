@@ -14,7 +14,7 @@ from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.report.reference import TITLES, Row, published
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.reader import in_words
-from trustclip.runs.text import bracket, one_line, percent, title_of
+from trustclip.support.text import bracket, one_line, percent, title_of
 
 NOTHING = Cell("-")
 #: A column: task (None for the average) and metric.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trustclip.constraints.rosetta import ENGINES, Engine, Row, Spec
-from trustclip.runs.text import markdown_table
+from trustclip.support.text import markdown_table
 
 HEADER = ("loss", "method", "aggregation", "set in the engine", "remark")
 

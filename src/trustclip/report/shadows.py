@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from trustclip.findings.groups import Group
 from trustclip.findings.shadows import Matrix, matrix, mean_metrics
 from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.runs.text import percent
+from trustclip.support.text import percent
 
 
 def tables(groups: Sequence[Group]) -> list[Table]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trustclip.runs.text import markdown_table, markdown_text, one_line
+from trustclip.support.text import markdown_table, markdown_text, one_line
 
 
 @dataclass(frozen=True)

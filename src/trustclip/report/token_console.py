@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trustclip.constraints.names import some, unknown
 from trustclip.report.tokens import (
     MAX_STRINGS,
     OWN,
@@ -18,8 +17,9 @@ from trustclip.report.tokens import (
     judged_rows,
     strings,
 )
-from trustclip.runs.text import control_named, percent
 from trustclip.runs.watched import sources
+from trustclip.support.names import some, unknown
+from trustclip.support.text import control_named, percent
 
 #: Backgrounds of a token that is raised and of one that is lowered, weak and strong: blue, orange.
 _UP, _DOWN = ("on #c9dff0", "on #7fb2d9"), ("on #f6d5bd", "on #eb9a62")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from trustclip.constraints.base import Method
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
-from trustclip.runs.foreign.recognise import token_rows
-from trustclip.runs.tokens import TokenRow, token_batch
+from trustclip.logs.recognise import token_rows
+from trustclip.logs.tokens import TokenRow, token_batch
 from trustclip.stats.lift import Lifts
 
 #: Methods whose gate is computed on the tokens of any run, at the defaults of their papers.
@@ -78,7 +78,7 @@ def judged_rows(path: Path, shadows: Sequence[str] = SHADOWS) -> Iterator[Judged
     """Completions of a file or folder of tokens, judged one by one.
 
     Args:
-      path: see `trustclip.runs.foreign.recognise.token_rows`.
+      path: see `trustclip.logs.recognise.token_rows`.
       shadows: names of methods.
     """
     methods = [method(name) for name in shadows]
@@ -162,7 +162,7 @@ def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
       named: name of each run in the page, and its file or folder of tokens.
 
     Raises:
-      ValueError: a row is not as `trustclip.runs.tokens` says.
+      ValueError: a row is not as `trustclip.logs.tokens` says.
     """
     texts = Texts()
     runs = [view(path, name, texts, len(named)) for name, path in named]
@@ -179,7 +179,7 @@ def view(path: Path, name: str, texts: Texts, share: int = 1) -> dict[str, Any]:
       share: number of runs in the page.
 
     Raises:
-      ValueError: there are no tokens, or a row is not as `trustclip.runs.tokens` says.
+      ValueError: there are no tokens, or a row is not as `trustclip.logs.tokens` says.
     """
     words, total = CutStrings(), 0
     places = max(MAX_COMPLETIONS // share, 1)

@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trustclip.constraints.imports import imported, names_code
-from trustclip.constraints.names import nearest, unknown
 from trustclip.rewards.extraction import Style
 from trustclip.rewards.functions import (
     AnswerReward,
@@ -36,6 +34,8 @@ from trustclip.rewards.functions import (
     number_graded,
     text_of,
 )
+from trustclip.support.imports import imported, names_code
+from trustclip.support.names import nearest, unknown
 
 #: Built-in rewards: classes, made from arguments, and functions.
 BUILT_IN: Mapping[str, Any] = {

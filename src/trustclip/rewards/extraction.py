@@ -9,7 +9,7 @@ import re
 from itertools import pairwise
 from typing import Literal, get_args
 
-from trustclip.constraints.names import unknown
+from trustclip.support.names import unknown
 
 Style = Literal["solution", "boxed", "answer", "any"]
 

@@ -6,9 +6,9 @@ from statistics import fmean
 from typing import Any
 
 from trustclip import stats
-from trustclip.constraints.names import some
-from trustclip.runs.jsonl import Row
 from trustclip.runs.samples import fingerprint
+from trustclip.support.jsonl import Row
+from trustclip.support.names import some
 
 
 def score_rows(result: Mapping[str, Any], step: int) -> list[Row]:

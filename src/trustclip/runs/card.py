@@ -15,13 +15,13 @@ import yaml
 
 from trustclip.constraints.base import methods
 from trustclip.constraints.registry import interval
-from trustclip.durable.inside import refuse_links
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.identity import with_method
-from trustclip.runs.jsonl import read_mapping, write_text
-from trustclip.runs.secrets import redacted, redacted_argv
 from trustclip.runs.summary import read_summary
-from trustclip.runs.text import duration, interval_text, markdown_table, markdown_text
+from trustclip.support.inside import refuse_links
+from trustclip.support.jsonl import read_mapping, write_text
+from trustclip.support.secrets import redacted, redacted_argv
+from trustclip.support.text import duration, interval_text, markdown_table, markdown_text
 from trustclip.tasks.hub import hub_source
 
 Mapped = Mapping[str, Any]

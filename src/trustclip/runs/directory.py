@@ -26,16 +26,19 @@ from typing import Any, ClassVar, Self
 import yaml
 
 import trustclip
-from trustclip.constraints.consent import consent, named
 from trustclip.durable.extents import Cursor, Extents
-from trustclip.durable.flush import flush, flush_tree
-from trustclip.durable.inside import Inside, OutsideError, refuse_links
 from trustclip.durable.lock import LOCK, rank
 from trustclip.durable.store import CheckpointStore
+from trustclip.logs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
 from trustclip.runs.extension import LENGTH, Extension, extension, unchangeable
 from trustclip.runs.hashes import HASHES, LOST, missing_files, with_hashes
 from trustclip.runs.identity import essential, flat, with_method
-from trustclip.runs.jsonl import (
+from trustclip.runs.samples import SHARD, following, shards
+from trustclip.runs.summary import read_summary
+from trustclip.support.consent import consent, named
+from trustclip.support.flush import flush, flush_tree
+from trustclip.support.inside import Inside, OutsideError, refuse_links
+from trustclip.support.jsonl import (
     append_jsonl,
     extend_jsonl,
     plain,
@@ -45,10 +48,7 @@ from trustclip.runs.jsonl import (
     write_json,
     write_text,
 )
-from trustclip.runs.samples import SHARD, following, shards
-from trustclip.runs.secrets import redacted, redacted_argv
-from trustclip.runs.summary import read_summary
-from trustclip.runs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
+from trustclip.support.secrets import redacted, redacted_argv
 from trustclip.tasks.problem import Problem
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
@@ -286,7 +286,7 @@ class RunDirectory:
         self._append(self.path / "gates.jsonl", [row])
 
     def tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write the recorded tokens of one update, in the columns of `trustclip.runs.tokens`.
+        """Write the recorded tokens of one update, in the columns of `trustclip.logs.tokens`.
 
         Args:
           step: updates done before it.

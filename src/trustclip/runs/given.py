@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trustclip.runs.jsonl import Row
+from trustclip.support.jsonl import Row
 
 #: Columns that a row may have besides ``id`` and ``correct``, and their values where unknown.
 _OPTIONAL: Mapping[str, Any] = {

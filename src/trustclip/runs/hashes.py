@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.durable.store import listed
-from trustclip.runs.jsonl import plain
+from trustclip.support.jsonl import plain
 
 #: Key of the summary: by name of a file, its size in bytes and SHA-256, of rows also their chain.
 HASHES = "hashes"

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from trustclip.runs.text import duration
+from trustclip.support.text import duration
 
 #: The entropy over all completions of a generation; TRL's own key is over those that it scored.
 SAMPLING_ENTROPY = "trustclip/sampling_entropy"

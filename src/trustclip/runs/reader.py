@@ -5,16 +5,16 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from trustclip.constraints.names import nearest, some
+from trustclip.logs.log import Log
+from trustclip.logs.recognise import holds_log, looked_for, read_log
 from trustclip.runs.answers import digest, outcomes, scores, shortfall
-from trustclip.runs.foreign.log import Log
-from trustclip.runs.foreign.recognise import holds_log, looked_for, read_log
 from trustclip.runs.identity import with_method
-from trustclip.runs.jsonl import Row, read_mapping, scan
 from trustclip.runs.run import MEASURED, Evaluation, Run, in_words, setting_of
 from trustclip.runs.samples import Samples
 from trustclip.runs.summary import read_summary
 from trustclip.runs.table import is_table, read_table
+from trustclip.support.jsonl import Row, read_mapping, scan
+from trustclip.support.names import nearest, some
 
 __all__ = ["Evaluation", "Run", "find", "in_words", "read_run", "read_runs", "setting_of"]
 

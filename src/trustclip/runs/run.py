@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trustclip.runs.foreign.log import Log
-from trustclip.runs.jsonl import Row
+from trustclip.logs.log import Log
 from trustclip.runs.samples import Samples
+from trustclip.support.jsonl import Row
 
 #: Stages whose rows hold numbers.
 MEASURED = ("rl", "sft", "eval")

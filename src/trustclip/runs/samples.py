@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trustclip.runs.jsonl import Line, Row, parsed, scan
+from trustclip.support.jsonl import Line, Row, parsed, scan
 
 #: What identifies a completion within its run.
 Key = tuple[Any, ...]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from trustclip.durable.extents import Link, links
-from trustclip.runs.jsonl import parsed
+from trustclip.support.jsonl import parsed
 
 _BLOCK = 2**20
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from trustclip.constraints.base import Method
 from trustclip.constraints.shadow import refusal
 from trustclip.constraints.thresholds import thresholds, widened, widest
-from trustclip.runs.text import percent
 from trustclip.runs.watched import chunks, supplied
 from trustclip.stats import Interval, RunSummary
+from trustclip.support.text import percent
 
 #: Factors of the method's own thresholds between which the search begins, and how many of them.
 _FACTORS, _FIRST = (1e-6, 1e6), 25

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 from trustclip.durable.schemas import conform, mapping
-from trustclip.runs.jsonl import read_mapping
+from trustclip.support.jsonl import read_mapping
 
 _SCORE = mapping(
     "Score", dict.fromkeys(("value", "low", "high"), float | None), total=False, more=True

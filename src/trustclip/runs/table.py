@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from trustclip.durable.inside import part_of
 from trustclip.runs.answers import of_answers
 from trustclip.runs.hashes import HASHES
-from trustclip.runs.jsonl import Row
 from trustclip.runs.run import Evaluation, Run
 from trustclip.runs.samples import Samples
-from trustclip.runs.secrets import redacted
+from trustclip.support.inside import part_of
+from trustclip.support.jsonl import Row
+from trustclip.support.secrets import redacted
 
 if TYPE_CHECKING:
     import pyarrow as pa

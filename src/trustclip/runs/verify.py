@@ -18,8 +18,8 @@ from trustclip.durable.store import CheckpointError, CheckpointStore
 from trustclip.durable.store import verify as verify_checkpoint
 from trustclip.runs.directory import GROWING
 from trustclip.runs.hashes import FINAL, HASHES, LOST, digest, missing_files, regular_files
-from trustclip.runs.jsonl import read_mapping, scan
 from trustclip.runs.spans import Record, Span, changed_spans
+from trustclip.support.jsonl import read_mapping, scan
 
 State = Literal["whole", "changed", "missing", "unrecorded"]
 

@@ -12,9 +12,9 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import Shadows, label, refusal
-from trustclip.engines.trl.skipping import only_what_matters
-from trustclip.runs.foreign.recognise import token_rows
-from trustclip.runs.tokens import TOKENS, TokenRow, token_batch
+from trustclip.engines.trl.scoring.skipping import only_what_matters
+from trustclip.logs.recognise import token_rows
+from trustclip.logs.tokens import TOKENS, TokenRow, token_batch
 
 #: Completions that are in memory at once.
 ROWS = 64
@@ -50,7 +50,7 @@ def chunks(paths: Sequence[Path]) -> Iterator[tuple[tuple[TokenRow, ...], TokenB
       paths: see `sources`.
 
     Raises:
-      ValueError: no tokens, or a row that is not as `trustclip.runs.tokens` says.
+      ValueError: no tokens, or a row that is not as `trustclip.logs.tokens` says.
     """
     rows = chain.from_iterable(map(token_rows, sources(paths)))
     while some := tuple(islice(rows, ROWS)):

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from trustclip.constraints.brake import Brake
-from trustclip.constraints.checked import (
+from trustclip.engines.sampler import Sampler, as_sampler
+from trustclip.settings.marks import Dotted, Extends, Neutral, Since, ToEngine, ToTrl
+from trustclip.support.checked import (
     NUMBER,
     Count,
     Integer,
@@ -27,8 +29,6 @@ from trustclip.constraints.checked import (
     Whole,
     checked,
 )
-from trustclip.engines.sampler import Sampler, as_sampler
-from trustclip.settings.marks import Dotted, Extends, Neutral, Since, ToEngine, ToTrl
 from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.prompts import Prompt, PromptStyle, styled
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import chdtri, nctdtrinc
 
-from trustclip.constraints.names import some
 from trustclip.stats.confidence import Interval, mean_interval, pass_interval, t_quantile
 from trustclip.stats.differences import (
     Difference,
@@ -26,6 +25,7 @@ from trustclip.stats.scores import (
     strata_groups,
     tally,
 )
+from trustclip.support.names import some
 
 #: Chance to find a gap that is called detectable.
 POWER = 0.8

@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trustclip.constraints.base import Method
-from trustclip.constraints.consent import consent
-from trustclip.constraints.names import unknown
 from trustclip.recipes.files import as_mapping, load_yaml, read_recipe
 from trustclip.recipes.shipped import located
 from trustclip.runs.identity import essential, flat
-from trustclip.runs.jsonl import read_mapping
 from trustclip.runs.reader import in_words, setting_of
-from trustclip.runs.secrets import redacted
 from trustclip.settings.stages import NOTHING, Recipe
 from trustclip.suite.settings import (
     Complaint,
@@ -29,6 +25,10 @@ from trustclip.suite.settings import (
     parse_settings,
     suffix,
 )
+from trustclip.support.consent import consent
+from trustclip.support.jsonl import read_mapping
+from trustclip.support.names import unknown
+from trustclip.support.secrets import redacted
 from trustclip.tasks.sources import task_file
 
 

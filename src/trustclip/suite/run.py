@@ -12,13 +12,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from trustclip.constraints.consent import named
 from trustclip.durable.lock import only_process
 from trustclip.findings.groups import describe
 from trustclip.runs.identity import flat
-from trustclip.runs.jsonl import append_jsonl, write_text
-from trustclip.runs.terminal import print_table
-from trustclip.runs.text import one_line
 from trustclip.suite.launchers.base import (
     Launcher,
     Local,
@@ -31,6 +27,10 @@ from trustclip.suite.launchers.local import Interruptions
 from trustclip.suite.plan import Job, Plan, plan
 from trustclip.suite.table import Results, overview
 from trustclip.suite.watch import Display, State
+from trustclip.support.consent import named
+from trustclip.support.jsonl import append_jsonl, write_text
+from trustclip.support.terminal import print_table
+from trustclip.support.text import one_line
 
 #: ``trustclip``, called with ``run FILE`` or ``sft --OPTION=VALUE ...``.
 COMMAND = (sys.executable, "-m", "trustclip")

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from trustclip.constraints.base import Method
-from trustclip.constraints.checked import checked, rule
-from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method
+from trustclip.support.checked import checked, rule
+from trustclip.support.names import unknown
 
 #: Place in the file and what is wrong there.
 Complaint = tuple[tuple[Any, ...], str]

@@ -20,11 +20,11 @@ from trustclip.report.learning import learning_table
 from trustclip.report.results import NOTHING
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.report.tables import markdown as written
-from trustclip.runs.jsonl import write_json, write_text
 from trustclip.runs.reader import Evaluation, Run, read_run
 from trustclip.runs.samples import Samples
-from trustclip.runs.text import bracket, percent
 from trustclip.suite.plan import Job, Plan
+from trustclip.support.jsonl import write_json, write_text
+from trustclip.support.text import bracket, percent
 
 Row = Mapping[str, Any]
 Metrics = tuple[str, str]

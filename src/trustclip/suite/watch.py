@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trustclip.runs.jsonl import Row, scan
-from trustclip.runs.text import duration
 from trustclip.suite.plan import Job
+from trustclip.support.jsonl import Row, scan
+from trustclip.support.text import duration
 
 State = Literal["waiting", "running", "ending", "finished", "failed", "interrupted", "blocked"]
 

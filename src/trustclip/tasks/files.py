@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trustclip.constraints.names import nearest
+from trustclip.support.names import nearest
 from trustclip.tasks.rows import RowError
 
 MAX_LINE_BYTES = 2**24

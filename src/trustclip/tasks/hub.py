@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trustclip.constraints.names import unknown
+from trustclip.support.names import unknown
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.rows import Fields, is_numeric
 

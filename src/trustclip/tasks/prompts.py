@@ -9,9 +9,9 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trustclip.constraints.checked import checked
-from trustclip.constraints.names import unknown
 from trustclip.rewards.extraction import Style, extract_answer
+from trustclip.support.checked import checked
+from trustclip.support.names import unknown
 from trustclip.tasks.problem import Problem
 
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trustclip.constraints.names import nearest
 from trustclip.rewards.equivalence import plain_text
+from trustclip.support.names import nearest
 from trustclip.tasks.files import (
     START_CHARS,
     SUFFIXES,

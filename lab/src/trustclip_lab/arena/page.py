@@ -10,7 +10,7 @@ from trustclip.report.collect import Contents, Section
 from trustclip.report.draw.figures import save
 from trustclip.report.page import sections_page
 from trustclip.report.tables import Table, markdown
-from trustclip.runs.text import bracket, percent
+from trustclip.support.text import bracket, percent
 from trustclip_lab.arena import figures, tables
 from trustclip_lab.arena.analysis import (
     ALL,

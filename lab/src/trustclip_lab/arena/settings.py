@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trustclip.constraints.checked import Count, Positive, Share, Whole, checked
-from trustclip.constraints.names import unknown
 from trustclip.recipes.checks import Complaint, complaints
 from trustclip.suite.settings import LABEL
+from trustclip.support.checked import Count, Positive, Share, Whole, checked
+from trustclip.support.names import unknown
 
 #: Settings of the lab that the arena sets itself.
 OWN = (

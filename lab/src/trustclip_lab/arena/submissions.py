@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trustclip.constraints.names import some
+from trustclip.support.names import some
 from trustclip_lab.arena.analysis import CELL, Runs
 from trustclip_lab.arena.tuning import TRIAL
 

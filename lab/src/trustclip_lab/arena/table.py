@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip.durable.inside import part_of
+from trustclip.support.inside import part_of
 from trustclip_lab.stack.results import number
 
 Row = dict[str, Any]

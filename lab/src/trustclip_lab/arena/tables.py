@@ -8,8 +8,8 @@ from math import isnan
 
 from trustclip import stats
 from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.runs.text import bracket, percent
 from trustclip.stats.equivalence import paired_runs
+from trustclip.support.text import bracket, percent
 from trustclip_lab.arena.analysis import (
     CELL,
     MARGIN,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as Rich
 
-from trustclip.runs.text import markdown_table
+from trustclip.support.text import markdown_table
 
 Cell = str | float | int | None
 

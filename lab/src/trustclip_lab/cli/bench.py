@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.cli.arguments import parse, taken
-from trustclip.constraints.names import unknown
-from trustclip.runs.terminal import Terminal, say
+from trustclip.support.names import unknown
+from trustclip.support.terminal import Terminal, say
 from trustclip_lab.bench import TOPICS
 
 _USAGE = (

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trustclip.cli.arguments import changes_of, parse, reads, require, taken, takes
-from trustclip.runs.jsonl import write_text
-from trustclip.runs.terminal import Terminal, say
 from trustclip.settings.marks import Argument
+from trustclip.support.jsonl import write_text
+from trustclip.support.terminal import Terminal, say
 
 if TYPE_CHECKING:
     from trustclip_lab.arena.entry import Entry

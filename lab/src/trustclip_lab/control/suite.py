@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip.constraints.base import Method
-from trustclip.constraints.checked import Count, Positive, checked
 from trustclip.constraints.registry import as_method
-from trustclip.runs.jsonl import write_json
-from trustclip.runs.terminal import print_table
 from trustclip.settings.marks import Also
 from trustclip.stats import Difference, Interval, RunSummary, holm
 from trustclip.stats.aggregates import interquartile_interval
 from trustclip.stats.equivalence import concluded, equivalence_p, paired_runs
+from trustclip.support.checked import Count, Positive, checked
+from trustclip.support.jsonl import write_json
+from trustclip.support.terminal import print_table
 
 #: Difference that would matter, a share of the reference's return.
 MARGIN = 0.1

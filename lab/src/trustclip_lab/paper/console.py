@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trustclip.runs.terminal import print_table
+from trustclip.support.terminal import print_table
 from trustclip_lab.paper.audit import LEVEL, Audit, Claim, Conventions, Gap
 from trustclip_lab.paper.cells import METRICS
 from trustclip_lab.paper.power import Power

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trustclip.runs.jsonl import write_text
+from trustclip.support.jsonl import write_text
 
 #: Columns that name a row of a results file, after those of what was swept.
 SEED, GENERATION, SCORE = "seed", "generation", "score"

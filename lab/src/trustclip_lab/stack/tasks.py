@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from trustclip.constraints.names import unknown
+from trustclip.support.names import unknown
 from trustclip_lab.stack.streams import Stream
 
 

@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 
 from trustclip.cli.arguments import method_from, reads
-from trustclip.runs.terminal import Terminal, say
 from trustclip.settings.marks import Also
+from trustclip.support.terminal import Terminal, say
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ def methods(options: Methods) -> int:
         return _engines(options.markdown)
     rows = [_method_row(name, cls) for name, cls in _methods().items()]
     if options.markdown:
-        from trustclip.runs.text import markdown_table
+        from trustclip.support.text import markdown_table
 
         say(markdown_table(_HEADER, [(f"`{name}`", *rest) for name, *rest in rows]))
         say("\nOther names: " + "; ".join(f"`{a}` is `{of}`" for a, of in _other_names()) + ".")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from trustclip.cli.arguments import reads
 from trustclip.rewards.extraction import Style
-from trustclip.runs.terminal import Terminal, say
 from trustclip.settings.marks import Also, Argument
+from trustclip.support.terminal import Terminal, say
 from trustclip.tasks.decontaminate import DecontaminateConfig
 
 
@@ -28,7 +28,7 @@ def grade(options: Grade) -> int:
     """``trustclip grade RUN [--style STYLE] [--out FILE]``."""
     from trustclip.evaluation.offline import grade as regrade
     from trustclip.evaluation.offline import read_samples
-    from trustclip.runs.jsonl import append_jsonl
+    from trustclip.support.jsonl import append_jsonl
 
     if options.out is not None and options.out.exists():
         raise ValueError(f"{options.out} exists; choose another --out.")

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trustclip.cli.arguments import changes_of, reads, require, settings, takes
-from trustclip.runs.terminal import Terminal, say
 from trustclip.settings.marks import Argument
 from trustclip.settings.stages import (
     DemoSettings,
@@ -14,6 +13,7 @@ from trustclip.settings.stages import (
     RLSettings,
     SFTSettings,
 )
+from trustclip.support.terminal import Terminal, say
 
 
 @takes(DemoSettings)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from trustclip.cli.arguments import reads
-from trustclip.runs.terminal import Terminal, say
 from trustclip.settings.marks import Argument
+from trustclip.support.terminal import Terminal, say
 
 
 @dataclasses.dataclass

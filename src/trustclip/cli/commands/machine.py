@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from trustclip.cli.arguments import parse, reads, takes
-from trustclip.runs.terminal import say
 from trustclip.settings.marks import Argument, Shown
+from trustclip.support.terminal import say
 
 if TYPE_CHECKING:
     from trustclip.constraints.sampler import Pairs
@@ -120,7 +120,7 @@ def _verl(arguments: Sequence[str]) -> int:
     """Print the findings about a configuration of verl; 1 if any is an error."""
     from trustclip.engines.verl.checks import findings, installed
     from trustclip.engines.verl.config import load
-    from trustclip.runs.jsonl import bounded_yaml
+    from trustclip.support.jsonl import bounded_yaml
 
     config = load(arguments, bounded_yaml)
     return _report(list(findings(config, installed())))

@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from trustclip.cli.arguments import method_from, reads, taken
-from trustclip.runs.terminal import Terminal, say
-from trustclip.runs.text import percent
 from trustclip.settings.marks import Argument
+from trustclip.support.terminal import Terminal, say
+from trustclip.support.text import percent
 
 _SUGGEST = """\
 usage: trustclip suggest METHOD [--share 0.02] LOGS... [--HYPER-PARAMETER VALUE ...]

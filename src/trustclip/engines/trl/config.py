@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.brake import Brake, as_brake
-from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.constraints.shadow import shadow_methods
 from trustclip.durable.mirror import check_url
@@ -16,6 +15,7 @@ from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.engines.trl.upstream import GRPOConfig
 from trustclip.head.product import MOST_SKIPPED
+from trustclip.support.names import unknown
 
 _HEADS = Literal["auto", "trustclip", "trl"]
 _DECODERS = Literal["auto", "transformers"]
@@ -59,7 +59,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         ``trustclip/head_dropped``; what that can change: `trustclip.head.skipped`. Needs
         trustclip's head.
       decoder: implementation of sampling: ``"transformers"``, or ``"auto"``:
-        `trustclip.engines.trl.decoding` for the models it supports, with plain sampling, on a CPU;
+        `trustclip.engines.trl.sampling` for the models it supports, with plain sampling, on a CPU;
         see ``docs/fast-paths.md``.
       sampler: a mapping of the fields of `trustclip.engines.sampler.Sampler`: completions are
         sampled from a rounded, quantised or older copy of the policy. Needs the decoder.
@@ -205,7 +205,7 @@ def supply(args: ConstrainedGRPOConfig) -> Supply:
     """What TRL passes to a method under these settings.
 
     The sampler's log-probabilities come from vLLM, from trustclip's decoder, and from `generate` of
-    Transformers (see `trustclip.engines.trl.sampled`).
+    Transformers (see `trustclip.engines.trl.sampling.sampled`).
     """
     most = limits.ENGINES["TRL"]
     if args.use_vllm or not args.use_transformers_continuous_batching:

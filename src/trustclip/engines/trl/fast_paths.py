@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from trustclip.constraints.base import Trait, of_own_token
-from trustclip.engines.trl import hidden, sampled, sharing
 from trustclip.engines.trl.config import undecodable
-from trustclip.engines.trl.foresight import KNOWN_BEFORE, LOSS_TYPES
-from trustclip.engines.trl.llama import unlike_llama
-from trustclip.engines.trl.plain_sampling import not_plain, own_generate, unlike_generate
+from trustclip.engines.trl.sampling import sampled
+from trustclip.engines.trl.sampling.llama import unlike_llama
+from trustclip.engines.trl.sampling.plain import not_plain, own_generate, unlike_generate
+from trustclip.engines.trl.scoring import hidden, sharing
+from trustclip.engines.trl.scoring.foresight import KNOWN_BEFORE, LOSS_TYPES
 from trustclip.head import measured
 
 #: trustclip's output head, its decoding loop, skipping completions that cannot move the policy, and

@@ -18,7 +18,7 @@ from trustclip.constraints.shadow import WatchedWindow, shadow_methods
 from trustclip.constraints.twins import NEVER
 from trustclip.engines.trl.inputs import token_batch
 from trustclip.engines.trl.phases import Rewarded
-from trustclip.engines.trl.recording import Recorded, attach_recorders
+from trustclip.engines.trl.recording.records import Recorded, attach_recorders
 from trustclip.engines.trl.upstream import GRPOTrainer
 
 _SAMPLER = "vllm_importance_sampling"

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from trustclip.constraints.checked import NUMBER, Count, Positive, Share, UpToOne, Whole, explain
-from trustclip.constraints.consent import allowed
-from trustclip.constraints.names import nearest, unknown
 from trustclip.engines.trl.config import ConstrainedGRPOConfig, too_small
+from trustclip.support.checked import NUMBER, Count, Positive, Share, UpToOne, Whole, explain
+from trustclip.support.consent import allowed
+from trustclip.support.names import nearest, unknown
 
 _Decay = Annotated[float, Field(ge=0, lt=1), NUMBER]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.batch import Surrogate, TokenBatch
-from trustclip.engines.trl.exact_kl import Evidence
+from trustclip.engines.trl.scoring.exact_kl import Evidence
 
 
 @dataclass

@@ -33,30 +33,24 @@ from trustclip.constraints.shadow import WatchedWindow
 from trustclip.durable import schemas
 from trustclip.durable.rollcall import own_port
 from trustclip.durable.trainer import Durable
-from trustclip.engines.trl import (
-    fast_paths,
-    foresight,
-    hidden,
-    redistribute,
-    sampled,
-    sharing,
-    stopping,
-)
+from trustclip.engines.trl import fast_paths, redistribute
 from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
-from trustclip.engines.trl.exact_kl import KLWatch
 from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
 from trustclip.engines.trl.phases import Generating, Rewarded, Training
-from trustclip.engines.trl.recording import (
+from trustclip.engines.trl.recording.records import (
     Recorded,
     attach_recorders,
     restore_logs,
     stored_logs,
 )
-from trustclip.engines.trl.sampler import Copies
-from trustclip.engines.trl.scoring import Request, use_head
-from trustclip.engines.trl.shares import clip_ratios
-from trustclip.engines.trl.skipping import only_what_matters, rows_that_matter, widened
+from trustclip.engines.trl.recording.shares import clip_ratios
+from trustclip.engines.trl.sampling import sampled, stopping
+from trustclip.engines.trl.sampling.sampler import Copies
+from trustclip.engines.trl.scoring import foresight, hidden, sharing
+from trustclip.engines.trl.scoring.exact_kl import KLWatch
+from trustclip.engines.trl.scoring.forward import Request, use_head
+from trustclip.engines.trl.scoring.skipping import only_what_matters, rows_that_matter, widened
 from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level
 
 logger = logging.getLogger(__name__)

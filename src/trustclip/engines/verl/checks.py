@@ -8,7 +8,6 @@ from importlib import metadata
 from typing import Any
 
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.names import nearest, unknown
 from trustclip.engines.findings import Finding
 from trustclip.engines.verl.limits import (
     CORRECTION,
@@ -22,6 +21,7 @@ from trustclip.engines.verl.limits import (
     constraint,
     shadows,
 )
+from trustclip.support.names import nearest, unknown
 
 #: Oldest and first unknown release of verl that the entry point and the loss's call are known for.
 RELEASES = ((0, 9), (0, 10))

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from trustclip.constraints.base import Method, methods
-from trustclip.constraints.names import unknown
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
+from trustclip.support.names import unknown
 
 #: Loss mode whose method is set by ``method``, and the default method.
 LOSS_MODE, DEFAULT = "trustclip", "atr"

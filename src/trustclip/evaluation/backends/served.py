@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from trustclip.evaluation.backends.local import Completion, Conversation, Sampling, derived_seed
-from trustclip.runs.secrets import redacted
-from trustclip.runs.text import one_line
+from trustclip.support.secrets import redacted
+from trustclip.support.text import one_line
 
 #: Pauses before each further attempt, seconds.
 PAUSES = (1.0, 2.0, 4.0, 8.0)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trustclip.constraints.names import unknown
 from trustclip.evaluation.backends.local import Completion, Conversation, Sampling, derived_seed
-from trustclip.runs.text import one_line
+from trustclip.support.names import unknown
+from trustclip.support.text import one_line
 from trustclip.tasks.prompts import PromptStyle, set_chat_template
 
 #: Arguments of an engine that are settings of an evaluation already.

@@ -20,8 +20,8 @@ from trustclip.recipes.preflight.memory import PHASES, Memory, estimate
 from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.services import answers, incapable, unanswered, vllm_server
-from trustclip.runs.text import readable
 from trustclip.settings.stages import Recipe, RLStage
+from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import rendered, written
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from trustclip.recipes.checks import schedule_of
 from trustclip.recipes.preflight.memory import Memory
 from trustclip.recipes.tiny import BUILT_IN, tiny_model
-from trustclip.runs.text import readable
 from trustclip.settings.stages import Recipe, RLStage
+from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import PromptStyle, messages
 

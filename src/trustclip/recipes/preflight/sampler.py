@@ -13,8 +13,8 @@ from trustclip.recipes.preflight.longest import model_shape, trial
 from trustclip.recipes.problems import training_problems
 from trustclip.recipes.rl import short_enough
 from trustclip.runs.directory import RunDirectory
-from trustclip.runs.jsonl import read_jsonl
 from trustclip.settings.stages import Recipe
+from trustclip.support.jsonl import read_jsonl
 
 #: Keys of a line of recorded completions, one number per token: the two that are required, and
 #: those that make the diagnosis finer.

@@ -247,7 +247,7 @@ class FirstCompletions(TrainerCallback):
     Args:
       run: the run directory.
       console: gets a verdict that is not harmless.
-      trainer: one that records; see `trustclip.engines.trl.recording.Recorded`.
+      trainer: one that records; see `trustclip.engines.trl.recording.records.Recorded`.
     """
 
     def __init__(self, run: RunDirectory, console: Console, trainer: Any) -> None:

@@ -9,7 +9,7 @@ from trustclip.findings.start import of_generation
 from trustclip.recipes.watch.sinks import Sink
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
-from trustclip.runs.terminal import warn
+from trustclip.support.terminal import warn
 
 
 class Recorder(TrainerCallback):

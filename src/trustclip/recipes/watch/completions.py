@@ -32,7 +32,7 @@ class Completions:
         self._run, self._notice, self._given = run, notice, rows
 
     def generation(self, generation: Any) -> None:
-        """Write a line for each completion of a `trustclip.engines.trl.recording.Generation`."""
+        """Write a line for each completion of a `Generation` of the TRL engine."""
         self._given(generation.rows)
         self._run.sample(self._rows(generation))
 

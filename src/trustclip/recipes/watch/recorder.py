@@ -16,18 +16,18 @@ from transformers import TrainerCallback
 from trustclip.durable.lock import only_process
 from trustclip.engines.schedule import Schedule
 from trustclip.engines.trl.passthrough import changes_nothing
-from trustclip.engines.trl.tokens import Pieces, Plan, TokenSampler
+from trustclip.engines.trl.recording.tokens import Pieces, Plan, TokenSampler
 from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.completions import Completions, problem_of
 from trustclip.recipes.watch.guards import Guards, Notice
 from trustclip.runs.answers import score_rows, scores
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.given import answer_rows
-from trustclip.runs.jsonl import Line, append_jsonl, read_jsonl, scan
 from trustclip.runs.progress import SAMPLING_ENTROPY
-from trustclip.runs.terminal import Terminal, warn
 from trustclip.settings.marks import Trl, marked
 from trustclip.settings.stages import RLStage, SFTStage
+from trustclip.support.jsonl import Line, append_jsonl, read_jsonl, scan
+from trustclip.support.terminal import Terminal, warn
 
 #: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe; others in ``trl``.
 _NAMED = {*marked(SFTStage, Trl), *marked(RLStage, Trl), "output_dir", "seed"} - {"method"}

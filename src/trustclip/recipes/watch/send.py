@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from trustclip.durable.inside import refuse_links
 from trustclip.recipes.watch.sinks import SinkName, opened
-from trustclip.runs.jsonl import read_mapping, scan
-from trustclip.runs.secrets import redacted
+from trustclip.support.inside import refuse_links
+from trustclip.support.jsonl import read_mapping, scan
+from trustclip.support.secrets import redacted
 
 
 def send(run: Path, sink: SinkName) -> int:

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, get_args
 
-from trustclip.constraints.names import unknown
 from trustclip.runs.identity import flat
-from trustclip.runs.secrets import redacted
-from trustclip.runs.text import one_line
+from trustclip.support.names import unknown
+from trustclip.support.secrets import redacted
+from trustclip.support.text import one_line
 
 SinkName = Literal["none", "trackio", "tensorboard", "wandb", "mlflow"]
 

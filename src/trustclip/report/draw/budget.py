@@ -8,7 +8,7 @@ from trustclip.findings.groups import Group, shared_answers
 from trustclip.report.draw.marks import BANDS, NEUTRAL, Figure, Mark, Panel
 from trustclip.report.reference import published
 from trustclip.report.results import tasks_of
-from trustclip.runs.text import title_of
+from trustclip.support.text import title_of
 
 #: Name of the paper's numbers in a legend, and their distance from ours, as a factor of K.
 PAPER, ASIDE = "the paper", 1.06

@@ -18,7 +18,7 @@ from trustclip.report.draw.marks import (
 from trustclip.report.results import tasks_of
 from trustclip.runs.progress import SAMPLING_ENTROPY
 from trustclip.runs.reader import Run
-from trustclip.runs.text import title_of
+from trustclip.support.text import title_of
 
 #: Panels of Figure 2: metrics key, title, axis, factor.
 TRAINING = (

@@ -16,7 +16,7 @@ from trustclip.report.draw.budget import beside, told
 from trustclip.report.draw.marks import NEUTRAL, Figure, Mark, Panel
 from trustclip.report.results import tasks_of
 from trustclip.report.weights import P_OLD, curve
-from trustclip.runs.text import title_of
+from trustclip.support.text import title_of
 
 #: Distance of the paper's numbers from ours, as a share of that to the next value.
 ASIDE = 0.1

@@ -8,7 +8,7 @@ from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Group
 from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.report.draw.plots import mean_gated, slug
-from trustclip.runs.text import title_of
+from trustclip.support.text import title_of
 
 #: Distance of two methods at one value, and most of all of them together, as shares of the distance
 #: to the next value: whiskers that lie on one another cannot be read.

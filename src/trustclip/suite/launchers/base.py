@@ -9,10 +9,10 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
-from trustclip.constraints.checked import checked
-from trustclip.constraints.names import unknown
 from trustclip.recipes.files import parse_scalar
 from trustclip.suite.launchers.local import RunProcess, environment, gpus
+from trustclip.support.checked import checked
+from trustclip.support.names import unknown
 
 
 @checked

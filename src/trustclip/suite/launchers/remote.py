@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
-from trustclip.runs.jsonl import write_text
 from trustclip.suite.launchers.local import Interruptions, RunProcess, log_end
+from trustclip.support.jsonl import write_text
 
 WORKER, REQUEST = "worker.json", "request.txt"
 POLL_SECONDS = 0.1

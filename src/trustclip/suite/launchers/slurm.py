@@ -17,11 +17,11 @@ from typing import Any
 import submitit  # pyright: ignore[reportMissingImports]  # an extra
 from submitit.core.utils import FailedJobError  # pyright: ignore[reportMissingImports]
 
-from trustclip.runs.jsonl import write_text
-from trustclip.runs.text import one_line
 from trustclip.suite.launchers.base import Resources
 from trustclip.suite.launchers.local import GRACE_SECONDS
 from trustclip.suite.launchers.remote import RemoteRun, attend, clear
+from trustclip.support.jsonl import write_text
+from trustclip.support.text import one_line
 
 #: States of a job that has ended; one with any other, also one that is new to us, has not.
 ENDED = {

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trustclip.runs.jsonl import write_json
-from trustclip.runs.text import markdown_table
+from trustclip.support.jsonl import write_json
+from trustclip.support.text import markdown_table
 from trustclip_lab.bench.gpu import record
 from trustclip_lab.bench.gpu.cases import Row, stage
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.head import measured
-from trustclip.runs.jsonl import write_text
+from trustclip.support.jsonl import write_text
 from trustclip_lab.bench.gpu.cases import Row
 from trustclip_lab.bench.table import Table
 

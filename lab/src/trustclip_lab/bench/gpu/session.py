@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trustclip.constraints.names import unknown
+from trustclip.support.names import unknown
 from trustclip_lab.bench.counts import check_counts
 from trustclip_lab.bench.gpu import STAGES
 from trustclip_lab.bench.gpu.box import box, identity

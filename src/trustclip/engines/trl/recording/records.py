@@ -1,0 +1,287 @@
+"""What a trainer reports to its recorder about each generation and update."""
+
+import numbers
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.engines.trl.inputs import token_mask
+from trustclip.engines.trl.phases import Rewarded
+from trustclip.engines.trl.recording.mismatch import Mismatch
+from trustclip.engines.trl.recording.shares import GateShares
+from trustclip.engines.trl.recording.tokens import TokenSampler
+
+#: What TRL shows of the last generation: columns, and tables of them.
+_COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of this rank's completions, rewarded.
+
+    Args:
+      step: updates done when it was sampled.
+      index: number of each completion in the generation, over all ranks.
+      rows: row of the data set that each completion answers.
+      completions: as reward functions get them: texts, or lists of messages.
+      tokens: ids of each completion.
+      rewards: reward of each completion, by name of the reward function; NaN where it gave none.
+      total: their weighted sum.
+      advantages: of each completion. Shape [batch].
+      truncated: whether the completion has no end mark.
+      mask: tokens that count. Shape [batch, time].
+      logp_old: log-probabilities under the policy in training, nats; None where TRL needs none.
+        Shape [batch, time].
+      logp_rollout: log-probabilities that the sampler gave, nats; None where it gives none.
+        Shape [batch, time].
+    """
+
+    step: int
+    index: Sequence[int]
+    rows: Sequence[Mapping[str, Any]]
+    completions: Sequence[Any]
+    tokens: Sequence[Sequence[int]]
+    rewards: Mapping[str, Sequence[float]]
+    total: Sequence[float]
+    advantages: Tensor
+    truncated: Sequence[bool]
+    mask: Tensor
+    logp_old: Tensor | None
+    logp_rollout: Tensor | None
+
+
+def generation_of(trainer: Any, done: Rewarded, output: Mapping[str, Any]) -> Generation:
+    """The generation that a trainer has just rewarded.
+
+    Args:
+      trainer: a `ConstrainedGRPOTrainer`.
+      done: what was rewarded.
+      output: TRL's dictionary of it.
+    """
+    ends = trainer.eos_token_ids
+    return Generation(
+        step=trainer.state.global_step,
+        index=output["sample_index"].tolist(),
+        rows=done.rows,
+        completions=done.completions,
+        tokens=done.tokens,
+        rewards=dict(zip(trainer.reward_func_names, done.rewards.T.tolist(), strict=True)),
+        total=output["reward"].tolist(),
+        advantages=output["advantages"],
+        truncated=[not ids or ids[-1] not in ends for ids in done.tokens],
+        mask=token_mask(output),
+        logp_old=output.get("old_per_token_logps"),
+        logp_rollout=output.get("sampling_per_token_logps"),
+    )
+
+
+def surprisal(sums: Tensor, of_each: int) -> tuple[float | None, float | None]:
+    r"""Entropy of the policy that sampled, without a bias, from what it sampled.
+
+    $E[-\log\pi(y_t)]$ is the entropy at $t$, so the mean of $-\log\pi$ over all tokens estimates
+    the mean entropy, with or without an advantage.
+
+    Args:
+      sums: of each completion the sum of $-\log\pi$ and its tokens. Shape [completions, 2].
+      of_each: completions of each problem, which follow one another.
+
+    Returns:
+      The entropy, nats a token, None without a token; and its standard error over problems, None
+      for one problem.
+
+    Example:
+      >>> surprisal(torch.tensor([[2.0, 4.0], [2.0, 4.0], [4.0, 4.0], [4.0, 4.0]]), 2)
+      (0.75, 0.25)
+    """
+    problems = sums.double().cpu().view(-1, of_each, 2).sum(dim=1)  # [problems, 2]
+    total, tokens = problems.sum(dim=0)
+    if tokens == 0:
+        return None, None
+    entropy, many = total / tokens, len(problems)
+    rest = problems[:, 0] - entropy * problems[:, 1]
+    error = (rest.square().sum() * many / max(many - 1, 1)).sqrt() / tokens
+    return entropy.item(), error.item() if many > 1 else None
+
+
+class Recorder(Protocol):
+    """Receives the rewards and gated shares of completions; set it on every rank or on none."""
+
+    def generation(self, generation: Generation) -> None:
+        """Record a generation for training; called on every rank with its own completions."""
+        ...
+
+    def gates(self, row: dict[str, Any]) -> None:
+        """Record the share of gated tokens of each completion of an update.
+
+        Args:
+          row: ``{"step": n, "generated": [...], "index": [...], "gated": [...]}``, of all ranks;
+            called on the first. A completion is the ``index``-th of the generation that was sampled
+            after ``generated`` updates. ``worst``, where the sampler gave log-probabilities, are
+            the tokens on which it and the proximal policy agree least; see
+            `trustclip.engines.trl.recording.mismatch.Mismatch`.
+        """
+        ...
+
+    def notice(self, step: int, name: str, text: str) -> None:
+        """Record a warning of the trainer's, and show it; called on every rank.
+
+        Args:
+          step: updates done.
+          name: of what it warns of.
+          text: the warning.
+        """
+        ...
+
+
+class Recorded:
+    """What every trainer here tells its recorder; a mixin that goes before TRL's trainer."""
+
+    accelerator: Any
+    processing_class: Any
+    state: Any
+    num_generations: int
+    _metrics: Any
+
+    #: Gets every generation and the gated share of its completions; see `Recorder`.
+    recorder: Recorder | None = None
+    #: Records a sample of completions token by token; set it on every rank or on none.
+    token_sampler: TokenSampler | None = None
+    _recorded_tokens = 0
+
+    @cached_property
+    def _shares(self) -> GateShares:
+        return GateShares()
+
+    @cached_property
+    def mismatch(self) -> Mismatch:
+        """What the updates say about the sampler."""
+        return Mismatch()
+
+    def _number_completions(self, output: dict[str, Any]) -> None:
+        """Give each completion its number in the generation, and the update that it is of."""
+        ids = output["completion_ids"]
+        first = self.accelerator.process_index * len(ids)
+        output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
+        output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
+
+    def _record_generation(
+        self, done: Rewarded | None, output: dict[str, Any], *, training: bool
+    ) -> None:
+        if done is None:
+            return
+        weights = self.reward_weights.to(done.rewards.device)  # type: ignore[attr-defined]
+        output["reward"] = (done.rewards * weights).nansum(dim=1)  # [batch]
+        if self.recorder is not None and training:
+            self.recorder.generation(generation_of(self, done, output))
+
+    @torch.no_grad()
+    def _record_entropy(self, output: Mapping[str, Any]) -> None:
+        """Log the entropy over all completions of a generation; see `surprisal`."""
+        logp = output.get("old_per_token_logps")
+        logp = output.get("sampling_per_token_logps") if logp is None else logp
+        if logp is None:
+            return
+        known = token_mask(output) & logp.isfinite()
+        sums = torch.stack([-logp.where(known, 0).sum(dim=1), known.sum(dim=1).to(logp.dtype)])
+        whole = self.accelerator.gather(sums.T.contiguous())  # [completions, 2]
+        entropy, error = surprisal(whole, self.num_generations)
+        if entropy is not None:
+            self._metrics["train"]["trustclip/sampling_entropy"].append(entropy)
+        if error is not None:
+            self._metrics["train"]["trustclip/sampling_entropy_error"].append(error)
+
+    def _record_loss(
+        self,
+        inputs: Mapping[str, Any],
+        batch: TokenBatch,
+        surrogate: Surrogate,
+        coefficient: Tensor | None,
+        seen: TokenBatch,
+    ) -> None:
+        """Record a micro-batch of an update; ``seen`` has only the tokens that were scored."""
+        if self.recorder is not None:
+            self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
+            self.mismatch.add(inputs, seen)
+        if self.token_sampler is not None and coefficient is not None:
+            self.token_sampler.add(self.state.global_step, inputs, batch, surrogate, coefficient)
+
+    def _notice(self, name: str, text: str) -> None:
+        """Say a warning where the run is recorded, or as Python says warnings."""
+        if self.recorder is not None:
+            self.recorder.notice(self.state.global_step, name, text)
+        else:
+            warnings.warn(text, stacklevel=2)
+
+    def _forget_update(self) -> None:
+        """Drop what was recorded of an update that was given up."""
+        for kept in (self._shares, self.mismatch, self.token_sampler):
+            if kept is not None:
+                kept.forget()
+
+    def _record_update(self) -> None:
+        """Record what the gate did in the update that ends."""
+        gather = self.accelerator.gather
+        if self.recorder is not None:
+            row = self._shares.read(gather)
+            row |= self.mismatch.read(gather, self.processing_class.decode)
+            if self.accelerator.is_main_process:
+                self.recorder.gates({"step": self.state.global_step + 1, **row})
+        if self.token_sampler is not None:
+            given = (self.state.global_step, self._recorded_tokens, gather)
+            self._recorded_tokens = self.token_sampler.finish(*given)
+
+
+def attach_recorders(trainer: Any) -> None:
+    """Tell the callbacks that record (they have ``attach``) which trainer they are of."""
+    for callback in trainer.callback_handler.callbacks:
+        if hasattr(callback, "attach"):
+            callback.attach(trainer)
+
+
+def stored_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """TRL's log of the last generation, in a form for checkpoints."""
+    columns = {name: storable(list(logs[name])) for name in _COLUMNS}
+    tables = {
+        name: {column: storable(list(values)) for column, values in logs[name].items()}
+        for name in _TABLES
+    }
+    return columns | tables
+
+
+def restore_logs(logs: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Restore the logs from `stored_logs`."""
+    for name, values in stored.items():
+        if name in _COLUMNS:
+            logs[name].extend(values)
+        else:
+            for column, items in values.items():
+                logs[name][column].extend(items)
+
+
+def storable(value: Any) -> Any:
+    """Nested values for a checkpoint: plain types, all else as text, images without pixels.
+
+    Example:
+      >>> import decimal
+      >>> storable([{"type": "image", "image": object()}, decimal.Decimal("0.10"), (1, None)])
+      [{'type': 'image'}, '0.10', [1, None]]
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        if value.get("type") == "image":
+            return {"type": "image"}  # as TRL shows it
+        return {str(name): storable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return str(value)

@@ -1,0 +1,220 @@
+"""A sample of completions, token by token: which ones are taken, and what is kept of them."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.batch import Surrogate, TokenBatch
+
+#: Bytes on disk, at most: of a recorded token (six numbers, its id, its text), and of a file.
+BYTES, FILE = 32, 8192
+
+
+def draw(*key: object) -> int:
+    """A number drawn by a key alone: the same in every process, and after every resumption."""
+    text = "/".join(map(str, key)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which completions of a run are recorded; a function of its arguments, with no state.
+
+    Of every ``every`` updates one is drawn. The first update of a generation is left out if there
+    are others: the policy is still the one that sampled, so that no ratio differs from 1.
+
+    Args:
+      every: updates from which one is drawn.
+      completions: most of them from one update, over all ranks.
+      space: most bytes over the run, of all ranks together; every drawn update has the same share,
+        and what one leaves is there for the next.
+      updates: of the run.
+      per_generation: updates that each generation serves.
+      seed: of the draw.
+
+    Example:
+      >>> plan = Plan(10, 8, 2**20, updates=30, per_generation=2, seed=0)
+      >>> [step for step in range(30) if plan.wants(step)], plan.allowed(17)
+      ([3, 13, 29], 21333)
+    """
+
+    every: int
+    completions: int
+    space: int
+    updates: int
+    per_generation: float
+    seed: int
+
+    def wants(self, step: int) -> bool:
+        """Whether completions of an update are recorded; ``step`` is the updates done before."""
+        first = step - step % self.every
+        block = range(first, min(first + self.every, self.updates))
+        moved = [s for s in block if s % self.per_generation >= 1] or list(block)
+        return moved[draw(self.seed, "update", first) % len(moved)] == step
+
+    def allowed(self, step: int) -> int:
+        """Most tokens that the run may have recorded after this update."""
+        files = -(-self.updates // self.every)
+        each = self.space // files - FILE
+        return each * (step // self.every + 1) // BYTES
+
+    def chosen(self, rows: list[list[int]], room: int) -> set[tuple[int, int]]:
+        """Completions to record: the first in the order of their draws, while they fit.
+
+        Args:
+          rows: (updates done when it was sampled, number in its generation, tokens) of each
+            completion of the update, on all ranks.
+          room: most tokens.
+        """
+        taken: set[tuple[int, int]] = set()
+        for generated, index, length in sorted(rows, key=lambda r: draw(self.seed, *r[:2])):
+            room -= length
+            if room < 0 or len(taken) == self.completions:
+                break
+            taken.add((generated, index))
+        return taken
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is kept of a micro-batch until its update ends. Tensors are [batch, time]."""
+
+    inputs: Mapping[str, Tensor]
+    batch: TokenBatch
+    kept: Tensor
+    coefficient: Tensor
+
+    def facts(self) -> Tensor:
+        """``generated``, ``index`` and tokens of the completions; none for one without signal."""
+        signal = (self.batch.mask & (self.batch.advantages != 0)).any(dim=1)
+        length = self.inputs["completion_mask"].sum(dim=1) * signal
+        return torch.stack([self.inputs["generated"], self.inputs["sample_index"], length], dim=1)
+
+
+class TokenSampler:
+    """Collects the tokens of the completions that a plan chooses, and writes them.
+
+    Args:
+      plan: which ones.
+      group: completions of one prompt.
+      prompts: of one generation, over all ranks.
+      text: text of a token's id.
+      write: gets the update (updates done before it) and this rank's rows: columns of
+        `trustclip.logs.tokens` by name. Not called without rows.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        group: int,
+        prompts: int,
+        text: Callable[[int], str],
+        write: Callable[[int, list[dict[str, Any]]], None],
+    ) -> None:
+        self._plan, self._group, self._prompts = plan, group, prompts
+        self._text, self._write = text, write
+        self._parts: list[_Part] = []
+
+    def add(
+        self,
+        step: int,
+        inputs: Mapping[str, Any],
+        batch: TokenBatch,
+        surrogate: Surrogate,
+        coefficient: Tensor,
+    ) -> None:
+        """Keep a micro-batch if its update is recorded.
+
+        Args:
+          step: updates done before.
+          inputs: of TRL's loss.
+          batch: the tokens.
+          surrogate: what the method made of them.
+          coefficient: gradient of the objective in each log-probability. Shape [batch, time].
+        """
+        if self._plan.wants(step):
+            names = ("completion_ids", "completion_mask", "sample_index", "generated", "reward")
+            part = {name: inputs[name] for name in names}
+            self._parts.append(_Part(part, batch, surrogate.kept, coefficient))
+
+    def forget(self) -> None:
+        """Drop the micro-batches of an update that was given up."""
+        self._parts = []
+
+    def finish(self, step: int, used: int, gather: Callable[[Tensor], Any]) -> int:
+        """Write the chosen completions of the update, if there is anything of it.
+
+        Args:
+          step: updates done before it.
+          used: tokens recorded before it, over all ranks.
+          gather: joins a tensor's rows over ranks; called on every rank alike.
+
+        Returns:
+          Tokens recorded by now, over all ranks.
+        """
+        parts, self._parts = self._parts, []
+        if not parts:
+            return used
+        facts = gather(torch.cat([part.facts() for part in parts])).tolist()
+        rows = [row for row in facts if row[2]]
+        chosen = self._plan.chosen(rows, self._plan.allowed(step) - used)
+        own = [row for part in parts for row in self._rows(step, part, chosen)]
+        if own:
+            self._write(step, own)
+        return used + sum(length for *key, length in rows if tuple(key) in chosen)
+
+    def _rows(self, step: int, part: _Part, chosen: set[tuple[int, int]]) -> list[dict[str, Any]]:
+        batch, made = part.batch, []
+        columns = {
+            "logp": batch.logp,
+            "logp_old": batch.logp_old,
+            "logp_rollout": batch.logp_rollout,
+            "entropy": batch.entropy,
+            "advantage": batch.advantages,
+            "coefficient": part.coefficient,
+            "mask": batch.mask,
+            "kept": part.kept,
+            "token_id": part.inputs["completion_ids"],
+        }
+        for place, (generated, index, length) in enumerate(part.facts().tolist()):
+            if not length or (generated, index) not in chosen:
+                continue
+            row: dict[str, Any] = {
+                name: values[place, :length].cpu().numpy()
+                for name, values in columns.items()
+                if values is not None
+            }
+            group = generated * self._prompts + index // self._group
+            row |= {"step": step, "generated": generated, "index": index, "group": group}
+            row["reward"] = part.inputs["reward"][place].item()
+            row["token"] = [self._text(number) for number in row["token_id"].tolist()]
+            made.append(row)
+        return made
+
+
+class Pieces:
+    """Texts of single tokens, each made once.
+
+    A token that is no whole character (a byte of one) has the name that the vocabulary gives it.
+
+    Args:
+      tokenizer: of the model.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._vocabulary = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, number: int) -> str:
+        """Text of the token with this id."""
+        if number not in self._known:
+            name = str(self._vocabulary.convert_ids_to_tokens(number))
+            text = self._vocabulary.decode([number], skip_special_tokens=False)
+            if name.startswith("▁") and not text.startswith(" "):
+                text = " " + text  # SentencePiece drops the space at the beginning of a text
+            self._known[number] = name if "�" in text else text
+        return self._known[number]

@@ -1,0 +1,323 @@
+"""Fast sampling on a CPU, where `generate` costs more than a small model itself.
+
+`generate` of Transformers prepares, concatenates and checks anew for every token. This loop
+allocates its key-value cache once, reads a prompt once however many completions it gets, and lets
+finished rows leave the batch. It knows one architecture, `llama` beside it: Llama, Mistral, Qwen2
+and Qwen3, with LoRA merged into a copy.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trustclip.engines.trl.sampling.llama import merged, unlike_llama
+from trustclip.engines.trl.scoring.hidden import language_model
+
+#: Share of finished rows at which the batch is packed: less often than one by one, since packing
+#: copies the cache.
+_PACK = 0.1
+
+#: Vocabulary from which one random number a row is drawn. `multinomial` draws one for each token,
+#: a fifth of the time at 49,152; with few tokens it costs nothing, and its draws are on record.
+_MANY = 8192
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One sampled completion.
+
+    Args:
+      tokens: ids, the end mark included.
+      logps: log-probability of each under the distribution it was drawn from, nats.
+    """
+
+    tokens: list[int]
+    logps: list[float]
+
+
+def unsupported(model: Any) -> str | None:
+    """The reason why `Decoder` cannot reproduce this model; None if it can."""
+    if reason := unlike_llama(model):
+        return f"the decoder supports the Llama family only, and {reason}"
+    config: Any = language_model(model).config
+    if model.training and config.attention_dropout:
+        return "the decoder has no dropout"
+    weights = list(language_model(model).model.embed_tokens.parameters())
+    weights += [p for p in model.parameters() if p.dim() > 1]
+    if any(p.device.type != "cpu" for p in weights):
+        return "the decoder supports only a CPU"
+    if any(p.dtype not in (torch.float32, torch.bfloat16) for p in weights):
+        return "the decoder supports only float32 and bfloat16 weights"
+    return None
+
+
+class Decoder:
+    """Batched decoding with a model of the Llama family and its current weights, or others.
+
+    Args:
+      model: one that is not `unsupported`.
+      weights: parameters by name, tied ones under both; those of the model, with its LoRA merged,
+        when None.
+      dtype: of weights and products; that of the embedding when None.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: Any,
+        weights: Mapping[str, Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        inner = language_model(model)
+        config, named = inner.config, merged(model) if weights is None else weights
+        self.dtype = dtype or named["model.embed_tokens.weight"].dtype
+        # Tied weights are converted once.
+        copies = {id(weight): weight.to(self.dtype) for weight in named.values()}
+        named = {name: copies[id(weight)] for name, weight in named.items()}
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self._heads = heads, config.num_key_value_heads, width
+        self._eps = config.rms_norm_eps
+        self._embedding = named["model.embed_tokens.weight"]
+        self._norm, self._head = named["model.norm.weight"], named["lm_head.weight"]
+        self._frequencies = inner.model.rotary_emb.inv_freq.float()
+        layers = range(config.num_hidden_layers)
+        self._layers = [_Layer.of(named, f"model.layers.{i}") for i in layers]
+
+    @torch.no_grad()
+    def decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        limit: int,
+        ends: Collection[int],
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[Decoded]:
+        """Sample one completion per prompt; equal prompts are processed once.
+
+        Args:
+          prompts: token ids, none empty.
+          limit: longest completion, tokens.
+          ends: ids that end a completion.
+          temperature: 0 takes the likeliest token, and reports its log-probability at 1.
+          top_p: nucleus-sampling mass; the log-probabilities are those of what is left.
+          top_k: number of likeliest tokens to draw from; 0 for all.
+          stop: asked after each token; True ends all completions there.
+
+        Returns:
+          In the order of the prompts. Drawn from torch's global random state.
+        """
+        distinct = list(dict.fromkeys(map(tuple, prompts)))
+        place = {prompt: i for i, prompt in enumerate(distinct)}
+        source = torch.tensor([place[tuple(prompt)] for prompt in prompts])
+        cache, last = self._read(distinct, limit)
+        batch = _Batch(cache.rows(source), last[source], limit, torch.tensor(sorted(ends)))
+        while batch.running:
+            logps = F.linear(batch.last, self._head).float()  # [rows, vocabulary]
+            logps = (logps / (temperature or 1.0)).log_softmax(dim=-1)
+            logps = _cut_off(logps, top_p, top_k)
+            # [rows, 1]
+            drawn = _drawn(logps) if temperature else logps.argmax(-1, keepdim=True)
+            batch.take(drawn, logps.gather(1, drawn).squeeze(1))
+            if stop():
+                break
+            if batch.running:
+                batch.last = self._states(drawn[batch.kept], batch.cache)[:, -1]
+        return batch.decoded()
+
+    def _read(self, prompts: Sequence[tuple[int, ...]], limit: int) -> "tuple[_Cache, Tensor]":
+        """Cache and last state of every prompt, with room for ``limit`` more tokens."""
+        longest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # padded on the left
+        padding = torch.tensor([longest - len(prompt) for prompt in prompts])  # [rows]
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        _, groups, width = self._heads
+        shape = (len(self._layers), 2, len(prompts), groups, longest + limit, width)
+        cache = _Cache(torch.zeros(shape, dtype=self.dtype), padding, 0)
+        return cache, self._states(ids, cache)[:, -1]
+
+    def _states(self, ids: Tensor, cache: "_Cache") -> Tensor:
+        """Last hidden states of new tokens, added to the cache. Shape [rows, tokens, hidden]."""
+        x = F.embedding(ids, self._embedding)  # [rows, tokens, hidden]
+        cos, sin = cache.turn(ids.shape[1], self._frequencies)
+        turn, mask = (cos.to(self.dtype), sin.to(self.dtype)), cache.mask(ids.shape[1])
+        for layer, memory in zip(self._layers, cache.memory, strict=True):
+            x = x + self._attention(layer, self._normed(x, layer.before), memory, cache, turn, mask)
+            gate, up = F.linear(self._normed(x, layer.after), layer.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        cache.length += ids.shape[1]
+        return self._normed(x, self._norm)
+
+    def _attention(
+        self,
+        layer: "_Layer",
+        x: Tensor,
+        memory: Tensor,
+        cache: "_Cache",
+        turn: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+    ) -> Tensor:
+        rows, tokens, _ = x.shape
+        queries, groups, width = self._heads
+        # [rows, queries + 2 groups, tokens, width]
+        mixed = F.linear(x, layer.qkv, layer.bias).view(rows, tokens, -1, width).transpose(1, 2)
+        q, k, v = mixed.split([queries, groups, groups], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
+        q, k = _rotated(q, turn), _rotated(k, turn)
+        end = cache.length + tokens
+        memory[0][:, :, cache.length : end] = k
+        memory[1][:, :, cache.length : end] = v
+        keys, values = memory[0][:, :, :end], memory[1][:, :, :end]  # [rows, groups, end, width]
+        if tokens == 1:  # the queries of a group are as many positions, so that no key is repeated
+            q = q.reshape(rows, groups, queries // groups, width)
+            y = F.scaled_dot_product_attention(q, keys, values, mask)
+            return F.linear(y.reshape(rows, 1, -1), layer.out)
+        causal = mask is None
+        y = F.scaled_dot_product_attention(q, keys, values, mask, is_causal=causal, enable_gqa=True)
+        return F.linear(y.transpose(1, 2).reshape(rows, tokens, -1), layer.out)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self._eps)
+
+
+def _drawn(logps: Tensor) -> Tensor:
+    """A token of each row. Shape [rows, 1]."""
+    mass = logps.exp()
+    if logps.shape[1] < _MANY:
+        return mass.multinomial(1)
+    mass = mass.cumsum(dim=-1, dtype=torch.float64)
+    point = torch.rand(len(mass), 1, dtype=torch.float64) * mass[:, -1:]
+    return torch.searchsorted(mass, point, right=True).clamp(max=mass.shape[1] - 1)
+
+
+def _cut_off(logps: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Log-probabilities of the likeliest tokens alone, normalised. Shape [rows, vocabulary]."""
+    if 0 < top_k < logps.shape[1]:
+        least = logps.topk(top_k).values[:, -1:]
+        logps = logps.masked_fill(logps < least, -torch.inf).log_softmax(dim=-1)
+    if top_p < 1:
+        ordered, index = logps.sort(dim=-1, descending=True)
+        mass = ordered.exp()
+        beyond = mass.cumsum(dim=-1) - mass >= top_p  # of the tokens before it
+        cut = torch.zeros_like(beyond).scatter(1, index, beyond)
+        logps = logps.masked_fill(cut, -torch.inf).log_softmax(dim=-1)
+    return logps
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Weights of a block; those with the same input are concatenated into one matrix."""
+
+    qkv: Tensor
+    bias: Tensor | None
+    out: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    gate_up: Tensor
+    down: Tensor
+    before: Tensor
+    after: Tensor
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Tensor], block: str) -> "_Layer":
+        def of(name: str) -> Tensor:
+            return weights[f"{block}.{name}.weight"]
+
+        biases = [weights.get(f"{block}.self_attn.{name}_proj.bias") for name in "qkv"]
+        return cls(
+            qkv=torch.cat([of(f"self_attn.{name}_proj") for name in "qkv"]),
+            bias=None if biases[0] is None else torch.cat(biases),  # type: ignore[arg-type]
+            out=of("self_attn.o_proj"),
+            q_norm=weights.get(f"{block}.self_attn.q_norm.weight"),
+            k_norm=weights.get(f"{block}.self_attn.k_norm.weight"),
+            gate_up=torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]),
+            down=of("mlp.down_proj"),
+            before=of("input_layernorm"),
+            after=of("post_attention_layernorm"),
+        )
+
+
+@dataclass
+class _Cache:
+    """Keys and values. ``memory``: [layers, 2, rows, groups, tokens, width]."""
+
+    memory: Tensor
+    padding: Tensor
+    length: int
+
+    def rows(self, index: Tensor) -> "_Cache":
+        """The cache of the rows at ``index``, which may repeat."""
+        return _Cache(self.memory[:, :, index], self.padding[index], self.length)
+
+    def turn(self, tokens: int, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the rotary angles of new tokens. [rows or 1, 1, tokens, width]."""
+        # Without padding all rows share their positions, and one row of angles serves all.
+        padding = self.padding if self.padding.any() else self.padding[:1]
+        place = torch.arange(self.length, self.length + tokens) - padding[:, None]  # [rows, tokens]
+        angle = place[..., None] * frequencies  # [rows, tokens, width / 2]
+        angle = torch.cat([angle, angle], dim=-1)[:, None]
+        return angle.cos(), angle.sin()
+
+    def mask(self, tokens: int) -> Tensor | None:
+        """Which keys each new token attends to; None if no prompt is padded."""
+        if not self.padding.any():
+            return None
+        end = self.length + tokens
+        key, query = torch.arange(end), torch.arange(self.length, end)[:, None]
+        own = (key >= self.padding[:, None, None]) | (key == query)  # padding sees itself: no NaN
+        return (own & (key <= query))[:, None]  # [rows, 1, tokens, end]
+
+
+class _Batch:
+    """The rows still being generated; finished rows are removed from time to time."""
+
+    def __init__(self, cache: _Cache, last: Tensor, limit: int, ends: Tensor) -> None:
+        self.cache, self.last, self._ends = cache, last, ends
+        rows = len(last)
+        self._tokens = torch.zeros(rows, limit, dtype=torch.long)
+        self._logps = torch.zeros(rows, limit)
+        self._lengths = torch.zeros(rows, dtype=torch.long)
+        self._rows = torch.arange(rows)
+        self._alive = torch.ones(rows, dtype=torch.bool)
+        self._time, self._limit = 0, limit
+        self.kept: Tensor | slice = slice(None)
+
+    @property
+    def running(self) -> bool:
+        return self._time < self._limit and bool(self._alive.any())
+
+    def take(self, drawn: Tensor, logps: Tensor) -> None:
+        """Record one token per row; ``kept`` are the rows that continue."""
+        rows, alive = self._rows[self._alive], self._alive
+        self._tokens[rows, self._time] = drawn[alive, 0]
+        self._logps[rows, self._time] = logps[alive]
+        self._time += 1
+        self._lengths[rows] = self._time
+        self._alive = alive & ~torch.isin(drawn[:, 0], self._ends)
+        self.kept = slice(None)
+        if (~self._alive).float().mean() >= _PACK and self._alive.any():
+            self.kept = self._alive.nonzero().squeeze(1)
+            self.cache = self.cache.rows(self.kept)
+            self._rows, self._alive = self._rows[self.kept], self._alive[self.kept]
+
+    def decoded(self) -> list[Decoded]:
+        tokens, logps = self._tokens.tolist(), self._logps.tolist()
+        return [
+            Decoded(row[:n], values[:n])
+            for row, values, n in zip(tokens, logps, self._lengths.tolist(), strict=True)
+        ]
+
+
+def _rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding."""
+    cos, sin = turn
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

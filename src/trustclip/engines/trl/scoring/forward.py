@@ -1,0 +1,141 @@
+"""trustclip's output head inside a model's forward pass, in place of TRL's."""
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils.generic import ModelOutput
+
+from trustclip.engines.trl.scoring import sharing
+from trustclip.engines.trl.scoring.hidden import language_model, logit_changes
+from trustclip.head import Head, Scores
+from trustclip.head.foreseen import Foresee
+from trustclip.head.logprobs import Plan, scored
+
+#: Arguments of a pass in which prompts can be shared.
+_PACKED = {
+    "input_ids",
+    "attention_mask",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
+}
+
+
+@dataclass
+class Scored(ModelOutput):
+    """Result of a forward pass as the trainer reads it; zero where a label is -100.
+
+    Args:
+      log_probs: of each next-token label, nats. Shape [batch, time - 1].
+      entropy: of each next-token distribution, nats, if requested. Shape [batch, time - 1].
+      aux_loss: None; models with a router's loss keep TRL's head.
+    """
+
+    log_probs: Tensor | None = None
+    entropy: Tensor | None = None
+    aux_loss: Tensor | None = None
+
+
+@dataclass
+class Request:
+    """What the head computes in addition to log-probabilities; may change between passes.
+
+    Args:
+      entropy: compute entropies.
+      mean: compute `trustclip.head.Scores.mean` where no gradient needs it.
+      scores: list that collects the scores of each pass, or None. Leading shape [batch, time - 1].
+      foresee: gives the coefficients of a pass over so many completions of so many positions, where
+        they are known before.
+      skip: probability mass that gradients may leave out.
+      shares: each prompt of a batch passes the model once.
+      dropped: collects the largest mass that those of each pass do leave out.
+    """
+
+    entropy: bool = False
+    mean: bool = False
+    scores: list[Scores] | None = None
+    foresee: Callable[[tuple[int, int]], Foresee | None] | None = None
+    skip: float = 0.0
+    shares: bool = False
+    dropped: list[Tensor] = field(default_factory=list)
+
+    def plan(self, shape: tuple[int, int]) -> Plan:
+        """What the head computes in a pass over labels of a shape."""
+        foresee = None if self.foresee is None else self.foresee(shape)
+        return Plan(self.entropy, self.mean, foresee)
+
+
+def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request:
+    """Make ``model(..., labels=labels, fused_lm_head=True)`` return `Scored` by trustclip's head.
+
+    Only positions with a label enter the head: neither prompts nor padding. Every other call goes
+    to the forward pass that was there before. The head's module itself is called, with labels, so
+    that whatever shards its weight (FSDP2, DeepSpeed ZeRO-3) gathers it as for any module's pass
+    and hands the gradient on.
+
+    Args:
+      model: causal language model, or an adapter around one; see `fast_paths.obstacle`.
+      temperature: that of sampling.
+      skip: probability mass that gradients may leave out.
+
+    Returns:
+      The request that it answers, which the caller may change between passes.
+    """
+    request = Request(skip=skip)
+    inner = language_model(model)
+    before, linear = inner.forward, inner.get_output_embeddings()
+    scale, cap = logit_changes(model)
+
+    def of_labels(
+        self: Any, states: Tensor, labels: Tensor | None = None, plan: Plan | None = None
+    ) -> Any:
+        if labels is None or plan is None:
+            return type(self).forward(self, states)
+        head = Head.of(
+            *(self.weight, self.bias),
+            temperature=temperature,
+            scale=scale,
+            softcap=cap,
+            skip=request.skip if torch.is_grad_enabled() else 0.0,
+        )
+        return tuple(scored(head, states, labels, plan))  # plain: hooks of modules look into it
+
+    @functools.wraps(type(inner).forward)  # `generate` checks its arguments against the signature
+    def forward(
+        self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any
+    ) -> Any:
+        if not fused_lm_head:
+            return before(*args, **(kwargs if labels is None else {**kwargs, "labels": labels}))
+        given = {name for name, value in kwargs.items() if value is not None}
+        packed = None
+        # What a hook reads of the states, for an exact divergence, are those of separate rows.
+        read = request.scores is not None or bool(self.base_model._forward_hooks)
+        if request.shares and not read and not args and given <= _PACKED:
+            packed = sharing.Packed.of(kwargs["input_ids"], kwargs["attention_mask"], labels)
+        if packed is None:
+            outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
+            states = outputs.last_hidden_state[:, :-1]
+        else:
+            states = sharing.states(self, packed)
+        head = self.get_output_embeddings()
+        labels = labels[:, 1:].to(head.weight.device)
+        flat = head(
+            states.to(labels.device).flatten(0, 1),
+            labels=labels.flatten(),
+            plan=request.plan(labels.shape),
+        )
+        scores = Scores(*(None if x is None else x.unflatten(0, labels.shape) for x in flat))  # type: ignore[arg-type]
+        if scores.dropped is not None:
+            request.dropped.append(scores.dropped.max())
+        if request.scores is not None:
+            request.scores.append(scores)
+        return Scored(scores.logp, scores.entropy)
+
+    linear.forward = types.MethodType(of_labels, linear)
+    inner.forward = types.MethodType(forward, inner)
+    return request

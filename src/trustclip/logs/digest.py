@@ -1,0 +1,257 @@
+"""Metrics from recorded tokens: the same numbers that our own engines log, step by step.
+
+Everything is a sum over batches of bounded size, so a file of any length takes the memory of a few
+batches, of `OPEN` steps and of the vocabulary.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.diagnostics import Window, entropy_slope
+from trustclip.logs.tokens import TokenRow, token_batch
+from trustclip.support.jsonl import Row
+
+#: Padded tokens of a batch, and steps that are open at once; a step is done when so many later
+#: ones have begun.
+TOKENS, OPEN = 1 << 16, 8
+#: Different tokens that are counted one by one; rarer ones that come later are counted together.
+WORDS = 1 << 19
+#: Words that are named, and the share and the number of tokens that one needs for it.
+TOP, SHARE, FEW = 3, 0.01, 10
+
+#: Of a word: tokens, tokens cut, tokens of positive advantage cut, push on the entropy.
+_COUNT, _CUT, _CUT_POSITIVE, _SLOPE = range(4)
+
+
+@dataclass
+class Words:
+    """Sums for each different token, by its text, or by its id where there is no text."""
+
+    places: dict[str | int, int] = field(default_factory=dict)
+    sums: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
+
+    def add(self, words: Sequence[str | int], values: np.ndarray) -> None:
+        """Add tokens. ``values`` has the shape [tokens, 4]."""
+        places = [self._place(word) for word in words]
+        if len(self.places) > len(self.sums):
+            grown = np.zeros((2 * len(self.places), 4))
+            grown[: len(self.sums)] = self.sums
+            self.sums = grown
+        for column in range(4):
+            self.sums[:, column] += np.bincount(
+                places, weights=values[:, column], minlength=len(self.sums)
+            )
+
+    def _place(self, word: str | int) -> int:
+        if word not in self.places and len(self.places) >= WORDS:
+            word = "others"
+        return self.places.setdefault(word, len(self.places))
+
+    def share(self, word: str | int) -> float:
+        """Share of a word among all tokens."""
+        return self.sums[self.places[word], _COUNT] / max(self.sums[:, _COUNT].sum(), 1.0)
+
+    def cut(self, *, positive: bool = False) -> list[tuple[str | int, float]]:
+        """The words cut most often, and their shares of the cuts (of those with A > 0)."""
+        return self._most(self.sums[:, _CUT_POSITIVE if positive else _CUT])
+
+    @property
+    def push(self) -> float:
+        """What all kept tokens do to the entropy, to first order and per unit of step size."""
+        return float(self.sums[:, _SLOPE].sum())
+
+    def entropy(self) -> list[tuple[str | int, float]]:
+        """The words that push the entropy most, in the direction of `push`, with their shares."""
+        return self._most(self.sums[:, _SLOPE] * np.sign(self.push))
+
+    def _most(self, values: np.ndarray) -> list[tuple[str | int, float]]:
+        """Words with the largest positive values, and their shares of all positive values.
+
+        Left out are words of a small share, or of few tokens: among many there is always a highest.
+        """
+        values = np.maximum(values[: len(self.places)], 0.0)
+        total, named = values.sum(), list(self.places)
+        order = np.argsort(-values, kind="stable")[:TOP] if total > 0 else []
+        return [
+            (named[i], values[i] / total)
+            for i in order
+            if values[i] >= SHARE * total and self.sums[i, _COUNT] >= FEW
+        ]
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What the tokens of a log say.
+
+    Args:
+      rows: a row a step, with our metrics (``trustclip/...``).
+      words: sums for each different token; empty where tokens have neither text nor id.
+      completions: number of them.
+      tokens: number of unmasked ones.
+      has: columns that every row had.
+    """
+
+    rows: Sequence[Row]
+    words: Words
+    completions: int
+    tokens: int
+    has: frozenset[str]
+
+
+#: Metrics that need a column; without it, what the window computes has no meaning.
+_NEED_KEPT = ("gated", "advantage_cut", "entropy_slope/cut", "entropy_slope/kept")
+_NEED_OLD = ("off_policy", "ratio", "k1", "k2", "k3", "ess", "parts")
+
+
+def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) -> Digest:
+    """Metrics of all steps, and sums for each word, in one pass.
+
+    Args:
+      path: for messages.
+      rows: in the order of their steps.
+      two_policies: whether the trainer measures its ratio against the sampler, so that ``logp_old``
+        is the sampler's, too.
+
+    Raises:
+      ValueError: there is no row, or steps that are done come again, as in two joined files.
+    """
+    state = _State(path, two_policies)
+    for chunk in _chunks(rows):
+        state.add(chunk)
+    if not state.completions:
+        raise ValueError(f"{path} holds no completion.")
+    state.close(0)
+    done = sorted(state.rows, key=lambda row: row["step"])
+    return Digest(done, state.words, state.completions, state.tokens, frozenset(state.has or ()))
+
+
+def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
+    """Rows of one step, as many as a batch may hold."""
+    chunk: list[TokenRow] = []
+    longest = 0
+    for row in rows:
+        longer = max(longest, len(row.logp))
+        if chunk and (row.step != chunk[0].step or longer * (len(chunk) + 1) > TOKENS):
+            yield chunk
+            chunk, longer = [], len(row.logp)
+        chunk.append(row)
+        longest = longer
+    if chunk:
+        yield chunk
+
+
+class _State:
+    def __init__(self, path: Path, two_policies: bool) -> None:
+        self.path, self.two_policies = path, two_policies
+        self.rows: list[Row] = []
+        self.words = Words()
+        self.completions = self.tokens = 0
+        self.has: set[str] | None = None
+        self._open: dict[int, tuple[Window, dict[str, float]]] = {}
+        self._last = -1
+        self._done = -1
+
+    def add(self, rows: list[TokenRow]) -> None:
+        step = rows[0].step or 0
+        self._check(step)
+        has = {
+            name
+            for name in ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id", "step")
+            if all(getattr(row, name) is not None for row in rows)
+        }
+        self.has = has if self.has is None else self.has & has
+        batch = token_batch(rows)
+        kept = torch.ones_like(batch.mask)
+        if "kept" in has:
+            for line, row in zip(kept, rows, strict=True):
+                line[: len(row.logp)] = torch.from_numpy(np.asarray(row.kept))
+        window, sums = self._open.setdefault(step, (Window(), {}))
+        window.add(batch, Surrogate(torch.zeros_like(batch.logp), kept & batch.mask))
+        self.completions += len(rows)
+        self.tokens += int(batch.mask.sum())
+        _add_completions(sums, rows, batch)
+        if "token" in has or "token_id" in has:
+            self._add_words(rows, batch, kept, "token" if "token" in has else "token_id")
+        self.close(OPEN)
+
+    def _check(self, step: int) -> None:
+        """Refuse steps that are done already, as of a second run with many steps."""
+        if step <= self._done:
+            raise ValueError(
+                f"{self.path}: completions of update {step} come after those of update "
+                f"{self._last}; expected one run, in the order of its updates."
+            )
+        self._last = max(step, self._last)
+
+    def _add_words(
+        self, rows: list[TokenRow], batch: TokenBatch, kept: torch.Tensor, name: str
+    ) -> None:
+        mask = batch.mask.numpy()
+        cut = (batch.mask & ~kept).numpy()
+        slope = np.zeros(mask.shape)
+        if batch.entropy is not None:
+            slope = (entropy_slope(batch) * kept).numpy()
+        values = np.stack([mask, cut, cut & (batch.advantages > 0).numpy(), slope], axis=-1)
+        words: list[str | int] = []
+        taken = []
+        for place, row in enumerate(rows):
+            length = len(row.logp)
+            given = getattr(row, name)
+            texts = given if isinstance(given, list) else given.tolist()
+            use = mask[place, :length]
+            words += [word for word, used in zip(texts, use, strict=True) if used]
+            taken.append(values[place, :length][use])
+        if words:
+            self.words.add(words, np.nan_to_num(np.concatenate(taken)))
+
+    def close(self, keep: int) -> None:
+        """Turn all but the last ``keep`` steps into rows."""
+        while len(self._open) > keep:
+            step = min(self._open)
+            window, sums = self._open.pop(step)
+            self._done = max(self._done, step)
+            self.rows.append({"step": step, **self._row(window), **_means(sums)})
+
+    def _row(self, window: Window) -> Row:
+        has = self.has or set()
+        found = {}
+        for name, value in window.read().items():
+            known = ("kept" in has or not name.startswith(_NEED_KEPT)) and (
+                "logp_old" in has or not name.startswith(_NEED_OLD)
+            )
+            if known and not (self.two_policies and name.startswith("sampler/")):
+                found[f"trustclip/{name}"] = value
+        if "trustclip/entropy" in found:
+            found["entropy"] = found["trustclip/entropy"]
+        return found
+
+
+def _add_completions(sums: dict[str, float], rows: Sequence[TokenRow], batch: TokenBatch) -> None:
+    """Sums over completions: length, reward, groups without a difference."""
+    lengths = batch.mask.sum(dim=1)
+    idle = ((batch.advantages == 0) | ~batch.mask).all(dim=1)
+    given = {
+        "completions": len(rows),
+        "length": float(lengths.sum()),
+        "idle": float(idle.sum()),
+        "reward": sum(row.reward for row in rows if row.reward is not None),
+        "rewarded": sum(row.reward is not None for row in rows),
+    }
+    for name, value in given.items():
+        sums[name] = sums.get(name, 0.0) + value
+
+
+def _means(sums: dict[str, float]) -> Row:
+    count = sums["completions"]
+    row = {
+        "completions/mean_length": sums["length"] / count,
+        "completions/zero_advantage": sums["idle"] / count,
+    }
+    if sums["rewarded"]:
+        row["reward"] = sums["reward"] / sums["rewarded"]
+    return row

@@ -1,0 +1,46 @@
+"""The log of a tracker, which holds runs of any trainer: whose it is, and what its settings say."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trustclip.logs import names, trl, verl
+from trustclip.logs.log import Log, Schedule
+from trustclip.support.jsonl import Row
+
+
+def log_of(
+    path: Path,
+    kind: str,
+    rows: Sequence[Row],
+    given: Mapping[str, Any],
+    remarks: Sequence[str],
+    logged: Sequence[str],
+) -> Log:
+    """A log whose metrics and settings a tracker has recorded.
+
+    Args:
+      path: of the log.
+      kind: of it, in words.
+      rows: see `trustclip.logs.log.gathered`.
+      given: settings, as the trainer gave them to the tracker; empty where it gave none.
+      remarks: on the files.
+      logged: names of the metrics as the trainer logged them.
+    """
+    trainer = names.trainer_of(logged)
+    settings: Mapping[str, Any] = {}
+    schedule: Schedule | None = None
+    unknown: list[str] = []
+    if trainer == "TRL":
+        settings = {name: given[name] for name in trl.SETTINGS if name in given}
+        schedule = trl.schedule_of(settings)
+        unknown = trl.missing(rows, schedule)
+    elif trainer == "verl":
+        settings = verl.settings_of(given)
+        schedule, unknown = verl.schedule_of(settings), verl.missing(rows)
+    if not settings:
+        unknown = [*unknown, "settings: the log has none"]
+    return Log(
+        path, trainer or "unknown trainer", kind, rows, settings, schedule,
+        unknown=unknown, remarks=remarks,
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""What a log of another trainer says: metrics under our names, settings, and perhaps tokens."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from trustclip.logs import names
+from trustclip.logs.digest import Digest
+from trustclip.logs.tokens import TokenRow
+from trustclip.support.jsonl import Row, parsed
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often the policy was updated on one generation of samples, and how that is known.
+
+    Args:
+      updates: per generation; 1 means that every token was trained on at ratio 1.
+      basis: the figures it follows from, in words.
+    """
+
+    updates: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log of a run of another trainer.
+
+    Args:
+      path: file or folder.
+      trainer: the program that trained, as its users call it: ``"TRL"``, ``"verl"``.
+      kind: what was read, e.g. ``"trainer_state.json"``.
+      rows: a row an update, with ``step``; metrics have our names where we have one.
+      settings: hyper-parameters in the log, by the trainer's names; empty where it holds none.
+      schedule: None where the log does not say.
+      tokens: iterates over all tokens of the log, reading anew; None where it has none.
+      digest: what was computed from the tokens.
+      unknown: sentences about what the log cannot answer.
+      remarks: sentences about the state of the files.
+      finished: whether the run had reached its end, as far as the log says.
+      two_policies: whether ratios are those of the trainer to the sampler, with no third policy.
+    """
+
+    path: Path
+    trainer: str
+    kind: str
+    rows: Sequence[Row]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Schedule | None = None
+    tokens: Callable[[], Iterator[TokenRow]] | None = None
+    digest: Digest | None = None
+    unknown: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    finished: bool = True
+    two_policies: bool = False
+
+
+def gathered(
+    path: Path, measured: Iterable[tuple[int, Mapping[str, Any]]]
+) -> tuple[list[Row], list[str]]:
+    """Rows of a log by update, under our names, and remarks.
+
+    Parts of one update are joined. A run that was resumed repeats some updates: the later count.
+
+    Args:
+      path: for messages.
+      measured: (updates done, values) in the order of the log.
+
+    Raises:
+      ValueError: the log holds no measurement of reinforcement learning, or two runs.
+
+    Example:
+      >>> rows, _ = gathered(Path("a"), [(1, {"actor/pg_clipfrac": 0.1}), (1, {"entropy": 2.0})])
+      >>> rows
+      [{'step': 1, 'trustclip/gated': 0.1, 'entropy': 2.0}]
+      >>> gathered(Path("a"), [(1, {"entropy": 2.0}), (2, {}), (1, {"entropy": 3.0})])
+      Traceback (most recent call last):
+      ...
+      ValueError: a holds two runs: update 1 comes after update 2; split it, or log each run apart.
+    """
+    found: dict[int, Row] = {}
+    seen: dict[str, None] = {}
+    again: list[int] = []
+    last: int | None = None
+    for step, values in measured:
+        seen |= dict.fromkeys(values)
+        row = names.translated({key: v for key, v in values.items() if key != "step"})
+        if last is not None and step < last:
+            if step <= min(found):
+                raise ValueError(
+                    f"{path} holds two runs: update {step} comes after update {last}; split it, or "
+                    "log each run apart."
+                )
+            again.append(step)
+            found = {s: kept for s, kept in found.items() if s < step}
+        present = found.setdefault(step, {"step": step})
+        _same_run(path, present, row)
+        present |= row
+        last = step
+    rows = [row for row in found.values() if row.keys() & names.ANSWERS]
+    if not rows:
+        raise ValueError(f"{path} {names.nothing_of(list(seen))}")
+    remarks = [f"resumed at update {step}: the later values count" for step in again]
+    return rows, remarks
+
+
+def _same_run(path: Path, present: Row, row: Row) -> None:
+    """Refuse a second, different value of one update's metric."""
+    for key in sorted(present.keys() & row.keys() & names.ANSWERS):
+        if present[key] != row[key]:
+            raise ValueError(
+                f"{path} holds two runs: {key} of update {present['step']} stands there as "
+                f"{present[key]:g} and as {row[key]:g}; split it, or log each run apart."
+            )
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among logged values; a bool is none."""
+    return {
+        str(key): float(value)
+        for key, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    }
+
+
+def first_row(head: bytes) -> Row:
+    """The object in the first line of a file; empty where that line is none.
+
+    Args:
+      head: the beginning of the file.
+    """
+    line, newline, _ = head.partition(b"\n")
+    return (parsed(line) if newline else None) or {}

@@ -1,0 +1,136 @@
+"""Names of metrics in other trainers, and ours.
+
+Where another trainer's metric is the same quantity as one of ours, it gets our name; all others
+keep theirs. Ours are those of `trustclip.constraints.diagnostics` (``trustclip/...``), the
+sampler's among them, and, for what every trainer measures, TRL's.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from trustclip.support.jsonl import Row
+
+#: TRL's `GRPOTrainer`. Before release 0.17 it logged one ``clip_ratio``.
+TRL = {
+    "clip_ratio/region_mean": "trustclip/gated",
+    "clip_ratio": "trustclip/gated",
+    "clip_ratio/high_mean": "trustclip/gated/positive_above",
+    "clip_ratio/low_mean": "trustclip/gated/negative_below",
+    "cispo_clip_ratio": "weight_capped",
+    # Mean |log-ratio| to the sampler, before any truncation.
+    "sampling/sampling_logp_difference/mean": "trustclip/sampler/abs",
+    "sampling/sampling_logp_difference/max": "trustclip/sampler/abs_max",
+    "completion_length": "completions/mean_length",
+}
+
+#: verl's actor, with its vanilla loss; in others ``pg_clipfrac`` is that loss's own.
+VERL = {
+    "actor/pg_clipfrac": "trustclip/gated",
+    "actor/pg_clipfrac_lower": "trustclip/gated/negative_above",
+    # Mean of logp_old - logp over the tokens of pi_old: k1 of KL(old || new).
+    "actor/ppo_kl": "trustclip/k1",
+    "actor/entropy": "entropy",
+    "actor/entropy_loss": "entropy",
+    "actor/kl_loss": "kl",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "learning_rate",
+    "critic/rewards/mean": "reward",
+    "response_length/mean": "completions/mean_length",
+    "response_length/max": "completions/max_length",
+    "response_length/clip_ratio": "completions/clipped_ratio",
+    # Of KL(sampler || old), before any truncation.
+    "rollout_corr/kl": "trustclip/sampler/k1",
+    "rollout_corr/k3_kl": "trustclip/sampler/k3",
+    "rollout_corr/chi2_token": "trustclip/sampler/chi2",
+}
+
+#: Metrics of our own loss in verl.
+_OURS = "actor/trustclip/"
+
+_TABLES = {"TRL": TRL, "verl": VERL}
+
+#: TRL's names that are ours, too: they name the trainer where nothing else does.
+_SHARED = {
+    "frac_reward_zero_std": "TRL",
+    "completions/clipped_ratio": "TRL",
+    "completions/mean_length": "TRL",
+    "response_length/mean": "verl",
+    "critic/score/mean": "verl",
+}
+
+#: What answers a question of `trustclip explain`: a log needs at least one of these.
+ANSWERS = frozenset(
+    (
+        *("trustclip/gated", "trustclip/gated/positive_above", "trustclip/gated/negative_below"),
+        *("trustclip/gated/negative_above", "trustclip/k1", "trustclip/k3", "trustclip/off_policy"),
+        *("entropy", "reward", "frac_reward_zero_std", "kl", "weight_capped"),
+        *("completions/mean_length", "completions/clipped_ratio"),
+        *(
+            "trustclip/sampler/abs",
+            "trustclip/sampler/k1",
+            "trustclip/sampler/k3",
+            "trustclip/sampler/current/k3",
+        ),
+    )
+)
+
+
+def translated(values: Mapping[str, Any]) -> Row:
+    """Values of one update under our names; evaluations are left out.
+
+    ``trustclip/gated`` of verl is the sum of both of its shares: the tokens of its dual clip are
+    others than those of its clip.
+
+    Example:
+      >>> translated({"train/clip_ratio/region_mean": 0.1, "train/loss": 0.2, "eval/loss": 0.3})
+      {'trustclip/gated': 0.1, 'loss': 0.2}
+      >>> translated({"actor/pg_clipfrac": 0.25, "actor/pg_clipfrac_lower": 0.5})
+      {'trustclip/gated': 0.75, 'trustclip/gated/negative_above': 0.5}
+      >>> translated({"actor/pg_clipfrac": 0.25, "actor/trustclip/gated": 0.5})  # our loss, in verl
+      {'trustclip/gated': 0.5}
+    """
+    row: Row = {
+        name.removeprefix("actor/"): value
+        for name, value in values.items()
+        if name.startswith(_OURS)
+    }
+    own = "trustclip/gated" in row
+    for given, value in values.items():
+        name = given.removeprefix("train/")
+        if name.startswith(("eval_", "eval/", "val-", "val/")):
+            continue
+        if name.startswith(_OURS):
+            continue
+        row.setdefault(TRL.get(name) or VERL.get(name) or name, value)
+    lower = values.get("actor/pg_clipfrac_lower")
+    if lower and not own and "trustclip/gated" in row:
+        row["trustclip/gated"] += lower
+    return row
+
+
+def trainer_of(given: Sequence[str]) -> str | None:
+    """The trainer that logs these names; None for one we do not know.
+
+    Example:
+      >>> trainer_of(["actor/pg_clipfrac"]), trainer_of(["train/clip_ratio/low_mean", "loss"])
+      ('verl', 'TRL')
+    """
+    plain = [name.removeprefix("train/") for name in given]
+    for trainer, table in _TABLES.items():
+        if any(name in table or _SHARED.get(name) == trainer for name in plain):
+            return trainer
+    return None
+
+
+def nothing_of(given: Sequence[str]) -> str:
+    """Predicate about a log in which no name is known: what was looked for, what is there."""
+    looked = ("clip_ratio/region_mean", "actor/pg_clipfrac", "entropy", "actor/entropy", "reward")
+    found = ", ".join(sorted(given)[:8]) or "nothing"
+    known = [*TRL, *VERL, *ANSWERS]
+    near = [(name, match) for name in given if (match := get_close_matches(name, known, 1, 0.8))]
+    hint = f" {near[0][0]!r} is like {near[0][1][0]!r}." if near else ""
+    return (
+        f"has no metric of reinforcement learning: looked for {', '.join(looked)} and others of "
+        f"TRL and verl, found {found}{', ...' if len(given) > 8 else ''}.{hint}"
+    )

@@ -1,0 +1,92 @@
+"""Tokens in our own format, `trustclip.logs.tokens`, whichever program wrote them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trustclip.logs.digest import digest
+from trustclip.logs.log import Log, first_row
+from trustclip.logs.tokens import REQUIRED, SUFFIXES, TOKENS, TokenRow, read_tokens
+
+#: Bytes of a first line that are looked at.
+_FIRST = 64 << 20
+
+LOOKED_FOR = "tokens.parquet or tokens.jsonl with logp and advantage (any trainer)"
+
+
+def accepts(path: Path, head: bytes) -> bool:
+    """Whether a file is one of these."""
+    if path.suffix == ".parquet":
+        return True
+    first = first_row(head)
+    return path.suffix == ".jsonl" and bool({*REQUIRED, "logp_rollout"} & set(first))
+
+
+def candidates(folder: Path) -> list[Path]:
+    """Files of tokens in a folder, its folder ``tokens``, or itself if it holds nothing else."""
+    named = [folder / f"{TOKENS}{suffix}" for suffix in SUFFIXES]
+    found = [path for path in named if path.is_file()]
+    inner = folder / TOKENS
+    if inner.is_dir() and any(path.suffix in SUFFIXES for path in inner.iterdir()):
+        found.append(inner)
+    if not found:
+        files = [path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file()]
+        found = [folder] if files and all(map(_is_tokens, files)) else []
+    return found
+
+
+def _is_tokens(path: Path) -> bool:
+    with path.open("rb") as file:
+        return accepts(path, file.readline(_FIRST))
+
+
+def read(path: Path) -> Log:
+    """Read a file of tokens, or a folder of them.
+
+    Raises:
+      ValueError: it lacks a column, is damaged, or holds two runs.
+    """
+    found = digest(path, _course(path))
+    unknown = []
+    if "step" not in found.has:
+        unknown.append("the course over updates (there is no column `step`)")
+    if "logp_old" not in found.has:
+        unknown.append("how far the policy moved (there is no column `logp_old`)")
+    if "kept" not in found.has:
+        unknown.append("whether the constraint acted (there is no column `kept`)")
+    if "logp_rollout" not in found.has:
+        unknown.append("whether the sampler differs (there is no column `logp_rollout`)")
+    if "entropy" not in found.has:
+        unknown.append("entropy (there is no column `entropy`)")
+    if not {"token", "token_id"} & found.has:
+        unknown.append("through which words (there is no column `token` or `token_id`)")
+    return Log(
+        path=path,
+        trainer="unknown trainer",
+        kind="tokens",
+        rows=found.rows,
+        tokens=lambda: rows(path),
+        digest=found,
+        unknown=[*unknown, "truncation"],
+    )
+
+
+def rows(path: Path) -> Iterator[TokenRow]:
+    """The completions of a file, or of the files in a folder, one at a time, in whatever order."""
+    return read_tokens(path)
+
+
+def _course(path: Path) -> Iterator[TokenRow]:
+    """The completions in the order of their updates, which a second run in a file would break."""
+    files = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
+    for file in files:
+        first = last = None
+        for row in read_tokens(file):
+            step = row.step or 0
+            first = step if first is None else first
+            if last is not None and step < last and step <= first:
+                raise ValueError(
+                    f"{file} holds two runs: completions of update {step} come after those of "
+                    f"update {last}; give each run a file of its own."
+                )
+            last = step
+            yield row

@@ -1,0 +1,143 @@
+"""Which source a path is, from its content; one sentence where it is none, or several."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from trustclip.logs import neutral, prime_rl, tensorboard, trl, verl, wandb
+from trustclip.logs.log import Log, first_row
+from trustclip.logs.tokens import REQUIRED, TokenRow
+from trustclip.support.names import nearest, some
+
+#: In the order in which a file is looked at: the cheapest tests first, console logs last.
+SOURCES: tuple[ModuleType, ...] = (wandb, tensorboard, trl, prime_rl, neutral, verl)
+
+#: Bytes of a file that are looked at; no line of JSON that we read is longer than `_LONGEST`.
+_HEAD, _LONGEST = 1 << 20, 64 << 20
+#: Folders below a path that are searched.
+_FOLDERS = 2000
+
+
+def read_log(path: Path) -> Log:
+    """Read the log of another trainer.
+
+    Args:
+      path: a file, or a folder that holds one log.
+
+    Raises:
+      ValueError: it is no log that we know, or several, or a damaged one.
+    """
+    source, place = located(path)
+    return source.read(place)
+
+
+def token_rows(path: Path) -> Iterator[TokenRow]:
+    """The tokens of a log, one completion at a time, without computing anything from them.
+
+    Args:
+      path: a file of tokens, prime-rl's token export, or a folder that holds one of them.
+
+    Raises:
+      ValueError: there is no such log, or it has no tokens.
+    """
+    if not path.exists():
+        raise ValueError(f"{path}: there are no tokens, and no such file or folder.")
+    source, place = located(path)
+    if not _has_tokens(source):
+        raise ValueError(
+            f"{place} has no tokens; expected {prime_rl.LOOKED_FOR} or {neutral.LOOKED_FOR}."
+        )
+    return source.rows(place)
+
+
+def holds_tokens(path: Path) -> bool:
+    """Whether the log at a path is one of tokens.
+
+    Raises:
+      ValueError: it is no log, or several.
+    """
+    return _has_tokens(located(path)[0])
+
+
+def _has_tokens(source: ModuleType) -> bool:
+    return hasattr(source, "rows")
+
+
+def located(path: Path) -> tuple[ModuleType, Path]:
+    """The module that reads a path, and the file or folder in it that it reads.
+
+    Raises:
+      ValueError: see `read_log`.
+    """
+    if path.is_file():
+        return _source_of(path), path
+    found = list(_candidates(path))
+    if not found:
+        # A folder of exports is found in itself, and in the one that holds it.
+        found = list(dict.fromkeys(hit for folder in _below(path) for hit in _candidates(folder)))
+    if not found:
+        raise ValueError(f"{path} holds no log that can be read: {looked_for()}.")
+    if len(found) > 1:
+        listed = some([place.relative_to(path) for _, place in found])
+        raise ValueError(f"{path} holds {len(found)} logs; give one of them: {listed}.")
+    return found[0]
+
+
+def looked_for() -> str:
+    """The sources, in one line."""
+    return f"looked for {'; '.join(source.LOOKED_FOR for source in SOURCES)}"
+
+
+def holds_log(path: Path) -> bool:
+    """Whether a path is or holds logs of another trainer, of whatever number."""
+    if path.is_file():
+        return True
+    return any(True for folder in (path, *_below(path)) for _ in _candidates(folder))
+
+
+def _candidates(folder: Path) -> Iterator[tuple[ModuleType, Path]]:
+    for source in SOURCES:
+        for place in source.candidates(folder):
+            yield source, place
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Folders below, without links and hidden ones, nearest first."""
+    level, seen = [folder], 0
+    while level:
+        inner = [
+            path
+            for parent in level
+            for path in sorted(parent.iterdir())
+            if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
+        ]
+        for path in inner:
+            seen += 1
+            if seen > _FOLDERS:
+                return
+            yield path
+        level = inner
+
+
+def _source_of(path: Path) -> ModuleType:
+    with path.open("rb") as file:
+        head = file.readline(_LONGEST)
+        if len(head) == _LONGEST and not head.endswith(b"\n"):
+            raise ValueError(f"{path}: its first line is longer than {_LONGEST >> 20} MiB.")
+        head += file.read(_HEAD)
+    for source in SOURCES:
+        if source.accepts(path, head):
+            return source
+    raise ValueError(_unknown(path, head))
+
+
+def _unknown(path: Path, head: bytes) -> str:
+    row = first_row(head)
+    if not row:
+        return f"{path} is no log that can be read: {looked_for()}."
+    if "stage" in row:
+        return f"{path} belongs to a run directory; give its folder, {path.parent}."
+    near = next((name for name in row if nearest(name, REQUIRED)), None)
+    hint = f" ({near!r} is like {nearest(near, REQUIRED)!r})" if near else ""
+    found = ", ".join(list(row)[:8])
+    return f"{path} begins with {found}{hint}: no log that can be read: {looked_for()}."

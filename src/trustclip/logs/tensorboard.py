@@ -1,0 +1,98 @@
+"""TensorBoard's event files, by TensorBoard's own reader: of TRL, of verl, of anything."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trustclip.logs import hyperparameters
+from trustclip.logs.log import Log, gathered
+
+#: Bytes around a record: its length, and a checksum of the length and of the record.
+_FRAME = 16
+
+LOOKED_FOR = "events.out.tfevents.* (TensorBoard)"
+
+
+def accepts(path: Path, head: bytes) -> bool:
+    """Whether a file is one of these."""
+    return "tfevents" in path.name
+
+
+def candidates(folder: Path) -> list[Path]:
+    """The folder itself, where it holds event files: a run that was resumed has several."""
+    return [folder] if next(_files(folder), None) else []
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    else:
+        yield from sorted(path.glob("*tfevents*"), key=lambda file: file.name)
+
+
+def read(path: Path) -> Log:
+    """Read an event file, or the event files of one run in a folder.
+
+    Raises:
+      ValueError: it holds no metric of reinforcement learning, or two runs.
+    """
+    settings: dict[str, Any] = {}
+    measured = []
+    torn = []
+    for file in _files(path):
+        # One event a value: those of one step are joined before the next step is looked at.
+        step, values = None, {}
+        for at, tag, value in _events(file):
+            if isinstance(value, str):
+                settings |= _json(value) if tag.startswith("args") else {}
+            elif at != step or tag in values:
+                measured += [(step, values)] if step is not None else []
+                step, values = at, {tag: value}
+            else:
+                values[tag] = value
+        measured += [(step, values)] if step is not None else []
+        torn += [f"{file.name} ends within a record, as left by a kill"] if _is_torn(file) else []
+    rows, remarks = gathered(path, measured)
+    logged = list(dict.fromkeys(tag for _, values in measured for tag in values))
+    return hyperparameters.log_of(
+        path, "TensorBoard events", rows, settings, [*torn, *remarks], logged
+    )
+
+
+def _events(file: Path) -> Iterator[tuple[int, str, float | str]]:
+    """(step, tag, value) of an event file; a text is that of a summary."""
+    from tensorboard.backend.event_processing.event_file_loader import (  # pyright: ignore[reportMissingImports]
+        EventFileLoader,
+    )
+    from tensorboard.util.tensor_util import make_ndarray  # pyright: ignore[reportMissingImports]
+
+    for event in EventFileLoader(str(file)).Load():
+        for value in event.summary.value:
+            if not value.HasField("tensor"):
+                continue
+            array = make_ndarray(value.tensor)
+            if array.dtype == object and array.size:
+                first = array.reshape(-1)[0]
+                yield event.step, value.tag, first.decode("utf-8", "replace")
+            elif array.size == 1:
+                yield event.step, value.tag, float(array.reshape(-1)[0])
+
+
+def _is_torn(file: Path) -> bool:
+    """Whether a file is longer than its whole records: TensorBoard passes over the rest."""
+    from tensorboard.backend.event_processing.event_file_loader import (  # pyright: ignore[reportMissingImports]
+        RawEventFileLoader,
+    )
+
+    return sum(_FRAME + len(record) for record in RawEventFileLoader(str(file)).Load()) < (
+        file.stat().st_size
+    )
+
+
+def _json(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,297 @@
+"""Records of single tokens: what a constraint saw of each completion, and what it did.
+
+One row a completion, as JSON lines (``.jsonl``) or Parquet (``.parquet``). Lists have one entry per
+token. Only ``logp`` and ``advantage`` must be there:
+
+==================  ==========================================================================
+column              meaning
+==================  ==========================================================================
+``logp``            log-probability of each token under the policy in training, nats
+``advantage``       of each token, or one number for the completion
+``mask``            true where a token counts; without it, all do
+``logp_old``        under the policy that the update started from, nats
+``logp_rollout``    under the sampler, nats; null where it gave none
+``entropy``         of the policy in training at each position, nats
+``coefficient``     derivative of the objective in each ``logp``, as the run used it
+``kept``            true where the gate left a token's gradient as it was
+``token_id``        id of each token
+``token``           text of each token
+``step``            updates done when the update began
+``generated``       updates done when the completion was sampled
+``index``           number of the completion in its generation
+``group``           number of its prompt
+``reward``          of the completion
+==================  ==========================================================================
+
+Other columns are left alone. Files are read row by row, so their size is not limited by memory.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trustclip.constraints.batch import TokenBatch
+from trustclip.support.inside import part_of
+from trustclip.support.jsonl import append_jsonl, scan
+from trustclip.support.names import nearest
+
+#: Columns with a number per token; those of them that one number may stand for.
+FLOATS = ("logp", "logp_old", "logp_rollout", "entropy", "advantage", "coefficient")
+FLAGS = ("mask", "kept")
+#: Columns with one number for the completion.
+WHOLE = ("step", "generated", "index", "group")
+REQUIRED = ("logp", "advantage")
+#: Endings of files of tokens.
+SUFFIXES = (".jsonl", ".parquet")
+#: Folder of a run directory with its files of tokens.
+TOKENS = "tokens"
+#: Files in it.
+UPDATE = re.compile(r"update-\d{6,}(-rank\d+)?\.parquet")
+#: Rows of a Parquet file that are in memory at once.
+_ROWS = 64
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """The tokens of one completion; the module's table says what each column is.
+
+    Arrays have the shape [time].
+    """
+
+    logp: NDArray[np.float64]
+    advantage: NDArray[np.float64]
+    mask: NDArray[np.bool_]
+    logp_old: NDArray[np.float64] | None = None
+    logp_rollout: NDArray[np.float64] | None = None
+    entropy: NDArray[np.float64] | None = None
+    coefficient: NDArray[np.float64] | None = None
+    kept: NDArray[np.bool_] | None = None
+    token_id: NDArray[np.int64] | None = None
+    token: Sequence[str] | None = None
+    step: int | None = None
+    generated: int | None = None
+    index: int | None = None
+    group: int | None = None
+    reward: float | None = None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "TokenRow":
+        """A row of a file, checked.
+
+        Raises:
+          ValueError: a column is missing, is of another length than ``logp``, or holds something
+            else than numbers.
+
+        Example:
+          >>> row = TokenRow.of({"logp": [-1.0, -2.0], "advantage": 0.5})
+          >>> row.advantage.tolist(), row.mask.tolist()
+          ([0.5, 0.5], [True, True])
+          >>> TokenRow.of({"logp": [-1.0], "advantages": [0.5]})
+          Traceback (most recent call last):
+          ...
+          ValueError: there is no column `advantage`; the nearest is `advantages`.
+        """
+        for name in REQUIRED:
+            if row.get(name) is None:
+                near = nearest(name, list(row))
+                hint = f"the nearest is `{near}`" if near else f"found {', '.join(row) or 'none'}"
+                raise ValueError(f"there is no column `{name}`; {hint}.")
+        length = len(row["logp"]) if isinstance(row["logp"], Sequence | np.ndarray) else -1
+        given: dict[str, Any] = {"mask": np.ones(max(length, 0), dtype=bool)}
+        for field in dataclasses.fields(cls):
+            value = row.get(field.name)
+            if value is not None:
+                given[field.name] = _column(field.name, value, length)
+        return cls(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as files hold it, without the columns that are not there."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+        return {k: v for k, v in plain.items() if v is not None}
+
+    @property
+    def update(self) -> int | None:
+        """Number of the update that the completion was used in, as in logs: the first is 1."""
+        return None if self.step is None else self.step + 1
+
+    @property
+    def lag(self) -> int | None:
+        """Updates between the sampling of the completion and its use."""
+        if self.step is None or self.generated is None:
+            return None
+        return self.step - self.generated
+
+
+def _column(name: str, value: Any, length: int) -> Any:
+    """One column of a row as `TokenRow` holds it."""
+    try:
+        if name in WHOLE:
+            return int(value)
+        if name == "reward":
+            return float(value)
+        if name == "token":
+            # Half a surrogate pair fits into no file.
+            converted: Any = [str(t).encode("utf-8", "backslashreplace").decode() for t in value]
+        elif name in FLAGS or name == "token_id":
+            converted = np.asarray(value, dtype=bool if name in FLAGS else np.int64)
+        else:
+            # A null, in a float column, becomes NaN.
+            converted = np.asarray(value, dtype=np.float64)
+            if name == "advantage" and converted.ndim == 0:
+                converted = np.full(max(length, 0), converted)
+        shape = (len(converted),) if name == "token" else converted.shape
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = "a number" if name in (*WHOLE, "reward") else "one entry per token"
+        raise ValueError(f"`{name}` must hold {kind}: {error}.") from error
+    if shape != (length,):
+        raise ValueError(f"`{name}` has the shape {list(shape)}, `logp` has {length} tokens.")
+    return converted
+
+
+def read_tokens(path: Path) -> Iterator[TokenRow]:
+    """Rows of a file of tokens, or of all such files in a folder, in the order of their names.
+
+    Args:
+      path: a ``.jsonl`` or ``.parquet`` file, or a folder of them.
+
+    Raises:
+      ValueError: there is no such file, or a row is not as the module's table says; the message
+        names file and line.
+    """
+    files = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise ValueError(f"{path}: there are no tokens; expected a .jsonl or .parquet file.")
+    for file in files:
+        if file.suffix not in SUFFIXES:
+            raise ValueError(f"{file}: expected a .jsonl or .parquet file.")
+        for number, row in _parquet(file) if file.suffix == ".parquet" else _jsonl(file):
+            try:
+                yield TokenRow.of(row)
+            except ValueError as error:
+                raise ValueError(f"{file}:{number}: {error}") from error
+
+
+def _jsonl(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line in scan(file):
+        if line.row is not None:
+            yield line.number, line.row
+        elif not line.torn:  # a torn last line is still being written
+            raise ValueError(f"{file}:{line.number} is not a JSON object.")
+
+
+def _parquet(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(file) as table:
+            wanted = {field.name for field in dataclasses.fields(TokenRow)}
+            columns = [name for name in table.schema_arrow.names if name in wanted]
+            # Without the required ones, the names that are there make a better message.
+            if not set(REQUIRED) <= set(columns):
+                columns = table.schema_arrow.names
+            for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except pa.ArrowException as error:
+        raise ValueError(f"{file} cannot be read as Parquet: {error}.") from error
+
+
+def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
+    """Write rows as a file of tokens, whole or not at all; JSON lines are appended.
+
+    Args:
+      path: ends in ``.jsonl`` or ``.parquet``.
+      rows: of it.
+
+    Raises:
+      ValueError: the name ends in something else.
+    """
+    if path.suffix == ".jsonl":
+        append_jsonl(path, (row.to_dict() for row in rows))
+        return
+    if path.suffix != ".parquet":
+        raise ValueError(f"{path}: expected a name that ends in .jsonl or .parquet.")
+    import pyarrow.parquet as pq
+
+    part = part_of(path)
+    pq.write_table(_table(list(rows)), part, compression="zstd")
+    part.replace(path)
+
+
+def _table(rows: Sequence[TokenRow]) -> Any:
+    """Rows as an Arrow table; numbers that fit into 32 bits without loss take no more."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {}
+    for field in dataclasses.fields(TokenRow):
+        values = [getattr(row, field.name) for row in rows]
+        if all(value is None for value in values):
+            continue
+        if field.name in (*WHOLE, "reward"):
+            columns[field.name] = pa.array(values)
+            continue
+        if field.name == "token":
+            flat = pa.array([text for row in values for text in row or ()], pa.string())
+        else:
+            flat = pa.array(_narrow(np.concatenate([v for v in values if v is not None])))
+        ends = np.cumsum([0] + [0 if v is None else len(v) for v in values]).astype(np.int32)
+        missing = pa.array([v is None for v in values])
+        columns[field.name] = pa.ListArray.from_arrays(pa.array(ends), flat, mask=missing)
+    return pa.table(columns)
+
+
+def _narrow(values: NDArray[Any]) -> NDArray[Any]:
+    kind = {"f": np.float32, "i": np.int32}.get(values.dtype.kind)
+    if kind is None:
+        return values
+    with np.errstate(over="ignore"):
+        narrow = values.astype(kind)
+    return narrow if np.array_equal(narrow, values, equal_nan=kind is np.float32) else values
+
+
+def token_batch(rows: Sequence[TokenRow]) -> TokenBatch:
+    """Rows as the input of a method, padded on the right.
+
+    ``logp_old`` is ``logp`` where no row has it: the run did not move between sampling and update.
+    A column that some rows lack is left out, except ``logp_rollout``, which is NaN in those.
+
+    Args:
+      rows: at least one.
+
+    Returns:
+      Fields of shape [rows, longest completion]; `keys` are numbers of the tokens in ``rows``.
+    """
+    shape = len(rows), max(len(row.logp) for row in rows)
+
+    def padded(name: str) -> torch.Tensor:
+        values = [getattr(row, name) for row in rows]
+        kind = np.bool_ if name in FLAGS else np.float64
+        out = np.zeros(shape, dtype=kind)
+        for line, value in zip(out, values, strict=True):
+            line[: len(value) if value is not None else None] = np.nan if value is None else value
+        return torch.from_numpy(out)  # [B, T]
+
+    have = {name: [getattr(row, name) is not None for row in rows] for name in FLOATS}
+    optional: dict[str, Any] = {}
+    if any(have["logp_rollout"]):
+        optional["logp_rollout"] = padded("logp_rollout")
+    if all(have["entropy"]):
+        optional["entropy"] = padded("entropy")
+    if all(row.group is not None for row in rows):
+        groups = torch.tensor([row.group for row in rows])  # [B]
+        optional["groups"] = groups.unsqueeze(1).expand(shape).contiguous()
+    optional["keys"] = torch.arange(shape[0] * shape[1]).view(shape)
+    logp = padded("logp")
+    logp_old = padded("logp_old") if all(have["logp_old"]) else logp
+    return TokenBatch(logp, logp_old, padded("advantage"), padded("mask"), **optional)

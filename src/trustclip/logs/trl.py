@@ -1,0 +1,117 @@
+"""TRL's ``trainer_state.json``, as a stock `GRPOTrainer` leaves it in its checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trustclip.engines.schedule import Schedule as Arithmetic
+from trustclip.logs.log import Log, Schedule, gathered, numbers
+from trustclip.settings.marks import Neutral, Trl, marked
+from trustclip.settings.stages import RLStage
+from trustclip.support.jsonl import Row, read_mapping
+
+NAME = "trainer_state.json"
+LOOKED_FOR = "trainer_state.json, alone or in checkpoint-* (TRL)"
+
+#: Settings of `GRPOConfig` that results depend on: those that a recipe has too, and TRL's own gate.
+SETTINGS = (
+    *(
+        name
+        for name, mark in marked(RLStage, Trl).items()
+        if not mark.added and name not in marked(RLStage, Neutral)
+    ),
+    *("epsilon", "epsilon_high", "delta", "importance_sampling_level"),
+    "vllm_importance_sampling_correction",
+)
+#: Settings that say how many updates a generation gets.
+_SCHEDULE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+
+
+def accepts(path: Path, head: bytes) -> bool:
+    """Whether a file is one of these."""
+    return path.name == NAME or (head.lstrip()[:1] == b"{" and b'"log_history"' in head)
+
+
+def candidates(folder: Path) -> list[Path]:
+    """The state in a folder: its own, or that of its last checkpoint."""
+    if (folder / NAME).is_file():
+        return [folder / NAME]
+    found = [path for path in folder.glob(f"checkpoint-*/{NAME}") if _number(path) is not None]
+    return sorted(found, key=lambda path: _number(path) or 0)[-1:]
+
+
+def _number(path: Path) -> int | None:
+    digits = path.parent.name.removeprefix("checkpoint-")
+    return int(digits) if digits.isdecimal() else None
+
+
+def read(path: Path) -> Log:
+    """Read a ``trainer_state.json``.
+
+    Raises:
+      ValueError: it is damaged, of a trainer without a history, or of no reinforcement learning.
+    """
+    state = read_mapping(path)
+    history = state.get("log_history")
+    if not isinstance(history, list) or not all(isinstance(row, Mapping) for row in history):
+        raise ValueError(
+            f"{path} has no `log_history`; expected the state of Transformers' Trainer."
+        )
+    if unnumbered := [row for row in history if not isinstance(row.get("step"), int)]:
+        raise ValueError(f"{path}: {len(unnumbered)} entries of `log_history` have no `step`.")
+    rows, remarks = gathered(path, [(row["step"], numbers(row)) for row in history])
+    done, planned = state.get("global_step"), state.get("max_steps")
+    whole = isinstance(done, int) and isinstance(planned, int) and done >= planned > 0
+    schedule = _schedule(rows, state.get("logging_steps"))
+    return Log(
+        path=path,
+        trainer="TRL",
+        kind=NAME,
+        rows=rows,
+        schedule=schedule,
+        unknown=[*missing(rows, schedule), "settings such as epsilon and num_iterations"],
+        remarks=remarks,
+        finished=whole,
+    )
+
+
+def _schedule(rows: Sequence[Row], logging_steps: Any) -> Schedule | None:
+    """Updates per generation, from the rows that came with new rewards."""
+    trained = [row for row in rows if "grad_norm" in row or "loss" in row]
+    generated = [row for row in trained if "reward" in row]
+    if logging_steps != 1 or len(trained) < 4 or not generated:
+        return None
+    updates = len(trained) / len(generated)
+    basis = f"{len(generated)} of {len(trained)} logged updates came with new rewards"
+    return Schedule(updates, basis)
+
+
+def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
+    """Updates per generation, from the fields of a `GRPOConfig`.
+
+    Example:
+      >>> schedule_of({"steps_per_generation": 4, "num_iterations": 2,
+      ...              "gradient_accumulation_steps": 4}).updates
+      2.0
+    """
+    given = [settings.get(name) for name in _SCHEDULE]
+    if not all(isinstance(value, int) and value > 0 for value in given):
+        return None
+    iterations, steps, accumulation = given
+    arithmetic = Arithmetic(steps, iterations, accumulation)  # type: ignore[arg-type]
+    updates = 1.0 if arithmetic.inert else arithmetic.updates_per_generation
+    basis = (
+        "steps_per_generation x num_iterations / gradient_accumulation_steps = "
+        f"{steps} x {iterations} / {accumulation}"
+    )
+    return Schedule(updates, basis)
+
+
+def missing(rows: Sequence[Row], schedule: Schedule | None) -> list[str]:
+    """What TRL's metrics leave open."""
+    found = []
+    if schedule is None or schedule.updates > 1:
+        found.append("how far the policy moved within a generation (TRL does not log it)")
+    if not any("trustclip/sampler/abs" in row for row in rows):
+        found.append("whether the sampler differs (TRL measures that with vLLM alone)")
+    return [*found, "which tokens were clipped"]

@@ -1,0 +1,187 @@
+"""verl's own loggers: ``console`` (lines of ``step:N - name:value``) and ``file`` (JSON lines)."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trustclip.logs.log import Log, Schedule, first_row, gathered, numbers
+from trustclip.support.jsonl import Row, scan
+
+LOOKED_FOR = "a console log with lines of `step:N - ...`, or JSON lines with step and data (verl)"
+
+#: Suffixes under which people keep what a program printed.
+_TEXTS = (".log", ".txt", ".out")
+_STEP = re.compile(rb"\bstep:(\d+) - ")
+_VALUE = re.compile(
+    r"([\w/@.\- ]+?):(?:np\.\w+\()?(-?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf))\)?(?: - |$)"
+)
+#: What Ray and terminals put in front of a line.
+_PREFIX = re.compile(r"\x1b\[[0-9;]*m|^\s*\([\w.]+ pid=\d+(?:, ip=[\d.]+)?\) ?")
+#: Bytes in which the printed configuration is looked for.
+_CONFIG = 4 << 20
+#: Bytes in which the first line of steps is looked for, to recognise a console log.
+_SEARCHED = 64 << 20
+
+#: Where the settings that a sentence may need are in verl's configuration.
+SETTINGS = {
+    "train_batch_size": ("data", "train_batch_size"),
+    "ppo_mini_batch_size": ("actor_rollout_ref", "actor", "ppo_mini_batch_size"),
+    "ppo_epochs": ("actor_rollout_ref", "actor", "ppo_epochs"),
+    "clip_ratio_low": ("actor_rollout_ref", "actor", "clip_ratio_low"),
+    "clip_ratio_high": ("actor_rollout_ref", "actor", "clip_ratio_high"),
+    "loss_mode": ("actor_rollout_ref", "actor", "policy_loss", "loss_mode"),
+    "n": ("actor_rollout_ref", "rollout", "n"),
+    "max_response_length": ("data", "max_response_length"),
+    "bypass_mode": ("algorithm", "rollout_correction", "bypass_mode"),
+}
+
+
+def accepts(path: Path, head: bytes) -> bool:
+    """Whether a file is one of these."""
+    first = first_row(head)
+    return set(first) == {"step", "data"} or (b"\0" not in head and _has_steps(path))
+
+
+def _has_steps(path: Path) -> bool:
+    read = 0
+    with path.open("rb") as file:
+        for line in file:
+            if _STEP.search(line):
+                return True
+            read += len(line)
+            if read > _SEARCHED:
+                return False
+    return False
+
+
+def candidates(folder: Path) -> list[Path]:
+    """Logs of either kind in a folder."""
+    found = []
+    for path in sorted(p for p in folder.iterdir() if p.is_file()):
+        if path.suffix == ".jsonl":
+            with path.open("rb") as file:
+                first = first_row(file.read(1 << 20))
+            found += [path] if set(first) == {"step", "data"} else []
+        elif path.suffix in _TEXTS and _has_steps(path):
+            found.append(path)
+    return found
+
+
+def read(path: Path) -> Log:
+    """Read a console log, or a file of verl's logger ``file``.
+
+    Raises:
+      ValueError: it is damaged, holds two runs, or no metric of reinforcement learning.
+    """
+    remarks: list[str] = []
+    with path.open("rb") as file:
+        as_json = file.read(1) == b"{"
+    settings = {} if as_json else settings_of(_printed(path))
+    rows, more = gathered(path, (_json if as_json else _console)(path, remarks))
+    unknown = missing(rows)
+    if not settings:
+        unknown = [*unknown, "settings such as ppo_epochs and clip_ratio"]
+    return Log(
+        path=path,
+        trainer="verl",
+        kind="JSON lines" if as_json else "console log",
+        rows=rows,
+        settings=settings,
+        schedule=schedule_of(settings),
+        unknown=unknown,
+        remarks=[*remarks, *more],
+    )
+
+
+def _json(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line in scan(path):
+        row = line.row
+        if row is None:
+            if not line.torn:
+                raise ValueError(f"{path}:{line.number} is not a JSON object.")
+            remarks.append(f"line {line.number} is half written, and left out")
+            continue
+        step, data = row.get("step"), row.get("data")
+        if not isinstance(step, int) or not isinstance(data, Mapping):
+            raise ValueError(
+                f"{path}:{line.number} is none of verl's: expected a whole number as step and an "
+                "object as data."
+            )
+        yield step, numbers(data)
+
+
+def _console(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            found = _STEP.search(line)
+            if found is None:
+                continue
+            if not line.endswith(b"\n"):
+                remarks.append(f"line {number} is half written, and left out")
+                return
+            text = line[found.end() :].decode("utf-8", "replace").strip()
+            values = {name.strip(): float(value) for name, value in _VALUE.findall(text)}
+            yield int(found[1]), numbers(values)
+
+
+def _printed(path: Path) -> Mapping[str, Any]:
+    """The configuration that verl prints when it starts; empty where it is not there."""
+    with path.open("rb") as file:
+        text = file.read(_CONFIG).decode("utf-8", "replace")
+    lines = [_PREFIX.sub("", _PREFIX.sub("", line)) for line in text.splitlines()]
+    starts = [i for i, line in enumerate(lines) if line.startswith("{'actor_rollout_ref'")]
+    block = ""
+    for line in lines[starts[0] : starts[0] + 5000] if starts else []:
+        if line[:1] not in ("{", " "):  # another process printed in between
+            continue
+        block += line + "\n"
+        if block.count("{") == block.count("}"):
+            break
+    try:
+        value = ast.literal_eval(block)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {}
+    return value if isinstance(value, Mapping) else {}
+
+
+def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a sentence may need, from verl's configuration."""
+    found = {}
+    for name, path in SETTINGS.items():
+        value: Any = given
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
+    """Updates per generation; None where verl measures ratios against the sampler, too.
+
+    In bypass mode the sampler's log-probabilities stand for the old ones, so not even the first
+    update is at ratio 1.
+
+    Example:
+      >>> schedule_of({"train_batch_size": 8, "ppo_mini_batch_size": 4, "ppo_epochs": 2}).updates
+      4.0
+    """
+    batch, mini, epochs = (settings.get(name) for name in list(SETTINGS)[:3])
+    known = all(isinstance(value, int) and value > 0 for value in (batch, mini, epochs))
+    if not known or settings.get("bypass_mode"):
+        return None
+    basis = f"train_batch_size / ppo_mini_batch_size x ppo_epochs = {batch} / {mini} x {epochs}"
+    return Schedule(batch / mini * epochs, basis)  # type: ignore[operator]
+
+
+def missing(rows: Sequence[Row]) -> list[str]:
+    """What verl's metrics leave open."""
+    found = ["the share of groups with equal rewards (verl logs none)"]
+    if not any("trustclip/sampler/k3" in row or "trustclip/sampler/k1" in row for row in rows):
+        found.append(
+            "whether the sampler differs (verl measures that with "
+            "actor_rollout_ref.rollout.calculate_log_probs=True)"
+        )
+    return [*found, "which tokens were clipped"]

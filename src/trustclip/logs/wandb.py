@@ -1,0 +1,112 @@
+"""wandb's offline files, ``run-*.wandb``: its own records in the frames of a LevelDB log."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trustclip.logs import hyperparameters
+from trustclip.logs.log import Log, gathered, numbers
+
+LOOKED_FOR = "run-*.wandb (an offline run of wandb)"
+
+#: The file begins with this, a magic number and the version of the format.
+_HEAD = b":W&B"
+_HEADER = struct.Struct("<4sHB")
+_MAGIC, _VERSION = 0xBEE1, 0
+#: A block, and the head of a fragment: checksum, length, kind.
+_BLOCK = 32 * 1024
+_FRAGMENT = struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+#: Keys of a history that count updates, best first.
+_STEPS = ("train/global_step", "training/global_step", "global_step")
+
+
+def accepts(path: Path, head: bytes) -> bool:
+    """Whether a file is one of these."""
+    return head.startswith(_HEAD)
+
+
+def candidates(folder: Path) -> list[Path]:
+    """Offline runs in a folder."""
+    return [path for path in sorted(folder.glob("*.wandb")) if path.is_file()]
+
+
+def read(path: Path) -> Log:
+    """Read an offline run.
+
+    Raises:
+      ValueError: it is of another version, or holds no metric of reinforcement learning.
+    """
+    settings: dict[str, Any] = {}
+    measured: list[tuple[int, dict[str, float]]] = []
+    remarks: list[str] = []
+    logged: dict[str, None] = {}
+    for record in _records(path, remarks):
+        kind = record.WhichOneof("record_type")
+        if kind in ("run", "config"):
+            config = record.run.config if kind == "run" else record.config
+            settings |= _values(config.update)
+        elif kind == "history":
+            values = _values(record.history.item)
+            step = next((values[key] for key in _STEPS if key in values), None)
+            step = values.get("_step", record.history.step.num) if step is None else step
+            logged |= dict.fromkeys(values)
+            measured.append((int(step), numbers(values)))
+    rows, more = gathered(path, measured)
+    return hyperparameters.log_of(
+        path, "wandb offline run", rows, settings, [*remarks, *more], list(logged)
+    )
+
+
+def _values(items: Any) -> dict[str, Any]:
+    """Values of a record by name."""
+    found = {}
+    for item in items:
+        try:
+            found[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+        except ValueError:  # a value that is no JSON is none of ours
+            continue
+    return found
+
+
+def _records(path: Path, remarks: list[str]) -> Iterator[Any]:
+    """The records of a file, parsed by wandb; remarks on an end that is missing are added."""
+    from google.protobuf.message import DecodeError  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
+
+    for content in _frames(path, remarks):
+        record = Record()
+        try:
+            record.ParseFromString(content)
+        except DecodeError as error:
+            raise ValueError(f"{path} is damaged: a record cannot be parsed.") from error
+        yield record
+
+
+def _frames(path: Path, remarks: list[str]) -> Iterator[bytes]:
+    """Contents of the records, each joined from its fragments."""
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size or _HEADER.unpack(header)[:2] != (_HEAD, _MAGIC):
+            raise ValueError(f"{path} is not an offline run of wandb: it has another header.")
+        if (version := _HEADER.unpack(header)[2]) != _VERSION:
+            raise ValueError(f"{path} has version {version} of wandb's format; known: {_VERSION}.")
+        record = b""
+        while True:
+            left = _BLOCK - file.tell() % _BLOCK
+            if left < _FRAGMENT.size:
+                file.read(left)
+                continue
+            head = file.read(_FRAGMENT.size)
+            if not head:
+                return
+            _, length, kind = _FRAGMENT.unpack(head) if len(head) == _FRAGMENT.size else (0, 1, 0)
+            content = file.read(length)
+            if len(content) < length or kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
+                remarks.append("the file ends within a record, as left by a kill")
+                return
+            record = content if kind in (_FULL, _FIRST) else record + content
+            if kind in (_FULL, _LAST):
+                yield record

@@ -1,0 +1,122 @@
+"""What a text names in Python: ``"package.module:name"``, or ``"folder/file.py:name"``."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trustclip.support.consent import require
+from trustclip.support.names import nearest
+
+
+def imported(path: str, kind: str) -> Any:
+    """The object that a text names, within the caller's `trustclip.support.consent.consent`.
+
+    A module is looked for where Python looks, then in the working directory.
+
+    Args:
+      path: ``"package.module:name"`` or ``"file.py:name"``, the file by its path.
+      kind: what it is, for messages, e.g. ``"method"``.
+
+    Raises:
+      ValueError: nobody has allowed it, there is no such module, file or name, or the file fails.
+
+    Example:
+      >>> imported("math:hypot", "reward")(3, 4)
+      5.0
+      >>> imported("math:hypott", "reward")
+      Traceback (most recent call last):
+      ...
+      ValueError: cannot load reward 'math:hypott': 'math' has no 'hypott'; did you mean 'hypot'?
+    """
+    require(path)
+    where, _, name = path.rpartition(":")
+    try:
+        module = _of_file(Path(where)) if where.endswith(".py") else _module(where)
+    except Exception as error:  # whatever the module's own code raises
+        kind_of = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        reason = f"{kind_of}{error}{_line(error, where)}"
+        end = "" if reason.endswith("?") else "."
+        raise ValueError(f"cannot load {kind} {path!r}: {reason}{end}") from error
+    if not hasattr(module, name):
+        near = nearest(name, (own for own in vars(module) if not own.startswith("_")))
+        hint = f"; did you mean {near!r}?" if near else "."
+        raise ValueError(f"cannot load {kind} {path!r}: {where!r} has no {name!r}{hint}")
+    return getattr(module, name)
+
+
+def names_code(text: object) -> bool:
+    """Whether a text names something to import, rather than something of this library.
+
+    Example:
+      >>> names_code("rewards.py:polite"), names_code("correct")
+      (True, False)
+    """
+    return isinstance(text, str) and ":" in text
+
+
+def beside(value: Any, folder: Path) -> Any:
+    """A value of a file in ``folder``, with the Python files that it names found beside it.
+
+    Args:
+      value: text, or lists and mappings of them.
+      folder: where to look first; a file that is not there stays relative to the working directory.
+    """
+    if isinstance(value, Mapping):
+        return {key: beside(item, folder) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [beside(item, folder) for item in value]
+    if not isinstance(value, str):
+        return value
+    where, colon, name = value.rpartition(":")
+    found = folder / where
+    return f"{found}{colon}{name}" if where.endswith(".py") and found.is_file() else value
+
+
+def _module(name: str) -> ModuleType:
+    _look_in(Path.cwd())
+    return importlib.import_module(name)
+
+
+def _of_file(path: Path) -> ModuleType:
+    """The module of a file, whose name is the path, so that its classes are named as they are."""
+    name, file = str(path), path.resolve()
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    if not file.is_file():
+        others = [other.name for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        near = nearest(path.name, others)
+        hint = f"; did you mean {str(path.parent / near)!r}?" if near else ""
+        raise ImportError(f"no file {name!r}{hint}")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    _look_in(file.parent)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _look_in(folder: Path) -> None:
+    """Let what is imported import what lies beside it; last, so that it hides no package."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _line(error: Exception, where: str) -> str:
+    """Place of an error within the file, as `` (file.py, line 3)``; empty where it is elsewhere."""
+    at, found = error.__traceback__, ""
+    while at is not None:
+        if os.path.basename(at.tb_frame.f_code.co_filename) == os.path.basename(where):
+            found = f" ({where}, line {at.tb_lineno})"
+        at = at.tb_next
+    return found

@@ -1,0 +1,111 @@
+"""The gate between the names that a file states and the files of this machine.
+
+A checkpoint's cursor, a manifest, a copy elsewhere and a table name files; whoever wrote them may
+have written ``../../thesis.tex``, or put a link in the place of a file. `Inside` is the only place
+where such a name becomes a path, and `itself` opens what is there, never what it links to.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+_WHY = (
+    "a run directory or checkpoint from elsewhere could have any file of yours overwritten in that "
+    "way."
+)
+
+
+class OutsideError(ValueError):
+    """A name or a link leads out of the folder that it stands in, or to no regular file."""
+
+
+class Inside:
+    """The files in a folder, by names that a file states.
+
+    Args:
+      root: the folder, which may be reached by a link itself: the user has named it.
+
+    Example:
+      >>> import tempfile
+      >>> files = Inside(Path(tempfile.mkdtemp()))
+      >>> files.path("tokens/update-000001.parquet").name
+      'update-000001.parquet'
+      >>> files.path("../thesis.tex")
+      Traceback (most recent call last):
+      ...
+      trustclip.support.inside.OutsideError: '../thesis.tex' is no name of a file in ...
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def path(self, name: object) -> Path:
+        """The path of a name: of a regular file, or of nothing yet.
+
+        Raises:
+          OutsideError: the name is absolute or leads outside, a link stands on the way, or
+            something else than a regular file at its end.
+        """
+        parts = name.split("/") if isinstance(name, str) else [""]
+        if {"", ".", ".."} & {*parts} or "\0" in str(name):
+            raise OutsideError(f"{name!r} is no name of a file in {self._root}: {_WHY}")
+        path = self._root
+        for number, part in enumerate(parts, start=1):
+            path = path / part
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:
+                continue
+            if stat.S_ISLNK(mode):
+                raise OutsideError(f"{path} is a link: {_WHY}")
+            if not (stat.S_ISREG(mode) if number == len(parts) else stat.S_ISDIR(mode)):
+                raise OutsideError(f"{path} is no {'file' if number == len(parts) else 'folder'}.")
+        return path
+
+
+def itself(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a regular file and no link to one: an ``opener`` for `open`.
+
+    Raises:
+      OutsideError: it is a link, a folder, a pipe or a device.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OutsideError(f"{os.fspath(path)} is a link: {_WHY}") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OutsideError(f"{os.fspath(path)} is no regular file.")
+    return descriptor
+
+
+def part_of(path: Path) -> Path:
+    """A name beside a file, of nothing, to write what will replace the file by a rename."""
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)  # what a kill has left, or a link
+    return part
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder that holds a link out of it, at any depth.
+
+    The folder itself may be reached by a link. Links that stay inside do no harm, and what wandb
+    keeps in its own folder, links to its log among it, is neither read nor continued.
+
+    Raises:
+      OutsideError: it holds one.
+    """
+    root = Path(os.path.realpath(folder))
+    for at, folders, files in os.walk(root):
+        if Path(at) == root / "wandb":
+            folders.clear()
+        for path in (Path(at, name) for name in (*folders, *files)):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+                raise OutsideError(
+                    f"{folder / path.relative_to(root)} is a link to {path.readlink()}, outside of "
+                    f"{folder}: {_WHY} If the link is your own, move what it leads to here; to "
+                    "keep a run on another disk, link its whole folder, or mount that disk there."
+                )

@@ -1,0 +1,243 @@
+"""Files of a run: JSON lines, whole files written at once, and the mappings they hold."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from trustclip.support.flush import flush_way
+from trustclip.support.inside import itself, part_of
+
+Row = dict[str, Any]
+
+
+class Line(NamedTuple):
+    """One line of a JSON-lines file.
+
+    Args:
+      number: of the line among those read, from 1.
+      offset: of its first byte in the file.
+      content: its bytes, with the newline that ends it.
+      row: its object; None where it holds none.
+    """
+
+    number: int
+    offset: int
+    content: bytes
+    row: Row | None
+
+    @property
+    def torn(self) -> bool:
+        """Whether the newline is missing: the writer is at it, or was killed."""
+        return not self.content.endswith(b"\n")
+
+
+def scan(path: Path, start: int = 0) -> Iterator[Line]:
+    """Lines of a JSON-lines file, readable or not; empty ones are left out.
+
+    Args:
+      path: the file.
+      start: byte to begin at, the first of a line.
+
+    Raises:
+      ValueError: it is a pipe or a device, at which a reader could wait for ever.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is no regular file.")
+    # By bytes: a completion may hold characters that text mode takes for the end of a line, and a
+    # kill may cut one in half.
+    with path.open("rb") as file:
+        file.seek(start)
+        offset = start
+        for number, content in enumerate(file, start=1):
+            if content.strip():
+                yield Line(number, offset, content, parsed(content))
+            offset += len(content)
+
+
+def parsed(line: bytes) -> Row | None:
+    """The JSON object in a line, or None if there is none."""
+    try:
+        row = _DECODER.decode(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+#: JSON without NaN and infinities, which a page could not hold.
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _: None)
+
+
+def read_jsonl(path: Path) -> list[Row]:
+    """Rows of a JSON-lines file; a last line torn by a kill is left out.
+
+    Raises:
+      ValueError: a whole line is not a JSON object.
+    """
+    rows = []
+    for line in scan(path):
+        if line.row is not None:
+            rows.append(line.row)
+        elif not line.torn:
+            raise ValueError(f"{path}:{line.number} is not a JSON object.")
+    return rows
+
+
+def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows as JSON lines, in one write, flushed.
+
+    A last line that a kill or a full disk has torn is removed first: rows appended to it would be
+    lost with it. A number that is not finite becomes null: JSON has no other word for it.
+    """
+    with _named(path), open(path, "a+b", opener=itself) as file:
+        _mend(file, path)
+        file.write(_lines(rows))
+        file.flush()
+
+
+def extend_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows as JSON lines, all or none of them, whatever ends the process or the machine.
+
+    The file is written anew: for short ones that no checkpoint cuts back.
+    """
+    there = scan(path) if path.exists() else ()
+    whole = (line.content.rstrip(b"\n") + b"\n" for line in there if line.row is not None)
+    write_bytes(path, b"".join(whole) + _lines(rows))
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
+    return text.encode("utf-8")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of the operating system carry the path: a failed write does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _mend(file: Any, path: Path) -> None:
+    """Cut a torn last line off; one that only lacks its newline gets it."""
+    end = file.seek(0, os.SEEK_END)
+    if not end:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) != b"\n":
+        torn = [line for line in scan(path) if line.torn]
+        if torn and torn[0].row is None:
+            file.truncate(torn[0].offset)
+        else:
+            file.write(b"\n")
+
+
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """The mapping in a YAML or JSON file; empty where there is no file, or nothing in it.
+
+    Raises:
+      ValueError: the file cannot be read, or holds something else; the message names it.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        value = json.loads(text) if path.suffix == ".json" else bounded_yaml(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: line {error.lineno}: {error.msg}.") from error
+    except yaml.YAMLError as error:
+        mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(f"{path} is damaged: {where}{problem or 'no YAML'}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(value, Mapping | None):
+        raise ValueError(f"{path} is damaged: it holds a {type(value).__name__}, not a mapping.")
+    return value or {}
+
+
+#: Values that a record may have with its aliases written out.
+MOST_VALUES = 1_000_000
+
+
+def bounded_yaml(text: str) -> Any:
+    r"""The value of a YAML text, if writing out its aliases does not multiply it beyond bounds.
+
+    Raises:
+      ValueError: more than `MOST_VALUES` values, or a value within itself.
+      yaml.YAMLError: no YAML.
+
+    Example:
+      >>> bounded_yaml("a: &x [1, 2]\nb: *x")
+      {'a': [1, 2], 'b': [1, 2]}
+    """
+    value = yaml.safe_load(text)
+    sizes: dict[int, float] = {}
+
+    def size(item: Any) -> float:
+        if not isinstance(item, dict | list):
+            return 1
+        if id(item) not in sizes:
+            sizes[id(item)] = math.inf  # until it is known: within itself it has no end
+            inside = item.values() if isinstance(item, dict) else item
+            sizes[id(item)] = 1 + sum(map(size, inside))
+        return sizes[id(item)]
+
+    if size(value) > MOST_VALUES:
+        raise ValueError(f"more than {MOST_VALUES:,} values, with its aliases written out")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file whole or not at all."""
+    write_text(path, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    with _named(path):
+        part = part_of(path)
+        with part.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        flush_way(path)  # a folder on the way may be new, and its name is not on the disk yet
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON and YAML hold it: text keys and paths, lists, null for what is not finite.
+
+    Settings become mappings, and a method becomes ``{"name": ..., **hyper-parameters}``.
+    """
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

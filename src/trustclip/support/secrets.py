@@ -1,0 +1,107 @@
+"""Secrets stay out of what a run writes down: tokens, passwords and keys, wherever they stand."""
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from trustclip.support.jsonl import bounded_yaml
+
+#: Stands for a secret.
+HIDDEN = "[redacted]"
+
+#: Names of settings that hold a secret, e.g. ``hub_token``, ``--api-key``, ``WANDB_API_KEY``.
+_NAME = re.compile(
+    r"(^|[._-])(token|passwords?|passwd|pwd|passphrases?|secrets?|credentials?|authorization"
+    r"|cookies?|(access|auth|bearer|hf|hub|refresh|session)[_-]?tokens"
+    r"|(access|account|api|auth|hf|license|openai|private|secret|signing|ssh|wandb)[_-]?keys?)$",
+    re.IGNORECASE,
+)
+#: A secret where it names a text, a number of passes where it names one.
+_PASS = re.compile(r"(^|[._-])pass$", re.IGNORECASE)
+#: Tokens of a vocabulary are no secrets.
+_VOCABULARY = re.compile(r"(^|[._-])(eos|bos|pad|unk|sep|cls|mask|image|video)[_-]token$", re.I)
+#: User and password of a URL, a secret in its query or in a connection's text, and tokens and keys
+#: that are known by their form.
+_TEXT = (
+    (re.compile(r"(?<=://)[^\s/@]+(?=@)"), HIDDEN),
+    (re.compile(r"([?&#;][^=&#;\s]*(?:token|key|secret|password|pwd|signature)=)[^&#;\s]+", re.I),
+     rf"\1{HIDDEN}"),
+    (re.compile(r"([?&#;]sig=)[^&#;\s]+", re.I), rf"\1{HIDDEN}"),
+    (re.compile(r"\b((?:Account|SharedAccess)Key=)[^;\s]+", re.I), rf"\1{HIDDEN}"),
+    (re.compile(
+        r"\b(hf_|sk-|gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|AKIA|ASIA|nvapi-|pypi-|r8_|gsk_"
+        r"|[prs]k_(?:live|test)_|ya29\.|AIza)[\w.-]{16,}"), HIDDEN),
+    (re.compile(r"\bdapi[0-9a-f]{32}\b"), HIDDEN),
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"), HIDDEN),
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.S),
+     HIDDEN),
+    (re.compile(r"\b(Bearer|Basic) [\w.~+/=-]{8,}"), rf"\1 {HIDDEN}"),
+)  # fmt: skip
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name holds a secret.
+
+    Example:
+      >>> [is_secret(n) for n in ("hub_token", "--api-keys", "eos_token", "max_tokens", "tokens")]
+      [True, True, False, False, False]
+    """
+    return bool(_NAME.search(name)) and not _VOCABULARY.search(name)
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """A value with every secret in it replaced, at any depth.
+
+    Args:
+      value: settings, a text, or anything that JSON holds.
+      name: of the setting that has this value.
+
+    Example:
+      >>> redacted({"hub_token": "abc", "url": "http://me:pw@host/v1", "seed": 0})
+      {'hub_token': '[redacted]', 'url': 'http://[redacted]@host/v1', 'seed': 0}
+    """
+    secret = is_secret(name)
+    if isinstance(value, Mapping):
+        return {key: redacted(item, name if secret else str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(redacted(item, name) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return HIDDEN if secret else value
+    if not isinstance(value, str) or not value:
+        return value
+    if secret or _PASS.search(name):
+        return HIDDEN
+    for pattern, replacement in _TEXT:
+        value = pattern.sub(replacement, value)
+    return value
+
+
+def redacted_argv(argv: Sequence[str]) -> list[str]:
+    """Command-line arguments with every secret in them replaced.
+
+    Example:
+      >>> redacted_argv(["rl", "--trl.hub_token", "abc", "--api-key=abc", "--seed", "0"])
+      ['rl', '--trl.hub_token', '[redacted]', '--api-key=[redacted]', '--seed', '0']
+    """
+    shown, name = [], ""
+    for argument in argv:
+        option, equals, value = argument.partition("=")
+        if argument.startswith("--") and equals:
+            shown.append(f"{option}={_redacted_value(value, option)}")
+        else:
+            shown.append(_redacted_value(argument, name))
+        name = argument if argument.startswith("--") and not equals else ""
+    return shown
+
+
+def _redacted_value(text: str, name: str) -> str:
+    """A value on the command line, which may be a mapping: ``{api_key: ...}``."""
+    if "{" in text:
+        with contextlib.suppress(ValueError, RecursionError, yaml.YAMLError):
+            held = bounded_yaml(text)
+            if isinstance(held, dict | list) and (shown := redacted(held, name)) != held:
+                return yaml.safe_dump(shown, default_flow_style=True, sort_keys=False).strip()
+    return redacted(text, name)

@@ -71,18 +71,18 @@ SEEDS ?= 1000
 JOBS ?= 2
 RUNS ?= 100000
 faults: $(DEV)
-	for campaign in stores runs evaluations; do $(BIN)/python -m tests.faults $$campaign --seeds $(SEEDS) --jobs $(JOBS) || exit 1; done
-	for campaign in suites pages; do $(BIN)/python -m tests.faults $$campaign --seeds $$(( $(SEEDS) / 10 + 1 )) --jobs $(JOBS) || exit 1; done
-	for campaign in real numerics verifier; do $(BIN)/python -m tests.faults $$campaign --seeds $$(( $(SEEDS) / 100 + 1 )) || exit 1; done
+	for campaign in stores runs evaluations; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $(SEEDS) --jobs $(JOBS) || exit 1; done
+	for campaign in suites pages; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $$(( $(SEEDS) / 10 + 1 )) --jobs $(JOBS) || exit 1; done
+	for campaign in real numerics verifier; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $$(( $(SEEDS) / 100 + 1 )) || exit 1; done
 
 planted: $(DEV)
-	$(BIN)/python -m tests.faults.planted --jobs $(JOBS)
+	$(BIN)/python -m tests.campaigns.faults.planted --jobs $(JOBS)
 
 fuzz: $(FAULTS)
-	for target in recipe answer log manifest shown row; do $(BIN)/python -m tests.faults.fuzz $$target --runs $(RUNS) || exit 1; done
+	for target in recipe answer log manifest shown row; do $(BIN)/python -m tests.campaigns.faults.fuzz $$target --runs $(RUNS) || exit 1; done
 
 mutants: $(FAULTS)
-	JOBS=$(JOBS) $(BIN)/python -m tests.faults.mutants $(GROUPS)
+	JOBS=$(JOBS) $(BIN)/python -m tests.campaigns.faults.mutants $(GROUPS)
 
 # Strict: a broken link, a missing reference or a formula that cannot be drawn is a failure.
 docs: $(DOCS)
@@ -117,10 +117,10 @@ audit:
 # The projects' own tests, from copies outside this repository, on our classes and on theirs:
 # make peers TRL_TESTS=.../trl/tests/test_grpo_trainer.py SB3_TESTS=.../stable-baselines3/tests
 PEERS_RUN = HF_HOME=$(abspath $(PEERS)) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
-  PYTHONPATH=$(abspath tests) $(abspath $(BIN))/python -m pytest -q -p peers.plugin \
+  PYTHONPATH=$(abspath tests/campaigns) $(abspath $(BIN))/python -m pytest -q -p peers.plugin \
   -p no:cacheprovider -c /dev/null --rootdir=/ --tb=line -rf
 peers: $(DEV)
-	PYTHONPATH=tests $(BIN)/python -m peers.models $(PEERS)
+	PYTHONPATH=tests/campaigns $(BIN)/python -m peers.models $(PEERS)
 	-$(if $(TRL_TESTS),cd $(dir $(TRL_TESTS)) && PEERS=plain $(PEERS_RUN) $(notdir $(TRL_TESTS)))
 	-$(if $(TRL_TESTS),cd $(dir $(TRL_TESTS)) && PEERS=ours $(PEERS_RUN) $(notdir $(TRL_TESTS)))
 	-$(if $(SB3_TESTS),cd $(dir $(SB3_TESTS)) && PEERS=plain $(PEERS_RUN) -k ppo $(notdir $(SB3_TESTS)))
@@ -164,11 +164,11 @@ gpu-wheels:
 verl-setup: $(VERL)/.installed
 
 verl-test: $(VERL)/.installed
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -m "not slow" tests/verl_engine tests/test_other_engines.py src/trustclip/engines/verl/loss.py
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -k ray tests/test_suite_elsewhere.py
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -m "not slow" tests/engines/verl tests/engines/test_other_engines.py src/trustclip/engines/verl/loss.py
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -k ray tests/suite/test_suite_elsewhere.py
 
 verl-e2e: $(VERL)/.installed
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/verl_engine/test_main_ppo.py
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/engines/verl/test_main_ppo.py
 
 real-setup: $(REAL)/.installed slurm
 

@@ -4,9 +4,9 @@ A row says what an engine computes under a named loss with its defaults, as the 
 same gradient in every token's log-probability, and how the engine aggregates. Which of the three
 policies an engine compares is part of the method: ``anchored`` stands for engines that measure from
 the policy that sampled. `tests/constraints/test_rosetta.py` holds every row to the installed
-package where there is one, and to the published formula elsewhere. KL penalties towards a reference model,
-which engines add on their own, are not part of a row unless it says so. In one file because it is
-one table.
+package where there is one, and to the published formula elsewhere. KL penalties towards a reference
+model, which engines add on their own, are not part of a row unless it says so. In one file because
+it is one table.
 """
 
 from collections.abc import Mapping

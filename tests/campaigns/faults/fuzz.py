@@ -1,9 +1,10 @@
 """Coverage-guided fuzzing of what reads strangers' files and texts, by Atheris (libFuzzer).
 
 ``python -m tests.campaigns.faults.fuzz TARGET [--runs N] [--seed S] [--minutes M]`` ends with
-status 0 if nothing but the documented errors came out; a failing input is written to ``build/fuzz`` and is
-replayed by ``python -m tests.campaigns.faults.fuzz TARGET FILE``. Without Atheris, which only Linux
-and macOS have, the same targets are run on mutated examples (`smoke`), as the tests do.
+status 0 if nothing but the documented errors came out; a failing input is written to
+``build/fuzz`` and is replayed by ``python -m tests.campaigns.faults.fuzz TARGET FILE``. Without
+Atheris, which only Linux and macOS have, the same targets are run on mutated examples (`smoke`), as
+the tests do.
 """
 
 import argparse

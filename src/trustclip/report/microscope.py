@@ -5,6 +5,7 @@ The page computes what each method keeps with the gate algebra of all pages
 can be moved.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -18,6 +19,8 @@ from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import method
 from trustclip.constraints.shadow import refusal
 from trustclip.constraints.thresholds import thresholds
+from trustclip.logs.recognise import holds_tokens, looked_for
+from trustclip.logs.tokens import REQUIRED
 from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, rendered, script_hash
 from trustclip.report.tokens import views
@@ -29,6 +32,8 @@ SUPPLIED = ("logp_rollout", "entropy", "lag")
 CHOSEN = ("clip", "atr", "dppo")
 #: Scripts of every page with tokens, in their order.
 SCRIPTS = ("gates.js.j2", "files.js.j2", "microscope.js.j2")
+#: What the sample is, and the largest file of another program that is put into a page, bytes.
+SAMPLE, LARGEST = "a few completions of SmolLM2-135M-Instruct, counting letters", 64 << 20
 #: A slider ends at these factors of its start.
 _FURTHEST = (1 / 64, 64.0)
 #: Starts of sliders of a number that is unset by default: a threshold, and a ratio above 1.
@@ -117,35 +122,89 @@ def _range(chosen: Method, name: str, default: float | None) -> dict[str, float]
 
 def tokens_data(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     """What a page with tokens holds: see `trustclip.report.tokens.views`, and the methods."""
-    return {**views(named), "methods": offered(), "chosen": CHOSEN}
+    return {**views(named), "methods": offered(), "chosen": CHOSEN, "files": []}
 
 
-def microscope_page(paths: Sequence[Path], title: str, shown: str = "") -> str:
+def microscope_page(paths: Sequence[Path], title: str) -> str:
     """A page for files of tokens, as HTML; it opens further ones itself.
 
     Args:
-      paths: files of tokens or run directories that are in it from the start, possibly none.
+      paths: what is in it from the start: files of tokens, run directories, prime-rl's exports,
+        TRL's completions, verl's rollouts; the sample of this package where there are none.
       title: of the page.
-      shown: what is said of these.
 
     Raises:
-      ValueError: there are no tokens in a path, or a row is not as it should be.
+      ValueError: a path holds none of these.
     """
-    scripts = [Markup(text) for text in library()] + rendered("common.js.j2", *SCRIPTS)
-    page = environment().get_template("microscope.html.j2")
-    return page.render(
-        title=title,
-        shown=shown or ", ".join(path.name for path in paths),
-        scripts=scripts,
-        hashes=[script_hash(script) for script in scripts],
-        tokens=embedded(tokens_data([(path.name, path) for path in paths])),
-        version=trustclip.__version__,
-        parquet="MIT licence" if library() else "",
-        colours={"light": PALETTE, "dark": DARK_PALETTE},
+    recorded = [path for path in paths if _has_tokens(path)]
+    others = [_given(path) for path in paths if path not in recorded] if paths else [_sample()]
+    data = {**tokens_data([(path.name, path) for path in recorded]), "files": others}
+    library = reader()
+    scripts = [*([Markup(library)] if library else []), *rendered("common.js.j2", *SCRIPTS)]
+    return (
+        environment()
+        .get_template("microscope.html.j2")
+        .render(
+            title=title,
+            shown=", ".join(path.name for path in paths) or SAMPLE,
+            scripts=scripts,
+            hashes=[script_hash(script) for script in scripts],
+            tokens=embedded(data),
+            version=trustclip.__version__,
+            parquet=bool(library),
+            colours={"light": PALETTE, "dark": DARK_PALETTE},
+        )
     )
 
 
-def library() -> list[str]:
-    """The reader of Parquet for browsers, where the build brought it: ``make parquet-reader``."""
+def _has_tokens(path: Path) -> bool:
+    if path.is_dir():
+        return True
+    if path.suffix == ".parquet" and path.is_file():
+        return set(REQUIRED) <= set(_table(path).schema_arrow.names)
+    try:
+        return holds_tokens(path)
+    except (ValueError, OSError):
+        return False
+
+
+def _table(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {error}.") from error
+
+
+def _given(path: Path) -> dict[str, str]:
+    """A file of another program as the page reads it: its text, or its rows as JSON lines."""
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file.")
+    if path.stat().st_size > LARGEST:
+        raise ValueError(
+            f"{path} has more than {LARGEST >> 20} MiB, too much to lie in a page: write the page "
+            "without it, and open the file there."
+        )
+    if path.suffix == ".parquet":
+        rows = (row for part in _table(path).iter_batches(64) for row in part.to_pylist())
+        return {"name": path.name, "text": "\n".join(json.dumps(row, default=str) for row in rows)}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if text.lstrip()[:1] not in ("{", "["):
+        raise ValueError(f"{path} is neither JSON, JSON lines nor Parquet: {looked_for()}.")
+    return {"name": path.name, "text": text}
+
+
+def _sample() -> dict[str, str]:
+    file = Path(__file__).with_name("sample.jsonl")
+    return {"name": SAMPLE, "text": file.read_text(encoding="utf-8")}
+
+
+def reader() -> str:
+    """The script that reads Parquet in a browser; empty where the build did not bring it.
+
+    ``make parquet-reader`` builds it from pinned packages; wheels and the site have it.
+    """
     file = Path(__file__).parent / "templates" / "parquet.min.js"
-    return [file.read_text(encoding="utf-8")] if file.is_file() else []
+    return file.read_text(encoding="utf-8") if file.is_file() else ""

@@ -199,7 +199,7 @@ def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1
         total += 1
     shown.sort(key=lambda pair: pair[0])
     room, rows = MAX_TOKENS // share, []
-    asked = _problems(path) if source != path else {}
+    asked = asked_in(path) if source != path else {}
     for _, row in shown:
         room -= len(row.logp)
         if room < 0:
@@ -209,7 +209,7 @@ def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1
     return {"name": name, "total": total, "rows": rows}
 
 
-def _problems(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
+def asked_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
     """Problem and gold answer of each completion of a run, by (generation, number)."""
     texts = {
         (row.get("task"), row["id"]): str(row["problem"])

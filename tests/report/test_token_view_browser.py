@@ -9,7 +9,7 @@ import token_files
 from browser import opened, wait
 
 from trustclip.report.build import build
-from trustclip.report.tokens import OWN, judged_rows
+from trustclip.report.tokens import OWN, CutStrings, judged_rows
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def items(path):
 
 
 def ready(tab):
-    wait(tab, "document.querySelector('#token-text span') !== null")
+    wait(tab, "document.documentElement.dataset.tokens === 'ready'")
 
 
 def number(tab) -> int:
@@ -43,18 +43,33 @@ def number(tab) -> int:
 
 
 def choose(tab, name, value):
-    before = tab.evaluate("document.querySelector('#token-text').firstChild.dataset.seen = 1")
-    assert before == 1
+    """Set a filter, and wait until the list has been drawn with it."""
+    tab.evaluate("document.querySelector('#token-rows').dataset.seen = 1")
+    tab.evaluate(
+        "new MutationObserver((_, me) => { delete document.querySelector('#token-rows').dataset"
+        ".seen; me.disconnect(); }).observe(document.querySelector('#token-rows'), "
+        "{ childList: true })"
+    )
     tab.select_option(f"#token-filters [name={name}]", value)
-    wait(tab, "!document.querySelector('#token-text span').dataset.seen")
+    wait(tab, "!document.querySelector('#token-rows').dataset.seen")
 
 
-def test_frames_and_colours_are_those_of_the_constraint(page, items):
+def look(tab, name):
+    """Colour by a method, which is added where it is not in use."""
+    options = tab.locator("[name=colour] option").all_inner_texts()
+    if not any(option == f"gradient under {name}" for option in options):
+        tab.select_option("#method-add", name)
+        ready(tab)
+    tab.select_option("[name=colour]", label=f"gradient under {name}")
+
+
+def test_frames_and_colours_are_those_of_the_method(page, items):
     with opened(page) as tab:
         ready(tab)
         for name in (OWN, "atr", "gspo"):
-            if name != OWN:
-                choose(tab, "constraint", name)
+            look(tab, name)
+            tab.evaluate("document.querySelector('#token-list').focus()")
+            tab.keyboard.press("Home")
             item = items[number(tab)]
             assert item.share(name) == max(i.share(name) for i in items.values())
             classes = tab.evaluate(EACH + ".map(s => s.className)")
@@ -113,8 +128,20 @@ def test_filters_and_the_table_of_strings(page, items):
         tab.click("#token-filters button[type=reset]")
         wait(tab, "document.querySelector('#token-status').innerText.startsWith('24 of')")
         ready(tab)
-        first = tab.locator("#token-words tbody tr").nth(0).inner_text()
-        assert first.startswith("<think>")
+        words = CutStrings()
+        for item in items.values():
+            words.add(item)
+        rows = tab.locator("#words-table tbody tr").all_inner_texts()
+        for row, want in zip(rows, words.most_cut(OWN), strict=True):
+            _, size, hits, _, _, lift, interval = row.rsplit("\t", 6)
+            assert [int(size), int(hits)] == want[1:3]
+            assert float(lift) == pytest.approx(want[3], abs=0.051)
+            if want[4] is None:
+                assert interval == "–"
+            else:
+                ends = [float(end) for end in interval.split(" to ")]
+                assert ends == pytest.approx(want[4:], rel=0.01, abs=0.051)
+        assert rows[0].startswith("<think>")
 
 
 def test_texts_stay_texts_and_whitespace_is_seen(page):
@@ -126,9 +153,7 @@ def test_texts_stay_texts_and_whitespace_is_seen(page):
             assert block.locator("script, img, b").count() == 0
             everything |= set(tab.evaluate(EACH + ".map(s => s.textContent)"))
             if tab.locator("#token-next").is_enabled():
-                tab.evaluate("document.querySelector('#token-text').firstChild.dataset.seen = 1")
                 tab.click("#token-next")
-                wait(tab, "!document.querySelector('#token-text span').dataset.seen")
         assert {"⏎\n", "⇥\t", "··", "∅", "</script>", "U+001B[31m", " the"} <= everything
         assert tab.evaluate("window.hurt") is None
 

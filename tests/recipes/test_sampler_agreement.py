@@ -13,7 +13,8 @@ from torch import Tensor
 
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.recording.mismatch import Mismatch
-from trustclip.recipes.watch.agreement import FEWEST, FirstCompletions, compare
+from trustclip.findings.facts import FEWEST_TOKENS as FEWEST
+from trustclip.recipes.watch.agreement import FirstCompletions, compare
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.stages import DemoSettings
 
@@ -266,13 +267,13 @@ def test_another_prompt() -> None:
     """The sampler has read other first tokens, as with another chat template."""
     said = logp(logits(prompt=17))
     found = compare(pairs(said, said, logp(logits())))
-    assert found.cause in ("context", "weights") and "prompt" in found.text, found.text
+    assert found.cause in ("prompt", "weights") and "prompt" in found.text, found.text
 
 
 def test_another_model_finds_the_text_improbable() -> None:
     said = logp(logits().roll(3, dims=0))  # of other contexts altogether
     found = compare(pairs(said, said, logp(logits())))
-    assert found.cause == "context" and not found.harmless, found.text
+    assert found.cause == "prompt" and not found.harmless, found.text
 
 
 def test_a_few_huge_outliers_are_tokens_and_not_the_model() -> None:

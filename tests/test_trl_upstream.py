@@ -13,7 +13,7 @@ from trustclip.durable import trainer
 from trustclip.engines import trl as engine
 from trustclip.engines.trl import upstream
 
-SOURCES = sorted(Path(engine.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(engine.__file__).parent.rglob("*.py"))
 TRL = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer)))
 
 

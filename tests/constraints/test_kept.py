@@ -30,7 +30,8 @@ def around(inner: dict) -> list[tc.Method]:
     return [
         tc.method(name, **{field.name: inner})
         for name, cls in COMPOSITES.items()
-        if name != "centered"  # which refuses sequences, and pulls on tokens that were not sampled
+        # What reads candidates refuses sequences, and pulls on tokens that were not sampled.
+        if "candidates" not in cls().requires
         for field in dataclasses.fields(cls)  # type: ignore[arg-type]
         if isinstance(field.default, tc.Method)
     ]

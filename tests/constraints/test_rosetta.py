@@ -1,5 +1,6 @@
 """Every row of the Rosetta table has its engine's gradient on one fixed set of tokens."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import trustclip as tc
 from trustclip.constraints import rosetta
+from trustclip.constraints.gradients import gradient_with_candidates
 from trustclip.engines.limits import ENGINES, refusal
 from trustclip.report.rosetta import spelled
 from trustclip.support.names import nearest
@@ -27,31 +29,56 @@ TRL: dict[str, dict[str, Any]] = {
 
 
 def gradient_of_formula(engine: str, row: rosetta.Row, batch: tc.TokenBatch) -> torch.Tensor:
-    """Of minus the summed loss, so that it is the coefficient."""
-    leaf = batch.logp.clone().requires_grad_()
-    loss = engine_formulas.FORMULAS[engine, row.name](engine_formulas.of(batch, leaf))
-    (gradient,) = torch.autograd.grad(torch.where(batch.mask, loss, 0.0).sum(), leaf)
-    return -gradient
+    """Of minus the summed loss, so that it is the coefficient; of candidates, too, if it has any.
+
+    Shape [batch, time], or [batch, time, 1 + candidates].
+    """
+    assert batch.candidates is not None
+    leaves = [x.clone().requires_grad_() for x in (batch.logp, batch.candidates.logp)]
+    loss = engine_formulas.FORMULAS[engine, row.name](engine_formulas.of(batch, *leaves))
+    total = -torch.where(batch.mask, loss, 0.0).sum()
+    own, further = torch.autograd.grad(total, leaves, allow_unused=True)
+    return own if further is None else torch.cat([own[..., None], further], dim=2)
+
+
+def coefficients(method: tc.Method, batch: tc.TokenBatch) -> torch.Tensor:
+    """The same of a method."""
+    if tc.Trait.MOVES_CANDIDATES not in method.traits:
+        return tc.coefficient(method, batch)
+    own, further, _ = gradient_with_candidates(method, batch)
+    return torch.cat([own[..., None], further], dim=2)
+
+
+def tokens_of(engine: str) -> tc.TokenBatch:
+    """prime-rl has the whole set that the sampler kept, others its likeliest tokens."""
+    batch = rosetta_cases.tokens()
+    assert batch.candidates is not None
+    if engine != "prime-rl":
+        return batch
+    among = batch.candidates
+    kept = among.logp_rollout.log_softmax(dim=2)
+    whole = dataclasses.replace(among, logp_rollout=kept, partial=False)
+    return dataclasses.replace(batch, candidates=whole)
 
 
 @pytest.mark.parametrize("case", rosetta_cases.rows("formula"), ids=rosetta_cases.label)
 def test_the_formula_has_the_same_gradient(case: rosetta_cases.Case) -> None:
-    batch, method = rosetta_cases.tokens(), rosetta_cases.method_of(*case)
+    batch, method = tokens_of(case[0]), rosetta_cases.method_of(*case)
     want = gradient_of_formula(*case, batch)
-    torch.testing.assert_close(tc.coefficient(method, batch), want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(coefficients(method, batch), want, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", rosetta_cases.rows("formula"), ids=rosetta_cases.label)
 def test_the_comparison_sees_every_number(case: rosetta_cases.Case) -> None:
     """Three quarters of any number of the method, or its inner one, is another gradient."""
     engine, row = case
-    batch = rosetta_cases.tokens()
+    batch = tokens_of(engine)
     want = gradient_of_formula(engine, row, batch)
     assert want.any()
     for altered in changed(rosetta_cases.method_of(engine, row).to_dict()):
         if row.name == "seq-mask-tis" and altered["inner"]["epsilon"] == 0.2:
             continue  # no sequence's geometric mean is near its bounds: see test_sampler_mask.py
-        got = tc.coefficient(tc.as_method(altered), batch)
+        got = coefficients(tc.as_method(altered), batch)
         assert not torch.allclose(got, want, rtol=1e-4, atol=0), altered
 
 
@@ -145,7 +172,12 @@ def test_presets_by_name() -> None:
 @pytest.mark.parametrize(("engine", "hook"), [("prime-rl", "prime-rl"), ("tinker", "Tinker")])
 def test_the_losses_of_an_engine_with_two_policies_train_in_it(engine: str, hook: str) -> None:
     for loss in tc.presets()[engine]:
-        assert refusal(tc.preset(engine, loss), ENGINES[hook]) is None
+        method = tc.preset(engine, loss)
+        problem = refusal(method, ENGINES[hook])
+        if "candidates" in method.requires:  # which a custom loss is not given there
+            assert problem and "`candidates`" in problem
+        else:
+            assert problem is None
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,16 @@ RUNS = {
         },
     ),
     "1x2/1 full tis, a sampler that lags": (grpo, {**OLD_COPY, **schedule(1, 2, 1)}),
+    "2x2/1 full centered atr, a sampler that lags": (
+        grpo,
+        {
+            **OLD_COPY,
+            **schedule(2, 2, 1),
+            "method": "centered",
+            "method_args": {"inner": "atr"},
+            "candidates": 8,
+        },
+    ),
     "2x2/2 full clip, a brake": (
         grpo,
         {**BRAKED, **schedule(2, 2, 2), "lr_scheduler_type": "cosine", "logging_steps": 2},

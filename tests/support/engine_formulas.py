@@ -18,7 +18,10 @@ import trustclip as tc
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """Log-probabilities of the three policies, advantages, mask. All [batch, time]."""
+    """Log-probabilities of the three policies, advantages, mask. All [batch, time].
+
+    `p` and `q` are log-probabilities of further tokens, new policy and sampler. [batch, time, k]
+    """
 
     new: Tensor
     old: Tensor
@@ -26,6 +29,8 @@ class Tokens:
     A: Tensor
     m: Tensor
     lag: Tensor
+    p: Tensor
+    q: Tensor
 
     def mean(self, x: Tensor) -> Tensor:
         """Of each sequence. Shape [batch, 1]."""
@@ -36,10 +41,15 @@ class Tokens:
         return (x * self.m).sum() / self.m.sum()
 
 
-def of(batch: tc.TokenBatch, new: Tensor) -> Tokens:
+def of(batch: tc.TokenBatch, new: Tensor, further: Tensor) -> Tokens:
     rollout = batch.given("logp_rollout")
     lag = batch.given("lag")
-    return Tokens(new, batch.logp_old, rollout, batch.advantages, batch.mask, lag)
+    among = batch.candidates
+    assert among is not None
+    return Tokens(
+        *(new, batch.logp_old, rollout, batch.advantages, batch.mask, lag),
+        *(further, among.logp_rollout),
+    )
 
 
 def ppo(t: Tokens, base: Tensor, low: float = 0.2, high: float = 0.2) -> Tensor:
@@ -141,6 +151,36 @@ def dro(t: Tokens, base: Tensor, beta: float) -> Tensor:
     return -(t.new * t.A - 0.5 * beta * squared(t, base))
 
 
+def score_centered(t: Tokens, weight: Callable[[Tensor], Tensor]) -> Tensor:
+    """The paper's appendix: a head of k tokens, and a tail that is the trainer's, rescaled."""
+    p, q = t.p.detach().exp(), t.q.exp()
+    rho = (1 - q.sum(2)).clamp(min=1e-6) / (1 - p.sum(2)).clamp(min=1e-6)
+    alpha = rho * weight(1 / rho)
+    residual = q * weight(p / q) - alpha[..., None] * p
+    residual = torch.where(t.m[..., None], residual, 0.0)
+    own = weight((t.new - t.rollout).exp().detach())
+    return -t.A * (own * t.new - (residual * t.p).sum(2))
+
+
+def ipo_centered(t: Tokens) -> Tensor:
+    """prime-rl's: over the set that was kept, weighed and masked as the sampled token is."""
+    p, q = t.p.detach().exp(), t.q.exp()
+    coefficient = torch.where((p - q).abs() <= 0.3, p, 0.0)  # q (p / q)
+    return masked_away(t, 0.3, one_sided=False) + t.A * (coefficient * t.p).sum(2)
+
+
+def alone(w: Tensor) -> Tensor:
+    return torch.ones_like(w)
+
+
+def at_most_two(w: Tensor) -> Tensor:
+    return w.clamp(max=2.0)
+
+
+def band(low: float, high: float) -> Callable[[Tensor], Tensor]:
+    return lambda w: w * ((w >= low) & (w <= high))
+
+
 PLAIN: Callable[[Tokens], Tensor] = lambda t: ppo(t, t.old)  # noqa: E731
 
 FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
@@ -148,6 +188,7 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("prime-rl", "icepop"): prime_icepop,
     ("prime-rl", "ppo"): lambda t: ppo(t, t.rollout),
     ("prime-rl", "cispo"): lambda t: cispo(t, t.rollout, 0.0, 5.0),
+    ("prime-rl", "ipo+sc"): ipo_centered,
     ("prime-rl", "ipo+kl"): lambda t: (
         masked_away(t, 0.1, one_sided=False) + 1e-3 * squared(t, t.rollout)
     ),
@@ -163,6 +204,8 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("skyrl", "rollout_is"): rollout_is,
     ("skyrl", "dppo"): lambda t: masked_away(t, 0.2, one_sided=True),
     ("skyrl", "importance_sampling"): lambda t: -(t.new - t.old).exp() * t.A,
+    ("skyrl", "reinforce+sc"): lambda t: score_centered(t, alone),
+    ("skyrl", "rollout_is+sc"): lambda t: score_centered(t, band(0.8, 1.2)),
     ("skyrl", "clip_cov"): clip_cov,
     ("skyrl", "kl_cov"): lambda t: kl_cov(t, 0.2, 1.0),
     ("openrlhf", "ppo"): PLAIN,
@@ -200,4 +243,9 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("unsloth", "dr_grpo"): PLAIN,
     ("unsloth", "dapo"): lambda t: ppo(t, t.old, 0.2, 0.28),
     ("unsloth", "sapo"): lambda t: sapo(t, t.old),
+    ("torchtitan", "score_centering"): lambda t: score_centered(t, at_most_two),
+    ("torchtitan", "sc alone"): lambda t: score_centered(t, alone),
+    ("miles", "score_centering"): lambda t: score_centered(t, alone),
+    ("miles", "sc+tis"): lambda t: score_centered(t, at_most_two),
+    ("miles", "sc+mis"): lambda t: score_centered(t, band(0.5, 5.0)),
 }

@@ -7,6 +7,7 @@ import twin_cases
 
 import trustclip as tc
 from trustclip.constraints import rosetta
+from trustclip.constraints.candidates import Candidates
 
 Case = tuple[str, rosetta.Row]
 
@@ -23,12 +24,18 @@ def tokens() -> tc.TokenBatch:
     far = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.1
     away = 4 * torch.rand(shape, generator=generator, dtype=torch.float64) - 2
     some = torch.arange(shape[0])[:, None] % 10 == 0
+    # Of ten tokens the sampler's likeliest six, under three policies that are far apart.
+    z = 1.5 * torch.randn(3, *shape, 10, generator=generator, dtype=torch.float64)
+    new, old, rollout = (z[0], z[0] + 0.3 * z[1], z[0] + 0.5 * z[2])
+    top = rollout.topk(6).indices
+    each = (x.log_softmax(dim=2).gather(2, top) for x in (new, old, rollout))
     return dataclasses.replace(
         batch,
         logp_rollout=batch.given("logp_rollout") + torch.where(far, away, 0.0),
         advantages=torch.where(some, 0.0, batch.advantages),
         keys=torch.arange(batch.logp.numel()).view(shape),
         lag=(torch.arange(shape[0])[:, None] % 4).expand(shape),
+        candidates=Candidates(*each, partial=True),
     )
 
 

@@ -202,7 +202,7 @@ NARROW = {
 
 #: Methods by name, and those that compare with the sampler only in a variant.
 CASES = [
-    *((name, NARROW.get(name)) for name in tc.methods() if name != "centered"),  # refused: below
+    *((name, NARROW.get(name)) for name in tc.methods()),
     *((name, {"anchor": "rollout"}) for name in ("dppo", "opsm", "trm", "vespo")),
 ]
 
@@ -216,11 +216,6 @@ def test_every_method_trains(tmp_path, name, arguments):
     method = tc.method(name, **(arguments or {}))
     if tc.Trait.CUTS in method.traits and (arguments or {}).get("anchor") != "rollout":
         assert max(run.column("trustclip/gated")) > 0
-
-
-def test_candidates_are_supplied_by_nobody_yet(tmp_path):
-    with pytest.raises(ValueError, match="candidates"):
-        constrained(tmp_path, "centered", None, max_steps=1, num_iterations=2)
 
 
 def test_the_sampler_gives_every_method_what_it_sampled_with(tmp_path):

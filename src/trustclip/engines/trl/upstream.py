@@ -71,6 +71,7 @@ MEMBERS = (
     "reward_weights",
     "rollout_func",
     "temperature",
+    "tools",
     "top_entropy_quantile",
     "training_step",
     "use_transformers_continuous_batching",

@@ -129,6 +129,7 @@ ANSWERS = {
     "suite suite.yaml --on slurm": "slurm",
     "suite suite.yaml --on ray": "ray",
     "recipes": None,
+    "schema": None,
     "arena arena.yaml --dry-run": None,
     "report runs/a": "report",
     "tokens tokens.jsonl": None,

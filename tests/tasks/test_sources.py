@@ -400,6 +400,34 @@ def test_source_without_a_good_row_is_an_error(tmp_path):
         load_problems(write_jsonl(tmp_path / "one.jsonl", [1]))
 
 
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        ("[:3]", [0, 1, 2]),
+        ("[7:]", [7, 8, 9]),
+        ("[2:4]", [2, 3]),
+        ("[-2:]", [8, 9]),
+        ("[:-8]", [0, 1]),
+        ("[80%:]", [8, 9]),
+        ("[-10%:]", [9]),
+        ("train[:20%]", [0, 1]),
+    ],
+)
+def test_a_part_of_a_file_is_a_source(tmp_path, part, kept):
+    rows = [{"problem": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(10)]
+    path = write_jsonl(tmp_path / "sums.jsonl", rows)
+    assert [p.id for p in load_problems(f"{path}@{part}")] == [f"sums-{n + 1}" for n in kept]
+
+
+def test_a_part_of_a_file_in_another_form_is_refused_with_the_right_one(tmp_path):
+    path = write_jsonl(tmp_path / "sums.jsonl", [GOOD])
+    for part in ("test", "[1]", "[:x]", "[0:1:2]"):
+        with pytest.raises(ValueError, match=r"a part of it is sums.jsonl@\[:200\]"):
+            load_problems(f"{path}@{part}")
+    with pytest.raises(ValueError, match="no file"):
+        load_problems(str(tmp_path / "sumz.jsonl@[:2]"))
+
+
 def test_missing_source_names_the_nearest_one(tmp_path):
     write_jsonl(tmp_path / "problems.jsonl", [GOOD])
     with pytest.raises(ValueError, match=r"did you mean 'problems.jsonl'"):

@@ -40,6 +40,7 @@ COMMANDS = {
     "resume": ("experiments", "continue a run from its folder, also with more updates"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
     "recipes": ("experiments", "the recipes and suites that come with trustclip; copies one"),
+    "schema": ("machine", "the JSON Schema of recipes or suites, for editors"),
     "report": ("evidence", "a page, tables and figures from run directories and logs"),
     "tokens": ("inspection", "which tokens a constraint cut, completion by completion"),
     "microscope": ("inspection", "a page of completions token by token, under several methods"),

@@ -18,6 +18,7 @@ from trustclip.tasks.files import (
     format_of,
     is_saved,
     near_hint,
+    part_of,
     stem_of,
 )
 from trustclip.tasks.hub import (
@@ -120,7 +121,8 @@ def load_problems(
         written by ``datasets.save_to_disk``; a known name (``amc23``, ``aime24``, ``aime25``,
         ``math500``, ``gsm8k``, ``dapo``, ``dapo_en``, ``openmath``); or a hub id ``owner/name`` or
         ``owner/name:config``, with ``hub:`` before it where a folder has that name. A split, or
-        a part of one, is named behind ``@``: ``gsm8k@train[:1000]``.
+        a part of one or of a file, is named behind ``@``: ``gsm8k@train[:1000]``,
+        ``mine.jsonl@[200:]``.
       use: ``"train"`` reads the training split of a set that has splits, ``"test"`` its test split,
         unless the source names one.
       limit: keep only this many of the good problems, the first ones.
@@ -231,13 +233,12 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
     path, entry = Path(name), hub_source(source)
     of_hub = name.startswith(HUB) or name in HUB_SOURCES
     if format_of(path) or (path.exists() and not of_hub):
-        if split is not None and not path.is_dir():
-            raise ValueError(f"{name} is a file, which has no split {split!r}")
         rules = named_after(path.stem) or HubSource(name)
         rules = HubSource(name, kind=rules.kind, integer=rules.integer)
         if path.is_dir() and is_saved(path):
             return name, path.name, rules, _numbered(saved_rows(path, split, use))
-        return name, stem_of(path), rules, file_rows(path)
+        rows = file_rows(path) if split is None or path.is_dir() else part_of(path, split)
+        return name, stem_of(path), rules, rows
     if entry is None:
         raise ValueError(_unknown(source, HUB_SOURCES))
     stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]

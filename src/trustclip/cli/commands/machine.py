@@ -42,6 +42,27 @@ def completion(options: Completion) -> int:
 
 
 @dataclasses.dataclass
+class Schema:
+    """Print the JSON Schema of recipes or of suites, made from the classes that check them.
+
+    An editor reads it from the first line of a file: # yaml-language-server: $schema=PATH. The
+    files of trustclip recipes and trustclip init have that line.
+    """
+
+    kind: Argument[Literal["recipe", "suite"]] = "recipe"
+    """Which of them."""
+
+
+@reads(Schema)
+def schema(options: Schema) -> int:
+    """Print the JSON Schema of a kind of file."""
+    from trustclip.cli.schema import text
+
+    say(text(options.kind), end="")
+    return 0
+
+
+@dataclasses.dataclass
 class Doctor:
     """Versions, devices, and whether a schedule lets a constraint act; or one of three checks:
     --verl, --distributed, --sampler."""

@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,6 +43,9 @@ from trustclip.tasks.rows import (
 )
 
 _logger = logging.getLogger(__name__)
+
+#: A part of a file: the numbers of its first row and of the first that is left out.
+_SLICE = re.compile(r"(?:train)?\[(\d*):(\d*)\]")
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,22 @@ def _numbered(rows: Iterable[Any]) -> Rows:
     return ((number, row, "") for number, row in enumerate(rows, start=1))
 
 
+def _part(name: str, split: str) -> slice:
+    """The rows of a file that a split stands for, counted from 0, as in ``train[200:240]``.
+
+    Raises:
+      ValueError: another form.
+    """
+    found = _SLICE.fullmatch(split)
+    if found is None:
+        raise ValueError(
+            f"{name} is a file, which has no split {split!r}; a part of it is written by the "
+            "numbers of its rows, counted from 0: train[:200], or [200:240]"
+        )
+    bounds = [int(text) if text else None for text in found.groups()]
+    return slice(*bounds)
+
+
 def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
     """File, stem, rules and rows of a source; refuses an unknown one, and reads nothing yet."""
     if "@" in source and not Path(source).exists():
@@ -231,13 +251,12 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
     path, entry = Path(name), hub_source(source)
     of_hub = name.startswith(HUB) or name in HUB_SOURCES
     if format_of(path) or (path.exists() and not of_hub):
-        if split is not None and not path.is_dir():
-            raise ValueError(f"{name} is a file, which has no split {split!r}")
         rules = named_after(path.stem) or HubSource(name)
         rules = HubSource(name, kind=rules.kind, integer=rules.integer)
         if path.is_dir() and is_saved(path):
             return name, path.name, rules, _numbered(saved_rows(path, split, use))
-        return name, stem_of(path), rules, file_rows(path)
+        part = slice(None) if split is None or path.is_dir() else _part(name, split)
+        return name, stem_of(path), rules, islice(file_rows(path), part.start, part.stop)
     if entry is None:
         raise ValueError(_unknown(source, HUB_SOURCES))
     stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]

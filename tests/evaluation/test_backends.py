@@ -11,13 +11,13 @@ import pytest
 from patience import NEVER
 
 from trustclip.engines.trl.sampling.decoding import Decoder
-from trustclip.evaluation.backends import served
 from trustclip.evaluation.backends.local import Completion, Local, Sampling
 from trustclip.evaluation.backends.served import Served
 from trustclip.evaluation.backends.vllm import VLLM
 from trustclip.recipes.eval import open_backend
 from trustclip.recipes.tiny import BUILT_IN, tiny_model
 from trustclip.settings.stages import EvalSettings
+from trustclip.support import http
 
 SAMPLING = Sampling(temperature=0.3, top_p=0.95, max_tokens=100)
 PROMPTS = [[{"role": "user", "content": name}] for name in ("one", "zwei ½", "three")]
@@ -76,7 +76,7 @@ class Server:
 def serve(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(served, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(http, "PAUSES", (0.0, 0.0))
     servers = []
 
     def start(answer):

@@ -72,8 +72,8 @@ def test_thinking_becomes_the_template_s_default():
 
 
 def test_a_server_is_told_whether_to_think(monkeypatch):
+    from trustclip.evaluation.backends import served
     from trustclip.evaluation.backends.local import Sampling
-    from trustclip.evaluation.backends.served import Served
 
     asked = []
     reply = {
@@ -81,13 +81,13 @@ def test_a_server_is_told_whether_to_think(monkeypatch):
         "usage": {"completion_tokens": 1},
     }
 
-    def ask(self, question):
+    def ask(url, question):
         asked.append(question)
         return json.dumps(reply).encode()
 
-    monkeypatch.setattr(Served, "_ask", ask)
+    monkeypatch.setattr(served, "ask", ask)
     for thinking in (None, False):
-        server = Served("http://localhost/v1", "m", Sampling(1.0, 1.0, 4), 1, thinking)
+        server = served.Served("http://localhost/v1", "m", Sampling(1.0, 1.0, 4), 1, thinking)
         server.generate([messages("1+2", "plain")], 1, 0)
     assert "chat_template_kwargs" not in asked[0]
     assert asked[1]["chat_template_kwargs"] == {"enable_thinking": False}

@@ -445,6 +445,21 @@ def test_missing_source_names_the_nearest_one(tmp_path):
         load_problems(str(tmp_path / "problems.jsonl@test"))
 
 
+def test_a_part_of_a_file_is_written_as_datasets_writes_it(tmp_path):
+    file = tmp_path / "sums.jsonl"
+    write_jsonl(file, [{"problem": f"{n} + 0", "answer": n} for n in range(9)])
+
+    def golds(split: str) -> list[str]:
+        return [problem.answer for problem in load_problems(f"{file}@{split}")]
+
+    assert golds("train[:3]") == ["0", "1", "2"] and golds("[7:]") == ["7", "8"]
+    assert golds("[2:4]") == ["2", "3"]
+    with pytest.raises(ValueError, match=r"a part of it is sums.jsonl@\[:200\]"):
+        golds("test[:10]")
+    with pytest.raises(ValueError, match="no usable problem"):
+        golds("[9:]")
+
+
 def test_task_is_looked_up_in_the_folder_first(tmp_path):
     write_jsonl(tmp_path / "amc23_83.jsonl", [{"problem": "q", "answer": "142.0"}])
     write_jsonl(tmp_path / "amc2023.jsonl", [{"problem": "other", "answer": "1"}])

@@ -33,7 +33,7 @@ def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     """
     refuse(settings)
     if settings.backend == "openai":
-        from trustclip.evaluation.backends.served import check_address
+        from trustclip.support.http import check_address
 
         check_address(settings.base_url)
     if rank() > 0:

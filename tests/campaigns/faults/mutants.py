@@ -2,8 +2,8 @@
 
 ``python -m tests.campaigns.faults.mutants [GROUP ...]`` runs mutmut on the modules of a group with
 the tests that belong to them, in ``build/mutants/GROUP``, and compares the mutants that survive
-with those that are known to be without effect (`survivors.toml`). The exit status is 1 where less than
-95 % are killed, counting those as killed, or not all have been played.
+with those that are known to be without effect (`survivors.toml`). The exit status is 1 where less
+than 95 % are killed, counting those as killed, or not all have been played.
 
 ``--minutes M`` stops a group after that time; the next call goes on where it stopped. ``--again``
 plays the survivors once more, with the tests as they are now, and keeps those that were killed.

@@ -272,9 +272,9 @@ class OfServer:
 
 def _of_server(arguments: Sequence[str]) -> "Pairs":
     """Completions of a running server, scored by it and by a model here."""
-    from trustclip.evaluation.backends.served import check_address
     from trustclip.recipes.preflight.foreign import asked
     from trustclip.settings.stages import EvalSettings
+    from trustclip.support.http import check_address
 
     options = parse(OfServer, arguments, "doctor --sampler")
     check_address(options.server)

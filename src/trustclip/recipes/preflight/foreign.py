@@ -7,6 +7,7 @@ from trustclip.evaluation.backends.local import Conversation, Sampling, derived_
 from trustclip.evaluation.backends.served import Served
 from trustclip.recipes.models import load_model
 from trustclip.recipes.watch.floor import floor_of, with_floor
+from trustclip.support.http import first_model
 from trustclip.tasks.prompts import PromptStyle
 
 #: Tokens of a completion at most.
@@ -31,7 +32,7 @@ def asked(
       ValueError: a server that cannot be asked or returns no token ids, or no such model.
     """
     sampling = Sampling(1.0, 1.0, LONGEST)
-    served = served or Served(url, "", sampling, 1).named()
+    served = served or first_model(url)
     server = Served(url, served, sampling, 1)
     drawn = [server.measured(prompt, derived_seed(0, i)) for i, prompt in enumerate(prompts)]
     network, tokenizer = load_model(model, style)

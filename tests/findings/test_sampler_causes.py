@@ -17,7 +17,7 @@ from trustclip.recipes.watch import anatomy, damage
 from trustclip.recipes.watch.agreement import compare
 from trustclip.recipes.watch.floor import WAYS, floor_of, with_floor
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def program() -> Any:

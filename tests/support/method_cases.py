@@ -34,6 +34,8 @@ MORE = [
     ("ipo", {"delta": 0.02, "anchor": "old"}),
     ("m2po", {"side": "strict", "anchor": "rollout", "budget": 0.1}),
     ("drpo", {"delta": 0.15}),
+    ("dgpo", {"low": 0.1, "high": 0.3, "n": 2.0, "m": 1.0}),
+    ("vaco", {"delta": 0.1}),
     ("cppo", {"delta": 0.05, "budget": 0.01}),
     ("cppo", {"budget": 0.01, "budget_ceiling": 0.06, "least_weight": 0.5, "anchor": "rollout"}),
     ("kpop", {"delta": 0.02, "inner": {"name": "ipo", "anchor": "old"}}),
@@ -121,7 +123,7 @@ def without_a_rule() -> str:
 
 
 #: Methods whose weight is a constant to the gradient, so that their value does not show it.
-SCORE_FORM = ("aspo", "ce_gppo", "cispo", "dppo", "reinforce", "topr", "vespo")
+SCORE_FORM = ("aspo", "ce_gppo", "cispo", "dgpo", "dppo", "reinforce", "topr", "vespo")
 
 
 def score_form(method: tc.Method) -> bool:

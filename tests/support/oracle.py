@@ -485,8 +485,9 @@ KEPT: dict[str, Rule] = {
     "cppo": cppo,
     "ipo": lambda p, t: token_divergence("binary_tv", t.against(p["anchor"])) <= p["delta"],
     "m2po": m2po,
+    "vaco": lambda p, t: vaco(p, t),
     "bapo": lambda p, t: gate(lambda p, t: within(t.x, *bapo_bounds(p, t)))(p, t),
-    **dict.fromkeys(("cispo", "soft_gate", "spo", "pspo", "reinforce", "ce_gppo"), every),
+    **dict.fromkeys(("cispo", "soft_gate", "spo", "pspo", "reinforce", "ce_gppo", "dgpo"), every),
     **dict.fromkeys(("topr", "vespo", "ppo_penalty", "importance_sampling", "drpo"), every),
     "kl_cov": every,
     **{name: weighted(weight) for name, weight in WEIGHTS.items()},
@@ -539,6 +540,19 @@ def ce_gppo(p: Params, t: Tokens) -> Array:
     return np.where(below, floor, np.where(above, top, np.exp(t.x)))
 
 
+def dgpo(p: Params, t: Tokens) -> Array:
+    w, floor, top = np.exp(t.x), 1 - p["low"], 1 + p["high"]
+    below, above = (t.advantage < 0) & (w < floor), (t.advantage > 0) & (w > top)
+    under = w ** (p["n"] + 1) / max(floor, 1e-300) ** p["n"]
+    return np.where(below, under, np.where(above, top ** (1 / p["m"]) * w ** (1 - 1 / p["m"]), w))
+
+
+def vaco(p: Params, t: Tokens) -> Array:
+    t = t.against(p["anchor"])
+    half = 0.5 * np.abs(np.exp(t.x) - 1)
+    return (half.mean(axis=1, keepdims=True) <= p["delta"]) | ~outward(t.x, t.advantage)
+
+
 def aspo(p: Params, t: Tokens) -> Array:
     weight = np.exp(np.where(t.advantage > 0, -t.x, t.x))
     return KEPT["aspo"](p, t) * np.minimum(weight, p["ceiling"])
@@ -581,7 +595,10 @@ COEFFICIENT: dict[str, Rule] = {
         name: lambda p, t, name=name: KEPT[name](p, t) * np.exp(mean(t.x))
         for name in ("gspo", "luspo")
     },
-    **{name: anchored_ratio(name) for name in ("ipo", "importance_sampling", "cppo", "m2po")},
+    **{
+        name: anchored_ratio(name)
+        for name in ("ipo", "importance_sampling", "cppo", "m2po", "vaco")
+    },
     "soft_gate": soft,
     "truly_ppo": rolled_back,
     "gmpo": gmpo,
@@ -590,6 +607,7 @@ COEFFICIENT: dict[str, Rule] = {
     "spo": lambda p, t: np.exp(t.x) * (1 - np.sign(t.advantage) * np.expm1(t.x) / p["epsilon"]),
     "pspo": lambda p, t: (1 - p["alpha"]) * np.exp(t.x),
     "ce_gppo": ce_gppo,
+    "dgpo": dgpo,
     "aspo": aspo,
     "topr": topr,
     "vespo": vespo,

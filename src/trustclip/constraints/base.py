@@ -34,6 +34,8 @@ Reduce = Callable[[Tensor], Tensor]
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cfpo": ("spo", {}),
     "decoupled_ppo": ("tis", {"inner": "clip"}),
+    # GLM-5 and SAO: inside an interval around the sampler the ratio weighs, outside nothing does.
+    "double_sided": ("anchored", {"inner": {"name": "clip_higher", "side": "strict"}}),
 }
 
 #: Names of what a method bounds, where that is no method's name: ATR bounds the estimate KL3.

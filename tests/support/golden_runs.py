@@ -45,6 +45,12 @@ SAMPLER = {
     "sampler/current/k3": 0.012, "sampler/current/sequence_ess": 0.9, "sampler/sequence_ess": 0.95,
     "sampler/gated_old": 0.02, "sampler/gated_rollout": 0.05,
 }  # fmt: skip
+DRIFT = {
+    "drift/size": 0.002, "drift/signal": 0.038, "drift/share": 0.05, "drift/pull": 3e-4,
+    "drift/pull_positive": 2e-4, "drift/pull_negative": 4e-4, "drift/covered": 1.0,
+    "shadow/clip/gated": 0.01, "shadow/clip/both": 0.01, "shadow/clip/cosine": 0.99,
+    "shadow/clip/drift/share": 0.07, "shadow/clip/drift/pull": -2e-4,
+}  # fmt: skip
 SCORES = {"mean@2": 0.1, "mean@2/low": 0.05, "mean@2/high": 0.2, "problems": 8, "length": 64}
 
 
@@ -187,6 +193,7 @@ OWN: dict[str, Callable[[Path], Path]] = {
     "no threshold in the ratios": lambda p: write(p, rows(gated=0.0, ratio_q01=None)),
     "ratio 1": lambda p: write(p, rows(gated=0.0, off_policy=0.0)),
     "method that cuts nothing": lambda p: write(p, rows(gated=0.0), method={"name": "soft_gate"}),
+    "drift and its shadows": lambda p: write(p, rows(**SAMPLER, **DRIFT)),
     "controller": lambda p: write(
         p,
         rows(threshold__delta=lambda t: 0.07 + 0.02 * t, threshold__delta__at_limit=0.8),

@@ -23,6 +23,7 @@ from trustclip.constraints.diagnostics import (
     quadrant,
     ranges,
 )
+from trustclip.constraints.drift import drift_metrics
 from trustclip.constraints.loss import gradients
 from trustclip.constraints.masked import zero_masked
 from trustclip.constraints.registry import as_method
@@ -30,6 +31,8 @@ from trustclip.constraints.registry import as_method
 #: Kinds of tokens by which gated shares are split, in the columns of the sums.
 _P_OLD = tuple(ranges("p_old", P_OLD_EDGES))
 _KINDS = ("all", *QUADRANTS, *_P_OLD)
+#: What is kept of each shadow's drift, where the batch has candidates.
+_DRIFT = ("drift/share", "drift/pull", "drift/pull_positive", "drift/pull_negative")
 
 
 def label(method: Method) -> str:
@@ -147,7 +150,7 @@ class Shadows:
     def __init__(self, methods: Iterable[Method]) -> None:
         self.methods = list(methods)
         self.labels = [label(method) for method in self.methods]
-        self._sums: tuple[Tensor, Tensor, Tensor] | None = None
+        self._sums: tuple[Tensor, ...] | None = None
 
     def add(self, batch: TokenBatch, coefficient: Tensor, kept: Tensor) -> None:
         """Add one batch.
@@ -162,9 +165,21 @@ class Shadows:
         # Statistics in the batch are those of the acting method.
         pairs = gradients(self.methods, replace(batch, statistics=None))
         seen = [(coefficient, kept), *((c, surrogate.kept) for c, surrogate in pairs)]
-        found = _sums(batch, seen)
+        found = (*_sums(batch, seen), self._drift(batch))
         before = self._sums
-        self._sums = found if before is None else tuple(map(torch.add, before, found))  # type: ignore[assignment]
+        self._sums = found if before is None else tuple(map(torch.add, before, found))
+
+    def _drift(self, batch: TokenBatch) -> Tensor:
+        """Sums and counts of `_DRIFT` of every shadow. Shape [shadows, metrics, 2]."""
+        total = torch.zeros(len(self.methods), len(_DRIFT), 2, dtype=torch.float64)
+        total = total.to(batch.logp.device)
+        if batch.candidates is not None:
+            for i, method in enumerate(self.methods):
+                found = drift_metrics(batch, method)
+                for k, name in enumerate(_DRIFT):
+                    if name in found:
+                        total[i, k] = torch.stack([part.double() for part in found[name]])
+        return total
 
     def state_dict(self) -> dict[str, Any]:
         """The accumulated sums, for a checkpoint."""
@@ -172,7 +187,10 @@ class Shadows:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`; sums of other shadows are dropped."""
-        self._sums = state["sums"] if state["labels"] == self.labels else None
+        sums = state["sums"] if state["labels"] == self.labels else None
+        if sums is not None and len(sums) == 3:  # of a release without drifts
+            sums = (*sums, torch.zeros(len(self.methods), len(_DRIFT), 2, dtype=torch.float64))
+        self._sums = sums
 
     def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
         """Shares and agreements of all batches added; empty if they held no token.
@@ -182,8 +200,10 @@ class Shadows:
         ``both`` over ``gated``; ``recall``, ``both`` over what the acting method gated;
         ``jaccard``, ``both`` over what either gated; ``cosine`` between the two updates as vectors
         of coefficients; ``gated/QUADRANT``, of all tokens; ``gated/p_old_LOW_HIGH``, of the tokens
-        of that kind; ``both/OTHER`` and ``cosine/OTHER`` with the shadows after it. What is a share
-        of nothing is left out.
+        of that kind; ``both/OTHER`` and ``cosine/OTHER`` with the shadows after it; and where the
+        batches have candidates ``drift/share``, ``drift/pull``, ``drift/pull_positive`` and
+        ``drift/pull_negative`` of `trustclip.constraints.drift.drift_metrics`. What is a share of
+        nothing is left out.
 
         Args:
           reduce: sums a tensor over ranks; called once on every rank.
@@ -193,13 +213,18 @@ class Shadows:
         shapes = [part.shape for part in self._sums]
         packed = reduce(torch.cat([part.flatten() for part in self._sums])).cpu()
         sizes = [math.prod(shape) for shape in shapes]
-        both, dots, kinds = (
+        both, dots, kinds, drift = (
             part.view(shape) for part, shape in zip(packed.split(sizes), shapes, strict=True)
         )
         found = {
             f"shadow/{name}/{key}": value
             for i, name in enumerate(self.labels, start=1)
             for key, value in self._of(i, both, dots, kinds)
+        }
+        found |= {
+            f"shadow/{name}/{key}": _ratio(*drift[i, k])
+            for i, name in enumerate(self.labels)
+            for k, key in enumerate(_DRIFT)
         }
         return {name: value for name, value in found.items() if not math.isnan(value)}
 

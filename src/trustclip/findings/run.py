@@ -1,8 +1,9 @@
 """The list of all that is said of one run: its subjects, in the order in which they are read."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from trustclip.findings import (
+    drift,
     entropy,
     gate,
     guards,
@@ -28,6 +29,7 @@ SUBJECTS: tuple[Subject, ...] = (
     movement.of_run,
     entropy.of_run,
     sampler.of_run,
+    drift.of_run,
     signals.of_run,
     scores.of_run,
     shadows.of_run,
@@ -35,8 +37,12 @@ SUBJECTS: tuple[Subject, ...] = (
 )
 #: Of a row of a table of runs, where all updates are one row of means.
 OF_MEANS: tuple[Subject, ...] = (gate.of_run, scores.of_run, shadows.of_run, guards.of_run)
-#: Metrics of ours without which a log says nothing of a constraint.
-_READ = ("gated", "k1", "k3", "ratio_q99", "sampler/k3", "sampler/abs")
+#: What a log must hold to be called usual: any metric of each kind.
+_READ = {
+    "a share of clipped tokens": ("gated", "gated/positive_above", "gated/negative_below"),
+    "a ratio or divergence of the update": ("k1", "k3", "ratio", "ratio_q99", "off_policy"),
+    "a distance from the sampler": ("sampler/k3", "sampler/abs", "sampler/k1"),
+}
 
 
 def of_run(run: Run) -> list[Finding]:
@@ -81,12 +87,19 @@ def _usual(course: Course, found: Iterable[Finding]) -> Iterator[Finding]:
     if course.run.tabled or any(one.troubles or one.advice for one in found):
         return
     if course.log is not None:
-        if any(values(course.rows, name) for name in _READ):
+        kinds = list(_READ.items())[: 2 if course.log.two_policies else 3]
+        lacking = [what for what, names in kinds if not any(values(course.rows, n) for n in names)]
+        if not lacking:
             yield Finding("run/usual", "ok", "Nothing unusual in what this log holds.")
-        else:
+        elif len(lacking) == len(kinds):
             text = "Nothing can be said of the constraint, good or bad."
-            advice = "log a share of clipped tokens, a ratio or a distance from the sampler."
-            yield Finding("run/unknown", "warning", text, {}, advice)
+            yield Finding("run/unknown", "warning", text, {}, f"log {_listed(lacking)}.")
+        else:
+            text = (
+                "What this log holds shows nothing unusual; whether the run is healthy it cannot "
+                f"say, since it lacks {_listed(lacking)}."
+            )
+            yield Finding("run/unknown", "note", text, {}, f"log {_listed(lacking)}.")
     elif "entropy/solved" in kinds:
         text = "Nothing unusual: entropy fell as answers became correct."
         yield Finding("run/usual", "ok", text)
@@ -103,3 +116,7 @@ def _of_files(course: Course) -> Iterator[Finding]:
         if course.log.unknown:
             text = f"Not in this log: {'; '.join(course.log.unknown)}."
             yield Finding("files/unknown", "note", text)
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

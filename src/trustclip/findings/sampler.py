@@ -9,10 +9,12 @@ from trustclip.findings.course import Course
 from trustclip.findings.facts import (
     ABSOLUTE,
     DRIFTED,
+    EXP_ABSOLUTE,
     FEW,
     LARGE,
     LISTED,
     NAMED,
+    NORMAL,
     ROUNDING,
     STILL,
 )
@@ -30,6 +32,7 @@ def of_run(course: Course) -> Iterator[Finding]:
         yield Finding("sampler/start", "note", f"Before the first update: {row.get('text')}")
     if not course.full:
         yield from _differs(course)
+        yield from _exponential(course)
         return
     rows = course.full
     if not values(rows, "sampler/k3"):
@@ -101,6 +104,7 @@ def _differs(course: Course) -> Iterator[Finding]:
     parts = [f"{max(fmean(k3), 0.0):.2g} nats per token (k3)"] if k3 else []
     parts += [f"a mean absolute log-ratio of {fmean(absolute):.2g}"] if absolute else []
     parts += [f"{fmean(k1):.2g} nats per token (k1)"] if k1 and not k3 else []
+    usual = Finding("sampler/normal", "note", f"Normal is {NORMAL}.")
     most = f", at most {max(largest):.2g} on a token" if largest else ""
     listed = f"{', '.join(parts)}{most}"
     means = {n: fmean(v) for n, v in (("k3", k3), ("abs", absolute), ("k1", k1)) if v}
@@ -118,8 +122,24 @@ def _differs(course: Course) -> Iterator[Finding]:
         if means.get(name, 0.0) > limit:
             advice = _cure(course, name, means[name], limit)
             yield Finding("sampler/far", "warning", text, seen, advice)
+            yield usual
             return
     yield Finding("sampler/distance", "note", text, seen)
+    yield usual
+
+
+def _exponential(course: Course) -> Iterator[Finding]:
+    """The mean of e^|log-ratio|, which NeMo RL logs in place of the mean."""
+    if found := values(course.rows, "sampler/exp_abs"):
+        value = fmean(found)
+        text = (
+            f"The mean of e^|log-ratio| to the sampler was {value:.3g}, at most {max(found):.3g}; "
+            f"NeMo RL's own tests ask for less than {EXP_ABSOLUTE:g}, and 1 is equality."
+        )
+        far = value > EXP_ABSOLUTE
+        advice = "compare precisions and weights of the two engines (trustclip doctor --sampler)."
+        yield Finding("sampler/exponential", "warning" if far else "note", text,
+                      {"sampler/exp_abs": value}, advice if far else "")  # fmt: skip
 
 
 def _cure(course: Course, name: str, differs: float, limit: float) -> str:

@@ -5,9 +5,10 @@ from statistics import fmean
 
 from trustclip.findings import start
 from trustclip.findings.course import Course
-from trustclip.findings.facts import GROWN, IDLE, TRUNCATED
+from trustclip.findings.facts import GROWN, IDLE, LOSS_HAS_GRADIENT, NO_LOSS, TRUNCATED
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import ends, percent, values
+from trustclip.stats.silent import silent
 
 
 def of_run(course: Course) -> Iterator[Finding]:
@@ -20,12 +21,41 @@ def of_run(course: Course) -> Iterator[Finding]:
             else f"The mean reward was {first:.3g} in every update that logged it."
         )
         yield Finding("signal/reward", "note", text, {"reward": last})
+    yield from _loss(course)
     hopeless = bool(start.of_run(course.run))  # which has its own advice
     yield from _idle(course, hopeless)
     if broken := [share for share in values(course.rows, "nonfinite") if share]:
         text = f"Up to {percent(max(broken))} of tokens hold a number that is not finite."
         yield Finding("signal/nonfinite", "warning", text, {"nonfinite": max(broken)})
     yield from _lengths(course, hopeless)
+
+
+def _loss(course: Course) -> Iterator[Finding]:
+    """Why a loss of 0 is no sign that nothing is learned."""
+    losses, gradients = (values(course.rows, name, prefix="") for name in ("loss", "grad_norm"))
+    if not losses or not gradients:
+        return
+    most = max(map(abs, losses))
+    if most <= NO_LOSS and fmean(gradients) > LOSS_HAS_GRADIENT * most:
+        text = (
+            "The loss is 0 as it must be: where the ratio is 1 its value is the mean advantage, "
+            "and the advantages of a group sum to 0. Its gradient is not 0 (mean norm "
+            f"{fmean(gradients):.2g}); watch the reward, not the loss."
+        )
+        yield Finding("signal/loss", "note", text, {"loss": most, "grad_norm": fmean(gradients)})
+
+
+def _chance(course: Course) -> Iterator[Finding]:
+    """What chance alone leaves without a signal, at the mean reward of answers right or wrong."""
+    p = fmean(course.reward) if course.reward else 0.0
+    if 0 < p < 1:
+        shares = ", ".join(f"{percent(silent(p, n))} of {n}" for n in (4, 8, 16))
+        text = (
+            f"If rewards are 0 and 1, chance leaves p^G + (1-p)^G of the groups of G without a "
+            f"signal, at the mean reward of {p:.2g}: {shares}. What is beyond that are problems "
+            "always or never solved, for which more completions do not help."
+        )
+        yield Finding("signal/chance", "note", text, {"reward": p})
 
 
 def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
@@ -58,6 +88,8 @@ def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
         {"frac_reward_zero_std" if groups else "completions/zero_advantage": share},
         advice if wasted else "",
     )
+    if wasted:
+        yield from _chance(course)
 
 
 def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs import names, trl, verl
+from trustclip.logs import engines, names, trl, verl
 from trustclip.logs.log import Log, Schedule
 from trustclip.support.jsonl import Row
 
@@ -38,9 +38,11 @@ def log_of(
     elif trainer == "verl":
         settings = verl.settings_of(given)
         schedule, unknown = verl.schedule_of(settings), verl.missing(rows)
+    elif trainer is not None:
+        unknown = engines.missing(trainer, rows)
     if not settings:
         unknown = [*unknown, "settings: the log has none"]
     return Log(
         path, trainer or "unknown trainer", kind, rows, settings, schedule,
-        unknown=unknown, remarks=remarks,
+        unknown=unknown, remarks=remarks, two_policies=trainer in engines.TWO_POLICIES,
     )  # fmt: skip

@@ -82,12 +82,14 @@ def gathered(
       ValueError: a holds two runs: update 1 comes after update 2; split it, or log each run apart.
     """
     found: dict[int, Row] = {}
-    seen: dict[str, None] = {}
+    measured = list(measured)
+    seen: dict[str, None] = dict.fromkeys(key for _, values in measured for key in values)
+    trainer = names.trainer_of(list(seen))
     again: list[int] = []
     last: int | None = None
     for step, values in measured:
-        seen |= dict.fromkeys(values)
-        row = names.translated({key: v for key, v in values.items() if key != "step"})
+        given = {key: v for key, v in values.items() if key != "step"}
+        row = names.translated(given, trainer)
         if last is not None and step < last:
             if step <= min(found):
                 raise ValueError(

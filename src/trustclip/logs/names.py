@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from trustclip.logs import engines
 from trustclip.support.jsonl import Row
 
 #: TRL's `GRPOTrainer`. Before release 0.17 it logged one ``clip_ratio``.
@@ -71,12 +72,14 @@ ANSWERS = frozenset(
             "trustclip/sampler/k1",
             "trustclip/sampler/k3",
             "trustclip/sampler/current/k3",
+            "trustclip/sampler/exp_abs",
+            "trustclip/ratio",
         ),
     )
 )
 
 
-def translated(values: Mapping[str, Any]) -> Row:
+def translated(values: Mapping[str, Any], trainer: str | None = None) -> Row:
     """Values of one update under our names; evaluations are left out.
 
     ``trustclip/gated`` of verl is the sum of both of its shares: the tokens of its dual clip are
@@ -89,7 +92,10 @@ def translated(values: Mapping[str, Any]) -> Row:
       {'trustclip/gated': 0.75, 'trustclip/gated/negative_above': 0.5}
       >>> translated({"actor/pg_clipfrac": 0.25, "actor/trustclip/gated": 0.5})  # our loss, in verl
       {'trustclip/gated': 0.5}
+      >>> translated({"train/ppo_kl": 0.1, "train/pg_clipfrac": 0.2}, "slime")
+      {'trustclip/k1': 0.1, 'trustclip/gated': 0.2}
     """
+    own_table = engines.VALUES.get(trainer or "", {})
     row: Row = {
         name.removeprefix("actor/"): value
         for name, value in values.items()
@@ -102,10 +108,16 @@ def translated(values: Mapping[str, Any]) -> Row:
             continue
         if name.startswith(_OURS):
             continue
-        row.setdefault(TRL.get(name) or VERL.get(name) or name, value)
+        plain = name.removesuffix("@sum") if own_table else name
+        if plain in engines.NEGATIVE:
+            value = -value
+        row.setdefault(own_table.get(plain) or TRL.get(name) or VERL.get(name) or name, value)
     lower = values.get("actor/pg_clipfrac_lower")
     if lower and not own and "trustclip/gated" in row:
         row["trustclip/gated"] += lower
+    halves = [row.get(f"trustclip/gated/{part}") for part in ("positive_above", "negative_below")]
+    if own_table and "trustclip/gated" not in row and None not in halves:
+        row["trustclip/gated"] = sum(halves)
     return row
 
 
@@ -115,8 +127,12 @@ def trainer_of(given: Sequence[str]) -> str | None:
     Example:
       >>> trainer_of(["actor/pg_clipfrac"]), trainer_of(["train/clip_ratio/low_mean", "loss"])
       ('verl', 'TRL')
+      >>> trainer_of(["policy/ppo_clip_ratio"])
+      'SkyRL'
     """
     plain = [name.removeprefix("train/") for name in given]
+    if other := engines.trainer_of([name.removesuffix("@sum") for name in plain]):
+        return other
     for trainer, table in _TABLES.items():
         if any(name in table or _SHARED.get(name) == trainer for name in plain):
             return trainer
@@ -127,10 +143,11 @@ def nothing_of(given: Sequence[str]) -> str:
     """Predicate about a log in which no name is known: what was looked for, what is there."""
     looked = ("clip_ratio/region_mean", "actor/pg_clipfrac", "entropy", "actor/entropy", "reward")
     found = ", ".join(sorted(given)[:8]) or "nothing"
-    known = [*TRL, *VERL, *ANSWERS]
+    known = [*TRL, *VERL, *engines.MARKS, *ANSWERS]
     near = [(name, match) for name in given if (match := get_close_matches(name, known, 1, 0.8))]
     hint = f" {near[0][0]!r} is like {near[0][1][0]!r}." if near else ""
     return (
         f"has no metric of reinforcement learning: looked for {', '.join(looked)} and others of "
-        f"TRL and verl, found {found}{', ...' if len(given) > 8 else ''}.{hint}"
+        f"TRL, verl, {', '.join(engines.VALUES)}, found {found}"
+        f"{', ...' if len(given) > 8 else ''}.{hint}"
     )

@@ -150,6 +150,7 @@ def collect(
         *_for_each(logged, mismatch.distance_figure),
         *_some(mismatch.quantile_figure(logged)),
         *_for_each(logged, mismatch.lag_figure),
+        *_for_each(logged, mismatch.drift_figure),
     ]
     training = [
         *_for_each(groups, curves.training_figure),

@@ -29,6 +29,7 @@ _PARTS = {
     **dict.fromkeys(("guard", "start"), "notices"),
     **dict.fromkeys(("entropy", "signal"), "training"),
     "movement": "gate",
+    "drift": "sampler",
 }
 
 

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from trustclip.findings.groups import Group
+from trustclip.findings.rows import values
 from trustclip.findings.shadows import Matrix, matrix, mean_metrics
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.support.text import percent
@@ -21,26 +23,61 @@ def tables(groups: Sequence[Group]) -> list[Table]:
 
 
 def _measures(seen: Matrix, group: Group, number: int) -> Table:
-    rows = [TableRow(_numbered(0, seen.names[0]), [_share(seen.gated[0]), *[Cell("-")] * 4],
-                     note="acting", series=group.series)]  # fmt: skip
+    drifts = [
+        _drift_of(group, prefix) for prefix in ("", *(f"shadow/{n}/" for n in seen.names[1:]))
+    ]
+    ledger = any(not math.isnan(share) for share, _ in drifts)
+
+    def of_drift(i: int) -> list[Cell]:
+        share, pull = drifts[i]
+        return [_share(share), Cell("-" if math.isnan(pull) else f"{pull:+.2g}")] if ledger else []
+
+    cells = [_share(seen.gated[0]), *[Cell("-")] * 4, *of_drift(0)]
+    rows = [TableRow(_numbered(0, seen.names[0]), cells, note="acting", series=group.series)]
     for i, name in enumerate(seen.names[1:], start=1):
         precision, recall = seen.of_acting(i)
         cells = [_share(seen.gated[i]), _share(precision, 1), _share(recall, 1)]
-        cells += [_share(seen.jaccard[0][i], 1), _number(seen.cosine[0][i])]
+        cells += [_share(seen.jaccard[0][i], 1), _number(seen.cosine[0][i]), *of_drift(i)]
         rows.append(TableRow(_numbered(i, name), cells))
     return Table(
         f"shadows-{number}",
         f"What other methods would have cut in the runs of {group.label}",
         "method",
-        [("", ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"])],
+        [
+            (
+                "",
+                [
+                    "cut %",
+                    "precision %",
+                    "recall %",
+                    "Jaccard %",
+                    "cosine of updates",
+                    *(["drift %", "pull"] if ledger else []),
+                ],
+            )
+        ],
         rows,
         [
             "Means over the logged updates. Precision: of what the shadow cuts, the share that the "
             "acting method cut; recall: of what the acting method cut, the share that the shadow "
             "cuts. The shadows saw the tokens of this run: trained with, each would have seen "
             "others."
+            + (
+                " Drift: the part of the squared update that holds no reward; pull: what it takes "
+                "from KL(sampler‖policy) for a unit step, positive towards the sampler."
+                if ledger
+                else ""
+            )
         ],
     )
+
+
+def _drift_of(group: Group, prefix: str) -> tuple[float, float]:
+    """Mean share and pull of a method's drift over the group's updates; NaN where unknown."""
+    rows = [row for run in group.runs for row in run.training]
+    found = (values(rows, f"{prefix}drift/{name}") for name in ("share", "pull"))
+    share, pull = (fmean(each) if each else math.nan for each in found)
+    return share, pull
 
 
 def _pairs(seen: Matrix, group: Group, number: int) -> Table:

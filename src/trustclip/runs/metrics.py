@@ -272,6 +272,11 @@ SHADOWS = Group(
     (
         Metric("shadow/METHOD/gated", "tokens it would have cut", "share", _ALL, _SHADOW, _SHARES),
         Metric(
+            "shadow/METHOD/drift/NAME", "its drift, where the batch has candidates: `share`, "
+            "`pull`, `pull_positive` or `pull_negative` as above", "as above", _NEXT, _BOTH,
+            _SHARES,
+        ),
+        Metric(
             "shadow/METHOD/gated/QUADRANT", "the same by sign and side",
             "share", _ALL, _SHADOW, _SHARES,
         ),

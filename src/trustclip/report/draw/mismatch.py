@@ -17,6 +17,12 @@ _PANELS = (
     ("sampler/gated_rollout", "Gated, against the sampler", "percent of tokens", 100.0),
     ("sampler/identical_share", "Tokens identical to the bit", "percent of tokens", 100.0),
 )
+_DRIFT = (
+    ("drift/share", "Drift's part of the squared update", "percent", 100.0),
+    ("drift/pull", "Pull towards the sampler", "nats", 1.0),
+    ("drift/pull_positive", "The same, per unit of positive advantage", "nats", 1.0),
+    ("drift/pull_negative", "The same, per unit of negative advantage", "nats", 1.0),
+)
 _QUANTILES = (("999", "99.9 %"), ("99", "99 %"), ("50", "median"), ("01", "1 %"), ("001", "0.1 %"))
 
 
@@ -36,6 +42,25 @@ def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         "effective sample size is Kish's, of the ratios current / sampler of whole completions."
     )
     return Figure(f"sampler{suffix}", "Sampler and trainer over updates", caption, panels)
+
+
+def drift_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+    """What an update does whatever the reward, and where that pulls the policy, over updates."""
+    measured = [group for group in groups if lines_of(group, "trustclip/drift/share")]
+    panels = [
+        Panel(title, "update", unit, marks)
+        for key, title, unit, factor in _DRIFT
+        if (marks := [m for group in measured for m in lines_of(group, f"trustclip/{key}", factor)])
+    ]
+    if not panels:
+        return None
+    caption = (
+        "The drift of an update is what it does on average over the sampler's tokens, whatever the "
+        "reward; the signal is the rest. The pull is what the drift takes from KL(sampler‖policy) "
+        "for a unit step of the natural gradient: positive is towards the sampler. Of a centred "
+        "method it is what was taken away."
+    )
+    return Figure(f"drift{suffix}", "Drift and signal over updates", caption, panels)
 
 
 def quantile_figure(groups: Sequence[Group]) -> Figure | None:

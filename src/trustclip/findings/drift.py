@@ -1,0 +1,30 @@
+"""The drift of the updates: what they did whatever the reward, and which way that pulled."""
+
+from collections.abc import Iterator
+
+from trustclip.constraints.base import Trait
+from trustclip.findings.course import Course
+from trustclip.findings.finding import Finding
+from trustclip.findings.rows import mean, percent, values
+
+
+def of_run(course: Course) -> Iterator[Finding]:
+    """What the ledger says; nothing where no candidates were scored."""
+    rows = course.full
+    if not values(rows, "drift/share"):
+        return
+    share, pull = mean(rows, "drift/share"), mean(rows, "drift/pull")
+    centred = course.method is not None and Trait.MOVES_CANDIDATES in course.method.traits
+    signs = [
+        f"{mean(rows, f'drift/pull_{sign}'):+.2g} per unit of {sign} advantage"
+        for sign in ("positive", "negative")
+        if values(rows, f"drift/pull_{sign}")
+    ]
+    way = "towards" if pull > 0 else "away from"
+    text = (
+        f"{'Centring took away' if centred else 'The drift, which holds no reward, was'} "
+        f"{percent(share)} of the squared update; it pulled {way} the sampler, by {abs(pull):.2g} "
+        f"nats of KL(sampler‖policy) for a unit step"
+        + (f" ({', '.join(signs)})." if signs else ".")
+    )
+    yield Finding("drift/ledger", "note", text, {"drift/share": share, "drift/pull": pull})

@@ -1,0 +1,121 @@
+"""Logs of the trainers of which we know no more than the names of their metrics."""
+
+from pathlib import Path
+
+import pytest
+
+from trustclip.logs import engines, names
+from trustclip.logs.log import gathered
+from trustclip.report.explain import explain
+from trustclip.stats.silent import samples_for, silent
+
+#: Of each trainer, an update's metrics as it names them, and what they are under our names.
+LOGGED = {
+    "NeMo RL": (
+        {"train/probs_ratio": 1.01, "train/gen_kl_error": 0.2, "train/token_mult_prob_error": 1.4,
+         "train/approx_entropy": 0.7, "train/reward": 0.4},
+        {"trustclip/ratio": 1.01, "trustclip/sampler/k3": 0.2, "trustclip/sampler/exp_abs": 1.4,
+         "entropy": 0.7, "reward": 0.4},
+    ),
+    "SkyRL": (
+        {"policy/ppo_clip_ratio": 0.01, "policy/policy_entropy": 0.5, "policy/policy_kl": 0.02,
+         "reward/avg_raw_reward": 0.3, "generate/avg_num_tokens": 300.0},
+        {"trustclip/gated": 0.01, "entropy": 0.5, "kl": 0.02, "reward": 0.3,
+         "completions/mean_length": 300.0},
+    ),
+    "slime": (
+        {"train/pg_clipfrac": 0.02, "train/ppo_kl": 0.001, "train/entropy_loss": 0.6,
+         "train/train_rollout_logprob_abs_diff": 0.02, "rollout/raw_reward": 0.5},
+        {"trustclip/gated": 0.02, "trustclip/k1": 0.001, "entropy": 0.6,
+         "trustclip/sampler/abs": 0.02, "reward": 0.5},
+    ),
+    "OpenRLHF": (
+        {"train/ppo_clip_ratio": 0.03, "train/ppo_kl": 0.002, "train/vllm_kl": 0.004,
+         "train/reward": 0.6},
+        {"trustclip/gated": 0.03, "trustclip/k1": 0.002, "trustclip/sampler/k1": 0.004,
+         "reward": 0.6},
+    ),
+    "AReaL": (
+        {"ppo_actor/update/clip_ratio/avg": 0.1, "ppo_actor/update/approx_kl/avg": -0.01,
+         "ppo_actor/update/behave_approx_kl/avg": -0.02, "ppo_actor/task_reward/avg": 0.2},
+        {"trustclip/gated": 0.1, "trustclip/k1": 0.01, "trustclip/sampler/k1": 0.02,
+         "reward": 0.2},
+    ),
+    "ROLL": (
+        {"actor/clipfrac@sum": 0.05, "actor/policykl@sum": -0.003, "actor/ratio_mean@sum": 1.001,
+         "critic/rewards/mean": 0.7, "actor/lr": 1e-6},
+        {"trustclip/gated": 0.05, "trustclip/k1": 0.003, "trustclip/ratio": 1.001, "reward": 0.7,
+         "learning_rate": 1e-6},
+    ),
+    "torchforge": (
+        {"loss/clip/high_fraction": 0.02, "loss/clip/low_fraction": 0.03,
+         "loss/kl_policy/mean": 0.01, "loss/ratio/mean": 0.999, "loss/entropy/mean": 0.4},
+        {"trustclip/gated/positive_above": 0.02, "trustclip/gated/negative_below": 0.03,
+         "trustclip/k1": 0.01, "trustclip/ratio": 0.999, "entropy": 0.4, "trustclip/gated": 0.05},
+    ),
+}  # fmt: skip
+
+
+def events(folder: Path, values: dict[str, float], updates: int = 4) -> Path:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    writer = tensorboard.SummaryWriter(str(folder))
+    for step in range(1, updates + 1):
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+    writer.close()
+    return folder
+
+
+@pytest.mark.parametrize("trainer", engines.VALUES)
+def test_a_trainer_is_known_by_its_names_and_its_numbers_are_ours(trainer) -> None:
+    given, ours = LOGGED[trainer]
+    assert names.trainer_of(list(given)) == trainer
+    rows, _ = gathered(Path("log"), [(1, given)])
+    assert rows == [pytest.approx({"step": 1, **ours})]
+
+
+def test_every_name_of_a_table_is_one_of_ours_or_of_trl() -> None:
+    ours = {*names.TRL.values(), *names.VERL.values(), *names.ANSWERS}
+    for table in engines.VALUES.values():
+        assert set(table.values()) <= ours
+
+
+@pytest.mark.parametrize("trainer", engines.VALUES)
+def test_explain_reads_it_and_never_says_that_all_is_usual_without_all_three(
+    trainer, tmp_path
+) -> None:
+    lines = explain(events(tmp_path, LOGGED[trainer][0]))
+    text = " ".join(lines)
+    assert lines[0].split(": ")[1].startswith(trainer)
+    whole = trainer in ("slime", "OpenRLHF", "AReaL", "torchforge")
+    assert ("Nothing unusual in what this log holds" in text) == whole, text
+    if trainer == "NeMo RL":
+        assert "nats (k3, limit" in text and "NeMo RL's own tests" in text
+        assert "the share of clipped tokens (NeMo RL logged none)" in text
+    if trainer == "ROLL":
+        assert "it cannot say, since it lacks a distance from the sampler" in text
+    if trainer == "slime":
+        assert "0.005 to 0.05 with bfloat16" in text
+
+
+def test_a_loss_of_0_is_explained_where_the_gradient_is_not_0(tmp_path) -> None:
+    given = {"train/loss": 0.0, "train/grad_norm": 0.3, "train/reward": 0.5,
+             "train/clip_ratio/region_mean": 0.0}  # fmt: skip
+    assert "The loss is 0 as it must be" in " ".join(explain(events(tmp_path / "a", given)))
+    for name, value in (("train/loss", 0.2), ("train/grad_norm", 0.0)):
+        other = events(tmp_path / name, {**given, name: value})
+        assert "as it must be" not in " ".join(explain(other))
+
+
+def test_silent_groups_are_counted_and_planned() -> None:
+    for p in (0.02, 0.3, 0.5, 0.9):
+        for share in (0.5, 0.2, 0.05):
+            found = samples_for(p, share)
+            assert silent(p, found) <= share
+            assert found == 2 or silent(p, found - 1) > share
+    assert silent(0.0, 8) == silent(1.0, 8) == 1.0
+    for wrong in (0.0, 1.0):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            samples_for(wrong, 0.3)
+    with pytest.raises(ValueError, match="1 or more"):
+        silent(0.5, 0)

@@ -98,6 +98,9 @@ class Candidates:
         return replace(self, **found)
 
 
+#: How many an engine keeps at each position where no other number is set.
+DEFAULT = 64
+
 #: The tensors of `Candidates`.
 TENSORS = tuple(f.name for f in fields(Candidates) if f.name != "partial")
 

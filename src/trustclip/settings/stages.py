@@ -289,11 +289,18 @@ class RLStage(Training):
     temperature: ToTrl[Positive] = 1.0
     """Sampling temperature."""
     top_p: ToTrl[UpToOne] = 1.0
-    """Nucleus-sampling mass; below 1, samples do not follow the policy used in the ratio."""
+    """Nucleus-sampling mass; below 1, samples follow the policy used in the ratio with `replay`
+    alone."""
     sampler: ToEngine[Annotated[Sampler, Since(before=Sampler(), same=_trained_samples)]] = (
         Sampler()
     )
     """Sample from a rounded, quantised or older copy of the policy; tiny models only."""
+    replay: ToEngine[Annotated[bool, Since(before=False)]] = False
+    """Give every token its probability among those that the sampler could draw, where top-p or
+    top-k cut it off."""
+    candidates: ToEngine[Annotated[Whole | None, Since(before=None)]] = None
+    """Likeliest tokens of the sampler kept at each position, for `centered` and drift/*; 64 where
+    the method needs them, else none, when unset."""
     brake: ToEngine[Brake] = Brake()
     """Scale an update's learning rate by the effective sample size of its completions (VCPO)."""
     mask_truncated_completions: ToTrl[bool] = False

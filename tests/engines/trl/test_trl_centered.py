@@ -174,3 +174,76 @@ def test_what_cannot_give_candidates_is_refused_in_one_sentence(tmp_path, settin
     with pytest.raises(ValueError, match="candidates") as error:
         build(tmp_path, method="centered", **settings)
     assert words in str(error.value)
+
+
+CUTS = [
+    {"decoder": "auto", "sampler": {"top_p": 0.9}},
+    {"decoder": "auto", "sampler": {"top_p": 0.9, "top_k": 20, "dtype": "bfloat16"}},
+    {"decoder": "transformers", "top_p": 0.9},
+    {"decoder": "transformers", "top_k": 5, "min_p": 0.05, "lora": True},
+]
+
+
+@pytest.mark.parametrize("settings", CUTS, ids=str)
+def test_a_cut_that_is_replayed_leaves_ratios_of_one(tmp_path, settings):
+    """Trainer against sampler on fresh samples; without it the kept mass is the ratio."""
+    settings = {"max_steps": 3, "num_iterations": 1, "allow_inert": True, **settings}
+    torch.manual_seed(0)
+    plain = constrained(tmp_path / "a", "icepop", **settings)
+    run = constrained(tmp_path / "b", "icepop", replay=True, **settings)
+    rounds = "dtype" in settings.get("sampler", {})
+    assert max(run.column("trustclip/sampler/abs")) < (1e-2 if rounds else 1e-5)
+    assert min(plain.column("trustclip/sampler/abs")) > 2e-2
+    assert all(math.isfinite(norm) and norm > 0 for norm in run.grad_norms)
+
+
+def test_a_replayed_update_has_the_gradient_over_the_kept_tokens(tmp_path):
+    """Of importance weights within the kept sets, in the second update of a generation."""
+    cut = {"decoder": "transformers", "top_k": 12, "replay": True}
+    trainer = build(tmp_path, method="importance_sampling", num_iterations=2, **cut)
+    model = trainer.model
+    before, _ = fresh_model()
+    torch.manual_seed(4)
+    model.train()
+    inputs = trainer._generate_and_score_completions([{"prompt": "1+2="}] * 16)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    trainer.state.global_step += 1
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.compute_loss(model, inputs).backward()
+    got = {name: x.grad.clone() for name, x in model.named_parameters()}
+    model.zero_grad()
+    with torch.no_grad():
+        old = dense(before, inputs, trainer.temperature)
+        outside = old < old.topk(12).values[..., -1:]
+    p, old = (
+        x.masked_fill(outside, -torch.inf).log_softmax(dim=2)
+        for x in (dense(model, inputs, trainer.temperature), old)
+    )
+    y = inputs["completion_ids"][..., None]
+    w = (p.gather(2, y) - old.gather(2, y)).squeeze(2).exp()
+    loss = -(w * inputs["advantages"][:, None] * inputs["completion_mask"])
+    (loss.sum() / (len(y) * trainer.max_completion_length)).backward()
+    want = {name: x.grad for name, x in model.named_parameters()}
+    size = math.sqrt(sum((x**2).sum().item() for x in want.values()))
+    for name, x in want.items():
+        torch.testing.assert_close(got[name] / size, x / size, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "nothing to replay"),
+        ({"top_p": 0.9, "beta": 0.1}, "`replay` and `beta`"),
+        ({"top_p": 0.9, "method": "full_kl"}, "'full_kl' is over all tokens"),
+        ({"top_p": 0.9, "candidates": 8}, "leave `candidates` out"),
+        ({"top_p": 0.9, "head": "trl"}, "`replay` needs the tokens that the sampler kept: head="),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_replayed_is_refused_in_one_sentence(tmp_path, settings, words):
+    with pytest.raises(ValueError) as error:
+        build(tmp_path, **{"method": "atr", "replay": True, **settings})
+    assert words in str(error.value)

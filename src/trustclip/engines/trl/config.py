@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.brake import Brake, as_brake
+from trustclip.constraints.candidates import DEFAULT
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.constraints.shadow import shadow_methods
 from trustclip.durable.mirror import check_url
@@ -13,7 +14,7 @@ from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.schedule import Schedule
-from trustclip.engines.trl.scoring.candidates import DEFAULT
+from trustclip.engines.trl.likeliest import KEPT
 from trustclip.engines.trl.upstream import GRPOConfig
 from trustclip.head.product import MOST_SKIPPED
 from trustclip.support.names import unknown
@@ -69,6 +70,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
         policy in training (`trustclip.constraints.candidates`). A number of the vocabulary's size
         or more is all of it, exactly. When None, 64 for a method that needs them, and 0, none, for
         others. Needs trustclip's head.
+      replay: give every token its probability among the tokens that the sampler could draw there,
+        where top-p, top-k or min-p cut it off, so that trainer and sampler agree. These tokens
+        then are the candidates. Needs trustclip's head.
       brake: a mapping of the fields of `trustclip.constraints.brake.Brake`: the learning rate
         follows the effective sample size of the completions. Logged as ``trustclip/brake``.
       share_prompts: score all completions of a prompt in a batch in one pass over that prompt, and
@@ -134,6 +138,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
     candidates: int | None = field(
         default=None, metadata={"help": "Likeliest tokens kept at each position, for centering."}
     )
+    replay: bool = field(
+        default=False, metadata={"help": "Score tokens among those that the sampler kept."}
+    )
     brake: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Scale the learning rate by ESS: JSON of rule, reference."}
     )
@@ -193,7 +200,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
         return as_brake(self.brake)
 
     def kept_candidates(self) -> int:
-        """How many of the sampler's likeliest tokens are kept at each position."""
+        """How many of the sampler's likeliest tokens are kept at each position, or `KEPT`."""
+        if self.replay:
+            return KEPT
         needed = "candidates" in self.constraint().requires
         return DEFAULT * needed if self.candidates is None else self.candidates
 
@@ -243,6 +252,28 @@ def _no_candidates(args: ConstrainedGRPOConfig) -> Iterator[str]:
             "vLLM and continuous batching return that of the sampled token alone; leave use_vllm "
             "and use_transformers_continuous_batching out"
         )
+
+
+def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
+    """Why the sampler's cut cannot be replayed under these settings, each as a sentence."""
+    if not args.replay:
+        return
+    if args.candidates is not None:
+        yield "`candidates` are the sampler's kept tokens under `replay`: leave `candidates` out."
+    elif "candidates" not in (given := supply(args)).fields:
+        yield f"`replay` needs the tokens that the sampler kept: {given.missing['candidates']}."
+    own = args.sampling()
+    if not any((args.top_p < 1, args.top_k, args.min_p, own.top_p < 1, own.top_k)):
+        yield (
+            "`replay` has nothing to replay: no token is cut off; set top_p, top_k or min_p, or "
+            "leave `replay` out."
+        )
+    if args.beta:
+        yield "`replay` and `beta` compare policies over different sets of tokens: leave one out."
+    exact = [name for name in chosen.requires if name.startswith(("kl_", "top_k_"))]
+    if exact or args.exact_kl_every:
+        what = f"{chosen.name!r}" if exact else "`exact_kl_every`"
+        yield f"{what} is over all tokens, `replay` trains on a part of them: leave one out."
 
 
 def undecodable(args: ConstrainedGRPOConfig) -> Iterator[str]:
@@ -302,6 +333,7 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         yield problem
     elif args.candidates and "candidates" not in given.fields:
         yield f"`candidates` cannot be kept: {given.missing['candidates']}."
+    yield from _no_replay(args, chosen)
     if args.braking().on and "logp_rollout" not in (given := supply(args)).fields:
         yield f"`brake` weighs completions by the sampler, and {given.missing['logp_rollout']}."
     reason = next(iter([*undecodable(args), *_cut_off(args)]), None)

@@ -105,7 +105,9 @@ def check_sampler(trainer: Any) -> None:
 def _check_candidates(trainer: Any) -> None:
     if not trainer.args.kept_candidates():
         return
-    needy = trainer.method.name if "candidates" in trainer.method.requires else "candidates"
+    needy = "replay" if trainer.args.replay else "candidates"
+    if "candidates" in trainer.method.requires:
+        needy = trainer.method.name
     reasons = [f"trustclip's head does not serve this model: {reason}" for reason in _head(trainer)]
     if trainer.rollout_func is not None:
         reasons.append("rollout_func returns that of the sampled token alone")
@@ -208,6 +210,8 @@ def _foresight(trainer: Any) -> Iterator[str]:
         yield f"{method.name!r} needs `{measured[0]}`, which is measured after the pass"
     if trainer.loss_type not in LOSS_TYPES:
         yield f"loss_type={trainer.loss_type!r} weighs tokens by their log-probabilities"
+    if trainer.args.replay:
+        yield "log-probabilities are over the kept tokens"
     if trainer.beta:
         yield "the KL penalty has a gradient of its own"
     if trainer._entropy_bonus_enabled:

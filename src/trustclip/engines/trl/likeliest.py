@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+#: In place of a number: all tokens that can be drawn.
+KEPT = -1
 
 
 class Likeliest(NamedTuple):
@@ -32,26 +36,44 @@ def likeliest(logps: Tensor, k: int) -> Likeliest:
 
     Args:
       logps: normalised; -inf where cut off. Shape [rows, vocabulary].
-      k: how many; all of them, in their order, where k is the vocabulary's size or more.
+      k: how many; all of them, in their order, where k is the vocabulary's size or more; `KEPT` for
+        those that can be drawn, as many as the row with the most has.
 
     Example:
       >>> found = likeliest(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]).log(), 2)
       >>> found.ids[0].tolist(), found.complete.tolist()
       ([1, 2], [False, True])
     """
+    drawable = logps.isfinite().sum(dim=1)  # [rows]
+    if k == KEPT:
+        k = int(drawable.max())
+        top, ids = logps.topk(k, dim=1)
+        return Likeliest(ids.int(), top, torch.ones_like(drawable, dtype=torch.bool))
     if k >= logps.shape[1]:
         none = logps.new_empty(len(logps), 0, dtype=torch.int32)
         return Likeliest(none, logps, torch.ones_like(logps[:, 0], dtype=torch.bool))
     top, ids = logps.topk(k, dim=1)
-    return Likeliest(ids.int(), top, logps.isfinite().sum(dim=1) <= k)
+    return Likeliest(ids.int(), top, drawable <= k)
+
+
+def joined(steps: Sequence[Likeliest]) -> Likeliest:
+    """One after another, those with fewer tokens filled up."""
+    found = []
+    for parts, fill in zip(zip(*steps, strict=True), (0, -torch.inf, True), strict=True):
+        if parts[0].dim() > 1:
+            most = max(part.shape[1] for part in parts)
+            parts = [F.pad(part, (0, most - part.shape[1]), value=fill) for part in parts]
+        found.append(torch.cat(list(parts)))
+    return Likeliest(*found)
 
 
 def padded(rows: Sequence[Likeliest], length: int, device: torch.device) -> Likeliest:
     """Completions of different lengths as [batch, length, ...]; behind the end is no candidate."""
-    fills = (0, -torch.inf, True)
+    whole = joined(rows)
+    lengths = [len(row.complete) for row in rows]
     found = []
-    for parts, fill in zip(zip(*rows, strict=True), fills, strict=True):
-        whole = pad_sequence(list(parts), batch_first=True, padding_value=fill)
-        more = whole.new_full((len(whole), length - whole.shape[1], *whole.shape[2:]), fill)
-        found.append(torch.cat([whole, more], dim=1).to(device))
+    for part, fill in zip(whole, (0, -torch.inf, True), strict=True):
+        batch = pad_sequence(part.split(lengths), batch_first=True, padding_value=fill)
+        more = batch.new_full((len(batch), length - batch.shape[1], *batch.shape[2:]), fill)
+        found.append(torch.cat([batch, more], dim=1).to(device))
     return Likeliest(*found)

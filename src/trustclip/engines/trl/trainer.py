@@ -330,10 +330,11 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         ids = None if sampler is None else sampler.ids
         with self._leaving_between_passes(model), candidates.asking(self._request, ids) as asked:
             logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
-        logps = logps if known is None else known
         further = None if asked is None else asked.logps
-        if known is not None and sampler is not None:
-            further = sampler.logps
+        if known is not None:
+            logps, further = known, None if sampler is None else sampler.logps
+        elif self.args.replay and further is not None and sampler is not None:
+            logps, further = candidates.replayed(logps, further, sampler.logps)
         of_pass = Seen(logps, seen[0] if seen else None, entropies if entropy else None, further)
         phase.passes.append(of_pass)
         return logps, entropies, aux
@@ -370,6 +371,11 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         ids = ids if ids is None or rows is None else ids[rows]
         with told, candidates.asking(self._request, ids) as asked:
             logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
+        further = None if asked is None else asked.logps
+        if self.args.replay and further is not None:
+            rollout = inputs[candidates.CANDIDATES[1]]
+            rollout = rollout if rows is None else rollout[rows]
+            logps, further = candidates.replayed(logps, further, rollout)
         unwrapped = self.accelerator.unwrap_model(self.model)
         new = seen[0] if seen else None
         kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
@@ -378,8 +384,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if on_policy:
             inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
         measured = {"entropy": entropies.detach(), **kl}
-        if asked is not None:
-            measured["candidates"] = candidates.of_inputs(inputs, asked.logps, rows, on_policy)
+        if further is not None:
+            measured["candidates"] = candidates.of_inputs(inputs, further, rows, on_policy)
         phase.gate = self._constrain(inputs, logps.detach(), measured)
         self._measure(phase, rows)
         return logps, entropies, aux

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from trustclip.constraints.candidates import DEFAULT
 from trustclip.head.exact import CHUNK_LOGITS
 from trustclip.head.product import KEPT, TILE_LOGITS
 from trustclip.recipes.checks import schedule_of
@@ -140,6 +141,7 @@ def estimate(
         Part("output head", head, ("backward",)),
         Part("rollout buffer", 48 * samples * length),
         *_exact_kl(text, settings, found, (samples, length), device, head),
+        *_candidates(text, settings, samples),
         *_generation(text, settings, found, samples, prompt_length),
     ]
     whole = Memory(tuple(parts)).peak
@@ -199,6 +201,23 @@ def _exact_kl(
         Part("old output head", found.head),
         # Freed before the head's backward pass begins, which takes the same memory.
         Part("exact KL", max(0, 8 * min(CHUNK_LOGITS[device], logits) - head), ("backward",)),
+    ]
+
+
+def _candidates(text: Any, settings: RLStage, samples: int) -> list[Part]:
+    """The sampler's likeliest tokens, or those it kept, and their working memory."""
+    needed = "candidates" in settings.method.requires
+    k = DEFAULT * needed if settings.candidates is None else settings.candidates
+    if settings.replay:  # how many top-p keeps is known only while it samples
+        k = settings.sampler.top_k or text.vocab_size
+    if not k:
+        return []
+    k, length = min(k, text.vocab_size), settings.max_completion_length
+    once = settings.per_device_train_batch_size * length * k
+    return [
+        Part("candidates", 12 * samples * length * k),
+        # Log-probabilities, coefficients and their gradients in float32.
+        Part("candidates being scored", 24 * once, ("backward",)),
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trustclip.engines.trl.likeliest import Likeliest, likeliest
+from trustclip.engines.trl.likeliest import Likeliest, joined, likeliest
 from trustclip.engines.trl.sampling.llama import merged, unlike_llama
 from trustclip.engines.trl.scoring.hidden import language_model
 
@@ -333,9 +333,8 @@ class _Batch:
             return [None] * len(lengths)
         # Steps hold the living rows in ascending order: a stable sort by row restores the time.
         order = torch.cat([rows for rows, _ in self._further]).argsort(stable=True)
-        steps = zip(*(step for _, step in self._further), strict=True)
-        whole = Likeliest(*(torch.cat(parts)[order] for parts in steps))
-        parts = zip(*(part.split(lengths) for part in whole), strict=True)
+        whole = joined([step for _, step in self._further])
+        parts = zip(*(part[order].split(lengths) for part in whole), strict=True)
         return [Likeliest(*one) for one in parts]
 
 

@@ -23,7 +23,7 @@ from transformers.generation.logits_process import (
 )
 
 from trustclip.constraints.batch import TokenBatch
-from trustclip.engines.trl.likeliest import Likeliest, likeliest
+from trustclip.engines.trl.likeliest import Likeliest, joined, likeliest
 
 #: Settings of sampling that are applied here, in the order of Transformers, and their off values.
 _APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {
@@ -213,5 +213,4 @@ class Recorder(LogitsProcessor):
 
     def likeliest(self, row: int) -> Likeliest:
         """The likeliest tokens of a completion. Shapes [new tokens, ...]."""
-        steps = zip(*self._further, strict=True)
-        return Likeliest(*(torch.stack([step[row] for step in parts]) for parts in steps))
+        return joined([Likeliest(*(part[row, None] for part in step)) for step in self._further])

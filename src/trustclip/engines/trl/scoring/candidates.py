@@ -24,10 +24,6 @@ CANDIDATES = (
     "further_logp_old",
 )
 
-#: How many a method gets that needs them, where no other number is set; vocabularies of up to so
-#: many tokens are covered whole.
-DEFAULT = 64
-
 
 @dataclass
 class Asked:
@@ -106,3 +102,22 @@ def pull(gradient: Tensor, logps: Tensor) -> Tensor:
     with torch.enable_grad():
         moved = torch.where(gradient == 0, 0.0, logps - logps.detach())
         return (gradient.to(logps.dtype) * moved).sum(dim=2)
+
+
+def replayed(logps: Tensor, further: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Log-probabilities over the set that the sampler kept, $z_y - \log\sum_{v \in S} e^{z_v}$.
+
+    Args:
+      logps: of the sampled tokens over the whole vocabulary, nats. Shape [batch, time].
+      further: of the kept tokens. Shape [batch, time, k].
+      rollout: those under the sampler; -inf where there are fewer. Shape [batch, time, k].
+
+    Returns:
+      The first two over the kept set; as they are where none is known.
+    """
+    kept = rollout.isfinite()
+    among = torch.where(kept, further, -torch.inf)
+    some = kept.any(dim=2)  # [batch, time]
+    mass = torch.where(some[..., None], among, 0.0).logsumexp(dim=2)
+    mass = torch.where(some, mass, 0.0)
+    return logps - mass, further - mass[..., None]

@@ -93,30 +93,6 @@ def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request
     request = Request(skip=skip)
     inner = language_model(model)
     before, linear = inner.forward, inner.get_output_embeddings()
-    scale, cap = logit_changes(model)
-
-    def of_labels(
-        self: Any,
-        states: Tensor,
-        labels: Tensor | None = None,
-        plan: Plan | None = None,
-        further: Tensor | None = None,
-    ) -> Any:
-        if labels is None or plan is None:
-            return type(self).forward(self, states)
-        head = Head.of(
-            *(self.weight, self.bias),
-            temperature=temperature,
-            scale=scale,
-            softcap=cap,
-            skip=request.skip if torch.is_grad_enabled() else 0.0,
-        )
-        scores = scored(head, states, labels, plan)
-        more = None
-        if further is not None:
-            ids = further if further.shape[1] else None
-            more = further_logps(states, head, labels, scores.logp, ids)
-        return *scores, more  # a plain tuple: hooks of modules look into it
 
     @functools.wraps(type(inner).forward)  # `generate` checks its arguments against the signature
     def forward(
@@ -154,6 +130,38 @@ def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request
             request.scores.append(scores)
         return Scored(scores.logp, scores.entropy)
 
+    of_labels = _scoring(request, temperature, *logit_changes(model))
     linear.forward = types.MethodType(of_labels, linear)
     inner.forward = types.MethodType(forward, inner)
     return request
+
+
+def _scoring(
+    request: Request, temperature: float, scale: float, cap: float | None
+) -> Callable[..., Any]:
+    """The forward pass of an output head that scores labels where it is given some."""
+
+    def of_labels(
+        self: Any,
+        states: Tensor,
+        labels: Tensor | None = None,
+        plan: Plan | None = None,
+        further: Tensor | None = None,
+    ) -> Any:
+        if labels is None or plan is None:
+            return type(self).forward(self, states)
+        head = Head.of(
+            *(self.weight, self.bias),
+            temperature=temperature,
+            scale=scale,
+            softcap=cap,
+            skip=request.skip if torch.is_grad_enabled() else 0.0,
+        )
+        scores = scored(head, states, labels, plan)
+        more = None
+        if further is not None:
+            ids = further if further.shape[1] else None
+            more = further_logps(states, head, labels, scores.logp, ids)
+        return *scores, more  # a plain tuple: hooks of modules look into it
+
+    return of_labels

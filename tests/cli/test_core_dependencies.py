@@ -130,6 +130,8 @@ ANSWERS = {
     "suite suite.yaml --on ray": "ray",
     "recipes": None,
     "schema": None,
+    "init --model tiny --dataset arithmetic": "train",
+    "try tiny --dataset arithmetic": "train",
     "arena arena.yaml --dry-run": None,
     "report runs/a": "report",
     "tokens tokens.jsonl": None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 from pydantic import TypeAdapter, ValidationError
 
-from trustclip.cli.options import Option, help_of, options_of
+from trustclip.cli.options import EXAMPLES, Option, help_of, options_of
 from trustclip.support.checked import explain
 from trustclip.support.names import nearest, unknown
 from trustclip.support.terminal import say
@@ -29,36 +29,6 @@ Command = Callable[[Sequence[str]], int]
 
 #: Words that may follow a switch.
 _TRUTH = ("true", "false", "yes", "no", "on", "off", "1", "0")
-
-#: What follows the options of an experiment command: how they are used.
-EXAMPLES = {
-    "demo": """\
-examples:
-  trustclip demo
-  trustclip demo --method clip_higher --method.high 0.3 --seed 3""",
-    "sft": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU.
-
-examples:
-  trustclip sft --preset tiny
-  trustclip sft --model Qwen/Qwen3-1.7B --dataset solved.jsonl --output-dir runs/sft""",
-    "rl": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU;
---method.NAME VALUE sets a hyper-parameter of the method (trustclip methods lists both), and
---trl.NAME VALUE any other field of TRL's GRPOConfig.
-
-examples:
-  trustclip rl --preset tiny --method clip --method.epsilon 0.1
-  trustclip rl --model Qwen/Qwen3-1.7B --dataset problems.jsonl --output-dir runs/rl
-  trustclip rl ... --reward rewards.py:polite --columns.prompt question""",
-    "eval": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU.
-
-examples:
-  trustclip eval --preset tiny
-  trustclip eval --model runs/rl/final --tasks amc23,aime24 --output-dir runs/eval
-  trustclip compare runs/eval runs/eval-other""",
-}
 
 
 def require(*packages: str) -> None:
@@ -220,7 +190,7 @@ def _converted(one: Option, texts: Sequence[str], see: str) -> Any:
     return tuple(values) if one.many else values[0]
 
 
-def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
+def settings(cls: type[T], argv: Sequence[str], command: str, first: str = "") -> T:
     """Parse the settings of an experiment command; ``--help`` prints the options and exits.
 
     Args:
@@ -228,6 +198,7 @@ def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
       argv: arguments after the command: options by name, ``--preset NAME``, ``--method.NAME
         VALUE`` for a hyper-parameter and ``--trl.NAME VALUE`` for a field of TRL.
       command: name of the command.
+      first: the setting that an argument without a name is.
 
     Raises:
       ValueError: all errors, as `trustclip.recipes.files.build` reports them.
@@ -240,6 +211,8 @@ def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
     rest, name = taken(list(argv), "--preset")
     content = {} if name is None else preset(command, name)
     positional, changes = changes_of(rest, cls)
+    if positional and first and first not in changes:
+        changes[first] = positional.pop(0)
     if positional:
         raise ValueError(f"unexpected argument {positional[0]!r}; see trustclip {command} --help.")
     return build(cls, content, Source(changes=changes))

@@ -33,6 +33,8 @@ from trustclip.support.text import harmless
 #: Those of other distributions: `trustclip.cli.registry`.
 COMMANDS = {
     "demo": ("experiments", "a small policy learns under a constraint, on a CPU, in minutes"),
+    "init": ("start", "a first recipe from a model and data, its dry run and the commands"),
+    "try": ("start", "a few completions of a model: prompt, answer, reward, length, speed"),
     "sft": ("experiments", "fine-tune a model on worked solutions"),
     "rl": ("experiments", "train a model on verified rewards under a constraint"),
     "eval": ("experiments", "Mean@K and Pass@K of a model on problem sets, with intervals"),
@@ -64,7 +66,7 @@ COMMANDS = {
 NEEDED = ("yaml", "rich", "scipy")
 #: The extra to install for a command that needs more than ``cli``, which all of these include.
 EXTRAS: dict[str, str] = dict.fromkeys(
-    ("demo", "sft", "rl", "eval", "run", "suite", "grade"), "train"
+    ("demo", "init", "try", "sft", "rl", "eval", "run", "suite", "grade"), "train"
 )
 EXTRAS["report"] = EXTRAS["microscope"] = "report"
 
@@ -180,7 +182,7 @@ def _done(name: str, rest: Sequence[str]) -> int:
 def function_of(name: str) -> Callable[[Sequence[str]], int]:
     """The function that is a command."""
     module = importlib.import_module(_module(name))
-    return getattr(module, "evaluate" if name == "eval" else name)
+    return getattr(module, {"eval": "evaluate", "try": "attempt"}.get(name, name))
 
 
 def _module(name: str) -> str:

@@ -21,6 +21,47 @@ from trustclip.support.jsonl import plain
 _WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 
 
+#: What follows the options of an experiment command: how they are used.
+EXAMPLES = {
+    "demo": """\
+examples:
+  trustclip demo
+  trustclip demo --method clip_higher --method.high 0.3 --seed 3""",
+    "init": """\
+examples:
+  trustclip init
+  trustclip init --model smollm2 --dataset word-sums
+  trustclip init mine.yaml --model Qwen/Qwen3-0.6B --dataset sums.jsonl --columns.problem text""",
+    "try": """\
+examples:
+  trustclip try smollm2 --dataset word-sums
+  trustclip try Qwen/Qwen3-0.6B --dataset problems.jsonl@[:100] --columns.prompt question --n 16
+  trustclip try recipe.yaml --n 16 --each 8""",
+    "sft": """\
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU.
+
+examples:
+  trustclip sft --preset tiny
+  trustclip sft --model Qwen/Qwen3-1.7B --dataset solved.jsonl --output-dir runs/sft""",
+    "rl": """\
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU;
+--method.NAME VALUE sets a hyper-parameter of the method (trustclip methods lists both), and
+--trl.NAME VALUE any other field of TRL's GRPOConfig.
+
+examples:
+  trustclip rl --preset tiny --method clip --method.epsilon 0.1
+  trustclip rl --model Qwen/Qwen3-1.7B --dataset problems.jsonl --output-dir runs/rl
+  trustclip rl ... --reward rewards.py:polite --columns.prompt question""",
+    "eval": """\
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU.
+
+examples:
+  trustclip eval --preset tiny
+  trustclip eval --model runs/rl/final --tasks amc23,aime24 --output-dir runs/eval
+  trustclip compare runs/eval runs/eval-other""",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Option:
     """One option, or one argument without a name.

@@ -110,3 +110,51 @@ def _share(row: Mapping[str, Any], name: str) -> float:
 
 def _at(limit: object) -> str:
     return f" at {limit} tokens" if isinstance(limit, int) else ""
+
+
+def of_trial(
+    cut: list[bool], answers: list[object], groups: list[list[float | None]]
+) -> Iterator[Finding]:
+    """What a few completions say before anything is trained; nothing if they look as they should.
+
+    Args:
+      cut: of each completion, whether the length limit ended it.
+      answers: the answer read from each; None for none.
+      groups: rewards of the completions of each problem.
+
+    Example:
+      >>> [found.text for found in of_trial([True] * 4, [None] * 4, [[0.0, 0.0], [0.0, 0.0]])]
+      ['4 of 4 completions are cut off at the limit. Raise max_tokens (max_completion_length of a \
+training), or ask for less.']
+    """
+    many, empty = len(cut), answers.count(None)
+    equal = sum(len(set(group)) == 1 for group in groups if len(group) > 1)
+    if sum(cut) > many / 2:
+        yield Finding(
+            "start/cut_off",
+            "fault" if sum(cut) >= HOPELESS * many else "warning",
+            f"{sum(cut)} of {many} completions are cut off at the limit.",
+            {"truncated": sum(cut) / many},
+            "raise max_tokens (max_completion_length of a training), or ask for less.",
+        )
+    elif empty > many / 2:
+        yield Finding(
+            "start/no_answer",
+            "fault" if empty >= HOPELESS * many else "warning",
+            f"{empty} of {many} completions hold no answer that can be read.",
+            {"no_answer": empty / many},
+            "ask for the format in the prompt (prompt.system), say where the answer stands "
+            "(prompt.answer), or fine-tune on it first (sft).",
+        )
+    elif equal and equal == sum(len(group) > 1 for group in groups):
+        value = {reward for group in groups for reward in group}
+        level = f", all of them {value.pop():g}" if len(value) == 1 and None not in value else ""
+        yield Finding(
+            "start/equal_rewards",
+            "warning",
+            f"Within each of {equal} problems the rewards are equal{level}: such groups teach "
+            "nothing.",
+            {"equal": equal / len(groups)},
+            "look at more (--n 32 --each 8); if it stays so, take problems that are solved "
+            "sometimes but not always, or fine-tune first (sft).",
+        )

@@ -20,8 +20,10 @@ from trustclip.rewards.chosen import RESERVED
 from trustclip.settings.stages import (
     DemoSettings,
     EvalStage,
+    InitSettings,
     RLStage,
     SFTStage,
+    TrySettings,
     source_of,
 )
 from trustclip.support.names import nearest
@@ -54,6 +56,20 @@ def _(settings: str) -> Iterator[Complaint]:
     from trustclip.recipes.models import check_model
 
     yield from _of((), lambda: check_model(settings))
+
+
+@complaints.register
+def _(settings: TrySettings) -> Iterator[Complaint]:
+    yield from _source(settings.dataset, settings.split, settings.columns)
+    yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
+
+
+@complaints.register
+def _(settings: InitSettings) -> Iterator[Complaint]:
+    if settings.dataset is not None:
+        yield from _source(settings.dataset, None, settings.columns)
+    yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
+    yield from _of(("method",), lambda: limits.check(settings.method, "TRL"))
 
 
 @complaints.register
@@ -219,6 +235,10 @@ def schedule_of(settings: RLStage) -> Schedule:
 
 def _vllm(settings: Any) -> Iterator[str]:
     """What vLLM refuses of the arguments of its engine."""
+    backend = getattr(settings, "backend", "transformers")
+    if backend != "transformers" and settings.dtype != "auto":
+        instead = "set --vllm.dtype" if backend == "vllm" else "the server has its own"
+        yield f"`dtype` is that of Transformers, and `backend` is {backend}: {instead}."
     if not (arguments := getattr(settings, "vllm", None)):
         return
     if settings.backend != "vllm":
@@ -238,6 +258,17 @@ def refuse(settings: Any) -> None:
     found = [*(text for _, text in complaints(settings)), *absent(settings), *_vllm(settings)]
     if getattr(settings, "backend", None) != "openai":
         found += [text for _, text in complaints(settings.model)]
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def refuse_sources(settings: Any) -> None:
+    """Raise one error that lists all problems of a command's settings and of its model's name.
+
+    Raises:
+      ValueError: all `complaints`.
+    """
+    found = [text for of in (settings, settings.model) for _, text in complaints(of)]
     if found:
         raise ValueError("\n".join(found))
 

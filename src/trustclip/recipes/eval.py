@@ -111,5 +111,5 @@ def open_backend(settings: EvalSettings) -> Backend:
             )
         engine = Engine(settings.vllm, settings.output_dir / "vllm.log")
         return VLLM(base_of(settings.model), sampling, settings.style, settings.seed, engine)
-    model, tokenizer = load_model(settings.model, settings.style, settings.seed)
+    model, tokenizer = load_model(settings.model, settings.style, settings.seed, settings.dtype)
     return Local(model, tokenizer, sampling, settings.batch_size)

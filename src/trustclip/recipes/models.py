@@ -11,6 +11,7 @@ from trustclip.durable.store import same_mode, writing_to
 from trustclip.recipes.gguf import PRETRAINED, check_gguf, converted, gguf_of
 from trustclip.recipes.prompting import FILE
 from trustclip.recipes.tiny import BUILT_IN, tiny_model, tiny_tokenizer
+from trustclip.settings.stages import Dtype
 from trustclip.support.flush import flush_tree
 from trustclip.support.jsonl import write_json
 from trustclip.support.names import nearest
@@ -172,11 +173,12 @@ def check_tokenizer(tokenizer: Any, config: Any, name: str) -> None:
         )
 
 
-def load_model(name: str, prompt_style: str | PromptStyle, seed: int = 0) -> tuple[Any, Any]:
+def load_model(
+    name: str, prompt_style: str | PromptStyle, seed: int = 0, dtype: Dtype = "auto"
+) -> tuple[Any, Any]:
     """Model and tokenizer, ready to generate and to train.
 
-    Weights come in bfloat16 on a GPU and in float32 on a CPU. A tokenizer without a chat template
-    gets that of the prompt style.
+    A tokenizer without a chat template gets that of the prompt style.
 
     Args:
       name: folder, GGUF file, hub id, one of `PRETRAINED`, or one of `BUILT_IN` for a fresh,
@@ -184,6 +186,7 @@ def load_model(name: str, prompt_style: str | PromptStyle, seed: int = 0) -> tup
         base model.
       prompt_style: see `trustclip.tasks.prompts`.
       seed: of the weights of a built-in model.
+      dtype: of the weights; "auto" is bfloat16 on a GPU and float32 on a CPU.
 
     Returns:
       A Hugging Face causal language model and its tokenizer.
@@ -194,8 +197,8 @@ def load_model(name: str, prompt_style: str | PromptStyle, seed: int = 0) -> tup
     """
     check_model(name)
     if name in BUILT_IN:
-        return tiny_model(seed, **BUILT_IN[name])
-    import torch
+        model, tokenizer = tiny_model(seed, **BUILT_IN[name])
+        return (model if dtype == "auto" else model.to(precision(dtype))), tokenizer
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -203,10 +206,10 @@ def load_model(name: str, prompt_style: str | PromptStyle, seed: int = 0) -> tup
 
     adapter, base = adapter_of(name), base_of(name)
     words = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    kind = precision(dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(words, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, trust_remote_code=False)
         if adapter is not None:
             model = _merged(model, adapter[0])
     except UnpicklingError as error:
@@ -224,6 +227,20 @@ def load_model(name: str, prompt_style: str | PromptStyle, seed: int = 0) -> tup
     tokenizer.padding_side = "left"
     set_chat_template(tokenizer, prompt_style)
     return model, tokenizer
+
+
+def precision(dtype: Dtype) -> Any:
+    """The type of PyTorch's that a setting `dtype` means on this machine.
+
+    Example:
+      >>> precision("bfloat16")
+      torch.bfloat16
+    """
+    import torch
+
+    if dtype == "auto":
+        return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    return getattr(torch, dtype)
 
 
 def load_tokenizer(name: str, prompt_style: str | PromptStyle) -> Any:

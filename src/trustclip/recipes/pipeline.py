@@ -181,7 +181,11 @@ def _tuned(recipe: Recipe, run: RunDirectory, problems: Sequence[Problem], conso
         return recipe.model
     folder = run.path / "sft"
     settings = SFTSettings(
-        model=recipe.model, output_dir=folder, seed=recipe.seed, **vars(recipe.sft)
+        model=recipe.model,
+        output_dir=folder,
+        seed=recipe.seed,
+        dtype=recipe.dtype,
+        **vars(recipe.sft),
     )
     done = tuned(settings, console, problems)
     if not done.summary.get("finished"):

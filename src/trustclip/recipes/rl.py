@@ -113,11 +113,11 @@ def starting_model(
     """
     if place.model not in BUILT_IN:
         told(console, f"loading {place.model}")
-        return load_model(place.model, style, place.seed)
+        return load_model(place.model, style, place.seed, place.dtype)
     from trustclip.recipes.sft import prime
 
     primed = prime(run.path / "sft", place.model, place.seed, console)
-    return load_model(str(primed), style)
+    return load_model(str(primed), style, dtype=place.dtype)
 
 
 @dataclass(frozen=True)

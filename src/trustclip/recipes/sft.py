@@ -81,7 +81,7 @@ def _sft(
             console.print(line, highlight=False, markup=False)
         told(console, f"sft: {settings.model} on {len(problems)} solutions, in {run.path}")
     show(console, unlike(settings.model, settings.style))
-    model, tokenizer = load_model(settings.model, settings.style, settings.seed)
+    model, tokenizer = load_model(settings.model, settings.style, settings.seed, settings.dtype)
     problems = format_examples(problems, tokenizer, settings)
     metrics = fine_tune(model, tokenizer, problems, settings, run, console)
     if metrics is None:

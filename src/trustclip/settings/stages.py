@@ -17,7 +17,16 @@ from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from trustclip.constraints.brake import Brake
 from trustclip.engines.sampler import Sampler, as_sampler
-from trustclip.settings.marks import Dotted, Extends, Neutral, Since, ToEngine, ToTrl
+from trustclip.settings.marks import (
+    Argument,
+    Dotted,
+    Extends,
+    Neutral,
+    Shown,
+    Since,
+    ToEngine,
+    ToTrl,
+)
 from trustclip.support.checked import (
     NUMBER,
     Count,
@@ -33,6 +42,7 @@ from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.prompts import Prompt, PromptStyle, styled
 
 Style = Literal["solution", "boxed", "answer", "plain"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
@@ -152,6 +162,8 @@ class Place:
     """Run directory; the trained model is saved in its folder "final"."""
     seed: Seed = 0
     """Random seed of the whole run."""
+    dtype: Annotated[Dtype, Since(before="auto")] = "auto"
+    """Precision in which the model is loaded; "auto" is bfloat16 on a GPU and float32 on a CPU."""
 
 
 @checked
@@ -386,6 +398,95 @@ class EvalSettings(EvalStage, Place):
     vllm: Annotated[dict[str, Any], Dotted(), Since(before={})] = field(default_factory=dict)
     """Arguments of vLLM's engine by its own names (tensor-parallel-size, max-model-len, dtype); on
     the command line as --vllm.NAME VALUE."""
+
+
+#: What a model is asked where nobody says: to work, and to end in the answer.
+ASKED = Prompt(
+    system="Solve the problem in short steps, one a line. End with the answer alone.", answer="any"
+)
+
+
+@checked
+class TrySettings(Problems):
+    """A few completions of a model before anything is trained: prompt, answer, reward, speed.
+
+    MODEL is a folder or hub id of a model; or a recipe (.yaml), whose training is looked at.
+    """
+
+    model: Argument[Annotated[str, Shown("MODEL|RECIPE")]]
+    """Folder or hub id of the model, "tiny", "small" or "smollm2"; or a recipe file."""
+    dataset: str
+    """Problems with answers: a file, a hub id, or generated ones ("word-sums")."""
+    split: str | None = None
+    """Split of the data set, or a part of it, such as "train[:1000]"; of a file, "[:1000]"."""
+    n: Count = 8
+    """Number of completions."""
+    each: Count = 2
+    """Completions of each problem: groups with equal rewards would teach nothing."""
+    prompt_style: Style = "plain"
+    """Format of the prompt that presents a problem to the model."""
+    prompt: Prompt = ASKED
+    """A system message and a template of your own, in place of the style's."""
+    reward: Rewards = "correct"
+    """What a completion is given: the answer check ("correct"), or a reward of your own."""
+    max_tokens: Count = 256
+    """Maximum completion length in tokens."""
+    temperature: Positive = 1.0
+    """Sampling temperature; 1 is what a training samples with."""
+    top_p: UpToOne = 1.0
+    """Nucleus-sampling mass."""
+    seed: Seed = 0
+    """Random seed of problems and samples."""
+    dtype: Dtype = "auto"
+    """Precision in which the model is loaded; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+
+    @property
+    def training(self) -> RLStage:
+        """A training on the same problems with the same prompts and rewards."""
+        own = ("dataset", "split", "columns", "prompt_style", "prompt", "reward", "top_p")
+        return RLStage(
+            **{name: getattr(self, name) for name in own},
+            limit=self.limit or -(-self.n // self.each),
+            max_bad_rows=self.max_bad_rows,
+            max_completion_length=self.max_tokens,
+            temperature=self.temperature,
+        )
+
+
+@checked
+class InitSettings(Problems):
+    """Write a first recipe, with comments, and print its dry run and the commands to go on with.
+
+    What is not given is asked for, where there is a terminal.
+    """
+
+    file: Argument[Path] = Path("recipe.yaml")
+    """The recipe to write; it must not exist."""
+    model: str | None = None
+    """Folder or hub id of the model, "tiny" or "smollm2"."""
+    dataset: str | None = None
+    """Problems with answers: a file, a hub id, or generated ones ("word-sums")."""
+    tests: str | None = None
+    """Problems to evaluate on; when unset the last tenth of a file, the test split of a hub data
+    set, or other generated ones."""
+    prompt_style: Style = "plain"
+    """Format of the prompt that presents a problem to the model."""
+    prompt: Prompt = ASKED
+    """A system message and a template of your own, in place of the style's."""
+    method: Part = cast("Part", "atr")
+    """The constraint; see trustclip methods."""
+    reward: Rewards = "correct"
+    """What a completion is given: the answer check ("correct"), or a reward of your own."""
+    sft: bool = True
+    """Fine-tune on worked solutions first, where the data have them."""
+    seed: Seed = 0
+    """Random seed of the run."""
+
+    @property
+    def training(self) -> RLStage:
+        """A training on these problems, to load them and to make their prompts."""
+        own = ("columns", "prompt_style", "prompt", "method", "reward", "limit", "max_bad_rows")
+        return RLStage(dataset=self.dataset or "", **{name: getattr(self, name) for name in own})
 
 
 @checked

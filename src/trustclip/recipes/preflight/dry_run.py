@@ -139,10 +139,15 @@ def _evaluated_at(recipe: Recipe) -> set[int]:
     return {0, recipe.rl.max_steps} | _multiples(recipe.eval.every, recipe.rl.max_steps)
 
 
-def dry_run(recipe: Recipe, console: Console) -> int:
+def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     """Run `trustclip run FILE --dry-run`: plan, estimate, and the longest batch once.
 
     Data and model are loaded as the run would load them; nothing is written.
+
+    Args:
+      recipe: to be run.
+      console: gets the plan.
+      batch: whether to load the model and to run the longest batch.
 
     Returns:
       0, or 1 when the longest batch does not fit in the device's memory.
@@ -162,7 +167,7 @@ def dry_run(recipe: Recipe, console: Console) -> int:
         console.print(_plan_table(recipe, plan(recipe, processes=processes), None))
         raise
     hardest = longest(problems, tokenizer, settings)
-    memory = _estimate(config, settings, hardest, device, console)
+    memory = _estimate(config, recipe, hardest, device, console)
     made = plan(recipe, len(problems), tests, processes)
     console.print(_plan_table(recipe, made, memory))
     _preview(recipe, problems[0], tokenizer, console)
@@ -170,7 +175,7 @@ def dry_run(recipe: Recipe, console: Console) -> int:
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
     if memory is not None:
         console.print(_memory_table(memory, device))
-    return run_longest(recipe, console, hardest, memory)
+    return run_longest(recipe, console, hardest, memory) if batch else 0
 
 
 def _lacking(settings: RLStage) -> list[str]:
@@ -230,10 +235,10 @@ def _problems(recipe: Recipe, console: Console) -> tuple[Sequence[Problem], int 
 
 
 def _estimate(
-    config: Any, settings: RLStage, hardest: Longest, device: str, console: Console
+    config: Any, recipe: Recipe, hardest: Longest, device: str, console: Console
 ) -> Memory | None:
     try:
-        return estimate(config, settings, hardest.tokens, device)
+        return estimate(config, recipe.rl, hardest.tokens, device, recipe.dtype)
     except ValueError as error:
         console.print(str(error), highlight=False, markup=False)
         return None

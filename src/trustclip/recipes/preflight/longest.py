@@ -184,7 +184,7 @@ def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: 
     from trustclip.recipes.watch.callbacks import silence
 
     settings = recipe.rl
-    model, tokenizer = load_model(recipe.model, settings.style, recipe.seed)
+    model, tokenizer = load_model(recipe.model, settings.style, recipe.seed, recipe.dtype)
     silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct", overlong_cache=0)
     trainer = ConstrainedGRPOTrainer(
         model=model,

@@ -18,7 +18,7 @@ from trustclip.constraints.candidates import DEFAULT
 from trustclip.head.exact import CHUNK_LOGITS
 from trustclip.head.product import KEPT, TILE_LOGITS
 from trustclip.recipes.checks import schedule_of
-from trustclip.settings.stages import RLStage
+from trustclip.settings.stages import Dtype, RLStage
 
 #: Tile of logits that TRL's output head works on: tokens and vocabulary entries.
 TILE = 4096, 32768
@@ -92,7 +92,11 @@ class Footprint:
 
 
 def estimate(
-    model_config: Any, settings: RLStage, prompt_length: int, device: str = "cuda"
+    model_config: Any,
+    settings: RLStage,
+    prompt_length: int,
+    device: str = "cuda",
+    dtype: Dtype = "auto",
 ) -> Memory:
     """Peak memory of reinforcement learning on one device, every completion at its longest.
 
@@ -106,6 +110,7 @@ def estimate(
       settings: of the training.
       prompt_length: of the longest prompt, tokens.
       device: ``"cuda"`` (weights in bfloat16) or ``"cpu"`` (float32), as `load_model` loads them.
+      dtype: of the weights, where it is another one.
 
     Raises:
       ValueError: the architecture cannot be run on the meta device.
@@ -122,7 +127,7 @@ def estimate(
     text = model_config.get_text_config()
     batch = settings.per_device_train_batch_size
     length = prompt_length + settings.max_completion_length
-    found = footprint(model_config, settings, batch, length, device)
+    found = footprint(model_config, settings, batch, length, device, dtype)
     samples = batch * schedule_of(settings).steps_per_generation
     before_step, layers = ("backward", "step"), text.num_hidden_layers
     kept = found.kept
@@ -247,7 +252,12 @@ def _generation(
 
 
 def footprint(
-    model_config: Any, settings: RLStage, batch: int, length: int, device: str
+    model_config: Any,
+    settings: RLStage,
+    batch: int,
+    length: int,
+    device: str,
+    precision: Dtype = "auto",
 ) -> Footprint:
     """Build the model on the meta device and run a batch through it.
 
@@ -257,13 +267,15 @@ def footprint(
       batch: sequences in a micro-batch.
       length: of each sequence, tokens.
       device: see `estimate`.
+      precision: of the weights; see `estimate`.
 
     Raises:
       ValueError: the architecture cannot be run on the meta device.
     """
     from transformers import AutoModelForCausalLM
 
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    usual = "bfloat16" if device == "cuda" else "float32"
+    dtype: torch.dtype = getattr(torch, usual if precision == "auto" else precision)
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype)

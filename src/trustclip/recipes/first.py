@@ -1,0 +1,246 @@
+"""The command ``init``: a first recipe from a model and data, with comments."""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trustclip.recipes.models import load_tokenizer
+from trustclip.recipes.problems import training_problems
+from trustclip.recipes.rewarding import check_data
+from trustclip.recipes.shipped import modeline
+from trustclip.runs.directory import RunDirectory
+from trustclip.settings.stages import InitSettings, RLSettings, RLStage
+from trustclip.support.jsonl import plain
+from trustclip.support.text import one_line
+from trustclip.tasks.files import format_of
+from trustclip.tasks.generated import GENERATED
+from trustclip.tasks.problem import Problem
+from trustclip.tasks.prompts import completion, messages
+from trustclip.tasks.rows import mapped
+from trustclip.tasks.sources import open_source
+
+#: Problems whose lengths are measured; length of a completion where no solution says more.
+MEASURED, LENGTH = 200, 256
+#: Completions of each problem, and of a micro-batch.
+GROUP = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the data say of a recipe's numbers.
+
+    Args:
+      problems: number to train on.
+      solved: whether they have worked solutions.
+      prompt: longest prompt measured, tokens.
+      answer: longest solution measured, tokens; 0 without solutions.
+    """
+
+    problems: int
+    solved: bool
+    prompt: int
+    answer: int
+
+    @property
+    def completion(self) -> int:
+        """Room for a completion: twice the longest solution, a multiple of 8."""
+        return -(-2 * self.answer // 8) * 8 or LENGTH
+
+
+def lacking(dataset: str, columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Parts of a problem that a data set's first row does not show, and the columns that it has.
+
+    Args:
+      dataset: a source; of generated problems nothing is lacking.
+      columns: names given so far, by part.
+
+    Raises:
+      ValueError: no such source, or it cannot be read.
+    """
+    if dataset in GENERATED:
+        return [], []
+    *_, rules, rows = open_source(dataset, "train")
+    row = next((row for _, row, _ in rows if isinstance(row, Mapping)), {})
+    fields = mapped(rules.fields, columns)
+    parts = {"problem": fields.problem, "answer": (*fields.answer, *fields.solution)}
+    return [part for part, names in parts.items() if not _any(row, names)], list(row)
+
+
+def _any(row: Mapping[str, Any], names: Sequence[str]) -> bool:
+    return any(name.partition(".")[0] in row for name in names)
+
+
+def write_recipe(settings: InitSettings) -> Path:
+    """Write the recipe of `trustclip init`; the data are read, and no model is loaded.
+
+    Raises:
+      ValueError: the file exists, or data or a tokenizer that cannot be used.
+    """
+    if settings.file.exists():
+        raise ValueError(f"{settings.file} exists; name another file: trustclip init FILE.")
+    data, tests = sources(settings)
+    stage = settings.training
+    with tempfile.TemporaryDirectory() as folder:
+        values = vars(stage) | {"dataset": data}
+        place = {"model": settings.model, "output_dir": Path(folder), "seed": settings.seed}
+        made = RLSettings(**values, **place)
+        problems = training_problems(made, RunDirectory(Path(folder), "rl", made), settings.seed)
+    check_data(problems, stage)
+    tokenizer = load_tokenizer(settings.model or "", stage.style)
+    text = recipe_text(settings, data, tests, measured(problems, tokenizer, stage))
+    settings.file.write_text(text, encoding="utf-8")
+    return settings.file
+
+
+def sources(settings: InitSettings) -> tuple[str, str | None]:
+    """Where training and test problems come from; no tests where nothing says which.
+
+    Example:
+      >>> sources(InitSettings(dataset="sums.jsonl"))
+      ('sums.jsonl@[:90%]', 'sums.jsonl@[90%:]')
+      >>> sources(InitSettings(dataset="gsm8k")), sources(InitSettings(dataset="a.csv@[:9]"))
+      (('gsm8k', 'gsm8k'), ('a.csv@[:9]', None))
+    """
+    data = settings.dataset or ""
+    if settings.tests is not None or "@" in data:
+        return data, settings.tests
+    if format_of(Path(data)):
+        return f"{data}@[:90%]", f"{data}@[90%:]"
+    return data, data
+
+
+def measured(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Sizes:
+    """Numbers and lengths of problems, by a model's own tokens."""
+
+    def tokens(problem: Problem) -> int:
+        prompt = messages(problem.problem, stage.style)
+        made = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
+        return len(made["input_ids"])
+
+    some = problems[:MEASURED]
+    solved = all(problem.solution for problem in problems)
+    texts = [completion(problem, stage.style) for problem in some] if solved else []
+    return Sizes(
+        len(problems),
+        solved,
+        max(map(tokens, some)),
+        max((len(tokenizer(text)["input_ids"]) + 1 for text in texts), default=0),
+    )
+
+
+def recipe_text(settings: InitSettings, data: str, tests: str | None, sizes: Sizes) -> str:
+    """The recipe, with comments.
+
+    Args:
+      settings: of the command.
+      data: source of the training problems.
+      tests: source of the test problems; None for no evaluation.
+      sizes: what the data say.
+    """
+    name = settings.file.stem
+    asked = _asked(settings)
+    parts = [_HEAD.format(
+        line=modeline("recipe"), model=one_line(settings.model), data=one_line(data),
+        file=settings.file, name=_yaml(name), quoted=_yaml(settings.model),
+        output=_yaml(f"runs/{name}"), seed=settings.seed,
+    )]  # fmt: skip
+    steps = min(GROUP, sizes.problems)
+    tuning = settings.sft and sizes.solved
+    if tuning:
+        length = -(-(sizes.prompt + sizes.answer) // 8) * 8
+        parts.append(_SFT.format(data=_yaml(data), asked=asked, length=length))
+    why = "twice the longest solution" if sizes.answer else "raise it if answers are cut off"
+    numbers = {
+        "length": sizes.completion,
+        "why": why,
+        "group": GROUP,
+        "steps": steps,
+        "samples": steps * GROUP,
+        "updates": 2 * steps,
+        "total": 16 * steps,
+    }
+    chosen = {"method": _yaml(plain(settings.method)), "reward": _yaml(plain(settings.reward))}
+    limit = f"  limit: {settings.limit}\n" if settings.limit else ""
+    parts.append(_RL.format(data=_yaml(data), asked=asked, limit=limit, **chosen, **numbers))
+    if tests is None:
+        parts.append("# No test problems were named: with an eval section, scores are measured.\n")
+    else:
+        parts.append(_EVAL.format(tests=_yaml(tests), asked=asked, length=sizes.completion))
+    return "\n".join(parts)
+
+
+def _asked(settings: InitSettings) -> str:
+    """The lines of a section that say how a problem is read and asked."""
+    prompt = {key: value for key, value in vars(settings.prompt).items() if value is not None}
+    lines = [f"  prompt_style: {settings.prompt_style}"]
+    lines += [f"  prompt: {_yaml(prompt)}"] if prompt else []
+    lines += [f"  columns: {_yaml(dict(settings.columns))}"] if settings.columns else []
+    return "\n".join(lines)
+
+
+def _yaml(value: Any) -> str:
+    """A value in one line of YAML, of which JSON is a part."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+_HEAD = """\
+{line}
+# {model} learns {data}. Written by trustclip init; every value may be changed, and
+# `trustclip rl --help` says what else there is.
+#
+#   trustclip try {file}             a few completions, before anything is trained
+#   trustclip run {file} --dry-run   the plan, the prompt, the memory
+#   trustclip run {file}             all of it; the same command continues after a stop
+name: {name}
+model: {quoted}
+output_dir: {output}
+seed: {seed}
+"""
+
+_SFT = """\
+sft:                             # a few worked solutions first, which teach the form of an answer
+  dataset: {data}
+  limit: 256
+{asked}
+  max_steps: 32
+  per_device_train_batch_size: 8
+  learning_rate: 5.0e-4
+  lr_scheduler_type: constant
+  warmup_steps: 0
+  lora_r: 16
+  max_length: {length}
+"""
+
+_RL = """\
+rl:
+  dataset: {data}
+{limit}{asked}
+  reward: {reward}
+  method: {method}                # the constraint: trustclip methods
+  max_completion_length: {length}      # tokens: {why}
+  num_generations: {group}             # completions of each problem
+  per_device_train_batch_size: 8
+  gradient_accumulation_steps: 1
+  steps_per_generation: {steps}        # {samples} completions a generation, each used twice, in
+  num_iterations: 2              # {updates} updates: the ratio leaves 1, and the constraint can act
+  max_steps: {total}
+  learning_rate: 5.0e-5
+  lr_scheduler_type: constant
+  warmup_steps: 0
+  lora_r: 16
+  save_steps: {total}
+"""
+
+_EVAL = """\
+eval:                            # before and after the training
+  tasks: {tests}
+{asked}
+  k: 4                           # answers to each problem
+  temperature: 1.0
+  top_p: 1.0
+  max_tokens: {length}
+  limit: 64
+"""

@@ -1,0 +1,152 @@
+"""The command ``try``: a few completions of a model, as one looks at them before training."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trustclip.evaluation.backends.local import Completion, Local, Sampling
+from trustclip.findings.start import of_trial
+from trustclip.recipes.models import load_model
+from trustclip.recipes.problems import training_problems
+from trustclip.recipes.prompting import show, unlike
+from trustclip.recipes.rewarding import Rewards, check_data
+from trustclip.rewards import extract_answer
+from trustclip.runs.directory import RunDirectory
+from trustclip.settings.stages import RLSettings, RLStage, TrySettings
+from trustclip.support.terminal import told, warn
+from trustclip.support.text import duration
+from trustclip.tasks.problem import Problem
+from trustclip.tasks.prompts import messages, rendered
+
+#: Most lines and characters that are shown of a prompt or a completion.
+LINES, CHARACTERS = 12, 900
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one problem.
+
+    Args:
+      problem: the problem.
+      completions: of the model.
+      answers: read from each; None for none.
+      rewards: the total of each; None where none applies.
+    """
+
+    problem: Problem
+    completions: Sequence[Completion]
+    answers: Sequence[str | None]
+    rewards: Sequence[float | None]
+
+
+def trial(settings: TrySettings, console: Console, training: RLStage | None = None) -> list[Group]:
+    """Run `trustclip try`: sample a few completions, grade them, and print what one looks at.
+
+    Args:
+      settings: of the command.
+      console: gets prompts, completions, rewards, and what they say together.
+      training: the stage of a recipe to look at, in place of ``settings.training``.
+
+    Raises:
+      ValueError: data, rewards or a model that cannot be used; data and rewards before the model
+        loads.
+    """
+    stage = training or settings.training
+    each = min(settings.each, settings.n)
+    problems = _problems(stage, settings)[: -(-settings.n // each)]
+    check_data(problems, stage)
+    rewards = Rewards(stage, stage.style.extraction, settings.seed)
+    try:
+        show(console, unlike(settings.model, stage.style))
+        told(console, f"loading {settings.model}")
+        model, tokenizer = load_model(settings.model, stage.style, settings.seed, settings.dtype)
+        sampling = Sampling(stage.temperature, stage.top_p, stage.max_completion_length)
+        prompts = [messages(problem.problem, stage.style) for problem in problems]
+        limit = sampling.max_tokens
+        told(console, f"sampling {each * len(problems)} completions of at most {limit} tokens")
+        start = time.perf_counter()
+        sampled = Local(model, tokenizer, sampling, settings.n).generate(
+            prompts, each, settings.seed
+        )
+        seconds = time.perf_counter() - start
+        groups = [
+            _graded(problem, completions, stage, rewards)
+            for problem, completions in zip(problems, sampled, strict=True)
+        ]
+    finally:
+        rewards.close()
+    _print(groups, stage, tokenizer, console)
+    _conclude(groups, stage, _speed(groups, seconds, model), console)
+    return groups
+
+
+def _problems(stage: RLStage, settings: TrySettings) -> list[Problem]:
+    with tempfile.TemporaryDirectory() as folder:
+        place = {"model": settings.model, "output_dir": Path(folder), "seed": settings.seed}
+        run = RunDirectory(Path(folder), "rl", RLSettings(**vars(stage), **place))
+        return training_problems(stage, run, settings.seed)
+
+
+def _graded(
+    problem: Problem, completions: Sequence[Completion], stage: RLStage, rewards: Rewards
+) -> Group:
+    texts = [completion.text for completion in completions]
+    given = rewards.tried(problem, stage, texts)
+    each = [{name: values[i] for name, values in given.items()} for i in range(len(texts))]
+    answers = [extract_answer(text, stage.style.extraction) for text in texts]
+    return Group(problem, completions, answers, [rewards.total(values) for values in each])
+
+
+def _print(groups: Sequence[Group], stage: RLStage, tokenizer: Any, console: Console) -> None:
+    for number, group in enumerate(groups, start=1):
+        gold = f", gold answer {group.problem.answer}" if group.problem.answer else ""
+        console.print(f"\nproblem {number} of {len(groups)}{gold}", style="bold", highlight=False)
+        _quote(rendered(tokenizer, group.problem.problem, stage.style), console)
+        places = zip(group.completions, group.answers, group.rewards, strict=True)
+        for place, (completion, answer, reward) in enumerate(places, start=1):
+            found = "no answer found" if answer is None else f"answer {answer}"
+            cut = ", cut off" if completion.truncated else ""
+            worth = "no reward" if reward is None else f"reward {reward:g}"
+            told(console, f"completion {place}: {worth}, {found}, {completion.tokens} tokens{cut}")
+            _quote(completion.text, console)
+
+
+def _quote(text: str, console: Console) -> None:
+    """Print a text with a bar before each line, and how much of a long one is left out."""
+    shown = "\n".join(text[:CHARACTERS].splitlines()[:LINES])
+    for line in shown.splitlines() or [""]:
+        told(console, f"  | {line}")
+    if left := len(text.rstrip()) - len(shown.rstrip()):
+        told(console, f"  ... {left:,} more characters")
+
+
+def _speed(groups: Sequence[Group], seconds: float, model: Any) -> str:
+    tokens = sum(completion.tokens for group in groups for completion in group.completions)
+    kind = str(model.dtype).removeprefix("torch.")
+    return (
+        f"{tokens:,} tokens in {duration(seconds)}, {tokens / max(seconds, 1e-9):.0f} a second, on "
+        f"{model.device.type} in {kind}, {model.num_parameters() / 1e6:,.4g} M parameters"
+    )
+
+
+def _conclude(groups: Sequence[Group], stage: RLStage, speed: str, console: Console) -> None:
+    cut = [completion.truncated for group in groups for completion in group.completions]
+    answers = [answer for group in groups for answer in group.answers]
+    known = [reward for group in groups for reward in group.rewards if reward is not None]
+    mixed = sum(len(set(group.rewards)) > 1 for group in groups)
+    console.print()
+    mean = f"mean reward {sum(known) / len(known):.3g}" if known else "no reward applies"
+    told(
+        console,
+        f"{len(cut)} completions of {len(groups)} problems: {mean}; {sum(cut)} cut off at "
+        f"{stage.max_completion_length} tokens, {answers.count(None)} without an answer; rewards "
+        f"differ within {mixed} of the problems",
+    )
+    told(console, speed)
+    for finding in of_trial(cut, list(answers), [list(group.rewards) for group in groups]):
+        warn(console, f"warning: {finding.text}")

@@ -1,0 +1,124 @@
+"""From nothing to a first recipe, and a look at a model's completions before it is trained."""
+
+import json
+import sys
+from pathlib import Path
+
+import fastjsonschema
+import pytest
+
+from trustclip.cli.main import main
+from trustclip.cli.schema import schema
+from trustclip.recipes.checks import schedule_of
+from trustclip.recipes.files import load_recipe, load_yaml
+
+ROWS = [{"text": f"What is {n} + {n}?", "label": str(2 * n)} for n in range(40)]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(json.dumps(row) + "\n" for row in ROWS)
+    Path("sums.jsonl").write_text(rows)
+    return tmp_path
+
+
+def test_a_trial_shows_prompt_answer_reward_length_and_speed(here, capsys):
+    assert main(["try", "tiny", "--dataset", "arithmetic", "--n", "4", "--max-tokens", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "problem 2 of 2, gold answer" in out and "  | " in out
+    assert out.count("\ncompletion ") == 4 and "reward 0, " in out
+    assert "4 completions of 2 problems: mean reward 0; " in out
+    assert "a second, on cpu in float32, 0.4" in out
+    assert "warning: " in out, "an untrained model is nothing to train from"
+
+
+def test_a_trial_of_own_data_and_rewards(here, capsys):
+    Path("mine.py").write_text("def length(texts, label, **_):\n    return [float(label[0])] * 2\n")
+    given = "--columns.problem text --columns.answer label --columns.label label"
+    given += " --reward mine.py:length"
+    command = f"try tiny --dataset sums.jsonl@[4:] --n 2 --max-tokens 3 {given}"
+    assert main(command.split()) == 0
+    out = capsys.readouterr().out
+    assert "What is 4 + 4?" in out and "gold answer 8" in out and "completion 2: reward 8" in out
+
+
+def test_no_text_of_strangers_reaches_the_terminal_as_it_is(here, capsys):
+    long = "x" * 2000
+    row = {"problem": f"\x1b[2J\x1b]0;owned\x07What is 1 + 1? {long}", "answer": "2"}
+    Path("evil.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["try", "tiny", "--dataset", "evil.jsonl", "--n", "1", "--max-tokens", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "<U+001B>[2J" in out
+    assert "more characters" in out and long not in out
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("try tiny --dataset sumz.jsonl", "did you mean 'sums.jsonl'"),
+        ("try tinny --dataset arithmetic", "Did you mean 'tiny'?"),
+        ("try tiny", "`dataset` is missing"),
+        ("try --dataset arithmetic", "`model` is missing"),
+        ("try tiny --dataset arithmetic --each 0", "greater than or equal to 1"),
+        ("try tiny --dataset arithmetic --max-token 3", "did you mean 'max_tokens'?"),
+        ("try nothing.yaml", "no file 'nothing.yaml'"),
+        ("init --model tiny", "without a terminal to ask in, give --dataset"),
+        ("init", "give --model and --dataset"),
+        ("init --model tinny --dataset arithmetic", "Did you mean 'tiny'?"),
+        ("init --model tiny --dataset sums.jsonl", "the row has text, label"),
+        ("init --model tiny --dataset arithmetic --method clipp", "did you mean 'clip'?"),
+        ("init sums.jsonl --model tiny --dataset arithmetic", "sums.jsonl exists"),
+    ],
+)
+def test_bad_input_is_one_message_before_a_model_loads(here, capsys, monkeypatch, command, told):
+    def load(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("trustclip.recipes.trial.load_model", load)
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+    assert not Path("recipe.yaml").exists()
+
+
+def checked(file):
+    """The recipe in a file, which the schema takes, too."""
+    fastjsonschema.validate(schema("recipe"), load_yaml(file)[0], use_default=False)
+    recipe = load_recipe(file)
+    assert not schedule_of(recipe.rl).inert
+    return recipe
+
+
+def test_a_first_recipe_of_own_data(here, capsys):
+    given = "--columns.problem text --columns.answer label --prompt.answer any"
+    assert main(f"init mine.yaml --model tiny --dataset sums.jsonl {given}".split()) == 0
+    out = capsys.readouterr().out
+    assert "memory on one" in out and "a prompt, style" in out, "the dry run"
+    assert "\n  trustclip try mine.yaml\n" in out and "\n  trustclip run mine.yaml\n" in out
+    recipe = checked(Path("mine.yaml"))
+    assert recipe.eval is not None and recipe.sft is None, "the data have no solutions"
+    assert (recipe.rl.dataset, recipe.eval.tasks) == ("sums.jsonl@[:90%]", "sums.jsonl@[90%:]")
+    assert recipe.rl.columns == {"problem": "text", "answer": "label"} == recipe.eval.columns
+    assert recipe.rl.style.asked == recipe.eval.style.asked
+
+
+def test_a_first_recipe_of_solved_problems_tunes_on_them_and_can_be_tried(here, capsys):
+    assert main(["init", "--model", "tiny", "--dataset", "word-sums", "--seed", "3"]) == 0
+    recipe = checked(Path("recipe.yaml"))
+    assert recipe.sft is not None and recipe.seed == 3
+    assert recipe.rl.max_completion_length % 8 == 0 and recipe.rl.max_completion_length < 256
+    capsys.readouterr()
+    assert main(["try", "recipe.yaml", "--n", "2", "--rl.max-completion-length", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "cut off at 4 tokens" in out and "Solve the problem in short steps" in out
+
+
+def test_what_is_missing_is_asked_for(here, capsys, monkeypatch):
+    answers = iter(["tiny", "sums.jsonl", "text", "label"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda: next(answers))
+    assert main(["init"]) == 0
+    out = capsys.readouterr().out
+    assert "Which column holds the problem? There are: text, label." in out
+    assert checked(Path("recipe.yaml")).rl.columns == {"problem": "text", "answer": "label"}

@@ -7,6 +7,7 @@
 # make planted                 planted bugs that they catch
 # make mutants GROUPS="gates store"        do the tests notice changes to the code?
 # make docs         build the documentation site into docs/_build
+# make parquet-reader          what the microscope opens Parquet with in the browser, by npm
 # make peers TRL_TESTS=... SB3_TESTS=...   other projects' own tests on our classes
 # make compare-with COMMIT=...               the same 20 updates by another commit
 # make gpu          correctness, speed and memory on this machine's GPU, in MINUTES=9, into OUT=...
@@ -45,7 +46,7 @@ RUN_WITH.newest := --upgrade -e .[train,report]
 DEV_WITH.newest := --upgrade -e .[train,report,control,slurm,dev] -e ./lab
 PEERS := .peers
 
-.PHONY: setup demo demo-smollm2 test test-slow browser check docs faults planted fuzz mutants hashes audit wheel-check wheel-use peers \
+.PHONY: parquet-reader setup demo demo-smollm2 test test-slow browser check docs faults planted fuzz mutants hashes audit wheel-check wheel-use peers \
   compare-with gpu gpu-wheels verl-setup verl-test verl-e2e real-setup real-test slurm
 
 setup: $(DEV)
@@ -71,21 +72,31 @@ SEEDS ?= 1000
 JOBS ?= 2
 RUNS ?= 100000
 faults: $(DEV)
-	for campaign in stores runs evaluations; do $(BIN)/python -m tests.faults $$campaign --seeds $(SEEDS) --jobs $(JOBS) || exit 1; done
-	for campaign in suites pages; do $(BIN)/python -m tests.faults $$campaign --seeds $$(( $(SEEDS) / 10 + 1 )) --jobs $(JOBS) || exit 1; done
-	for campaign in real numerics verifier; do $(BIN)/python -m tests.faults $$campaign --seeds $$(( $(SEEDS) / 100 + 1 )) || exit 1; done
+	for campaign in stores runs evaluations; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $(SEEDS) --jobs $(JOBS) || exit 1; done
+	for campaign in suites pages; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $$(( $(SEEDS) / 10 + 1 )) --jobs $(JOBS) || exit 1; done
+	for campaign in real numerics verifier; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $$(( $(SEEDS) / 100 + 1 )) || exit 1; done
 
 planted: $(DEV)
-	$(BIN)/python -m tests.faults.planted --jobs $(JOBS)
+	$(BIN)/python -m tests.campaigns.faults.planted --jobs $(JOBS)
 
 fuzz: $(FAULTS)
-	for target in recipe answer log manifest shown row; do $(BIN)/python -m tests.faults.fuzz $$target --runs $(RUNS) || exit 1; done
+	for target in recipe answer log manifest shown row; do $(BIN)/python -m tests.campaigns.faults.fuzz $$target --runs $(RUNS) || exit 1; done
 
 mutants: $(FAULTS)
-	JOBS=$(JOBS) $(BIN)/python -m tests.faults.mutants $(GROUPS)
+	JOBS=$(JOBS) $(BIN)/python -m tests.campaigns.faults.mutants $(GROUPS)
+
+# The script with which the microscope opens Parquet in the browser, from two pinned packages of npm
+# and with their licences; it is part of wheels and of the site, and without npm of neither.
+PARQUET := src/trustclip/report/templates/parquet.min.js
+READER := docs/parquet-reader
+parquet-reader: $(PARQUET)
+$(PARQUET): $(wildcard $(READER)/*.js*)
+	cd $(READER) && npm ci --silent
+	{ for name in hyparquet fzstd; do printf '/*! %s\n' $$name; cat $(READER)/node_modules/$$name/LICENSE; printf '*/\n'; done; \
+	  npm --prefix $(READER) run --silent build; } > $@.new && mv $@.new $@
 
 # Strict: a broken link, a missing reference or a formula that cannot be drawn is a failure.
-docs: $(DOCS)
+docs: $(DOCS) $(if $(shell command -v npm),$(PARQUET))
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 	@echo "open docs/_build/index.html"
 
@@ -117,10 +128,10 @@ audit:
 # The projects' own tests, from copies outside this repository, on our classes and on theirs:
 # make peers TRL_TESTS=.../trl/tests/test_grpo_trainer.py SB3_TESTS=.../stable-baselines3/tests
 PEERS_RUN = HF_HOME=$(abspath $(PEERS)) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
-  PYTHONPATH=$(abspath tests) $(abspath $(BIN))/python -m pytest -q -p peers.plugin \
+  PYTHONPATH=$(abspath tests/campaigns) $(abspath $(BIN))/python -m pytest -q -p peers.plugin \
   -p no:cacheprovider -c /dev/null --rootdir=/ --tb=line -rf
 peers: $(DEV)
-	PYTHONPATH=tests $(BIN)/python -m peers.models $(PEERS)
+	PYTHONPATH=tests/campaigns $(BIN)/python -m peers.models $(PEERS)
 	-$(if $(TRL_TESTS),cd $(dir $(TRL_TESTS)) && PEERS=plain $(PEERS_RUN) $(notdir $(TRL_TESTS)))
 	-$(if $(TRL_TESTS),cd $(dir $(TRL_TESTS)) && PEERS=ours $(PEERS_RUN) $(notdir $(TRL_TESTS)))
 	-$(if $(SB3_TESTS),cd $(dir $(SB3_TESTS)) && PEERS=plain $(PEERS_RUN) -k ppo $(notdir $(SB3_TESTS)))
@@ -130,7 +141,7 @@ peers: $(DEV)
 # In an empty folder, with the core dependencies alone: what `pip install trustclip` gives; then
 # with the laboratory beside it.
 IN_WHEEL := cd build/wheel && env -u PYTHONPATH HF_HUB_OFFLINE=1 venv/bin/python ../../tests/check_wheel.py
-wheel-check: $(BIN)/python
+wheel-check: $(BIN)/python $(if $(shell command -v npm),$(PARQUET))
 	rm -rf build lab/build dist && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel -q --no-deps -w dist . ./lab
 	$(PYTHON) -m venv build/wheel/venv
@@ -164,11 +175,11 @@ gpu-wheels:
 verl-setup: $(VERL)/.installed
 
 verl-test: $(VERL)/.installed
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -m "not slow" tests/verl_engine tests/test_other_engines.py src/trustclip/engines/verl/loss.py
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -k ray tests/test_suite_elsewhere.py
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -m "not slow" tests/engines/verl tests/engines/test_other_engines.py src/trustclip/engines/verl/loss.py
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -k ray tests/suite/test_suite_elsewhere.py
 
 verl-e2e: $(VERL)/.installed
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/verl_engine/test_main_ppo.py
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/engines/verl/test_main_ppo.py
 
 real-setup: $(REAL)/.installed slurm
 

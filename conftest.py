@@ -16,9 +16,9 @@ collect_ignore_glob = [
     f"src/trustclip/{path}" for path, package in _NEEDS.items() if not find_spec(package)
 ]
 # A plug-in of `make peers`: importing it puts our classes in the place of TRL's.
-collect_ignore_glob.append("tests/peers/*")
+collect_ignore_glob.append("tests/campaigns/peers/*")
 if not find_spec("verl"):
-    collect_ignore_glob.append("tests/verl_calls.py")
+    collect_ignore_glob.append("tests/support/verl_calls.py")
 
 
 if find_spec("hypothesis"):

@@ -8,8 +8,8 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-#: Folders of ``recipes/`` that are run by name.
-FOLDERS = ("", "suites")
+#: Folders of ``recipes/`` that are run by name, and their schemas for editors.
+FOLDERS = {"": "*.yaml", "suites": "*.yaml", "schema": "*.json"}
 
 
 class WithRecipes(build_py):
@@ -20,10 +20,10 @@ class WithRecipes(build_py):
         super().run()
         if self.editable_mode:
             return
-        for folder in FOLDERS:
+        for folder, files in FOLDERS.items():
             to = Path(self.build_lib, "trustclip", "recipes", "shipped", folder)
             to.mkdir(parents=True, exist_ok=True)
-            for file in sorted(Path("recipes", folder).glob("*.yaml")):
+            for file in sorted(Path("recipes", folder).glob(files)):
                 self.copy_file(str(file), str(to / file.name))
 
 

@@ -1,6 +1,6 @@
 """How far sampler and trainer are apart with a real model: precisions, rounding, stale weights.
 
-``python benchmarks/sampler_pairs.py MODEL FOLDER`` samples completions of small sums with
+``python benchmarks/sampler_pairs.py MODEL FOLDER [PROMPTS]`` samples completions of small sums with
 Transformers' `generate` as a sampler would (its precision, its weights), scores them in one pass as
 a trainer would, writes each pair to ``FOLDER`` for ``trustclip doctor --sampler`` and prints a
 table.
@@ -8,6 +8,7 @@ table.
 
 import copy
 import json
+import math
 import random
 import sys
 from collections.abc import Callable
@@ -17,20 +18,24 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.sampling.sampled import recorded
 from trustclip.recipes.preflight.sampler import recorded as read
 from trustclip.recipes.watch.agreement import compare
+from trustclip.recipes.watch.floor import floor_of
 
 PROMPTS, TOKENS, ROWS = 48, 80, 16
+#: An engine that loses its cache keeps so many tokens of context, in blocks of so many.
+CONTEXT, BLOCK = 64, 16
 
 
-def prompts(tokenizer: Any) -> list[str]:
+def prompts(tokenizer: Any, number: int) -> list[str]:
     """Chats that ask for sums, as text."""
     r = random.Random(3)
     asked = [
         f"{r.choice(['What is', 'Compute', 'Tell me'])} {r.randint(2, 99)} {r.choice('+-*')} "
         f"{r.randint(2, 99)}? Explain each step."
-        for _ in range(PROMPTS)
+        for _ in range(number)
     ]
     chats = [[{"role": "user", "content": text}] for text in asked]
     return [
@@ -40,11 +45,13 @@ def prompts(tokenizer: Any) -> list[str]:
 
 
 @torch.no_grad()
-def sample(model: Any, tokenizer: Any, **options: Any) -> list[tuple[list[int], list[int], Any]]:
+def sample(
+    model: Any, tokenizer: Any, number: int, **options: Any
+) -> list[tuple[list[int], list[int], Any]]:
     """(prompt, completion, log-probabilities) of each."""
     torch.manual_seed(0)
     found = []
-    texts = prompts(tokenizer)
+    texts = prompts(tokenizer, number)
     for first in range(0, len(texts), ROWS):
         given = tokenizer(texts[first : first + ROWS], return_tensors="pt", padding=True)
         settings = copy.deepcopy(model.generation_config)
@@ -69,15 +76,35 @@ def sample(model: Any, tokenizer: Any, **options: Any) -> list[tuple[list[int], 
 @torch.no_grad()
 def score(model: Any, samples: list[Any], file: Path, temperature: float = 1.0) -> None:
     """Write a pair: the sampler's log-probabilities beside the model's, and its entropy."""
+    floor = itself(model, samples, temperature)
     with file.open("w") as out:
-        for prompt, completion, said in samples:
+        for i, (prompt, completion, said) in enumerate(samples):
             z = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
             logp = (z.float() / temperature).log_softmax(-1)  # [time, vocabulary]
             own = logp.gather(1, torch.tensor(completion)[:, None])[:, 0]
             entropy = -(logp.exp() * logp).sum(-1)
             row = {"logp_old": own, "logp_rollout": said, "entropy": entropy, "tokens": completion}
+            row |= {f"floor_{way}": d[i] for way, d in floor.items()}
             plain = {n: v.tolist() if torch.is_tensor(v) else v for n, v in row.items()}
             out.write(json.dumps(plain) + "\n")
+
+
+def itself(model: Any, samples: list[Any], temperature: float) -> dict[str, list[Any]]:
+    """The noise floor, by completion; None for tokens of which it is not measured."""
+    lengths = [len(completion) for _, completion, _ in samples]
+    tokens = sum(lengths)
+    seen = Pairs(
+        torch.zeros(tokens),
+        torch.zeros(tokens),
+        position=torch.cat([torch.arange(n) for n in lengths]),
+        completion=torch.arange(len(samples)).repeat_interleave(torch.tensor(lengths)),
+        sequences=[(prompt, completion) for prompt, completion, _ in samples],
+    )
+    found = floor_of(model, seen, temperature)
+    return {
+        way: [[x if math.isfinite(x) else None for x in part.tolist()] for part in d.split(lengths)]
+        for way, d in found.items()
+    }
 
 
 def rounded(model: Any, bits: int) -> Any:
@@ -89,6 +116,31 @@ def rounded(model: Any, bits: int) -> Any:
                 scale = p.abs().amax(1, keepdim=True).clamp(min=1e-9) / most
                 p.copy_((p / scale).round() * scale)
     return made
+
+
+@torch.no_grad()
+def short_of_context(model: Any, samples: list[Any]) -> list[Any]:
+    """The samples as an engine reports them whose cache has lost all but the last few tokens."""
+    found = []
+    for prompt, completion, _ in samples:
+        ids, said = prompt + completion, []
+        for start in range(len(prompt), len(ids), BLOCK):
+            first = max(start - CONTEXT, 0)
+            z = model(torch.tensor([ids[first : start + BLOCK]])).logits[0, start - first - 1 : -1]
+            part = torch.tensor(ids[start : start + BLOCK])
+            said += z.float().log_softmax(-1).gather(1, part[:, None])[:, 0].tolist()
+        found.append((prompt, completion, said))
+    return found
+
+
+def other_prompt(samples: list[Any], tokenizer: Any) -> list[Any]:
+    """The samples, of which the trainer reads the prompts without the system message."""
+    turn = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    found = []
+    for prompt, completion, said in samples:
+        second = [i for i, token in enumerate(prompt) if token == turn][1]
+        found.append((prompt[second:], completion, said))
+    return found
 
 
 def trained(model: Any, samples: list[Any], updates: int, rate: float) -> Any:
@@ -125,7 +177,7 @@ def line(name: str, file: Path) -> str:
     return f"| {name} | {len(d):,} | " + " | ".join(cells) + " |"
 
 
-def main(path: str, folder: Path) -> None:
+def main(path: str, folder: Path, number: int = PROMPTS) -> None:
     """Make the pairs that are not there yet, and print all."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
@@ -136,7 +188,7 @@ def main(path: str, folder: Path) -> None:
 
     def samples(name: str, model: Callable[[], Any], **options: Any) -> Any:
         if name not in kept:
-            kept[name] = sample(model(), tokenizer, **options)
+            kept[name] = sample(model(), tokenizer, number, **options)
         return kept[name]
 
     def of_full() -> Any:
@@ -149,7 +201,7 @@ def main(path: str, folder: Path) -> None:
         return lambda file: score(trained(full, of_full(), updates, rate), of_full(), file)
 
     def other(model: Callable[[], Any], **options: Any) -> Callable[[Path], None]:
-        return lambda file: score(full, sample(model(), tokenizer, **options), file)
+        return lambda file: score(full, sample(model(), tokenizer, number, **options), file)
 
     plan: dict[str, Callable[[Path], None]] = {
         "float32 / float32": lambda file: score(full, of_full(), file),
@@ -163,6 +215,12 @@ def main(path: str, folder: Path) -> None:
         "16 updates at 1e-5 older": stale(16, 1e-5),
         "4-bit weights / float32": other(lambda: rounded(full, 4)),
         "bfloat16, top-p 0.9": other(lambda: half, top_p=0.9),
+        "bfloat16, cache of 64 tokens": lambda file: score(
+            full, short_of_context(half, of_half()), file
+        ),
+        "bfloat16, another prompt": lambda file: score(
+            full, other_prompt(of_half(), tokenizer), file
+        ),
         "bfloat16, temperature 0.8": other(lambda: half, temperature=0.8),
     }
     print("| sampler / trainer | tokens | mean abs d | mean d | sd | median | p95 | p99 | largest |"
@@ -177,4 +235,4 @@ def main(path: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -1,6 +1,6 @@
 """How long training waits for a checkpoint: whole or sharded weights, in the background or not.
 
-    PYTHONPATH=src:tests torchrun --nproc-per-node 2 benchmarks/saving.py [SAVES] [HIDDEN]
+    PYTHONPATH=src:tests/support torchrun --nproc-per-node 2 benchmarks/saving.py [SAVES] [HIDDEN]
 
 AdamW in float32, on the CPUs of one machine. The first rank prints, for each kind, medians over the
 saves: seconds that training was held, seconds until the checkpoint was complete, CPU seconds of all

@@ -64,9 +64,9 @@ def run_trl(folder: Path, num_iterations: int, steps: int) -> None:
 
 def run_verl(folder: Path, steps: int) -> None:
     """verl's `main_ppo` with its own loss, on local Ray and two workers on a CPU."""
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
-    from verl_engine import processes
-    from verl_engine import test_main_ppo as small
+    sys.path[:0] = [str(ROOT / at) for at in ("tests", "tests/support", "src")]
+    from engines.verl import processes
+    from engines.verl import test_main_ppo as small
 
     folder.mkdir(parents=True, exist_ok=True)
     small.save_model(folder / "model")

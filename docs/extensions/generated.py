@@ -25,6 +25,7 @@ from trustclip.cli.registry import distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
 from trustclip.report.atlas import atlas_page, every_gate
+from trustclip.report.page import token_page
 from trustclip.report.page import sections_page
 from trustclip.report.rosetta import spelled
 from trustclip.runs.metrics import CALLED, GROUPS, LOG, LOSS
@@ -67,8 +68,8 @@ ATLAS = """\
 # Atlas of gates
 
 Every method's gradient weight with a slider for each hyper-parameter, its ratio interval, formula
-and source; **+** draws methods next to each other. Computed by the methods themselves:
-`trustclip atlas` writes the same page as one file.
+and source; **+** draws methods next to each other. The page computes them, equal to the
+methods to 1e-6: `trustclip atlas` writes the same page as one file.
 
 <iframe class="atlas whole" src="../_static/atlas.html?embedded" title="atlas of gates"></iframe>
 """
@@ -255,6 +256,7 @@ def write(app: Sphinx) -> None:
         "methods/index.md": index_page(),
         "methods/atlas.md": ATLAS,
         "_static/atlas.html": atlas_page(),
+        "_extra/microscope/index.html": token_page((), "Microscope"),
         **arena_page(root),
         "reference/commands.md": commands_page(),
         "reference/recipe.md": recipe_page(root),

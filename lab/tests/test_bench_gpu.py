@@ -76,7 +76,7 @@ def test_a_wrong_head_fails_and_is_named(place: Place, monkeypatch: pytest.Monke
 
 def test_the_path_of_a_gpu_with_its_kernels_interpreted() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    path = os.pathsep.join(str(ROOT / at) for at in ("src", "lab/src", "tests"))
+    path = os.pathsep.join(str(ROOT / at) for at in ("src", "lab/src", "tests/support"))
     done = subprocess.run(
         [sys.executable, str(ROOT / "lab/tests/gpu_path.py")],
         env=os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"},

@@ -40,8 +40,10 @@ COMMANDS = {
     "resume": ("experiments", "continue a run from its folder, also with more updates"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
     "recipes": ("experiments", "the recipes and suites that come with trustclip; copies one"),
+    "schema": ("machine", "the JSON Schema of recipes or suites, for editors"),
     "report": ("evidence", "a page, tables and figures from run directories and logs"),
     "tokens": ("inspection", "which tokens a constraint cut, completion by completion"),
+    "microscope": ("inspection", "a page of completions token by token, under several methods"),
     "verify": ("inspection", "what of a run directory is whole, changed or missing"),
     "send": ("inspection", "send a stored run to trackio, tensorboard, wandb or mlflow"),
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
@@ -64,7 +66,7 @@ NEEDED = ("yaml", "rich", "scipy")
 EXTRAS: dict[str, str] = dict.fromkeys(
     ("demo", "sft", "rl", "eval", "run", "suite", "grade"), "train"
 )
-EXTRAS["report"] = "report"
+EXTRAS["report"] = EXTRAS["microscope"] = "report"
 
 #: Packages whose versions ``--version`` shows: the engines always, others where installed.
 ENGINES, DEPENDED = ("torch", "trl", "verl"), ("transformers", "peft", "vllm")

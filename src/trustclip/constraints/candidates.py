@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ class Candidates:
       logp_old: under the policy the update started from, nats.
       logp_rollout: under the policy that sampled, nats; -inf or NaN where a position has fewer
         candidates than others. A position without any is left uncentered.
-      partial: whether the sampler could have drawn tokens that are not among them.
+      partial: whether the sampler could have drawn tokens that are not among them; for each
+        position where they differ. bool, or bool of shape [batch, time].
 
     Raises:
       ValueError: a tensor of another kind or shape than the others.
@@ -43,7 +44,7 @@ class Candidates:
     logp: Tensor
     logp_old: Tensor
     logp_rollout: Tensor
-    partial: bool = False
+    partial: bool | Tensor = False
 
     def __post_init__(self) -> None:
         for name in TENSORS:
@@ -58,6 +59,14 @@ class Candidates:
                     f"`candidates.{name}` must have the shape of `candidates.logp`, "
                     f"{tuple(self.logp.shape)}, got {tuple(value.shape)}."
                 )
+        partial = self.partial
+        if isinstance(partial, Tensor) and (
+            partial.dtype != torch.bool or partial.shape != self.logp.shape[:2]
+        ):
+            raise ValueError(
+                "`candidates.partial` must be a bool, or bool [batch, time] = "
+                f"{list(self.logp.shape[:2])}, got {_described(partial)}."
+            )
 
     @property
     def given(self) -> Tensor:
@@ -72,7 +81,10 @@ class Candidates:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The candidates with a change made to each tensor."""
-        return replace(self, **{name: change(getattr(self, name)) for name in TENSORS})
+        found: dict[str, Any] = {name: change(getattr(self, name)) for name in TENSORS}
+        if isinstance(self.partial, Tensor):
+            found["partial"] = change(self.partial[..., None].to(self.logp)).squeeze(2) > 0
+        return replace(self, **found)
 
     def prepared(self, mask: Tensor) -> Self:
         """Wide, the old policies detached, and none where masked: what a method reads."""

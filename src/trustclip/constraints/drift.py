@@ -84,15 +84,19 @@ def expected(method: Method, batch: TokenBatch) -> Expected:
     found = _candidates(batch).map(torch.Tensor.detach)
     given, partial = found.given, found.partial
     p, old, q = (zero_masked(getattr(found, n).exp(), given) for n in _POLICIES)
-    p_beyond = (1 - p.sum(dim=2)).clamp(min=FLOOR if partial else 0)  # [batch, time]
+    p_beyond = (1 - p.sum(dim=2)).clamp(min=0)  # [batch, time]
     q_beyond = torch.zeros_like(p_beyond)
     weight = q
-    if partial:
-        q_beyond = (1 - q.sum(dim=2)).clamp(min=FLOOR)
-        old_beyond = (1 - old.sum(dim=2)).clamp(min=FLOOR)
+    if partial is not False:
+        open_ = torch.as_tensor(partial, device=p.device).expand_as(p_beyond)
+        masses = [(1 - of.sum(dim=2)).clamp(min=FLOOR) for of in (p, old, q)]
         # One more, which stands for the rest: its ratios are those of the masses.
-        masses = zip(_POLICIES, (p_beyond, old_beyond, q_beyond), strict=True)
-        more = {name: _RARE + (mass / p_beyond).log() for name, mass in masses}
+        more = {
+            name: torch.where(open_, _RARE + (mass / masses[0]).log(), -torch.inf)
+            for name, mass in zip(_POLICIES, masses, strict=True)
+        }
+        p_beyond = torch.where(open_, masses[0], p_beyond)
+        q_beyond = zero_masked(masses[2], open_)
         new, before, sampler = (
             torch.cat([getattr(found, name), more[name][..., None]], dim=2) for name in _POLICIES
         )
@@ -100,7 +104,7 @@ def expected(method: Method, batch: TokenBatch) -> Expected:
         given = found.given
         weight = torch.cat([q, q_beyond[..., None]], dim=2)
     c = zero_masked(weight * coefficients(method, batch, found), given)
-    beyond = c[..., -1] if partial else torch.zeros_like(p_beyond)
+    beyond = torch.zeros_like(p_beyond) if partial is False else c[..., -1]
     return Expected(c[..., : p.shape[2]], beyond, p, q, p_beyond, q_beyond)
 
 
@@ -150,8 +154,8 @@ def pulled(method: Method, batch: TokenBatch) -> Tensor:
     with torch.no_grad():
         of = expected(method, batch)
         weight = of.gradient
-        if _candidates(batch).partial:
-            weight = weight - (of.beyond / of.p_beyond)[..., None] * of.p
+        if _candidates(batch).partial is not False:
+            weight = weight - (of.beyond / of.p_beyond.clamp(min=FLOOR))[..., None] * of.p
     logp = _candidates(batch).logp
     return (weight * (logp - logp.detach())).sum(dim=2)
 

@@ -1,6 +1,7 @@
 """The gradient of a method's objective in each token's log-probability."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,24 @@ from trustclip.constraints.batch import Surrogate, TokenBatch
 def gradient(method: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
     """`trustclip.coefficient`, and the surrogate it is the gradient of (detached)."""
     return next(gradients([method], batch))
+
+
+def gradient_with_candidates(method: Method, batch: TokenBatch) -> tuple[Tensor, Tensor, Surrogate]:
+    """`gradient` of a method that moves tokens which were not sampled, and that of these.
+
+    Returns:
+      The gradient in each log-probability, [batch, time], in that of each candidate,
+      [batch, time, candidates], and the surrogate.
+    """
+    batch.require(*method.requires)
+    assert batch.candidates is not None
+    leaf = batch.logp.detach().requires_grad_()
+    further = batch.candidates.logp.detach().requires_grad_()
+    candidates = replace(batch.candidates, logp=further)
+    with torch.enable_grad():
+        surrogate = method.surrogate(replace(batch, logp=leaf, candidates=candidates))
+        c, among = torch.autograd.grad(surrogate.objective.sum(), (leaf, further))
+    return c, among, surrogate
 
 
 def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Tensor, Surrogate]]:

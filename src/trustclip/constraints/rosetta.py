@@ -3,10 +3,10 @@
 A row says what an engine computes under a named loss with its defaults, as the method that has the
 same gradient in every token's log-probability, and how the engine aggregates. Which of the three
 policies an engine compares is part of the method: ``anchored`` stands for engines that measure from
-the policy that sampled. `tests/test_rosetta.py` holds every row to the installed package where
-there is one, and to the published formula elsewhere. KL penalties towards a reference model, which
-engines add on their own, are not part of a row unless it says so. In one file because it is one
-table.
+the policy that sampled. `tests/constraints/test_rosetta.py` holds every row to the installed
+package where there is one, and to the published formula elsewhere. KL penalties towards a reference
+model, which engines add on their own, are not part of a row unless it says so. In one file because
+it is one table.
 """
 
 from collections.abc import Mapping
@@ -82,6 +82,11 @@ def _squared(inner: Spec, tau: float, **more: Any) -> dict[str, Any]:
 
 def _sampler(inner: Spec) -> dict[str, Any]:
     return _around(inner, "anchored")
+
+
+def _centered(inner: Spec) -> dict[str, Any]:
+    """Score centering, whose weight is that of the current policy against the sampler."""
+    return _around(inner, "centered")
 
 
 def _verl_presets() -> tuple[Row, ...]:
@@ -240,6 +245,13 @@ _PRIME_RL = (
     Row("ppo", _sampler(_CLIP), _TOKEN, 'type = "ppo"', "ratios stop at 1e4"),
     Row("cispo", _sampler(_cispo(1.0, 4.0)), _TOKEN, 'type = "cispo"', "bounds 0 and 5"),
     Row(
+        "ipo+sc",
+        _centered({"name": "ipo", "delta": 0.3}),
+        _TOKEN,
+        setting="score_centering = true",
+        note="over the set that the sampler kept: exact",
+    ),
+    Row(
         "ipo+kl",
         _squared({"name": "ipo", "delta": 0.1}, 1e-3, anchor="rollout"),
         _TOKEN,
@@ -253,6 +265,11 @@ _PRIME_RL = (
         note="the default from 2026-04-02 to 2026-08-27",
     ),
 )
+
+#: Weights of new policy over sampler: truncated at 2, and none outside 0.5 to 5.
+_TRUNCATED = _sampler(_cispo(1.0, 1.0))
+_BANDED = _around("importance_sampling", "icepop", floor=0.5, ceiling=5.0, policy="new")
+_HEAD = "over the sampler's top k, the rest modelled"
 
 _SKYRL = (
     Row("regular", _CLIP, _TOKEN),
@@ -269,6 +286,14 @@ _SKYRL = (
     ),
     Row("dppo", _dppo(ceiling=_NEVER, anchor="rollout"), _TOKEN),
     Row("importance_sampling", "importance_sampling", "sum"),
+    Row("reinforce+sc", _centered("reinforce"), "sum", "score_centering.enabled=True", _HEAD),
+    Row(
+        "rollout_is+sc",
+        _centered(_sampler({**_CLIP, "side": "strict"})),
+        "sum",
+        setting="score_centering.enabled=True",
+        note=_HEAD,
+    ),
     Row("clip_cov", _CLIP_COV, _TOKEN, note=_DRAWN),
     Row(
         "kl_cov",
@@ -400,6 +425,17 @@ _UNSLOTH = (
     Row("sapo", _SAPO, _SEQUENCE),
 )
 
+_TORCHTITAN = (
+    Row("score_centering", _centered(_TRUNCATED), _TOKEN, note=_HEAD),
+    Row("sc alone", _centered("reinforce"), _TOKEN, "max_ratio=None", _HEAD),
+)
+
+_MILES = (
+    Row("score_centering", _centered("reinforce"), _SEQUENCE, note=_HEAD),
+    Row("sc+tis", _centered(_TRUNCATED), _SEQUENCE, "mode tis", _HEAD),
+    Row("sc+mis", _centered(_BANDED), _SEQUENCE, "mode mis", _HEAD),
+)
+
 ENGINES = {
     "trl": Engine("TRL", "1.16.0", "package", _TRL),
     "verl": Engine("verl", "0.9.1", "package", _VERL),
@@ -411,6 +447,8 @@ ENGINES = {
     "areal": Engine("AReaL", "2026-05-21", "formula", _AREAL),
     "tinker": Engine("Tinker", "2026-08-19", "formula", _TINKER),
     "unsloth": Engine("Unsloth", "2026-08-22", "formula", _UNSLOTH),
+    "torchtitan": Engine("torchtitan (rl)", "2026-11-24", "formula", _TORCHTITAN),
+    "miles": Engine("miles", "2026-11-24", "formula", _MILES),
 }
 
 

@@ -9,6 +9,7 @@ truncates or masks a token.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -56,6 +57,11 @@ class Pairs:
       entropy: of the proximal policy at each token, nats, if known.
       position: place of each token in its completion, from 0, if known.
       token: its id, if known.
+      completion: number of its completion, from 0, if known.
+      lag: updates between the weights that sampled it and those of the trainer, if known.
+      sequences: ids of prompt and completion, by the number of the completion, if known.
+      floor: differences of the trainer from itself on these tokens, nats, by what was changed, NaN
+        where not measured; see `trustclip.recipes.watch.floor`.
     """
 
     trainer: Tensor
@@ -63,6 +69,10 @@ class Pairs:
     entropy: Tensor | None = None
     position: Tensor | None = None
     token: Tensor | None = None
+    completion: Tensor | None = None
+    lag: Tensor | None = None
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None
+    floor: Mapping[str, Tensor] | None = None
 
 
 @torch.no_grad()

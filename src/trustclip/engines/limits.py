@@ -26,6 +26,7 @@ _INSTEAD = {
         "kl_new_old",
         "logp_rollout",
         "lag",
+        "candidates",
     )
 }
 
@@ -64,7 +65,7 @@ ENGINES: dict[str, Supply] = {
             "TRL",
             frozenset(
                 {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"}
-                | {"logp_rollout", "entropy_old", "lag"}
+                | {"logp_rollout", "entropy_old", "lag", "candidates"}
             ),
             whole_loop=True,
         ),

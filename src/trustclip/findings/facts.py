@@ -101,3 +101,51 @@ LEAST_MISMATCH, LEAST_RISE = 1e-6, 0.2
 #: The same (mean absolute log-ratio, nats) for fresh samples: kernels alone make 1e-5, and half
 #: precision 0.03.
 LEAST_FRESH = 1e-4
+
+# Sampler against trainer token by token, d = log p(trainer) - log p(sampler), nats
+# (`trustclip doctor --sampler`, and the check before the first update). Sizes are judged against
+# the noise floor, the trainer against itself, where that was measured; else against published ones.
+#: Fewer tokens than this carry no mark.
+FEWEST_TOKENS = 50
+#: Differences that float32 makes: mean and largest.
+KERNELS, KERNELS_MOST = 1e-4, 1e-2
+#: Mean difference of healthy half precision without a floor: published engines make 0.005 to 0.05.
+HALF_PRECISION = 0.05
+#: Mean difference, without a floor, below which noise on both sides is not taken for other weights.
+OTHER_WEIGHTS = 0.1
+#: The same two in floors: half precision in a real engine is 1.0 to 1.2 of the trainer's own, 8-bit
+#: weights are 2 (`benchmarks/sampler_pairs.py`).
+WITHIN_FLOOR, OTHER_THAN_FLOOR = 1.5, 3.0
+#: Between so many times what kernels make and this share of half precision lies neither.
+ABOVE_KERNELS, BELOW_HALF = 10.0, 0.5
+#: float16 and TF32 have three bits more than bfloat16: an eighth of its noise, within a factor.
+FINER, FINER_FACTOR = 0.125, 2.0
+#: Correlation of d with the trainer's own change of precision from which on it is that change.
+FOLLOWS = 0.3
+#: Share of the variance of d that a temperature explains to first order; the same where a
+#: difference exceeds `FAR`; and from which on its size is stated.
+EXPLAINED, EXPLAINED_FAR, EXACT = 0.8, 0.4, 0.9
+#: No truncated distribution leaves out so much of itself, nats.
+FAR = 2.0
+#: Least sum of one side's differences over that of the other, for two sides.
+ONE_SIDED = 0.1
+#: Outliers: the largest 2 % have this share of all differences, and the median is below that.
+OUTLIERS, OUTLIERS_MEDIAN = 0.9, 0.01
+#: A token is in the tail if it differs by this many medians, each difference over 1 - p, and by
+#: these nats; a tail has this share of all squared differences, and a share of the tokens in here.
+TAIL, TAIL_LEAST, TAIL_WEIGHT, TAIL_TOKENS = 8.0, 0.1, 0.5, (0.01, 0.2)
+#: A mean ratio is off 1 by these standard errors; and by this share below it, or above. Beyond this
+#: standard deviation of the differences ratios are too skewed for a mean.
+SHIFT, SHIFT_BELOW, SHIFT_ABOVE, SKEWED = 6.0, 0.015, 0.05, 0.5
+#: Tokens at the beginning of a completion, on which another prompt shows most: in a mean difference
+#: of this many times that of the others, and this many standard errors above it.
+EARLY, EARLY_TIMES, EARLY_ERRORS = 3, 2.0, 4.0
+#: A difference grows with the context, or with the age of a sample, if the last part of it has this
+#: many times the first one's mean, each over 1 - p, and is this many standard errors above it.
+GROWS, GROWS_ERRORS = 2.5, 6.0
+#: Fewest tokens of a part whose mean is compared.
+PART = 30
+#: Standard errors and nats by which tokens are likelier, or less likely, than their entropy says.
+SURPRISE, SURPRISE_MEAN = 5.0, 0.03
+#: Share of tokens, on equal weights, that a gate may cut by the noise of two passes alone.
+CUT_BY_NOISE = 0.01

@@ -16,6 +16,22 @@ _PLACES = (Path(__file__).with_name("shipped"), Path(__file__).parents[3] / "rec
 #: repository's ``recipes/``.
 FOLDER = next((folder for folder in _PLACES if folder.is_dir()), _PLACES[0])
 
+#: What begins a line that tells editors the schema of a file.
+MODELINE = "# yaml-language-server: $schema="
+
+
+def modeline(kind: str) -> str:
+    """The line of a user's file that tells editors where the schema of its kind is.
+
+    Args:
+      kind: "recipe" or "suite".
+
+    Example:
+      >>> modeline("recipe").endswith("schema/recipe.json")
+      True
+    """
+    return f"{MODELINE}{(FOLDER / 'schema' / f'{kind}.json').as_posix()}"
+
 
 @cache
 def _folders() -> dict[str, Path]:
@@ -71,7 +87,8 @@ def title(path: Path) -> str:
       'The threshold of atr, as in Figure 3 of the ATR-GRPO paper, on the tiny model, on a CPU.'
     """
     lines = path.read_text(encoding="utf-8").splitlines()
-    comment = [line.removeprefix("#").strip() for line in lines[:4] if line.startswith("#")]
+    lines = [line for line in lines[:5] if not line.startswith(MODELINE)]
+    comment = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
     first, end, _ = " ".join(comment).partition(". ")
     return first + "." if end else first
 
@@ -96,6 +113,7 @@ def copied(name: str, to: Path) -> Path:
     target = to / source.name if to.is_dir() else to
     # A suite names its recipe by where the repository has it; the copy, by its name.
     text = re.sub(r"\.\./([\w.-]+)\.yaml", r"\1", source.read_text(encoding="utf-8"))
+    text = re.sub(rf"{re.escape(MODELINE)}\S*/(\w+)\.json", lambda found: modeline(found[1]), text)
     if target.exists():
         raise ValueError(f"{target} exists; name another file.")
     target.write_text(text, encoding="utf-8")

@@ -1,19 +1,16 @@
 """The atlas as a page: every method's gradient weight, with sliders for its hyper-parameters.
 
-The page computes no formula: it reads weights, jumps and intervals from grids computed by the
-methods themselves, one grid for every position of the sliders.
+The page computes weights and intervals itself, with the gate algebra that all pages share
+(``templates/gates.js.j2``); here is decided what can be moved, and between which values.
 """
 
-import base64
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from itertools import product
+from itertools import combinations
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
-from torch import Tensor
 
 import trustclip
 from trustclip.constraints.base import Method, methods
@@ -21,27 +18,16 @@ from trustclip.constraints.registry import interval, method
 from trustclip.report.about import about
 from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, rendered, script_hash
-from trustclip.report.weights import P_OLD, curve, jumps, weights
+from trustclip.report.weights import P_OLD, curve, weights
 
-#: Ratios and old probabilities of the grids; of the latter, `P_OLD` is the one first shown. No
+#: Ratios and old probabilities that are drawn; of the latter, `P_OLD` is the one first shown. No
 #: ratio is a round number: on a bound, rounding would decide.
 RATIOS = torch.arange(136, dtype=torch.float64) * 0.025 + 0.0091
 PROBABILITIES = (0.001, 0.003, 0.01, 0.03, 0.1, P_OLD, 0.5, 0.7, 0.9, 0.99)
-#: Positions of a slider around a default, as factors of it.
-FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+#: Positions of a slider around a default, as factors of it: a quarter to four times.
+FACTORS = tuple(2 ** (k / 4) for k in range(-8, 9))
 #: Positions where there is no default: of thresholds, and of what must be above 1.
 POSITIONS = ((0.02, 0.05, 0.1, 0.15, 0.3), (2.0, 3.0, 10.0))
-#: Most positions of all sliders of a method together; fewer of one that measures over a
-#: micro-batch, whose every weight takes a batch of its own.
-MOST, MOST_ALONE = 350, 7
-#: Steps of 1 in the stored weights: they are rounded to a thousandth.
-SCALE = 1000
-#: Steps of 1 in stored ratios: of jumps, and of the bounds of intervals.
-RATIO_SCALE = 1_000_000
-#: Stored where the values of the sliders are not a valid combination; an infinite bound; none.
-NEVER, INFINITE, NONE = 2**31 - 1, 2**31 - 2, 2**31 - 3
-
-
 #: Methods in one picture; more could not be told apart.
 MOST_COMPARED = 4
 
@@ -61,6 +47,7 @@ class Dial:
     start: int
 
 
+@cache
 def dials(name: str) -> list[Dial]:
     """Hyper-parameters of a method that change its weights, with positions its class allows.
 
@@ -106,121 +93,51 @@ def _matters(chosen: Method, dial: Dial) -> bool:
     probabilities = (P_OLD,) if chosen.statistics_over else PROBABILITIES
     ratios = RATIOS[::8] if chosen.statistics_over == "micro_batch" else RATIOS
     ours = weights(chosen, ratios, probabilities)
-    others = (replace(chosen, **{dial.name: value}) for value in dial.values)  # type: ignore[type-var]
+    far = {dial.values[0], dial.values[-1], *(v for v in dial.values if not isinstance(v, float))}
+    others = (replace(chosen, **{dial.name: value}) for value in far)  # type: ignore[type-var]
     return any(not torch.allclose(weights(o, ratios, probabilities), ours) for o in others)
-
-
-def _probabilities(chosen: Method) -> tuple[float, ...]:
-    """Old probabilities to draw a method for: a single one if the weights do not depend on them.
-
-    A method that measures over a batch is drawn for a single one, too.
-    """
-    if chosen.statistics_over:
-        return (P_OLD,)
-    found = weights(chosen, RATIOS, PROBABILITIES)
-    return (P_OLD,) if torch.allclose(found[:, :1].expand_as(found), found) else PROBABILITIES
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A method on the page; numbers are int32, deflated, block by block of the dials' settings.
+    """A method on the page.
 
     Args:
-      name: of the method.
+      spec: the method at its defaults, as `Method.to_dict` gives it.
       dials: its sliders.
-      fixed: hyper-parameters that matter and have no slider, at their defaults.
-      probabilities: old probabilities that it is drawn for; one where they make no difference.
-      grid: weights in steps of 1 / `SCALE`; a block is [2, probabilities, ratios].
-      jumps: (row of the grid, ratio in steps of 1 / `RATIO_SCALE`, weights before and after).
-      bounds: of the ratio interval, in the same steps; a block is [probabilities, 2].
+      conflicts: (dial, position, other dial, position) that do not fit together.
       unbounded: why it has no interval; empty if it has one.
+      unstated: (dial, position) at which it has none, although it has one at its defaults.
     """
 
-    name: str
+    spec: dict[str, Any]
     dials: list[Dial]
-    fixed: dict[str, Any]
-    probabilities: tuple[float, ...]
-    grid: bytes
-    jumps: bytes
-    bounds: bytes
+    conflicts: list[tuple[int, int, int, int]]
     unbounded: str
+    unstated: list[tuple[int, int]]
 
 
-@cache
 def entry(name: str) -> Entry:
-    """A method with a block for each setting of its dials."""
+    """What the page needs to know of a method."""
     chosen, every = method(name), dials(name)
-    alone = chosen.statistics_over == "micro_batch"
-    shown = [*_within(every, MOST_ALONE if alone else MOST)]
-    varied = [replace(chosen, **{d.name: v}) for d in shown for v in d.values]  # type: ignore[type-var]
-    probabilities = max(map(_probabilities, [chosen, *varied]), key=len)
-    blocks = [_block(made, probabilities) for made in _settings(chosen, shown)]
-    rows = 2 * len(probabilities)
-    steps = torch.stack([block.weights for block in blocks]) * SCALE
-    records = [
-        [rows * i + row, round(ratio * RATIO_SCALE), round(low * SCALE), round(high * SCALE)]
-        for i, block in enumerate(blocks)
-        for row, ratio, low, high in block.jumps
+    places = [(d, i) for d, dial in enumerate(every) for i in range(len(dial.values))]
+    setting = {(d, i): {every[d].name: every[d].values[i]} for d, i in places}
+    conflicts = [
+        (*one, *other)
+        for one, other in combinations(places, 2)
+        if one[0] != other[0] and _made(chosen, setting[one] | setting[other]) is None
     ]
-    return Entry(
-        name,
-        shown,
-        {d.name: d.values[d.start] for d in every if d not in shown},
-        probabilities,
-        _packed(steps.round().clamp(-NEVER, NEVER)),
-        _packed(torch.tensor(records)),
-        _packed(torch.stack([block.bounds for block in blocks])),
-        _unbounded(chosen),
-    )
+    reason = _unbounded(chosen)
+    moved = {place: _made(chosen, setting[place]) for place in places}
+    unstated = [p for p, made in moved.items() if not reason and made and _unbounded(made)]
+    return Entry(chosen.to_dict(), every, conflicts, reason, unstated)
 
 
-def _packed(values: Tensor) -> bytes:
-    return zlib.compress(values.to(torch.int32).numpy().astype("<i4").tobytes(), 9)
-
-
-def _settings(chosen: Method, shown: Sequence[Dial]) -> Iterator[Method | None]:
-    """The method at every position of its dials; None where the values do not fit together."""
-    for values in product(*(dial.values for dial in shown)):
-        setting = dict(zip((dial.name for dial in shown), values, strict=True))
-        try:
-            yield replace(chosen, **setting)  # type: ignore[type-var]
-        except ValueError:
-            yield None
-
-
-@dataclass(frozen=True)
-class _Block:
-    weights: Tensor
-    jumps: list[tuple[int, float, float, float]]
-    bounds: Tensor
-
-
-def _block(made: Method | None, probabilities: tuple[float, ...]) -> _Block:
-    count = len(probabilities)
-    without = torch.full((count, 2), float(NONE), dtype=torch.float64)
+def _made(chosen: Method, setting: dict[str, Any]) -> Method | None:
     try:
-        if made is None:
-            raise ValueError
-        found = weights(made, RATIOS, probabilities)
-    except ValueError:  # values that are valid alone but not together
-        never = torch.full((2, count, len(RATIOS)), torch.inf, dtype=torch.float64)
-        return _Block(never, [], without)
-    edges = [
-        (sign * count + p, sum(between) / 2, low, high)
-        for sign, p, between, (low, high) in jumps(made, RATIOS, probabilities, found)
-    ]
-    return _Block(found, sorted(edges), _bounds(made, probabilities, without))
-
-
-def _bounds(made: Method, probabilities: tuple[float, ...], without: Tensor) -> Tensor:
-    """Bounds of the ratio interval in steps. Shape [probabilities, 2]."""
-    try:
-        ends = interval(made, torch.tensor(probabilities, dtype=torch.float64))
+        return replace(chosen, **setting)  # type: ignore[type-var]
     except ValueError:
-        return without
-    both = [torch.as_tensor(end, dtype=torch.float64).expand(len(probabilities)) for end in ends]
-    bounds = torch.stack(both, dim=-1)
-    return (bounds * RATIO_SCALE).round().where(bounds < NONE / RATIO_SCALE, float(INFINITE))
+        return None
 
 
 def _unbounded(chosen: Method) -> str:
@@ -231,39 +148,25 @@ def _unbounded(chosen: Method) -> str:
     return ""
 
 
-def _within(every: Sequence[Dial], most: int) -> Iterator[Dial]:
-    """Dials in order, as long as all positions together stay within ``most``."""
-    count = 1
-    for dial in every:
-        if count * len(dial.values) <= most:
-            count *= len(dial.values)
-            yield dial
-
-
 def atlas_page() -> str:
     """The page as one self-contained HTML file."""
-    entries = {name: entry(name) for name in methods()}
     data = {
         name: {
+            "spec": one.spec,
             "dials": [{"name": d.name, "values": d.values, "start": d.start} for d in one.dials],
-            "fixed": one.fixed,
-            "probabilities": one.probabilities,
+            "conflicts": one.conflicts,
             "unbounded": one.unbounded,
-            **{
-                part: base64.b64encode(getattr(one, part)).decode()
-                for part in ("grid", "jumps", "bounds")
-            },
+            "unstated": one.unstated,
         }
-        for name, one in entries.items()
+        for name, one in {name: entry(name) for name in methods()}.items()
     }
     whole = {
         "methods": data,
         "ratios": [round(r, 6) for r in RATIOS.tolist()],
-        "scales": [SCALE, RATIO_SCALE],
-        "marks": {"never": NEVER, "infinite": INFINITE, "none": NONE},
+        "probabilities": PROBABILITIES,
         "first": P_OLD,
     }
-    scripts = rendered("atlas.js.j2")
+    scripts = rendered("gates.js.j2", "atlas.js.j2")
     return (
         environment()
         .get_template("atlas.html.j2")

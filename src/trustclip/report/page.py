@@ -15,7 +15,7 @@ from trustclip.report.collect import Contents, Report, Section, collect
 from trustclip.report.draw import charts
 from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, rendered, script_hash
-from trustclip.report.tokens import views
+from trustclip.report.microscope import SCRIPTS, microscope_page, tokens_data
 from trustclip.runs.reader import Run
 from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
 from trustclip.support.jsonl import write_text
@@ -59,7 +59,7 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
       saved: whether the files of its tables and figures lie beside it, to be linked.
     """
     template = environment().get_template("page.html.j2")
-    own = ["common.js.j2", "page.js.j2", "tokens.js.j2", *(["live.js.j2"] if live else [])]
+    own = ["common.js.j2", "page.js.j2", *SCRIPTS, *(["live.js.j2"] if live else [])]
     scripts = [Markup(charts.script()), *rendered(*own)]
     sections = [part for part in report.sections if part.figures or part.tables]
     page = template.render(
@@ -123,27 +123,16 @@ def _figures(sections: Sequence[Section]) -> Markup:
 
 
 def token_page(paths: Sequence[Path], title: str) -> str:
-    """A page about files of tokens alone, as HTML.
+    """The microscope with files of tokens in it, as HTML.
 
     Args:
-      paths: files of tokens, see `trustclip.logs.tokens`.
+      paths: files of tokens, see `trustclip.logs.tokens`, or run directories.
       title: of the page.
 
     Raises:
       ValueError: there are no tokens, or a row is not as it should be.
     """
-    scripts = rendered("common.js.j2", "tokens.js.j2")
-    page = environment().get_template("tokens.html.j2")
-    return _writable(
-        page.render(
-            title=title,
-            scripts=scripts,
-            hashes=[script_hash(script) for script in scripts],
-            tokens=embedded(views([(path.name, path) for path in paths])),
-            version=trustclip.__version__,
-            colours={"light": PALETTE, "dark": DARK_PALETTE},
-        )
-    )
+    return _writable(microscope_page(paths, title))
 
 
 def _writable(page: str) -> str:
@@ -201,9 +190,9 @@ def _shown(record: dict[str, Any]) -> str:
 def _tokens(report: Report) -> dict[str, Any]:
     """The recorded tokens of all runs."""
     pairs = [(group, run) for group in report.groups for run in group.runs]
-    return views(
+    return tokens_data(
         [
-            (_name(group, run), run.path if run.log else run.path / TOKENS)
+            (_name(group, run), run.path)
             for group, run in pairs
             if (run.log and run.log.tokens) or any((run.path / TOKENS).glob("*.parquet"))
         ]

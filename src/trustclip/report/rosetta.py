@@ -26,8 +26,8 @@ tc.presets()                  # all of them
 
 `trustclip methods --engines` prints the tables in a terminal. Every row is tested on one fixed set
 of tokens against the installed package, or against its published formula, written a second time in
-`tests/engine_formulas.py`. The heading of each table says which, with the release or the date of
-the source; engines change their defaults.
+`tests/support/engine_formulas.py`. The heading of each table says which, with the release or the
+date of the source; engines change their defaults.
 
 *Three policies.* An engine measures a token's ratio either from the proximal policy, whose
 log-probabilities it recomputes before the update, or from the policy that sampled: `anchored(...)`,

@@ -2,7 +2,7 @@
 
 import base64
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,21 @@ from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TokenRow, token_batch
+from trustclip.runs.samples import shards
+from trustclip.runs.watched import sources
 from trustclip.stats.lift import Lifts
+from trustclip.support.jsonl import scan
 
 #: Methods whose gate is computed on the tokens of any run, at the defaults of their papers.
 SHADOWS = ("clip", "clip_higher", "atr", "dppo", "gspo", "icepop")
 #: Name of what the run itself did.
 OWN = "this run"
 #: Maximum number of completions, and of their tokens, in a page.
-MAX_COMPLETIONS, MAX_TOKENS = 200, 1_000_000
+MAX_COMPLETIONS, MAX_TOKENS = 2000, 1_000_000
 #: Strings in the table of those that are cut most often.
 MAX_STRINGS = 20
-#: Numbers of a token in the page, before its coefficients.
-COLUMNS = ("logp", "log_ratio", "rollout_log_ratio", "entropy", "advantage")
+#: Numbers of a token in the page.
+COLUMNS = ("logp", "logp_old", "logp_rollout", "entropy", "advantage", "coefficient")
 
 
 @dataclass(frozen=True)
@@ -159,86 +162,102 @@ def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     """The recorded tokens of runs, for the page.
 
     Args:
-      named: name of each run in the page, and its file or folder of tokens.
+      named: name of each run in the page, and its file or folder of tokens; or its run directory,
+        whose problems and gold answers are joined.
 
     Raises:
       ValueError: a row is not as `trustclip.logs.tokens` says.
     """
-    texts = Texts()
-    runs = [view(path, name, texts, len(named)) for name, path in named]
-    return {"columns": COLUMNS, "runs": runs, "texts": texts.listed()}
+    texts, content = Texts(), bytearray()
+    runs = [view(path, name, texts, content, len(named)) for name, path in named]
+    tokens = base64.b64encode(zlib.compress(content, 6)).decode()
+    return {"columns": COLUMNS, "runs": runs, "texts": texts.listed(), "tokens": tokens}
 
 
-def view(path: Path, name: str, texts: Texts, share: int = 1) -> dict[str, Any]:
-    """The recorded tokens of one run for the page: all of them counted, a sample of them shown.
+def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1) -> dict[str, Any]:
+    """The recorded tokens of one run for the page; of many, a sample.
 
     Args:
-      path: a file or a folder of tokens.
+      path: as in `views`.
       name: of the run in the page.
       texts: collects the texts of tokens.
+      content: the numbers of the completions are appended to it.
       share: number of runs in the page.
 
     Raises:
       ValueError: there are no tokens, or a row is not as `trustclip.logs.tokens` says.
     """
-    words, total = CutStrings(), 0
-    places = max(MAX_COMPLETIONS // share, 1)
-    shown: list[tuple[int, Judged]] = []
+    (source,) = sources([path])
+    places, total = max(MAX_COMPLETIONS // share, 1), 0
+    shown: list[tuple[int, TokenRow]] = []
     random = np.random.default_rng(0)
-    for item in judged_rows(path):
-        words.add(item)
+    for row in token_rows(source):
         # Each completion ends up in the page with the same probability, in one pass.
         place = total if total < places else int(random.integers(total + 1))
         if place < places:
-            shown[place : place + 1] = [(total, item)]
+            shown[place : place + 1] = [(total, row)]
         total += 1
     shown.sort(key=lambda pair: pair[0])
     room, rows = MAX_TOKENS // share, []
-    for _, item in shown:
-        room -= len(item.row.logp)
+    asked = asked_in(path) if source != path else {}
+    for _, row in shown:
+        room -= len(row.logp)
         if room < 0:
             break
-        rows.append(_packed(item, words.constraints, texts))
-    sizes = [np.abs(c[~np.isnan(c)]) for _, item in shown for c in item.coefficients.values()]
-    largest = np.quantile(np.concatenate(sizes), 0.99) if sizes else 0.0
-    return {
-        "name": name,
-        "total": total,
-        "tokens": words.tokens,
-        "constraints": words.constraints,
-        "scale": float(largest) or 1.0,
-        "rows": rows,
-        "words": {name: words.most_cut(name) for name in words.constraints},
-        "shares": {name: words.share(name) for name in words.constraints},
+        content += _packed(row, texts)
+        rows.append(_facts(row, asked))
+    return {"name": name, "total": total, "rows": rows}
+
+
+def asked_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
+    """Problem and gold answer of each completion of a run, by (generation, number)."""
+    texts = {
+        (row.get("task"), row["id"]): str(row["problem"])
+        for line in (scan(run / "problems.jsonl") if (run / "problems.jsonl").exists() else ())
+        if (row := line.row) is not None and "id" in row and "problem" in row
     }
+    found: dict[tuple[Any, Any], tuple[str, str | None]] = {}
+    for shard in shards(run):
+        for line in scan(shard):
+            row = line.row
+            if row is None or row.get("stage") != "rl":
+                continue
+            text = texts.get((row.get("task"), row.get("id")), texts.get((None, row.get("id"))))
+            gold = row.get("gold")
+            if text is not None:
+                key = (row.get("step"), row.get("index"))
+                found[key] = (text, None if gold is None else str(gold))
+    return found
 
 
-def _packed(item: Judged, constraints: Sequence[str], texts: Texts) -> dict[str, Any]:
-    """A completion for the page: facts, and its numbers as compressed half-precision columns."""
-    row = item.row
-    length = len(row.logp)
-    unknown = np.full(length, np.nan)
-    old = row.logp if row.logp_old is None else row.logp_old
-    rollout = unknown if row.logp_rollout is None else old - row.logp_rollout
-    entropy = unknown if row.entropy is None else row.entropy
-    numbers = [row.logp, row.logp - old, rollout, entropy, row.advantage]
-    numbers += [item.coefficients.get(name, unknown) for name in constraints]
-    flags = row.mask.astype(np.uint16)
-    for bit, name in enumerate(constraints, start=1):
-        flags |= item.cut(name).astype(np.uint16) << bit if name in item.kept else np.uint16(0)
-    ids = np.full(length, -1) if row.token_id is None else row.token_id
-    places = [texts.number(t, int(i)) for t, i in zip(strings(row), ids, strict=True)]
-    with np.errstate(over="ignore"):
-        halves = np.concatenate(numbers).astype("<f2").tobytes()
-    content = halves + flags.astype("<u2").tobytes() + np.asarray(places, dtype="<u4").tobytes()
-    signs = np.sign(row.advantage[row.mask])
+def _facts(row: TokenRow, asked: Mapping[tuple[Any, Any], tuple[str, str | None]]) -> dict:
+    """A completion for the page, without its tokens."""
+    problem, gold = asked.get((row.generated, row.index), (None, None))
+    optional = ("logp_rollout", "entropy", "coefficient", "kept", "token_id")
     return {
         "update": row.update,
         "generated": row.generated,
         "index": row.index,
+        "group": row.group,
         "reward": None if row.reward is None or not np.isfinite(row.reward) else row.reward,
-        "sign": float(signs.sum() > 0) - float(signs.sum() < 0),
-        "length": length,
-        "cut": [round(item.share(n), 5) if n in item.kept else 0 for n in constraints],
-        "data": base64.b64encode(zlib.compress(content, 6)).decode(),
+        "problem": problem,
+        "gold": gold,
+        "length": len(row.logp),
+        "has": [name for name in optional if getattr(row, name) is not None],
     }
+
+
+def _packed(row: TokenRow, texts: Texts) -> bytes:
+    """Numbers of a completion: columns in single precision, flags, and places of its texts."""
+    length = len(row.logp)
+    unknown = np.full(length, np.nan)
+    given = {name: getattr(row, name) for name in COLUMNS}
+    given["logp_old"] = row.logp if row.logp_old is None else row.logp_old
+    numbers = [unknown if given[name] is None else given[name] for name in COLUMNS]
+    kept = np.zeros(length, bool) if row.kept is None else row.kept
+    flags = row.mask.astype("<u4") | kept.astype("<u4") << 1
+    ids = np.full(length, -1) if row.token_id is None else row.token_id
+    places = [texts.number(t, int(i)) for t, i in zip(strings(row), ids, strict=True)]
+    with np.errstate(over="ignore"):
+        columns = np.concatenate(numbers).astype("<f4").tobytes()
+    return columns + flags.tobytes() + np.asarray(places, dtype="<u4").tobytes()

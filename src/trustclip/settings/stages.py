@@ -186,7 +186,7 @@ class Training(Problems):
     datasets.save_to_disk, a hub id (NAME:CONFIG@SPLIT), or generated ones ("arithmetic",
     "word-sums", ...)."""
     split: Annotated[str | None, Since(before=None)] = None
-    """Split of the data set, or a part of it, such as "train[:1000]"."""
+    """Split of the data set, or a part of it, such as "train[:1000]"; of a file, "[:1000]"."""
     exclude: Annotated[str, Since(before=NOTHING)] = OWN_TESTS
     """Test problems to leave out of training, word for word or reworded: "tests" for those of the
     recipe's evaluation, names of further test sets (amc23,aime24), or "none"."""

@@ -5,10 +5,11 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,6 +67,43 @@ def file_rows(path: Path) -> Rows:
         kind = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
         raise ValueError(f"{path}: cannot read {kind!r} files, only {', '.join(SUFFIXES)}")
     return _readable(path, readers[SUFFIXES.index(form)](path))
+
+
+#: A part of a file, as ``datasets`` writes parts of a split: ``[:200]``, ``[200:]``, ``[-10%:]``.
+_PART = re.compile(r"(?:train)?\[(-?\d+%?)?:(-?\d+%?)?\]")
+
+
+def part_of(path: Path, part: str) -> Rows:
+    """The rows of a part of a file; a negative place counts from the end.
+
+    Args:
+      path: the file.
+      part: ``[FROM:TO]``, row numbers from 0 or per cent.
+
+    Raises:
+      ValueError: the part is written in another way, or the file cannot be read.
+    """
+    found = _PART.fullmatch(part.replace(" ", ""))
+    if found is None:
+        raise ValueError(
+            f"{path} is a file, which has no split {part!r}; a part of it is {path.name}@[:200], "
+            f"{path.name}@[200:] or {path.name}@[-10%:]"
+        )
+    return _sliced(file_rows(path), found[1], found[2])
+
+
+def _sliced(rows: Rows, first: str | None, last: str | None) -> Rows:
+    if not any("%" in (place or "") or (place or "").startswith("-") for place in (first, last)):
+        yield from islice(rows, int(first or 0), None if last is None else int(last))
+        return
+    every = list(rows)
+    bounds = [
+        None if place is None
+        else len(every) * int(place[:-1]) // 100 if place.endswith("%")
+        else int(place)
+        for place in (first, last)
+    ]  # fmt: skip
+    yield from every[slice(*bounds)]
 
 
 def _readable(path: Path, rows: Rows) -> Rows:

@@ -5,7 +5,6 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ from trustclip.tasks.files import (
     format_of,
     is_saved,
     near_hint,
+    part_of,
     stem_of,
 )
 from trustclip.tasks.hub import (
@@ -43,9 +43,6 @@ from trustclip.tasks.rows import (
 )
 
 _logger = logging.getLogger(__name__)
-
-#: A part of a file: the numbers of its first row and of the first that is left out.
-_SLICE = re.compile(r"(?:train)?\[(\d*):(\d*)\]")
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,8 @@ def load_problems(
         written by ``datasets.save_to_disk``; a known name (``amc23``, ``aime24``, ``aime25``,
         ``math500``, ``gsm8k``, ``dapo``, ``dapo_en``, ``openmath``); or a hub id ``owner/name`` or
         ``owner/name:config``, with ``hub:`` before it where a folder has that name. A split, or
-        a part of one, is named behind ``@``: ``gsm8k@train[:1000]``.
+        a part of one or of a file, is named behind ``@``: ``gsm8k@train[:1000]``,
+        ``mine.jsonl@[200:]``.
       use: ``"train"`` reads the training split of a set that has splits, ``"test"`` its test split,
         unless the source names one.
       limit: keep only this many of the good problems, the first ones.
@@ -226,22 +224,6 @@ def _numbered(rows: Iterable[Any]) -> Rows:
     return ((number, row, "") for number, row in enumerate(rows, start=1))
 
 
-def _part(name: str, split: str) -> slice:
-    """The rows of a file that a split stands for, counted from 0, as in ``train[200:240]``.
-
-    Raises:
-      ValueError: another form.
-    """
-    found = _SLICE.fullmatch(split)
-    if found is None:
-        raise ValueError(
-            f"{name} is a file, which has no split {split!r}; a part of it is written by the "
-            "numbers of its rows, counted from 0: train[:200], or [200:240]"
-        )
-    bounds = [int(text) if text else None for text in found.groups()]
-    return slice(*bounds)
-
-
 def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
     """File, stem, rules and rows of a source; refuses an unknown one, and reads nothing yet."""
     if "@" in source and not Path(source).exists():
@@ -255,8 +237,8 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
         rules = HubSource(name, kind=rules.kind, integer=rules.integer)
         if path.is_dir() and is_saved(path):
             return name, path.name, rules, _numbered(saved_rows(path, split, use))
-        part = slice(None) if split is None or path.is_dir() else _part(name, split)
-        return name, stem_of(path), rules, islice(file_rows(path), part.start, part.stop)
+        rows = file_rows(path) if split is None or path.is_dir() else part_of(path, split)
+        return name, stem_of(path), rules, rows
     if entry is None:
         raise ValueError(_unknown(source, HUB_SOURCES))
     stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]

@@ -13,6 +13,9 @@ from trustclip_lab.arena.run import PLAN, TABLE, read_plan
 from trustclip_lab.arena.settings import MAIN, ArenaSettings
 from trustclip_lab.arena.table import COLUMNS, read_runs
 
+#: Settings that runs side by side share.
+SHARED = ("lab", "tasks", "depths", "learning_rates", "tuning", "test", "axes")
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -79,8 +82,20 @@ def read_entry(folder: Path) -> Entry:
     return Entry(settings, Runs({name: [row[name] for row in rows] for name in COLUMNS}))
 
 
+def other_plan(entry: Entry, arena: Entry) -> list[str]:
+    """How the plan of other runs differs from the arena's: they cannot stand side by side."""
+    pairs = {
+        name: (getattr(entry.settings, name), getattr(arena.settings, name)) for name in SHARED
+    }
+    return [
+        f"`{name}` of arena.yaml is {given}; the arena's is {planned}."
+        for name, (given, planned) in pairs.items()
+        if given != planned
+    ]
+
+
 def combined(arena: Entry, others: Sequence[Entry]) -> Entry:
-    """The arena with accepted submissions beside its own constraints."""
+    """The arena with other constraints, made by the same plan, beside its own."""
     every = [arena, *others]
     columns = {name: np.concatenate([one.runs[name] for one in every]) for name in COLUMNS}
     constraints = {k: v for one in every for k, v in one.settings.constraints.items()}

@@ -1,4 +1,4 @@
-"""A submission's folder: the same plan as the arena's, and runs that come out the same again."""
+"""Runs of a folder made again: do they come out the same?"""
 
 import random
 import tempfile
@@ -15,37 +15,14 @@ from trustclip_lab.arena.analysis import Runs
 from trustclip_lab.arena.entry import Entry
 from trustclip_lab.arena.plan import Cell, Setting
 from trustclip_lab.arena.run import compute
-from trustclip_lab.arena.settings import MAIN, ArenaSettings
-from trustclip_lab.arena.submissions import refusals
+from trustclip_lab.arena.settings import MAIN
 from trustclip_lab.arena.table import COLUMNS, parsed
 from trustclip_lab.stack.results import read
 
-#: Settings that a submission shares with the arena.
-PLAN = ("lab", "tasks", "depths", "learning_rates", "tuning", "test", "axes")
 #: Seeds of a cell that are run again.
 SEEDS = 4
 #: Columns that say how long it took, not what came out.
 TIMES = ("seconds",)
-
-
-def problems(entry: Entry, arena: Entry) -> list[str]:
-    """Why a submission is not accepted; empty if it is.
-
-    Args:
-      entry: the submission.
-      arena: what it is submitted to.
-    """
-    some = plan.tuning(arena.settings, plan.places(arena.settings)[0])[0]
-    return [*_other_plan(entry.settings, arena.settings)] or refusals(
-        entry.runs, arena.runs, some.lab.collapse
-    )
-
-
-def _other_plan(ours: ArenaSettings, theirs: ArenaSettings) -> Iterator[str]:
-    for name in PLAN:
-        given, planned = getattr(ours, name), getattr(theirs, name)
-        if given != planned:
-            yield f"`{name}` of arena.yaml is {given}; the arena's is {planned}."
 
 
 def differences(entry: Entry, count: int, source: int | None = None) -> Iterator[str]:
@@ -55,7 +32,7 @@ def differences(entry: Entry, count: int, source: int | None = None) -> Iterator
     on the same kind of machine they are the same to the last digit.
 
     Args:
-      entry: an accepted submission.
+      entry: a folder of runs.
       count: of cells, drawn at random among those with runs.
       source: of the random draw; another one each time if None.
 

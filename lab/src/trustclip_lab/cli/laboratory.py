@@ -13,7 +13,7 @@ from trustclip.support.jsonl import write_text
 from trustclip.support.terminal import Terminal, say
 
 if TYPE_CHECKING:
-    from trustclip_lab.arena.entry import Entry
+    pass
 
 
 LAB = """\
@@ -58,10 +58,11 @@ best of each constraint on fresh ones. The same command continues what was inter
                  --depths '{4: {}, 256: {passes: 16}}' or --axes '{}'
   page           leaderboard, contrasts, profiles, tuning curves, tasks, of a folder of runs
   verify         make some runs of a folder again, and say whether they are the same to the last
-                 digit; of a submission --against an arena also whether it keeps to the plan
+                 digit
 
-A submission is the folder of one constraint: --constraints '{mine: ...}' --reference mine
---contrasts '{}' --controls '{}' --output-dir mine; with --allow-code where it names a module.
+A constraint of your own: --constraints '{mine: ...}' --reference mine --contrasts '{}'
+--controls '{}' --output-dir mine; with --allow-code where it names a module. `arena page ARENA
+--add mine` shows it beside the arena's.
 """
 
 
@@ -115,8 +116,8 @@ def control(argv: Sequence[str]) -> int:
 
 
 def page(argv: Sequence[str]) -> int:
-    """The page of a folder of the arena, with accepted submissions beside its constraints."""
-    from trustclip_lab.arena.entry import combined, read_entry
+    """The page of a folder of the arena, with other folders' constraints beside its own."""
+    from trustclip_lab.arena.entry import combined, other_plan, read_entry
     from trustclip_lab.arena.page import contents, write_page
 
     @dataclasses.dataclass
@@ -126,63 +127,39 @@ def page(argv: Sequence[str]) -> int:
         out: Path = Path("arena.html")
         """File of the page."""
         add: tuple[Path, ...] = ()
-        """Folders of submissions, each verified before it is shown."""
+        """Folders of other constraints, made by the same plan."""
 
     options = parse(Options, argv, "arena page")
     arena = read_entry(options.folder)
     entries = [read_entry(folder) for folder in options.add]
     for folder, entry in zip(options.add, entries, strict=True):
-        _accepted(folder, entry, arena)
+        if found := other_plan(entry, arena):
+            raise ValueError(f"{folder} has another plan:\n" + _list(found))
     every = combined(arena, entries) if entries else arena
     say(write_page(contents(every, {}), options.out))
     return 0
 
 
 def verify(argv: Sequence[str]) -> int:
-    """Whether a folder's runs come out the same again, and a submission's are those of the plan."""
+    """Whether a folder's runs come out the same again."""
     from trustclip_lab.arena.entry import read_entry
     from trustclip_lab.arena.reruns import differences
 
     @dataclasses.dataclass
     class Options:
-        submission: Argument[Path]
+        folder: Argument[Path]
         """Folder that `trustclip arena` has written."""
-        against: Path | None = None
-        """Folder of the arena that it is submitted to, such as lab/benchmarks/arena."""
-        check: int = 0
+        check: int = 5
         """Cells, drawn at random, of which a few seeds are run again and compared."""
 
     options = parse(Options, argv, "arena verify")
-    if options.check < 0:
-        raise ValueError(f"`check` is a number of cells, 0 or more; got {options.check}.")
-    if options.against is None and not options.check:
-        raise ValueError(
-            "give --against ARENA, --check CELLS, or both; there is nothing to verify."
-        )
-    entry = read_entry(options.submission)
-    if options.against is not None:
-        _accepted(options.submission, entry, read_entry(options.against))
-    found = [*differences(entry, options.check)] if options.check else []
-    if found:
-        raise ValueError(
-            f"{options.submission}: its runs come out otherwise here.\n" + _list(found)
-        )
-    again = f"{options.check} cells made again are the same" if options.check else ""
-    if options.against is None:
-        say(f"{len(entry.runs)} runs, {again}.")
-        return 0
-    (label,) = entry.settings.constraints
-    say(f"accepted: {label}, {len(entry.runs)} runs{', and ' if again else ''}{again}.")
+    if options.check < 1:
+        raise ValueError(f"`check` is a number of cells, 1 or more; got {options.check}.")
+    entry = read_entry(options.folder)
+    if found := [*differences(entry, options.check)]:
+        raise ValueError(f"{options.folder}: its runs come out otherwise here.\n" + _list(found))
+    say(f"{len(entry.runs)} runs, {options.check} cells made again are the same.")
     return 0
-
-
-def _accepted(folder: Path, entry: "Entry", arena: "Entry") -> None:
-    """Refuse a submission that does not keep to the plan, with every reason."""
-    from trustclip_lab.arena.reruns import problems
-
-    found = problems(entry, arena)
-    if found:
-        raise ValueError(f"{folder} is refused:\n" + _list(found))
 
 
 def _list(sentences: Sequence[str]) -> str:

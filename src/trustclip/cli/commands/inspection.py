@@ -3,10 +3,10 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from trustclip.cli.arguments import reads
-from trustclip.settings.marks import Argument
+from trustclip.settings.marks import Also, Argument
 from trustclip.support.terminal import Terminal, say
 
 
@@ -43,6 +43,37 @@ def tokens(options: Tokens) -> int:
         count=options.count,
         constraint=options.constraint,
     )
+    return 0
+
+
+@dataclasses.dataclass
+class Microscope:
+    """A page, one file, that shows completions token by token under several methods at once."""
+
+    files: Argument[tuple[Path, ...]] = ()
+    """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export, TRL's
+    completions, verl's rollouts; a sample when none is given. The page opens further ones."""
+    out: Annotated[Path, Also(("-o",))] = Path("microscope.html")
+    """Where the page goes."""
+    open: bool = False
+    """Show it in the browser."""
+
+
+@reads(Microscope)
+def microscope(options: Microscope) -> int:
+    """``trustclip microscope FILES...``: tokens under several methods, as a page."""
+
+    if not options.out.absolute().parent.is_dir():
+        raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
+    from trustclip.report.page import token_page
+    from trustclip.support.jsonl import write_text
+
+    write_text(options.out, token_page(options.files, "Microscope"))
+    say(options.out)
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(options.out.absolute().as_uri())
     return 0
 
 

@@ -9,10 +9,10 @@ from trustclip.settings.marks import Argument, Shown
 from trustclip.support.terminal import say
 
 if TYPE_CHECKING:
+    from trustclip.constraints.base import Method
     from trustclip.constraints.sampler import Pairs
     from trustclip.engines.findings import Finding
     from trustclip.engines.schedule import Schedule
-    from trustclip.recipes.watch.agreement import Verdict
 
 
 @dataclasses.dataclass
@@ -42,6 +42,27 @@ def completion(options: Completion) -> int:
 
 
 @dataclasses.dataclass
+class Schema:
+    """Print the JSON Schema of recipes or of suites, made from the classes that check them.
+
+    An editor reads it from the first line of a file: # yaml-language-server: $schema=PATH. The
+    files of trustclip recipes and trustclip init have that line.
+    """
+
+    kind: Argument[Literal["recipe", "suite"]] = "recipe"
+    """Which of them."""
+
+
+@reads(Schema)
+def schema(options: Schema) -> int:
+    """Print the JSON Schema of a kind of file."""
+    from trustclip.cli.schema import text
+
+    say(text(options.kind), end="")
+    return 0
+
+
+@dataclasses.dataclass
 class Doctor:
     """Versions, devices, and whether a schedule lets a constraint act; or one of three checks:
     --verl, --distributed, --sampler."""
@@ -61,7 +82,8 @@ class Doctor:
     against options: trustclip doctor --distributed --help."""
     sampler: Annotated[tuple[str, ...], Shown("RECIPE|FILE.jsonl")] = ()
     """Compare the sampler with the trainer on the first completions of a recipe, or on recorded
-    ones; a running server with a model: trustclip doctor --sampler --server URL --model MODEL."""
+    ones; a running server with a model: trustclip doctor --sampler --server URL --model MODEL.
+    --length N tells the damage at N tokens."""
 
 
 @takes(Doctor)
@@ -193,11 +215,11 @@ def _sampler(arguments: Sequence[str]) -> int:
 
     from trustclip.cli.arguments import changes_of
     from trustclip.recipes.preflight.sampler import first_completions, recorded
-    from trustclip.recipes.watch.agreement import compare
     from trustclip.settings.stages import Recipe
 
+    arguments, length = _length(arguments)
     if any(part.partition("=")[0] == "--server" for part in arguments):
-        return _judged(compare(_of_server(arguments)))
+        return _judged(_of_server(arguments), length)
     positional, changes = changes_of(arguments, Recipe)
     if len(positional) != 1:
         raise ValueError(
@@ -208,12 +230,26 @@ def _sampler(arguments: Sequence[str]) -> int:
     if path.suffix == ".jsonl":
         if changes:
             raise ValueError(f"a file of completions takes no options, got {', '.join(changes)}.")
-        pairs = recorded(path)
-    else:
-        from trustclip.recipes.files import load_recipe
+        return _judged(recorded(path), length)
+    from trustclip.recipes.files import load_recipe
 
-        pairs = first_completions(load_recipe(path, changes))
-    return _judged(compare(pairs))
+    recipe = load_recipe(path, changes)
+    pairs = first_completions(recipe)
+    return _judged(pairs, length or recipe.rl.max_completion_length, recipe.rl.method)
+
+
+def _length(arguments: Sequence[str]) -> tuple[list[str], int]:
+    """The arguments without ``--length N``, and N; 0 where it is not given."""
+    rest, length = list(arguments), "0"
+    for at, part in enumerate(arguments):
+        name, equals, value = part.partition("=")
+        if name == "--length":
+            length = value if equals else (rest[at + 1] if at + 1 < len(rest) else "")
+            del rest[at : at + (1 if equals else 2)]
+            break
+    if not length.isdigit() or (length == "0" and len(rest) < len(arguments)):
+        raise ValueError(f"--length is a number of tokens, 1 or more; got {length!r}.")
+    return rest, int(length)
 
 
 @dataclasses.dataclass
@@ -262,10 +298,32 @@ def _of_server(arguments: Sequence[str]) -> "Pairs":
     return asked(options.server, options.model, settings.style, prompts, options.served)
 
 
-def _judged(verdict: "Verdict") -> int:
-    """Print a verdict; 0 if it is harmless."""
-    say(f"{'verdict':<14}{verdict.title}")
+def _judged(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> int:
+    """Print the verdict, where the two differ, and what that costs; 0 if it is harmless.
+
+    Args:
+      pairs: the comparison.
+      length: tokens of a completion; that of the longest one compared if 0.
+      method: of the training, if there is one.
+    """
+    from trustclip.recipes.watch import anatomy, damage
+    from trustclip.recipes.watch.agreement import compare
+
+    verdict = compare(pairs)
+    say(f"{'verdict':<16}{verdict.title}")
     say(verdict.text)
+    if verdict.cause == "none" and verdict.harmless:
+        return 0
+    for label, text in anatomy.lines(pairs):
+        say(f"{label:<16}{text}")
+    if not length and pairs.position is not None:
+        length = int(pairs.position.max()) + 1
+    if verdict.adds_up and length:
+        for text in damage.told(pairs, length):
+            say(text)
+    if method is not None and (text := damage.too_tight(method, pairs, length)):
+        say(text)
+        return 1
     return 0 if verdict.harmless else 1
 
 

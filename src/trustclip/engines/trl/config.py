@@ -14,6 +14,7 @@ from trustclip.engines.limits import Supply
 from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.engines.served import Weights
+from trustclip.engines.trl.scoring.candidates import DEFAULT
 from trustclip.engines.trl.upstream import GRPOConfig
 from trustclip.head.product import MOST_SKIPPED
 from trustclip.support.names import unknown
@@ -38,7 +39,7 @@ _REPLACED = {
 }
 
 #: Integer settings of this engine and their minimum.
-_AT_LEAST = {"inert_patience": 1, "exact_kl_every": 0}
+_AT_LEAST = {"inert_patience": 1, "exact_kl_every": 0, "candidates": 0}
 
 
 @dataclass
@@ -69,6 +70,11 @@ class ConstrainedGRPOConfig(GRPOConfig):
         token ids with log-probabilities and keeps its own weights; ``"none"``. See
         ``docs/sampler.md``.
       server_url: its address up to the version.
+      candidates: how many of the sampler's likeliest tokens are kept at each position, for
+        `centered` and the metrics ``drift/*``; what it can draw beside them is modelled by the
+        policy in training (`trustclip.constraints.candidates`). A number of the vocabulary's size
+        or more is all of it, exactly. When None, 64 for a method that needs them, and 0, none, for
+        others. Needs trustclip's head.
       brake: a mapping of the fields of `trustclip.constraints.brake.Brake`: the learning rate
         follows the effective sample size of the completions. Logged as ``trustclip/brake``.
       share_prompts: score all completions of a prompt in a batch in one pass over that prompt, and
@@ -137,6 +143,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
     server_url: str = field(
         default="http://127.0.0.1:8000/v1", metadata={"help": "Address of that server."}
     )
+    candidates: int | None = field(
+        default=None, metadata={"help": "Likeliest tokens kept at each position, for centering."}
+    )
     brake: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Scale the learning rate by ESS: JSON of rule, reference."}
     )
@@ -203,6 +212,11 @@ class ConstrainedGRPOConfig(GRPOConfig):
         """How the learning rate follows the effective sample size."""
         return as_brake(self.brake)
 
+    def kept_candidates(self) -> int:
+        """How many of the sampler's likeliest tokens are kept at each position."""
+        needed = "candidates" in self.constraint().requires
+        return DEFAULT * needed if self.candidates is None else self.candidates
+
     def watched(self) -> list[Method]:
         """The shadows."""
         return cast("list[Method]", self.shadows)
@@ -228,12 +242,29 @@ def supply(args: ConstrainedGRPOConfig) -> Supply:
     Transformers (see `trustclip.engines.trl.sampling.sampled`).
     """
     most = limits.ENGINES["TRL"]
+    for reason in _no_candidates(args):
+        most = most.without("candidates", reason)
     if args.use_vllm or args.server != "none" or not args.use_transformers_continuous_batching:
         return most
     return most.without(
         "logp_rollout",
         "continuous batching returns none to TRL; set use_transformers_continuous_batching=False",
     )
+
+
+def _no_candidates(args: ConstrainedGRPOConfig) -> Iterator[str]:
+    """Settings under which no candidates are kept, each as a reason and what to do."""
+    if args.candidates == 0:
+        yield "`candidates` is 0; leave it out, or set how many to keep"
+    if args.head == "trl":
+        yield "head='trl' computes that of the sampled token alone; leave `head` out"
+    if args.use_vllm or args.use_transformers_continuous_batching:
+        yield (
+            "vLLM and continuous batching return that of the sampled token alone; leave use_vllm "
+            "and use_transformers_continuous_batching out"
+        )
+    if args.server != "none":
+        yield "a server returns that of the sampled token alone; leave `server` out"
 
 
 def undecodable(args: ConstrainedGRPOConfig) -> Iterator[str]:
@@ -264,7 +295,7 @@ def shadows(
 def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Settings of this engine out of their range, each with its error text."""
     for name, least in _AT_LEAST.items():
-        if name in values and values[name] < least:
+        if values.get(name) is not None and values[name] < least:
             yield name, f"must be at least {least}, got {values[name]}."
     if not 0 <= (skip := values.get("head_skip", 0.0)) <= MOST_SKIPPED:
         yield "head_skip", f"must be from 0 to {MOST_SKIPPED}, got {skip}."
@@ -301,8 +332,10 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         yield "head_skip is trustclip's head's, and head='trl' asks for TRL's: leave one out."
     if args.share_prompts and args.head == "trl":
         yield "share_prompts needs trustclip's head, and head='trl' asks for TRL's: leave one out."
-    if problem := limits.refusal(chosen, supply(args)):
+    if problem := limits.refusal(chosen, given := supply(args)):
         yield problem
+    elif args.candidates and "candidates" not in given.fields:
+        yield f"`candidates` cannot be kept: {given.missing['candidates']}."
     if args.braking().on and "logp_rollout" not in (given := supply(args)).fields:
         yield f"`brake` weighs completions by the sampler, and {given.missing['logp_rollout']}."
     cut = (f"the decoder does not apply {setting}" for setting in args.cut_off())

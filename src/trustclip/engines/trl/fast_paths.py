@@ -83,6 +83,7 @@ def check_sampler(trainer: Any) -> None:
             f"sampled with, and they cannot be recorded here: {reason}. Set use_vllm=True with "
             "vllm_importance_sampling_correction=False, or pass a rollout_func."
         )
+    _check_candidates(trainer)
     if brake.on and trainer.is_deepspeed_enabled:
         raise ValueError(
             "`brake` cannot act under DeepSpeed, which makes its step inside of the backward pass: "
@@ -106,6 +107,24 @@ def check_sampler(trainer: Any) -> None:
     if not trainer.args.sampling().exact and (reason := obstacle("decoder", trainer)):
         raise ValueError(
             f"`sampler` needs trustclip's decoder, and it cannot sample here: {reason}."
+        )
+
+
+def _check_candidates(trainer: Any) -> None:
+    if not trainer.args.kept_candidates():
+        return
+    needy = trainer.method.name if "candidates" in trainer.method.requires else "candidates"
+    reasons = [f"trustclip's head does not serve this model: {reason}" for reason in _head(trainer)]
+    if trainer.rollout_func is not None:
+        reasons.append("rollout_func returns that of the sampled token alone")
+    elif reason := unrecorded(trainer):
+        reasons.append(reason)
+    if trainer.tools:
+        reasons.append("tools make completions of several turns")
+    if reasons:
+        raise ValueError(
+            f"{needy!r} needs `candidates`, the sampler's log-probabilities of further tokens, and "
+            f"they cannot be kept here: {reasons[0]}."
         )
 
 
@@ -141,7 +160,8 @@ def _head(trainer: Any) -> Iterator[str]:
     if reason := hidden.unusual(model):
         yield reason
     trained = head.weight.requires_grad
-    if trainer.args.head == "auto" and not measured.serves(trainer.accelerator.device, trained):
+    asked = trainer.args.head == "trustclip" or trainer.args.kept_candidates()
+    if not asked and not measured.serves(trainer.accelerator.device, trained):
         yield "TRL's Triton kernels serve this device, and nothing faster was measured on it"
 
 

@@ -29,7 +29,7 @@ def token_batch(
     logp: Tensor,
     logp_old: Tensor,
     first_key: int,
-    **measured: Tensor,
+    **measured: Any,
 ) -> TokenBatch:
     """Build the `TokenBatch` of an input dictionary.
 
@@ -65,7 +65,11 @@ def token_batch(
 
 @torch.no_grad()
 def inject(
-    inputs: dict[str, Any], batch: TokenBatch, c: Tensor, surrogate: Surrogate
+    inputs: dict[str, Any],
+    batch: TokenBatch,
+    c: Tensor,
+    surrogate: Surrogate,
+    pull: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Replace the advantages so that TRL's loss has the method's gradient.
 
@@ -76,12 +80,16 @@ def inject(
     clip. Where a kept token's objective differs from $c$ (soft gates, stopped gradients), its
     value in the loss is $-c$.
 
+    What the method does to tokens that were not sampled is in the gradient of the advantages: TRL
+    multiplies them by $w$, or by the bound, and by whatever weighs the token in its loss.
+
     Args:
       inputs: gets ``advantages``, and ``old_per_token_logps`` that are finite where masked.
       batch: the tokens.
       c: gradient of the objective in each log-probability, see `trustclip.coefficient`.
         Shape [batch, time].
       surrogate: what the method made of the tokens.
+      pull: of value 0, with the gradient of the objective in the candidates. Shape [batch, time].
 
     Returns:
       (low, high): offsets $\epsilon, \epsilon'$ of the clip. Both [batch, time].
@@ -99,5 +107,9 @@ def inject(
     high = torch.where(cut & positive, beyond - 1, torch.inf)
     low = torch.where(cut & ~positive, 1 - beyond, torch.inf)
     held = torch.where(positive, 1 + high, 1 - low)  # as TRL computes it
-    inputs["advantages"] = torch.where(cut, value / held, c / w)
+    advantages = torch.where(cut, value / held, c / w)
+    if pull is not None:
+        with torch.enable_grad():
+            advantages = advantages + pull / torch.where(cut, held, w)
+    inputs["advantages"] = advantages
     return low, high

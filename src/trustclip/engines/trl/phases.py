@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.engines.trl.likeliest import Likeliest, padded
 from trustclip.engines.trl.scoring.exact_kl import Evidence
 
 
@@ -27,26 +28,59 @@ class Rewarded:
     rewards: Tensor
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a pass over the completions gave and left.
+
+    Args:
+      logps: that TRL got. Shape [batch, time].
+      evidence: for exact divergences, if it was wanted.
+      entropies: if the method requires them.
+      further: log-probabilities of the sampler's likeliest tokens, where they are kept.
+    """
+
+    logps: Tensor | None
+    evidence: Evidence | None = None
+    entropies: Tensor | None = None
+    further: Tensor | None = None
+
+
 @dataclass
 class Generating:
     """Completions are sampled, scored under the sampling policy, and rewarded.
 
     Args:
       sampled: log-probabilities that our decoder sampled with, by its calls and completions.
-      passes: log-probabilities that TRL got of each pass, the evidence the pass left, and its
-        entropies if the method requires them.
+      passes: what the passes gave and left.
       rewarded: what has been rewarded.
       lag: updates since the weights of the sampler, where it is an older copy of the policy.
+      likeliest: the sampler's likeliest tokens, by its calls and completions, where they are kept.
     """
 
     sampled: list[list[list[float]]] = field(default_factory=list)
-    passes: list[tuple[Tensor, Evidence | None, Tensor | None]] = field(default_factory=list)
+    passes: list[Seen] = field(default_factory=list)
     rewarded: Rewarded | None = None
     lag: int = 0
+    likeliest: list[list[Likeliest]] = field(default_factory=list)
 
-    def seen(self, logps: Tensor | None) -> tuple[Evidence | None, Tensor | None]:
-        """Evidence and entropies of the pass that gave these very log-probabilities."""
-        return next((seen for own, *seen in self.passes if own is logps), (None, None))  # type: ignore[return-value]
+    def seen(self, logps: Tensor | None) -> "Seen":
+        """What the pass left that gave these very log-probabilities; nothing if there was none."""
+        return next((seen for seen in self.passes if seen.logps is logps), Seen(None))
+
+    def further(self, length: int, device: torch.device) -> Likeliest | None:
+        """The sampler's likeliest tokens, of completions padded to a length, where they are kept.
+
+        Raises:
+          RuntimeError: completions are made of several calls.
+        """
+        if not self.likeliest:
+            return None
+        if len(self.likeliest) > 1:
+            raise RuntimeError(
+                "the completions were sampled in several turns, and candidates are those of one: "
+                "leave the tools out, or `candidates` and the method that needs them."
+            )
+        return padded(self.likeliest[0], length, device)
 
     def known(self, attention_mask: Tensor, length: int) -> Tensor | None:
         """Log-probabilities of the completions, if the decoder sampled them from this policy.

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from trustclip.constraints import diagnostics
 from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
-from trustclip.constraints.loss import gradient
+from trustclip.constraints.gradients import gradient, gradient_with_candidates
 from trustclip.constraints.shadow import WatchedWindow
 from trustclip.durable import schemas
 from trustclip.durable.rollcall import own_port
@@ -37,7 +37,7 @@ from trustclip.engines.trl import fast_paths, redistribute
 from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
-from trustclip.engines.trl.phases import Generating, Rewarded, Training
+from trustclip.engines.trl.phases import Generating, Rewarded, Seen, Training
 from trustclip.engines.trl.recording.records import (
     Recorded,
     attach_recorders,
@@ -48,7 +48,7 @@ from trustclip.engines.trl.recording.shares import clip_ratios
 from trustclip.engines.trl.sampling import sampled, stopping
 from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
-from trustclip.engines.trl.scoring import foresight, hidden, sharing
+from trustclip.engines.trl.scoring import candidates, foresight, hidden, sharing
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
 from trustclip.engines.trl.scoring.skipping import only_what_matters, rows_that_matter, widened
@@ -147,7 +147,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if self.rollout_func is not None:
             self.rollout_func = sampled.same_lengths(self.rollout_func)
         self._examined = not args.sampling().exact  # whether samples have been looked at
-        self._copies = Copies(args.sampling())
+        self._copies = Copies(args.sampling(), args.kept_candidates())
         self._request = self._put_head()
         self._watch = KLWatch(
             self._unwrapped(),
@@ -210,11 +210,13 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
         self._number_completions(output)
         output["sampled"] = output["generated"] - phase.lag
-        evidence, entropies = phase.seen(old)
-        if entropies is not None:
-            output["entropy_old"] = entropies
-        if evidence is not None and old is not None:
-            output |= self._watch.keep(self._unwrapped(), evidence, ids, old)
+        seen = phase.seen(old)
+        if seen.entropies is not None:
+            output["entropy_old"] = seen.entropies
+        if seen.evidence is not None and old is not None:
+            output |= self._watch.keep(self._unwrapped(), seen.evidence, ids, old)
+        if (further := phase.further(ids.shape[1], ids.device)) is not None:
+            output |= candidates.stored(further, seen.further)
         if old is not None and self.method.statistics_over == "generation":
             statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
             output |= {STATISTICS + name: value for name, value in statistics.items()}
@@ -260,8 +262,14 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
             turn = stopping.stoppable(model, self.stopping, turn)
-            return turn() if supplied else sampled.with_logps(model, turn)
-        copies = self._copies if self._mode == "train" else Copies()
+            if supplied:
+                return turn()
+            tokens, logps, further = sampled.with_logps(model, turn, self._copies.likeliest)
+            phase.likeliest += [further] if further else []
+            return tokens, logps
+        copies = self._copies
+        if self._mode == "eval":
+            copies = Copies(likeliest=copies.likeliest)
         dtype = fast_paths.decoding_dtype(self)
         decoder, version = copies.next(self._unwrapped(), self.state.global_step, dtype)
         phase.lag = self.state.global_step - version
@@ -269,6 +277,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         given = (prompt_ids, limit, ends, self.temperature)
         decoded = decoder.decode(*given, **copies.cut_off, stop=self.stopping)
         logps = [completion.logps for completion in decoded]
+        if copies.likeliest:
+            phase.likeliest.append([completion.likeliest for completion in decoded])
         if copies.exact and decoder.dtype == torch.float32:  # else passes round otherwise
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
@@ -317,13 +327,20 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         known = None if self.beta else phase.known(mask, args[0])
         policy = "old" if self._watch.wants_generation(self.state.global_step) else None
         entropy = "entropy_old" in self.method.requires
+        sampler = phase.further(args[0], input_ids.device)
         if known is not None and policy is None and not entropy:
+            phase.passes.append(Seen(known, further=None if sampler is None else sampler.logps))
             return known, None, None
         kw |= {"compute_entropy": True} if entropy else {}
-        with self._leaving_between_passes(model):
+        ids = None if sampler is None else sampler.ids
+        with self._leaving_between_passes(model), candidates.asking(self._request, ids) as asked:
             logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
         logps = logps if known is None else known
-        phase.passes.append((logps, seen[0] if seen else None, entropies if entropy else None))
+        further = None if asked is None else asked.logps
+        if known is not None and sampler is not None:
+            further = sampler.logps
+        of_pass = Seen(logps, seen[0] if seen else None, entropies if entropy else None, further)
+        phase.passes.append(of_pass)
         return logps, entropies, aux
 
     @contextmanager
@@ -354,7 +371,9 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         policy = "new" if self._watch.wants(inputs) and not on_policy else None
         foresees = self._mode == "train" and self._request is not None and self._takes("foresight")
         told = foresight.told(self, inputs, rows, on_policy) if foresees else nullcontext()
-        with told:
+        ids = inputs.get(candidates.CANDIDATES[0])
+        ids = ids if ids is None or rows is None else ids[rows]
+        with told, candidates.asking(self._request, ids) as asked:
             logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
         unwrapped = self.accelerator.unwrap_model(self.model)
         new = seen[0] if seen else None
@@ -363,7 +382,10 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             logps, entropies = widened(inputs, rows, logps, entropies)
         if on_policy:
             inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
-        phase.gate = self._constrain(inputs, logps.detach(), {"entropy": entropies.detach(), **kl})
+        measured = {"entropy": entropies.detach(), **kl}
+        if asked is not None:
+            measured["candidates"] = candidates.of_inputs(inputs, asked.logps, rows, on_policy)
+        phase.gate = self._constrain(inputs, logps.detach(), measured)
         self._measure(phase, rows)
         return logps, entropies, aux
 
@@ -395,7 +417,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
 
     @torch.no_grad()
     def _constrain(
-        self, inputs: dict[str, Any], logps: Tensor, measured: dict[str, Tensor]
+        self, inputs: dict[str, Any], logps: Tensor, measured: dict[str, Any]
     ) -> tuple[TokenBatch, Surrogate]:
         """Set advantages and bounds with which TRL's loss has the method's gradient."""
         old = inputs.get("old_per_token_logps")
@@ -406,8 +428,13 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
                 warnings.warn(notice, stacklevel=2)
         if self.method.statistics_over and batch.statistics is None:
             batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
-        c, surrogate = gradient(self.method, batch)  # [batch, time]
-        self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate)
+        pull = None
+        if Trait.MOVES_CANDIDATES in self.method.traits:
+            c, among, surrogate = gradient_with_candidates(self.method, batch)
+            pull = candidates.pull(among, measured["candidates"].logp)
+        else:
+            c, surrogate = gradient(self.method, batch)  # [batch, time]
+        self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate, pull)
         if isinstance(self._phase, Training):
             self._phase.coefficient = c
         return batch, surrogate
@@ -452,7 +479,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     # -- the batch ---------------------------------------------------------------------------------
 
     def _tokens(
-        self, inputs: dict[str, Any], logps: Tensor, old: Tensor, **measured: Tensor
+        self, inputs: dict[str, Any], logps: Tensor, old: Tensor, **measured: Any
     ) -> TokenBatch:
         """Build the `TokenBatch` of one of TRL's input dictionaries."""
         samples = self.args.per_device_train_batch_size * int(self.args.steps_per_generation or 1)

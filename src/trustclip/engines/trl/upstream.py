@@ -1,9 +1,9 @@
 """Everything this engine uses from TRL: the only module that imports `trl`.
 
 `GRPOTrainer` has few documented hooks, so `ConstrainedGRPOTrainer` overrides and reads members that
-a release may change. They are listed below; ``tests/test_trl_upstream.py`` derives the same lists
-from the source of the engine, so that they stay complete, and checks that the installed release
-still has every entry. The parity tests decide whether their meaning is unchanged.
+a release may change. They are listed below; ``tests/engines/trl/test_trl_upstream.py`` derives the
+same lists from the source of the engine, so that they stay complete, and checks that the installed
+release still has every entry. The parity tests decide whether their meaning is unchanged.
 """
 
 import contextlib
@@ -71,6 +71,7 @@ MEMBERS = (
     "reward_weights",
     "rollout_func",
     "temperature",
+    "tools",
     "top_entropy_quantile",
     "training_step",
     "use_transformers_continuous_batching",

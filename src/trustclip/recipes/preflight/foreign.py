@@ -6,6 +6,7 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.evaluation.backends.local import Conversation, Sampling, derived_seed
 from trustclip.evaluation.backends.served import Served
 from trustclip.recipes.models import load_model
+from trustclip.recipes.watch.floor import floor_of, with_floor
 from trustclip.support.http import first_model
 from trustclip.tasks.prompts import PromptStyle
 
@@ -36,8 +37,10 @@ def asked(
     drawn = [server.measured(prompt, derived_seed(0, i)) for i, prompt in enumerate(prompts)]
     network, tokenizer = load_model(model, style)
     network.eval()
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in Pairs.__dataclass_fields__}
-    for prompt, completion in zip(prompts, drawn, strict=True):
+    names = ("trainer", "sampler", "entropy", "position", "token", "completion")
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    sequences = []
+    for number, (prompt, completion) in enumerate(zip(prompts, drawn, strict=True)):
         ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
         start = len(ids["input_ids"])
         tokens = torch.tensor([token for token, _ in completion])
@@ -52,4 +55,8 @@ def asked(
         found["entropy"].append(-(logp.exp() * logp).sum(-1))
         found["position"].append(torch.arange(len(tokens)))
         found["token"].append(tokens)
-    return Pairs(**{name: torch.cat(parts) for name, parts in found.items()})
+        found["completion"].append(torch.full_like(tokens, number))
+        sequences.append((whole[0, :start].tolist(), tokens.tolist()))
+    columns = {name: torch.cat(parts) for name, parts in found.items()}
+    pairs = Pairs(**columns, sequences=sequences)
+    return with_floor(pairs, lambda: floor_of(network, pairs))

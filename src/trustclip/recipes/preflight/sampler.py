@@ -12,13 +12,18 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.recipes.preflight.longest import model_shape, trial
 from trustclip.recipes.problems import training_problems
 from trustclip.recipes.rl import short_enough
+from trustclip.recipes.watch.floor import WAYS, floor_of, with_floor
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.stages import Recipe
 from trustclip.support.jsonl import read_jsonl
 
 #: Keys of a line of recorded completions, one number per token: the two that are required, and
 #: those that make the diagnosis finer.
-REQUIRED, OPTIONAL = ("logp_old", "logp_rollout"), ("entropy", "tokens")
+REQUIRED = ("logp_old", "logp_rollout")
+FLOOR = tuple(f"floor_{way}" for way in WAYS)
+OPTIONAL = ("entropy", "tokens", "lag", *FLOOR)
+
+_PLACE = ("position", "completion")
 
 
 class _Enough(Exception):
@@ -51,7 +56,9 @@ def first_completions(recipe: Recipe) -> Pairs:
         try:
             trainer.train()
         except _Enough:
-            return seen[0]
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            temperature = trainer.temperature
+            return with_floor(seen[0], lambda: floor_of(model, seen[0], temperature))
     raise ValueError(
         "this recipe's sampler reports no log-probabilities to compare with; vLLM (use_vllm), "
         "continuous batching and trustclip's own decoder do."
@@ -75,12 +82,14 @@ def recorded(path: Path) -> Pairs:
     """Log-probabilities that any trainer has written: a JSON object per completion.
 
     Each line holds ``logp_old`` and ``logp_rollout``, lists of one number per token, nats, and may
-    hold ``entropy`` (of the trainer's policy) and ``tokens`` (ids).
+    hold ``entropy`` (of the trainer's policy), ``tokens`` (ids), ``lag`` (updates since sampling)
+    and ``floor_batch``, ``floor_head``, ``floor_precision``: differences of the trainer from
+    itself, null where not measured; see `trustclip.recipes.watch.floor`.
 
     Raises:
       ValueError: a line without them, or with lists of different lengths.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL, "position")}
+    columns: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL, *_PLACE)}
     for number, row in enumerate(read_jsonl(path), start=1):
         if missing := [name for name in REQUIRED if name not in row]:
             raise ValueError(
@@ -94,6 +103,7 @@ def recorded(path: Path) -> Pairs:
         for name in given:
             columns[name] += row[name]
         columns["position"] += range(lengths[REQUIRED[0]])
+        columns["completion"] += [number - 1] * lengths[REQUIRED[0]]
     if not columns["position"]:
         raise ValueError(f"{path} holds no completions.")
     return _finite(columns)
@@ -112,11 +122,18 @@ def _finite(columns: dict[str, list[Any]]) -> Pairs:
     def of(name: str) -> Tensor | None:
         return tensors[name][known] if name in tensors else None
 
-    position, token = of("position"), of("tokens")
+    def whole_numbers(name: str) -> Tensor | None:
+        found = of(name)
+        return None if found is None else found.long()
+
+    floor = {way: of(name) for way, name in zip(WAYS, FLOOR, strict=True) if name in tensors}
     return Pairs(
         trainer=old[known],
         sampler=rollout[known],
         entropy=of("entropy"),
-        position=None if position is None else position.long(),
-        token=None if token is None else token.long(),
+        position=whole_numbers("position"),
+        token=whole_numbers("tokens"),
+        completion=whole_numbers("completion"),
+        lag=of("lag"),
+        floor={way: d for way, d in floor.items() if d is not None} or None,
     )

@@ -9,6 +9,9 @@ sides, in proportion to what $1-\pi(y_t)$ leaves it to move; a mixture of expert
 token elsewhere makes a sparse tail on top of it; another prompt makes the text surprising, most at
 its beginning. Whatever the cause, $E[e^{d_t}] = 1$ on samples of the whole vocabulary: a mean
 below 1 is what a truncated sampler left out, also where half precision hides it.
+
+Size alone says little: it is judged against the trainer's own noise on the same tokens
+(`trustclip.recipes.watch.floor`) where that was measured.
 """
 
 import math
@@ -21,19 +24,20 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from trustclip.constraints.sampler import Pairs
-from trustclip.recipes.watch.marks import (
+from trustclip.findings.facts import (
     EARLY,
     EXACT,
-    FEWEST,
-    HALF,
+    FEWEST_TOKENS,
+    FINER,
+    FINER_FACTOR,
+    FOLLOWS,
+    HALF_PRECISION,
+    KERNELS,
     ONE_SIDED,
-    PRECISION,
-    Cause,
-    Marks,
-    cause_of,
-    likely,
-    marks_of,
 )
+from trustclip.recipes.watch.damage import too_tight
+from trustclip.recipes.watch.floor import floor_of, with_floor
+from trustclip.recipes.watch.marks import Cause, Growth, Marks, cause_of, likely, marks_of
 from trustclip.runs.directory import RunDirectory
 
 
@@ -53,6 +57,11 @@ class Verdict:
     harmless: bool
     title: str
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether the differences are noise, which adds up over a completion."""
+        return self.cause in ("none", "precision", "tail", "stale", "weights")
+
 
 def compare(pairs: Pairs) -> Verdict:
     """Compare trainer and sampler on the same tokens, and name the likeliest cause.
@@ -60,7 +69,7 @@ def compare(pairs: Pairs) -> Verdict:
     Without entropies, neither a temperature nor another prompt is told from other causes.
 
     Args:
-      pairs: finite log-probabilities; at least `FEWEST` tokens.
+      pairs: finite log-probabilities; at least `FEWEST_TOKENS` tokens.
 
     Raises:
       ValueError: too few tokens.
@@ -73,17 +82,18 @@ def compare(pairs: Pairs) -> Verdict:
       >>> compare(Pairs(logp, logp - torch.linspace(0, math.log(0.9), 1000))).cause
       'truncation'
     """
-    if len(pairs.trainer) < FEWEST:
+    if len(pairs.trainer) < FEWEST_TOKENS:
         raise ValueError(
-            f"a comparison needs at least {FEWEST} tokens, got {len(pairs.trainer)}: raise the "
-            "number of completions, or their length."
+            f"a comparison needs at least {FEWEST_TOKENS} tokens, got {len(pairs.trainer)}: raise "
+            "the number of completions, or their length."
         )
     marks = marks_of(pairs)
     cause = cause_of(marks)
-    slight = marks.mean <= _SLIGHT.get(cause, -1.0)
+    slight = marks.mean <= _slight(cause, marks)
     sharper = slight and likely(marks)
-    parts = [_numbers(marks), _WHY[cause](marks, pairs), _SHARPER if sharper else ""]
-    title = _DRAWN if sharper else _TITLES[cause]
+    parts = [_numbers(marks), _floor(marks), _WHY[cause](marks, pairs)]
+    parts += [_SHARPER] if sharper else []
+    title = _DRAWN if sharper else _title(cause, marks)
     return Verdict(cause, " ".join(filter(None, parts)), slight and not sharper, title)
 
 
@@ -93,6 +103,17 @@ def _numbers(marks: Marks) -> str:
     return (
         f"On {marks.tokens:,} tokens, sampler and trainer differ by {marks.mean:.2g} nats on "
         f"average and by {marks.largest:.2g} at most; {marks.identical:.0%} are equal to the bit."
+    )
+
+
+def _floor(marks: Marks) -> str:
+    """What the trainer differs by from itself."""
+    floor = marks.floor
+    if floor is None or marks.mean <= KERNELS:
+        return ""
+    return (
+        f"The trainer differs from itself by {floor.kernels:.2g} nats where only the batch or the "
+        f"order of sums is another, and by {floor.half:.2g} between float32 and bfloat16."
     )
 
 
@@ -110,22 +131,43 @@ def _temperature(marks: Marks, pairs: Pairs) -> str:
 
 
 def _precision(marks: Marks, pairs: Pairs) -> str:
-    if marks.mean <= HALF:
-        text = (
-            "It is noise on both sides, of the size that half precision makes (bfloat16 or float16 "
-            f"in the sampler, the trainer or both: 0.005 to {HALF:g} nats are usual; other kernels "
-            "alone make less)."
-        )
-    else:
-        text = (
-            f"It is noise on both sides, more than half precision usually makes (up to {HALF:g} "
-            "nats): quantised weights (8 bits make about 0.06), or weights some updates old."
-        )
     return (
-        f"{text} Training can go on. Weights that were not sent look alike at first: sampler/abs "
-        "then rises with every update. Watch it and sampler/sequence_ess, and correct for it (tis, "
-        "icepop, or anchor 'rollout') if they drift."
+        f"{_size(marks)} Training can go on. Weights that were not sent look alike at first: "
+        "sampler/abs then rises with every update. Watch it and sampler/sequence_ess, and correct "
+        "for it (tis, icepop, or anchor 'rollout') if they drift."
     )
+
+
+def _size(marks: Marks) -> str:
+    """Of noise on both sides: what makes so much."""
+    floor, half = marks.floor, f"{HALF_PRECISION:g}"
+    if marks.between and floor is not None:
+        eighth = FINER * floor.half
+        finer = eighth / FINER_FACTOR < marks.mean < eighth * FINER_FACTOR
+        text = "It is noise on both sides, more than other kernels make and less than bfloat16: "
+        one = "of the size that float16 or TF32 makes, or " if finer else ""
+        return f"{text}{one}weights that are an update or two old."
+    if marks.mean > marks.half:
+        most = f"up to {half} nats" if floor is None else "that of this model"
+        times = "" if floor is None else f", {marks.mean / floor.half:.1f} times as much here"
+        return (
+            f"It is noise on both sides, more than half precision usually makes ({most}{times}): "
+            "quantised weights (8 bits make about twice as much as bfloat16), or weights some "
+            "updates old."
+        )
+    text = "It is noise on both sides, of the size that half precision makes (bfloat16 or float16 "
+    if floor is None:
+        return (
+            f"{text}in the sampler, the trainer or both: 0.005 to {half} nats are usual; other "
+            "kernels alone make less)."
+        )
+    follows = (
+        f", and it follows the trainer's own step to the other precision (correlation "
+        f"{floor.follows:.2f})"
+        if floor.follows > FOLLOWS
+        else ""
+    )
+    return f"{text}in the sampler, the trainer or both){follows}."
 
 
 def _tail(marks: Marks, pairs: Pairs) -> str:
@@ -136,7 +178,57 @@ def _tail(marks: Marks, pairs: Pairs) -> str:
         "token to other experts: replay the sampler's routing if the engine can, or mask these "
         "tokens (icepop), and watch sampler/sequence_ess. In a dense model no precision does: then "
         "the sampler's weights are some updates old, or single tokens are wrong (gates.jsonl, "
-        "column `worst`)."
+        f"column `worst`).{_of_itself(marks)}"
+    )
+
+
+def _of_itself(marks: Marks) -> str:
+    """Whether the trainer has such a tail against itself, which only routing makes."""
+    if marks.floor is None:
+        return ""
+    if 2 * marks.floor.tail > marks.tail:
+        return (
+            f" The trainer has such a tail against itself, on {100 * marks.floor.tail:.2g} % of "
+            "the tokens: it is the model's own, which is routing."
+        )
+    return " The trainer has no such tail against itself."
+
+
+def _grown(growth: Growth) -> str:
+    return f"{growth.last:.2g} nats against {growth.first:.2g}, {growth.times:.1f} times as much"
+
+
+def _depth(marks: Marks, pairs: Pairs) -> str:
+    assert marks.depth is not None
+    return (
+        "The two agree at the beginning of a completion and drift apart along it: in the last "
+        f"quarter of the places the difference, over 1 - p, is {_grown(marks.depth)} as in the "
+        "first. No precision does this: the engines read another context. Suspect the sampler's "
+        "cache of keys and values (precision, eviction, prefix sharing), positions (RoPE scaling, "
+        "padding), or a sliding window that one of them has not."
+    )
+
+
+def _stale(marks: Marks, pairs: Pairs) -> str:
+    assert marks.stale is not None
+    return (
+        "It grows with the age of a sample: on tokens from older weights the difference, over "
+        f"1 - p, is {_grown(marks.stale)} as on the freshest. The engines agree and the samples "
+        "are stale: a smaller lag (max_staleness, fewer generations in flight) mends it, a "
+        "correction (tis, icepop, or anchor 'rollout') makes up for it."
+    )
+
+
+def _prompt(marks: Marks, pairs: Pairs) -> str:
+    where = (
+        f"The first {EARLY} tokens of a completion differ most, "
+        f"{marks.early.times:.1f} times as much as the others:"
+        if marks.early is not None and marks.early.times > 1.5
+        else "The trainer finds the text itself improbable:"
+    )
+    return (
+        f"{where} the sampler has read another prompt (chat template, system message, BOS token), "
+        "or is another model. Compare the token ids of one prompt in both."
     )
 
 
@@ -176,18 +268,17 @@ def _outliers(marks: Marks, pairs: Pairs) -> str:
 
 
 def _weights(marks: Marks, pairs: Pairs) -> str:
+    times = "" if marks.floor is None else f" ({marks.mean / marks.floor.half:.1f} times here)"
     text = (
-        "That is more than half precision makes, on both sides: the sampler has other weights "
-        "(LoRA adapters not merged or not synchronised, an older checkpoint, a coarse "
+        f"That is more than half precision makes{times}, on both sides: the sampler has other "
+        "weights (LoRA adapters not merged or not synchronised, an older checkpoint, a coarse "
         "quantisation), or reads another prompt (chat template, BOS token)."
     )
-    if pairs.position is not None:
-        size, early = (pairs.trainer - pairs.sampler).abs(), pairs.position < EARLY
-        if early.any() and not early.all() and size[early].mean() > 1.5 * size[~early].mean():
-            text += (
-                f" It is {size[early].mean() / size[~early].mean():.1f} times as large on the "
-                f"first {EARLY} tokens of a completion, which points to the prompt."
-            )
+    if marks.early is not None and marks.early.times > 1.5:
+        text += (
+            f" It is {marks.early.times:.1f} times as large on the first {EARLY} tokens of a "
+            "completion, which points to the prompt."
+        )
     return text
 
 
@@ -207,11 +298,9 @@ _WHY: dict[Cause, Callable[[Marks, Pairs], str]] = {
         "vocabulary size, or let the sampler mask the padding."
     ),
     "outliers": _outliers,
-    "context": _fixed(
-        "The trainer finds the text itself improbable: the sampler has read another prompt "
-        "(chat template, system message, BOS token), or is another model. Compare the token ids of "
-        "one prompt in both."
-    ),
+    "prompt": _prompt,
+    "depth": _depth,
+    "stale": _stale,
     "weights": _weights,
 }
 
@@ -223,13 +312,27 @@ _TITLES: dict[Cause, str] = {
     "truncation": "the sampler truncates its distribution (top-p, top-k or min-p)",
     "padding": "the sampler has a larger vocabulary",
     "outliers": "single tokens that are not the same token",
-    "context": "another prompt, or another model",
+    "prompt": "another prompt, or another model",
+    "depth": "a difference that grows with the context: cache or positions",
+    "stale": "samples of older weights",
     "weights": "other weights, or another prompt",
 }
 _DRAWN = "drawn from a sharper distribution than reported"
-#: Causes with which training can go on, up to this mean difference: weights a few updates old have
-#: a tail as routing has, on top of more than half precision makes.
-_SLIGHT: dict[Cause, float] = {"none": PRECISION, "precision": PRECISION, "tail": HALF}
+
+
+def _title(cause: Cause, marks: Marks) -> str:
+    if cause == "precision" and marks.between:
+        return "noise below that of bfloat16: a finer precision, or slightly older weights"
+    return _TITLES[cause]
+
+
+def _slight(cause: Cause, marks: Marks) -> float:
+    """Mean difference up to which training can go on, by cause.
+
+    Weights a few updates old have a tail as routing has, on top of more than half precision makes.
+    """
+    return {"none": marks.other, "precision": marks.other, "tail": marks.half}.get(cause, -1.0)
+
 
 _SHARPER = (
     "But the tokens are likelier than the trainer's entropy says: they were drawn at a lower "
@@ -260,11 +363,24 @@ class FirstCompletions(TrainerCallback):
 
     def __call__(self, pairs: Pairs) -> None:
         """Compare the tokens of the first update, if there are enough of them."""
-        if len(pairs.trainer) < FEWEST:
+        if len(pairs.trainer) < FEWEST_TOKENS:
             return
+        pairs = self._measured(pairs)
         verdict = compare(pairs)
         row = {"cause": verdict.cause, "harmless": verdict.harmless, "text": verdict.text}
         self._run.log({"stage": "sampler", "step": 0, **row})
         if not verdict.harmless:
             self._run.notice(0, "sampler_mismatch", verdict.text)
             self._console.print(f"sampler: {verdict.text}", highlight=False, markup=False)
+        if pairs.floor:
+            length = self._trainer.max_completion_length
+            if text := too_tight(self._trainer.method, pairs, length):
+                self._run.notice(0, "bound_in_noise", text)
+                self._console.print(f"gate: {text}", highlight=False, markup=False)
+
+    def _measured(self, pairs: Pairs) -> Pairs:
+        """With the noise floor, where one process holds the whole model."""
+        if pairs.sequences is None or self._trainer.accelerator.distributed_type != "NO":
+            return pairs
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        return with_floor(pairs, lambda: floor_of(model, pairs, self._trainer.temperature))

@@ -4,11 +4,45 @@ See `trustclip.recipes.watch.agreement`, which puts them into words.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from trustclip.constraints.sampler import Pairs
+from trustclip.findings.facts import (
+    ABOVE_KERNELS,
+    BELOW_HALF,
+    EARLY,
+    EARLY_ERRORS,
+    EARLY_TIMES,
+    EXPLAINED,
+    EXPLAINED_FAR,
+    FAR,
+    FEWEST_TOKENS,
+    GROWS,
+    GROWS_ERRORS,
+    HALF_PRECISION,
+    KERNELS,
+    KERNELS_MOST,
+    ONE_SIDED,
+    OTHER_THAN_FLOOR,
+    OTHER_WEIGHTS,
+    OUTLIERS,
+    OUTLIERS_MEDIAN,
+    PART,
+    SHIFT,
+    SHIFT_ABOVE,
+    SHIFT_BELOW,
+    SKEWED,
+    SURPRISE,
+    SURPRISE_MEAN,
+    TAIL,
+    TAIL_LEAST,
+    TAIL_TOKENS,
+    TAIL_WEIGHT,
+    WITHIN_FLOOR,
+)
 
 Cause = Literal[
     "none",
@@ -18,37 +52,30 @@ Cause = Literal[
     "truncation",
     "padding",
     "outliers",
-    "context",
+    "prompt",
+    "depth",
+    "stale",
     "weights",
 ]
 
-#: Fewer tokens than this carry no mark.
-FEWEST = 50
-#: Differences that float32 makes: mean and largest, nats.
-ROUNDING, ROUNDING_MOST = 1e-4, 1e-2
-#: Mean difference of healthy half precision, nats: published engines are between 0.005 and 0.05.
-HALF = 0.05
-#: Mean difference below which noise on both sides is not taken for other weights, nats.
-PRECISION = 0.1
-#: Share of the variance of the differences that a temperature explains to first order; the same
-#: where a difference exceeds `FAR` nats; and from which on its size is stated.
-EXPLAINED, EXPLAINED_FAR, EXACT = 0.8, 0.4, 0.9
-#: No truncated distribution leaves out so much of itself, nats.
-FAR = 2.0
-#: Least sum of one side's differences over that of the other, for two sides.
-ONE_SIDED = 0.1
-#: Outliers: the largest 2 % have this share of all differences, and the median is below that, nats.
-OUTLIERS, OUTLIERS_MEDIAN = 0.9, 0.01
-#: A token is in the tail if it differs by this many medians, each difference over 1 - p, and by
-#: these nats; a tail has this share of all squared differences, and a share of the tokens in here.
-TAIL, TAIL_LEAST, TAIL_WEIGHT, TAIL_TOKENS = 8.0, 0.1, 0.5, (0.01, 0.2)
-#: A mean ratio is off 1 by these standard errors; and by this share below it, or above. Beyond this
-#: standard deviation of the differences, nats, ratios are too skewed for a mean.
-SHIFT, SHIFT_BELOW, SHIFT_ABOVE, SKEWED = 6.0, 0.015, 0.05, 0.5
-#: Tokens at the beginning of a completion, on which another prompt shows most.
-EARLY = 3
-#: Standard errors and nats by which tokens are likelier, or less likely, than their entropy says.
-SURPRISE, SURPRISE_MEAN = 5.0, 0.03
+
+@dataclass(frozen=True)
+class Floor:
+    """What the trainer differs by from itself: means of the absolute differences, nats.
+
+    Args:
+      kernels: in one precision: another batch, another order of the head's sums.
+      half: that, or bfloat16 against float32, whichever is larger.
+      largest: the largest difference of all.
+      tail: share of tokens in the tail of what a change of precision makes.
+      follows: correlation of the sampler's differences with that change.
+    """
+
+    kernels: float
+    half: float
+    largest: float
+    tail: float = 0.0
+    follows: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +101,45 @@ class Marks:
     slope: float  # of the same
     surprise: float  # mean of log p + H: 0 for tokens that the trainer's policy drew
     surprise_z: float
+    early: "Growth | None" = None  # of |d| / (1 - p) on the first tokens, over the others
+    depth: "Growth | None" = None  # of the same along the completion, over the floor's
+    stale: "Growth | None" = None  # of the same with the updates since sampling
+    floor: Floor | None = None
+
+    @property
+    def half(self) -> float:
+        """Mean difference up to which it is that of half precision."""
+        if self.floor is None:
+            return HALF_PRECISION
+        return WITHIN_FLOOR * max(self.floor.half, KERNELS)
+
+    @property
+    def other(self) -> float:
+        """Mean difference from which on it is that of other weights."""
+        if self.floor is None:
+            return OTHER_WEIGHTS
+        return OTHER_THAN_FLOOR * max(self.floor.half, KERNELS)
+
+    @property
+    def between(self) -> bool:
+        """Whether it is more than kernels make and less than half precision does."""
+        if self.floor is None:
+            return False
+        kernels, half = self.floor.kernels, self.floor.half
+        return ABOVE_KERNELS * kernels < self.mean < BELOW_HALF * half
+
+
+class Growth(NamedTuple):
+    """Means of a first and of a last part, and how many standard errors they are apart."""
+
+    first: float
+    last: float
+    errors: float
+
+    @property
+    def times(self) -> float:
+        """The last over the first."""
+        return self.last / max(self.first, 1e-30)
 
 
 def marks_of(pairs: Pairs) -> Marks:
@@ -81,8 +147,8 @@ def marks_of(pairs: Pairs) -> Marks:
     size = d.abs()
     most = size.sort(descending=True).values[: max(len(d) // 50, 1)].sum() / size.sum()
     # A difference of logits moves log p by 1 - p of it.
-    moved = size / (1 - a.exp()).clamp(min=1e-3)
-    tail = (moved > TAIL * moved.median()) & (size > TAIL_LEAST)
+    moved = per_room(size, a)
+    tail = in_tail(size, moved)
     kept = d.clamp(max=10.0).exp()
     explained = slope = surprise = error = 0.0
     if pairs.entropy is not None:
@@ -113,7 +179,93 @@ def marks_of(pairs: Pairs) -> Marks:
         slope=slope,
         surprise=surprise,
         surprise_z=surprise / max(error, 1e-30),
+        early=_early(pairs, moved),
+        depth=_depth(pairs, moved),
+        stale=_stale(pairs, moved),
+        floor=_floor_of(pairs, d),
     )
+
+
+def per_room(size: Tensor, logp: Tensor) -> Tensor:
+    """Differences over what 1 - p leaves a token to move. Shape [tokens]."""
+    return size / (1 - logp.double().exp()).clamp(min=1e-3)
+
+
+def in_tail(size: Tensor, moved: Tensor) -> Tensor:
+    """Which tokens differ by far more than the others. Shape [tokens]."""
+    return (moved > TAIL * moved.median()) & (size > TAIL_LEAST)
+
+
+def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
+    if not pairs.floor:
+        return None
+    sizes = {way: v[v.isfinite()].double().abs() for way, v in pairs.floor.items()}
+    means = {way: v.mean().item() for way, v in sizes.items() if len(v)}
+    if not means:
+        return None
+    largest = max(v.max().item() for v in sizes.values() if len(v))
+    kernels = max((means[way] for way in ("batch", "head") if way in means), default=0.0)
+    half = means.get("precision", 0.0)
+    tail = follows = 0.0
+    if half > KERNELS:
+        change = pairs.floor["precision"].double()
+        there = change.isfinite()
+        change, moved = change[there], per_room(change[there].abs(), pairs.trainer[there])
+        tail = in_tail(change.abs(), moved).double().mean().item()
+        both = torch.stack([d[there], -change])
+        follows = torch.corrcoef(both)[0, 1].nan_to_num().item() if len(change) > 1 else 0.0
+    return Floor(kernels, max(half, kernels), largest, tail, follows)
+
+
+def _parts(first: Tensor, last: Tensor) -> Growth | None:
+    """Means of two parts, without what lies beyond the 99th percentile of both."""
+    if min(len(first), len(last)) < PART:
+        return None
+    most = torch.cat([first, last]).quantile(0.99)
+    first, last = first.clamp(max=most), last.clamp(max=most)
+    error = (first.var() / len(first) + last.var() / len(last)).sqrt().item()
+    a, b = first.mean().item(), last.mean().item()
+    return Growth(a, b, (b - a) / max(error, 1e-30))
+
+
+def _early(pairs: Pairs, moved: Tensor) -> Growth | None:
+    if pairs.position is None:
+        return None
+    early = pairs.position < EARLY
+    return _parts(moved[~early], moved[early])
+
+
+def _depth(pairs: Pairs, moved: Tensor) -> Growth | None:
+    """From the first quarter of the places to the last, beyond what the floor does there."""
+    if pairs.position is None or len(pairs.position) < FEWEST_TOKENS:
+        return None
+    place = pairs.position.double()
+    low, high = place.quantile(torch.tensor([0.25, 0.75], dtype=place.dtype, device=place.device))
+    first, last = place <= low, place >= high
+    found = _parts(moved[first], moved[last])
+    change = (pairs.floor or {}).get("precision")
+    if found is None or change is None:
+        return found
+    own, there = per_room(change.abs(), pairs.trainer), change.isfinite()
+    usual = _parts(own[first & there], own[last & there])
+    return found if usual is None else found._replace(last=found.last / max(usual.times, 1.0))
+
+
+def _stale(pairs: Pairs, moved: Tensor) -> Growth | None:
+    if pairs.lag is None or pairs.lag.min() == pairs.lag.max():
+        return None
+    lag = pairs.lag.double()
+    return _parts(moved[lag == lag.min()], moved[lag >= lag[lag > lag.min()].median()])
+
+
+def _grows(growth: Growth | None) -> bool:
+    return growth is not None and growth.times > GROWS and growth.errors > GROWS_ERRORS
+
+
+def begins_far(marks: Marks) -> bool:
+    """Whether the first tokens of a completion differ most."""
+    early = marks.early
+    return early is not None and early.times > EARLY_TIMES and early.errors > EARLY_ERRORS
 
 
 def _errors(x: Tensor) -> float:
@@ -122,7 +274,7 @@ def _errors(x: Tensor) -> float:
 
 
 def cause_of(marks: Marks) -> Cause:
-    if marks.mean <= ROUNDING and marks.largest <= ROUNDING_MOST:
+    if marks.mean <= KERNELS and marks.largest <= KERNELS_MOST:
         return "none"
     concentrated = marks.top >= OUTLIERS and marks.median <= OUTLIERS_MEDIAN
     if concentrated and marks.tail_mean > FAR:
@@ -132,14 +284,25 @@ def cause_of(marks: Marks) -> Cause:
     below = marks.left_out > SHIFT_BELOW and marks.left_out_z > SHIFT
     if marks.up <= ONE_SIDED * marks.down or below:
         # What a truncated sampler draws is likelier than the entropy says, not less likely.
-        return "context" if unlikely(marks) else "truncation" if marks.mean < FAR else "weights"
+        return "prompt" if unlikely(marks) else "truncation" if marks.mean < FAR else "weights"
     if marks.down <= ONE_SIDED * marks.up or _above(marks):
         return "padding"
+    return _two_sided(marks, concentrated)
+
+
+def _two_sided(marks: Marks, concentrated: bool) -> Cause:
+    """Of noise on both sides."""
+    if _grows(marks.stale):
+        return "stale"
+    if _grows(marks.depth):
+        return "depth"
+    if marks.mean > marks.half and begins_far(marks):
+        return "prompt"
     fewest, most = TAIL_TOKENS
     heavy = marks.tail_weight >= TAIL_WEIGHT and fewest <= marks.tail <= most
-    if concentrated or (heavy and marks.bulk <= PRECISION):
+    if concentrated or (heavy and marks.bulk <= marks.other):
         return "tail"
-    return "precision" if marks.mean <= PRECISION else "weights"
+    return "precision" if marks.mean <= marks.other else "weights"
 
 
 def _above(marks: Marks) -> bool:

@@ -40,6 +40,7 @@ class Mismatch:
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []  # of a token: its places, then its log-probabilities
+        self._sequences: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
     def add(self, inputs: Mapping[str, Any], batch: TokenBatch) -> None:
         """Add one micro-batch.
@@ -63,10 +64,12 @@ class Mismatch:
         rows = rows.masked_fill(~has_rollout(batch).flatten()[:, None], torch.nan)
         # All are kept only for a listener: of an update of millions of tokens, ten are recorded.
         self._rows.append(_farthest(rows) if self.listener is None else rows)
+        if self.listener is not None and "prompt_ids" in inputs:
+            self._sequences |= _sequences(inputs)
 
     def forget(self) -> None:
         """Drop the micro-batches since the last call of `read`."""
-        self._rows = []
+        self._rows, self._sequences = [], {}
 
     def read(
         self,
@@ -88,16 +91,8 @@ class Mismatch:
         if (listener := self.listener) is not None:
             own = own[~own[:, 0].isnan()]
         if listener is not None and len(own):
-            told, self.listener = dict(zip(_COLUMNS, own.T, strict=True)), None
-            listener(
-                Pairs(
-                    trainer=told["logp_old"],
-                    sampler=told["logp_rollout"],
-                    entropy=None if told["entropy"].isnan().any() else told["entropy"],
-                    position=told["position"].long(),
-                    token=told["token"].long(),
-                )
-            )
+            self.listener = None
+            listener(self._pairs(dict(zip(_COLUMNS, own.T, strict=True))))
         own = _farthest(own)
         rows = gather(F.pad(own, (0, 0, 0, WORST - len(own)), value=torch.nan))  # alike on ranks
         found = _farthest(rows[~rows[:, 0].isnan()]).tolist()
@@ -107,6 +102,33 @@ class Mismatch:
             for t in tokens
         ]
         return {"worst": [{**token, "text": decode([token["token"]])} for token in worst]}
+
+    def _pairs(self, told: Mapping[str, Tensor]) -> Pairs:
+        of = torch.stack([told["generated"], told["index"]], dim=1).long()
+        which, completion = of.unique(dim=0, return_inverse=True)
+        kept, self._sequences = self._sequences, {}
+        named = [kept.get((generated, index)) for generated, index in which.tolist()]
+        sequences = [ids for ids in named if ids is not None]
+        return Pairs(
+            trainer=told["logp_old"],
+            sampler=told["logp_rollout"],
+            entropy=None if told["entropy"].isnan().any() else told["entropy"],
+            position=told["position"].long(),
+            token=told["token"].long(),
+            completion=completion,
+            sequences=sequences if len(sequences) == len(named) else None,
+        )
+
+
+def _sequences(inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
+    """Ids of prompt and completion, without padding, by generation and number of a sample."""
+    parts = [
+        [row[keep.bool()].tolist() for row, keep in zip(inputs[f"{name}_ids"],
+                                                       inputs[f"{name}_mask"], strict=True)]
+        for name in ("prompt", "completion")
+    ]  # fmt: skip
+    keys = zip(inputs["generated"].tolist(), inputs["sample_index"].tolist(), strict=True)
+    return dict(zip(keys, zip(*parts, strict=True), strict=True))
 
 
 def _farthest(rows: Tensor) -> Tensor:

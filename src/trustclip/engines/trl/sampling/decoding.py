@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trustclip.engines.trl.likeliest import Likeliest, likeliest
 from trustclip.engines.trl.sampling.llama import merged, unlike_llama
 from trustclip.engines.trl.scoring.hidden import language_model
 
@@ -33,10 +34,12 @@ class Decoded:
     Args:
       tokens: ids, the end mark included.
       logps: log-probability of each under the distribution it was drawn from, nats.
+      likeliest: the likeliest tokens of each of these distributions, if they were asked for.
     """
 
     tokens: list[int]
     logps: list[float]
+    likeliest: Likeliest | None = None
 
 
 def unsupported(model: Any) -> str | None:
@@ -63,6 +66,7 @@ class Decoder:
       weights: parameters by name, tied ones under both; those of the model, with its LoRA merged,
         when None.
       dtype: of weights and products; that of the embedding when None.
+      likeliest: how many of the likeliest tokens to report at each position.
     """
 
     @torch.no_grad()
@@ -71,7 +75,9 @@ class Decoder:
         model: Any,
         weights: Mapping[str, Tensor] | None = None,
         dtype: torch.dtype | None = None,
+        likeliest: int = 0,
     ) -> None:
+        self._likeliest = likeliest
         inner = language_model(model)
         config, named = inner.config, merged(model) if weights is None else weights
         self.dtype = dtype or named["model.embed_tokens.weight"].dtype
@@ -124,7 +130,8 @@ class Decoder:
             logps = _cut_off(logps, top_p, top_k)
             # [rows, 1]
             drawn = _drawn(logps) if temperature else logps.argmax(-1, keepdim=True)
-            batch.take(drawn, logps.gather(1, drawn).squeeze(1))
+            further = likeliest(logps, self._likeliest) if self._likeliest else None
+            batch.take(drawn, logps.gather(1, drawn).squeeze(1), further)
             if stop():
                 break
             if batch.running:
@@ -288,17 +295,21 @@ class _Batch:
         self._rows = torch.arange(rows)
         self._alive = torch.ones(rows, dtype=torch.bool)
         self._time, self._limit = 0, limit
+        # Likeliest tokens of each step, of the rows that were alive: [rows, ...].
+        self._further: list[tuple[Tensor, Likeliest]] = []
         self.kept: Tensor | slice = slice(None)
 
     @property
     def running(self) -> bool:
         return self._time < self._limit and bool(self._alive.any())
 
-    def take(self, drawn: Tensor, logps: Tensor) -> None:
+    def take(self, drawn: Tensor, logps: Tensor, further: Likeliest | None) -> None:
         """Record one token per row; ``kept`` are the rows that continue."""
         rows, alive = self._rows[self._alive], self._alive
         self._tokens[rows, self._time] = drawn[alive, 0]
         self._logps[rows, self._time] = logps[alive]
+        if further is not None:
+            self._further.append((rows, Likeliest(*(part[alive] for part in further))))
         self._time += 1
         self._lengths[rows] = self._time
         self._alive = alive & ~torch.isin(drawn[:, 0], self._ends)
@@ -309,11 +320,23 @@ class _Batch:
             self._rows, self._alive = self._rows[self.kept], self._alive[self.kept]
 
     def decoded(self) -> list[Decoded]:
-        tokens, logps = self._tokens.tolist(), self._logps.tolist()
+        tokens, logps, lengths = self._tokens.tolist(), self._logps.tolist(), self._lengths.tolist()
+        further = self._likeliest(lengths)
         return [
-            Decoded(row[:n], values[:n])
-            for row, values, n in zip(tokens, logps, self._lengths.tolist(), strict=True)
+            Decoded(row[:n], values[:n], more)
+            for row, values, n, more in zip(tokens, logps, lengths, further, strict=True)
         ]
+
+    def _likeliest(self, lengths: list[int]) -> list[Likeliest | None]:
+        """The likeliest tokens of each completion, from those of each step."""
+        if not self._further:
+            return [None] * len(lengths)
+        # Steps hold the living rows in ascending order: a stable sort by row restores the time.
+        order = torch.cat([rows for rows, _ in self._further]).argsort(stable=True)
+        steps = zip(*(step for _, step in self._further), strict=True)
+        whole = Likeliest(*(torch.cat(parts)[order] for parts in steps))
+        parts = zip(*(part.split(lengths) for part in whole), strict=True)
+        return [Likeliest(*one) for one in parts]
 
 
 def _rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ from transformers.generation.logits_process import (
 )
 
 from trustclip.constraints.batch import TokenBatch
+from trustclip.engines.trl.likeliest import Likeliest, likeliest
 
 #: Settings of sampling that are applied here, in the order of Transformers, and their off values.
 _APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {
@@ -41,7 +42,7 @@ RECORDED = frozenset(_APPLIED)
 
 
 @contextmanager
-def recorded(model: Any) -> Iterator[list[Tensor]]:
+def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
     """Context in which ``model.generate`` records the log-probabilities it samples with.
 
     The temperature and the cut-offs are taken out of the generation's settings and applied by the
@@ -51,11 +52,12 @@ def recorded(model: Any) -> Iterator[list[Tensor]]:
     Args:
       model: a causal language model, or an adapter around one.
 
+      k: how many of the likeliest tokens to record with them.
+
     Yields:
-      A list that gets the log-probabilities of each call, nats; what stands after the end of a
-      completion is meaningless. Shape [batch, new tokens].
+      A list that gets the recorder of each call.
     """
-    calls: list[Tensor] = []
+    calls: list[Recorder] = []
     original = model.generate
 
     def generate(*args: Any, generation_config: Any, **kwargs: Any) -> Tensor:
@@ -67,10 +69,11 @@ def recorded(model: Any) -> Iterator[list[Tensor]]:
             if value is not None and value != off:
                 processors.append(warper(value))  # type: ignore[call-arg]
                 setattr(plain, name, off)
-        recorder = _Recorder()
+        recorder = Recorder(k)
         processed = LogitsProcessorList([*processors, recorder])
         ids = original(*args, generation_config=plain, logits_processor=processed, **kwargs)
-        calls.append(recorder.of(ids))
+        recorder.end(ids)
+        calls.append(recorder)
         return ids
 
     model.generate = generate
@@ -80,17 +83,25 @@ def recorded(model: Any) -> Iterator[list[Tensor]]:
         del model.generate
 
 
-def with_logps(model: Any, generate: Callable[[], Any]) -> tuple[list[list[int]], list[Any]]:
+def with_logps(
+    model: Any, generate: Callable[[], Any], k: int = 0
+) -> tuple[list[list[int]], list[Any], list[Likeliest]]:
     """Tokens that ``generate`` returns, and the log-probabilities they were sampled with.
 
     Args:
       model: whose `generate` it calls, once.
       generate: returns the tokens of each completion, and something else.
+      k: how many of the likeliest tokens to record.
+
+    Returns:
+      Tokens, log-probabilities and likeliest tokens of each completion; none of the last for k = 0.
     """
-    with recorded(model) as calls:
+    with recorded(model, k) as calls:
         ids, _ = generate()
-    (logps,) = (call.tolist() for call in calls)
-    return ids, [row[: len(tokens)] for row, tokens in zip(logps, ids, strict=True)]
+    (recorder,) = calls
+    logps = [row[: len(tokens)] for row, tokens in zip(recorder.logps.tolist(), ids, strict=True)]
+    further = [recorder.likeliest(i).first(len(row)) for i, row in enumerate(ids)] if k else []
+    return ids, logps, further
 
 
 def same_lengths(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,23 +178,40 @@ def oddity(batch: TokenBatch) -> str | None:
     )
 
 
-class _Recorder(LogitsProcessor):
-    """The last processor: a token is known when the next one is asked for."""
+class Recorder(LogitsProcessor):
+    """The last processor: a token is known when the next one is asked for.
 
-    def __init__(self) -> None:
+    What stands after the end of a completion is meaningless.
+    """
+
+    def __init__(self, k: int = 0) -> None:
         self._next: Tensor | None = None
         self._drawn: list[Tensor] = []
+        self._k = k
+        self._further: list[Likeliest] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self._draw(input_ids[:, -1])
         self._next = scores.log_softmax(dim=-1)  # [batch, vocabulary]
+        if self._k:
+            self._further.append(likeliest(self._next, self._k))
         return scores
 
     def _draw(self, tokens: Tensor) -> None:
         if self._next is not None:
             self._drawn.append(self._next.gather(1, tokens[:, None]))
 
-    def of(self, ids: Tensor) -> Tensor:
-        """Log-probabilities of all new tokens of ``ids``. Shape [batch, new tokens]."""
+    def end(self, ids: Tensor) -> None:
+        """Record the last of the tokens."""
         self._draw(ids[:, -1])
+        self._next = None
+
+    @property
+    def logps(self) -> Tensor:
+        """Log-probabilities of all new tokens, nats. Shape [batch, new tokens]."""
         return torch.cat(self._drawn, dim=1)
+
+    def likeliest(self, row: int) -> Likeliest:
+        """The likeliest tokens of a completion. Shapes [new tokens, ...]."""
+        steps = zip(*self._further, strict=True)
+        return Likeliest(*(torch.stack([step[row] for step in parts]) for parts in steps))

@@ -26,10 +26,11 @@ class Copies:
 
     Args:
       sampler: in what the copy differs; nothing by default, and the policy itself samples.
+      likeliest: how many of the likeliest tokens the decoders report.
     """
 
-    def __init__(self, sampler: Sampler | None = None) -> None:
-        self._sampler = sampler or Sampler()
+    def __init__(self, sampler: Sampler | None = None, likeliest: int = 0) -> None:
+        self._sampler, self.likeliest = sampler or Sampler(), likeliest
         self.exact = self._sampler.exact
         self.cut_off: dict[str, Any] = {"top_p": self._sampler.top_p, "top_k": self._sampler.top_k}
         self._kept: list[tuple[int, Weights]] = []  # (updates done, weights), oldest first
@@ -46,7 +47,7 @@ class Copies:
           dtype: of the products of the policy itself; that of its weights when None.
         """
         if self.exact:
-            return Decoder(model, dtype=dtype), step
+            return Decoder(model, dtype=dtype, likeliest=self.likeliest), step
         now = merged(model)
         version, weights = self._kept[0] if self._kept else (step, now)
         if lag := self._sampler.lag:
@@ -54,7 +55,7 @@ class Copies:
                 self._kept.pop(0)
             self._kept.append((step, {name: weight.clone() for name, weight in now.items()}))
         rounded = {name: converted(weight, self._sampler.dtype) for name, weight in weights.items()}
-        return Decoder(model, rounded), version
+        return Decoder(model, rounded, likeliest=self.likeliest), version
 
     def state(self) -> list[Any]:
         """The kept policies, for a checkpoint: ``[updates done, weights]`` of each."""

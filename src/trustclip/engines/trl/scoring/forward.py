@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from trustclip.engines.trl.scoring import sharing
+from trustclip.engines.trl.scoring.candidates import Asked
 from trustclip.engines.trl.scoring.hidden import language_model, logit_changes
 from trustclip.head import Head, Scores
 from trustclip.head.foreseen import Foresee
+from trustclip.head.further import further_logps
 from trustclip.head.logprobs import Plan, scored
 
 #: Arguments of a pass in which prompts can be shared.
@@ -54,6 +56,7 @@ class Request:
       skip: probability mass that gradients may leave out.
       shares: each prompt of a batch passes the model once.
       dropped: collects the largest mass that those of each pass do leave out.
+      further: further tokens whose log-probabilities each pass is asked for, or None.
     """
 
     entropy: bool = False
@@ -63,6 +66,7 @@ class Request:
     skip: float = 0.0
     shares: bool = False
     dropped: list[Tensor] = field(default_factory=list)
+    further: Asked | None = None
 
     def plan(self, shape: tuple[int, int]) -> Plan:
         """What the head computes in a pass over labels of a shape."""
@@ -92,7 +96,11 @@ def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request
     scale, cap = logit_changes(model)
 
     def of_labels(
-        self: Any, states: Tensor, labels: Tensor | None = None, plan: Plan | None = None
+        self: Any,
+        states: Tensor,
+        labels: Tensor | None = None,
+        plan: Plan | None = None,
+        further: Tensor | None = None,
     ) -> Any:
         if labels is None or plan is None:
             return type(self).forward(self, states)
@@ -103,7 +111,12 @@ def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request
             softcap=cap,
             skip=request.skip if torch.is_grad_enabled() else 0.0,
         )
-        return tuple(scored(head, states, labels, plan))  # plain: hooks of modules look into it
+        scores = scored(head, states, labels, plan)
+        more = None
+        if further is not None:
+            ids = further if further.shape[1] else None
+            more = further_logps(states, head, labels, scores.logp, ids)
+        return *scores, more  # a plain tuple: hooks of modules look into it
 
     @functools.wraps(type(inner).forward)  # `generate` checks its arguments against the signature
     def forward(
@@ -124,12 +137,17 @@ def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request
             states = sharing.states(self, packed)
         head = self.get_output_embeddings()
         labels = labels[:, 1:].to(head.weight.device)
+        asked = request.further
         flat = head(
             states.to(labels.device).flatten(0, 1),
             labels=labels.flatten(),
             plan=request.plan(labels.shape),
+            further=None if asked is None else asked.of_pass(*labels.shape),
         )
-        scores = Scores(*(None if x is None else x.unflatten(0, labels.shape) for x in flat))  # type: ignore[arg-type]
+        *flat, more = (None if x is None else x.unflatten(0, labels.shape) for x in flat)
+        scores = Scores(*flat)  # type: ignore[arg-type]
+        if asked is not None and more is not None:
+            asked.found.append(more)
         if scores.dropped is not None:
             request.dropped.append(scores.dropped.max())
         if request.scores is not None:

@@ -1,0 +1,23 @@
+// Rows of a Parquet file, one row group after the other, as objects.
+import { decompress } from "fzstd";
+import { parquetMetadataAsync, parquetReadObjects, parquetSchema } from "hyparquet";
+
+const plain = (value) => (typeof value === "bigint" ? Number(value) : value);
+
+/**
+ * @param {ArrayBuffer} buffer the whole file
+ * @param {Set<string>} wanted columns that suffice where the file has a column `logp`
+ */
+export async function* rows(buffer, wanted) {
+  const file = { byteLength: buffer.byteLength, slice: async (start, end) => buffer.slice(start, end) };
+  const metadata = await parquetMetadataAsync(file);
+  const names = parquetSchema(metadata).children.map((child) => child.element.name);
+  const columns = names.includes("logp") ? names.filter((name) => wanted.has(name)) : names;
+  let rowStart = 0;
+  for (const group of metadata.row_groups) {
+    const rowEnd = rowStart + Number(group.num_rows);
+    const found = await parquetReadObjects({ file, metadata, columns, rowStart, rowEnd, compressors: { ZSTD: (input) => decompress(input) } });
+    yield found.map((row) => Object.fromEntries(Object.entries(row).map(([name, value]) => [name, plain(value)])));
+    rowStart = rowEnd;
+  }
+}

@@ -1,0 +1,197 @@
+"""JSON Schemas of recipes and suites, made from the classes that check them.
+
+An editor completes keys, shows what they are and marks what is wrong while a file is written. What
+depends on several values, on files or on installed packages, only `trustclip run FILE --dry-run`
+can say.
+"""
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+from trustclip.cli.options import documented
+from trustclip.constraints.base import ALIASES, Method, method_class, methods
+from trustclip.constraints.controllers import NAMED, Controller
+from trustclip.rewards.chosen import BUILT_IN, NOTEBOOK
+from trustclip.settings.marks import Trl, fields_of, marked
+from trustclip.settings.stages import Recipe, RLStage
+from trustclip.suite.settings import SuiteSettings
+
+Json = dict[str, Any]
+Kind = Literal["recipe", "suite"]
+
+#: What each kind of file is checked by.
+CLASSES: dict[Kind, type] = {"recipe": Recipe, "suite": SuiteSettings}
+#: A class or a function of the user's: a file or a module, and a name in it.
+_CODE: Json = {"type": "string", "pattern": r"^[^:]+:[^:]+$"}
+_METHOD, _CONTROLLER = "method", "controller"
+
+
+class _Schemas(GenerateJsonSchema):
+    """Pydantic's, in which a field that holds a method or a controller refers to their schema."""
+
+    def is_instance_schema(self, schema: Any) -> Json:
+        """What an object is in a file."""
+        if issubclass(schema["cls"], Method):
+            return {"anyOf": [{"type": "string"}, {"type": "object"}], "x-part": _METHOD}
+        if issubclass(schema["cls"], Controller):
+            return {"type": "object"}
+        return {}
+
+
+def schema(kind: Kind) -> Json:
+    """The JSON Schema (draft 2020-12) of recipes or of suites.
+
+    Args:
+      kind: of the file.
+
+    Example:
+      >>> made = schema("recipe")
+      >>> made["properties"]["rl"]["$ref"], made["required"]
+      ('#/$defs/RLStage', ['model', 'output_dir', 'name', 'rl'])
+    """
+    made = _of(CLASSES[kind])
+    definitions = made.setdefault("$defs", {})
+    definitions |= _methods(swept=kind == "suite")
+    if kind == "recipe":
+        made["properties"]["command"] = {"const": "run"}  # config.yaml of a run is a recipe
+        _spell_out(definitions["RLStage"]["properties"])
+        definitions["RecipeEval"]["properties"]["reward"] |= _reward()
+    else:
+        made["properties"]["methods"]["additionalProperties"] = {"$ref": f"#/$defs/{_METHOD}_of"}
+        text = made["properties"]["recipe"]["items"]
+        one, many = dict(text), made["properties"]["recipe"]
+        said = many.pop("description", "")
+        made["properties"]["recipe"] = {"anyOf": [one, many], "description": said}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"trustclip {kind}",
+    }
+    return head | {key: value for key, value in made.items() if key != "title"}
+
+
+def text(kind: Kind) -> str:
+    """`schema` as the text of its file."""
+    return json.dumps(schema(kind), indent=1, ensure_ascii=False) + "\n"
+
+
+def _of(cls: type) -> Json:
+    """Pydantic's schema of a class, in the words that help texts have."""
+    made = TypeAdapter(cls).json_schema(schema_generator=_Schemas)
+    _describe(cls, made, made.get("$defs", {}))
+    return _walk(made, _part)
+
+
+def _describe(cls: Any, made: Json, definitions: Json) -> None:
+    """Give every key its words, and a class its first paragraph."""
+    made["description"] = _first(cls)
+    said, hints = documented(cls), get_type_hints(cls)
+    for name, field in made.get("properties", {}).items():
+        field.pop("title", None)
+        if name in said:
+            field["description"] = said[name]
+        for inner in (hints[name], *get_args(hints[name])):
+            if is_dataclass(inner) and (found := definitions.get(inner.__name__)):
+                _describe(inner, found, definitions)
+
+
+def _first(cls: type) -> str:
+    doc = cls.__doc__ or ""
+    return "" if doc.startswith(f"{cls.__name__}(") else inspect.cleandoc(doc).split("\n\n")[0]
+
+
+def _walk(value: Any, change: Callable[[Json], Json]) -> Any:
+    if isinstance(value, list):
+        return [_walk(item, change) for item in value]
+    if isinstance(value, dict):
+        return change({key: _walk(item, change) for key, item in value.items()})
+    return value
+
+
+def _part(value: Json) -> Json:
+    """A reference in place of a part that a class of pydantic's cannot describe."""
+    if value.get("x-part") != _METHOD:
+        return value
+    rest = {key: item for key, item in value.items() if key in ("description", "default")}
+    return {"$ref": f"#/$defs/{_METHOD}"} | rest
+
+
+def _spell_out(fields: Json) -> None:
+    """What the types of a training's settings leave open."""
+    methods = {"$ref": f"#/$defs/{_METHOD}"}
+    fields["method"] |= methods
+    fields["shadows"] |= {"anyOf": [{"type": "string"}, {"type": "array", "items": methods}]}
+    fields["reward"] |= _reward()
+    own = [*marked(RLStage, Trl), "model", "output_dir"]
+    fields["trl"] |= {"propertyNames": {"not": {"enum": own}}}
+    fields["method_args"] = {"type": "object", "deprecated": True}
+
+
+def _reward() -> Json:
+    """A reward: its name, a mapping, or a list of these."""
+    name = {"anyOf": [{"enum": [*BUILT_IN, NOTEBOOK]}, _CODE]}
+    one = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": name, "weight": {"type": "number"}, "label": {"type": "string"}},
+    }
+    either = {"anyOf": [name, one]}
+    return {"anyOf": [name, one, {"type": "array", "minItems": 1, "items": either}]}
+
+
+def _methods(*, swept: bool) -> Json:
+    """Schemas of every method: by its name, or with hyper-parameters.
+
+    Args:
+      swept: whether a mapping may hold ``sweep``, as those of a suite do.
+    """
+    names = {"anyOf": [{"enum": [*methods(), *ALIASES]}, _CODE]}
+    controllers = {
+        "type": "object",
+        "required": [_CONTROLLER],
+        "properties": {_CONTROLLER: {"enum": list(NAMED)}},
+        "description": "A controller in place of a number.",
+    }
+    cases = [
+        {
+            "if": {"required": ["name"], "properties": {"name": {"const": name}}},
+            "then": _one_method(method_class(name), swept),
+        }
+        for name in [*methods(), *ALIASES]
+    ]
+    whole = {"type": "object", "required": ["name"], "properties": {"name": names}, "allOf": cases}
+    either = {"anyOf": [names, {"$ref": f"#/$defs/{_METHOD}_of"}]}
+    return {_METHOD: either, f"{_METHOD}_of": whole, _CONTROLLER: controllers}
+
+
+def _one_method(cls: Any, swept: bool) -> Json:
+    """The hyper-parameters of one method; a number may be a controller."""
+    made = _of(cls)
+    if "$defs" in made:  # parts that are no methods, few and small
+        made = _walk(made, lambda value: made["$defs"][value["$ref"].rpartition("/")[2]]
+                     if str(value.get("$ref", "")).startswith("#/$defs/")
+                     and value["$ref"].rpartition("/")[2] in made["$defs"] else value)  # fmt: skip
+        made.pop("$defs")
+    fields = {name: _or_controlled(field) for name, field in made.get("properties", {}).items()}
+    more: Json = {"name": {"type": "string"}}
+    if swept:
+        lists = {name: {"type": "array", "minItems": 1} for name in fields_of(cls)}
+        more["sweep"] = {"type": "object", "properties": lists, "additionalProperties": False}
+    return {
+        "description": made["description"],
+        "properties": more | fields,
+        "additionalProperties": False,
+    }
+
+
+def _or_controlled(field: Json) -> Json:
+    kinds = [field, *field.get("anyOf", ())]
+    if not any(kind.get("type") in ("number", "integer") for kind in kinds):
+        return field
+    said = {key: field.pop(key) for key in ("description", "default") if key in field}
+    return {"anyOf": [field, {"$ref": f"#/$defs/{_CONTROLLER}"}], **said}

@@ -1,0 +1,131 @@
+r"""Noise of two passes over the same weights: what it costs at a length, and which gates it closes.
+
+Two programs, or one program in two batches, score a token $d_t$ nats apart. Over a completion the
+differences add up: with variance $v$ per token and $E[e^{d_t}] = 1$, which holds for samples of the
+whole vocabulary, $S = \sum_t d_t$ is near $\mathcal N(-vT/2,\ vT)$ for long completions.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import TokenBatch
+
+#: Neighbouring tokens that are drawn together, so that their correlation counts.
+BLOCK = 32
+#: Tokens of a simulated batch at most, and completions at least and at most.
+_TOKENS, _FEWEST, _MOST = 1 << 20, 64, 512
+
+
+def drawn(length: int, tokens: int, seed: int = 0) -> Tensor:
+    """Places of tokens that make completions of a length from those of a comparison.
+
+    Args:
+      length: tokens of a completion.
+      tokens: of the comparison, in their order; blocks of neighbours are drawn with replacement.
+      seed: of the draw.
+
+    Returns:
+      Shape [completions, length].
+
+    Example:
+      >>> drawn(100, 50).shape, int(drawn(100, 50).max()) < 50
+      (torch.Size([512, 100]), True)
+    """
+    count = min(max(_TOKENS // length, _FEWEST), _MOST)
+    blocks = -(-length // BLOCK)
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(tokens, (count, blocks, 1), generator=generator)
+    return ((first + torch.arange(BLOCK)) % tokens).flatten(1)[:, :length]
+
+
+def variance(noise: Tensor) -> float:
+    """Variance per token of sums over completions, nats²: that of sums over blocks of neighbours.
+
+    Args:
+      noise: in the order of the tokens. Shape [tokens].
+
+    Example:
+      >>> alike = torch.tensor([0.1, -0.1]).repeat_interleave(BLOCK).repeat(50)  # in blocks
+      >>> 0.1 < variance(alike) < 0.32, variance(torch.tensor([0.1, -0.1]).repeat(999)) < 1e-4
+      (True, True)
+    """
+    sums = noise.double()[drawn(BLOCK, len(noise))].sum(dim=1)
+    return sums.var().item() / BLOCK
+
+
+def effective_share(v: float, length: int) -> float:
+    r"""Effective sample size of weights $e^S$ of whole completions, a share of their number.
+
+    $1/E[e^{2S}] = e^{-vT}$.
+
+    Args:
+      v: variance per token, nats².
+      length: tokens of a completion.
+
+    Example:
+      >>> round(effective_share(0.0025, 512), 3), round(effective_share(0.0025, 8192), 10)
+      (0.278, 1.3e-09)
+    """
+    return math.exp(-v * length)
+
+
+def capped_weight(v: float, length: int, cap: float) -> float:
+    r"""$E[\min(e^S, C)]$: what a capped weight of whole completions is on average, 1 without a cap.
+
+    Args:
+      v: variance per token, nats².
+      length: tokens of a completion.
+      cap: $C$.
+
+    Example:
+      >>> [round(capped_weight(0.0025, length, 2.0), 2) for length in (64, 1024, 16384)]
+      [0.99, 0.57, 0.0]
+    """
+    sd = math.sqrt(v * length)
+    if sd == 0:
+        return min(1.0, cap)
+    below = (math.log(cap) - sd**2 / 2) / sd
+    return _normal(below) + cap * _normal(-(below + sd))
+
+
+def _normal(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+@torch.no_grad()
+def cut_by_noise(method: Method, noise: Tensor | float, length: int) -> float:
+    """Share of tokens that a method cuts on equal weights, since two passes differ by noise.
+
+    Args:
+      method: one that needs nothing but log-probabilities and advantages.
+      noise: differences of two passes over the same weights in the order of the tokens, nats
+        [tokens]; or the standard deviation of normal ones.
+      length: tokens of a completion.
+
+    Example:
+      >>> import trustclip as tc
+      >>> gspo = tc.method("gspo", low=3e-4, high=4e-4)
+      >>> 0.03 < cut_by_noise(gspo, 0.003, 200) < 0.06, cut_by_noise(gspo, 1e-6, 200)
+      (True, 0.0)
+      >>> cut_by_noise(tc.method("clip"), 0.003, 200)
+      0.0
+    """
+    if not isinstance(noise, Tensor):
+        generator = torch.Generator().manual_seed(1)
+        noise = noise * torch.randn(1 << 16, generator=generator, dtype=torch.float64)
+    x = noise.double()[drawn(length, len(noise))]  # [completions, length]
+    old = torch.full_like(x, -1.0)
+    return dropped(method, TokenBatch(old + x, old, signs(x), torch.ones_like(x).bool()))
+
+
+def signs(like: Tensor) -> Tensor:
+    """Advantages of either sign in turn, of completions. Shape [batch, time]."""
+    return (1.0 - 2.0 * (torch.arange(len(like)) % 2).to(like))[:, None].expand_as(like).clone()
+
+
+def dropped(method: Method, batch: TokenBatch) -> float:
+    """Share of a batch's tokens that a method cuts."""
+    return 1 - method.surrogate(batch).kept[batch.mask].double().mean().item()

@@ -1,0 +1,108 @@
+"""Candidates of every position in TRL: the sampler's likeliest tokens, under all three policies.
+
+A TRL input dictionary carries those of the sampler and of the old policy under the names of
+`CANDIDATES`, row by row, so that they are split, shuffled and checkpointed like any other input.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trustclip.constraints.candidates import Candidates
+from trustclip.engines.trl.likeliest import Likeliest
+from trustclip.engines.trl.scoring.skipping import spread
+
+#: Names among TRL's inputs: ids (int32, no columns for the whole vocabulary), log-probabilities
+#: under the sampler, whether it could draw no others, and log-probabilities under the old policy.
+CANDIDATES = (
+    *("further_ids", "further_logp_rollout", "further_complete"),
+    "further_logp_old",
+)
+
+#: How many a method gets that needs them, where no other number is set; vocabularies of up to so
+#: many tokens are covered whole.
+DEFAULT = 64
+
+
+@dataclass
+class Asked:
+    """Further tokens whose log-probabilities are wanted of the passes in which they are asked.
+
+    Args:
+      ids: of each completion, in the order of the passes: as in `Likeliest`. [batch, time, k]
+      found: the log-probabilities, pass by pass. Leading shape [rows, positions].
+    """
+
+    ids: Tensor
+    found: list[Tensor] = field(default_factory=list)
+    _row: int = 0
+
+    def of_pass(self, rows: int, width: int) -> Tensor:
+        """Those of the next rows, at the last positions of a pass. Shape [rows * width, k]."""
+        chosen = self.ids[self._row : self._row + rows]
+        self._row += rows
+        return F.pad(chosen, (0, 0, width - chosen.shape[1], 0)).flatten(0, 1)
+
+    @property
+    def logps(self) -> Tensor:
+        """Log-probabilities of the completions, of all passes. Shape [batch, time, k]."""
+        return torch.cat([part[:, -self.ids.shape[1] :] for part in self.found])
+
+
+@contextmanager
+def asking(request: Any, ids: Tensor | None) -> Iterator[Asked | None]:
+    """Ask the head for log-probabilities of further tokens in the passes of the block."""
+    if ids is None or request is None:
+        yield None
+        return
+    request.further = asked = Asked(ids)
+    try:
+        yield asked
+    finally:
+        request.further = None
+
+
+def stored(sampled: Likeliest, old: Tensor | None) -> dict[str, Tensor]:
+    """The entries to add to TRL's inputs."""
+    values = (*sampled, old)
+    return {n: v for n, v in zip(CANDIDATES, values, strict=True) if v is not None}
+
+
+def of_inputs(
+    inputs: Mapping[str, Any], logps: Tensor, rows: Tensor | None, on_policy: bool
+) -> Candidates:
+    """The candidates of a micro-batch.
+
+    Args:
+      inputs: of TRL's loss, with the entries of `stored`.
+      logps: under the policy in training, of the completions that were scored; carries the
+        gradient. Shape [rows, time, k].
+      rows: indices of those completions; None for all.
+      on_policy: whether the policy in training is the old one.
+    """
+    _, rollout, complete, old = (inputs.get(name) for name in CANDIDATES)
+    assert rollout is not None and complete is not None
+    if rows is not None:  # others have no advantage: what they hold here is multiplied by 0
+        logps = spread(logps, rows, rollout.clamp(min=-100))
+    old = logps.detach() if on_policy or old is None else old
+    return Candidates(logps, old, rollout, partial=~complete)
+
+
+def pull(gradient: Tensor, logps: Tensor) -> Tensor:
+    """A sum over candidates of value 0, with this gradient in each log-probability.
+
+    Args:
+      gradient: 0 where there is no candidate. Shape [batch, time, k].
+      logps: carries the gradient. Shape [batch, time, k].
+
+    Returns:
+      Shape [batch, time].
+    """
+    with torch.enable_grad():
+        moved = torch.where(gradient == 0, 0.0, logps - logps.detach())
+        return (gradient.to(logps.dtype) * moved).sum(dim=2)

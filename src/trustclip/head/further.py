@@ -1,0 +1,75 @@
+"""Log-probabilities of further tokens at each position, beside the sampled one, with a gradient."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from trustclip.head.product import Head
+
+#: Gathered rows of the weight that a block of tokens holds, in numbers: 64 MiB of float32.
+_GATHERED = 1 << 24
+
+
+def further_logps(
+    hidden: Tensor, head: Head, ids: Tensor, logp: Tensor, further: Tensor | None
+) -> Tensor:
+    r"""Log-probabilities of further tokens of each row, from that of the row's own token.
+
+    $\log\pi(v) = z_v - z_y + \log\pi(y)$: the partition function, and its gradient, are those that
+    the head has made for $y$, so K tokens cost K + 1 dot products a row. Of the gathered rows of
+    the weight one block is held at a time; backward gathers them again.
+
+    Args:
+      hidden: last hidden states $h$. Shape [N, H].
+      head: the head, of the whole vocabulary.
+      ids: $y$, int64; rows of a negative one are left out. Shape [N].
+      logp: $\log\pi(y)$ by this head, nats; carries its gradient. Shape [N].
+      further: $v$, integers; the whole vocabulary in its order when None, at one product.
+        Shape [N, K].
+
+    Returns:
+      Nats, float32 at least; 0 in rows left out. Shape [N, K].
+
+    Raises:
+      ValueError: ranks share the vocabulary.
+
+    Example:
+      >>> from trustclip.head import selected_logprobs
+      >>> h, y = torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([1])
+      >>> head = Head.of(torch.eye(3))
+      >>> logp, _ = selected_logprobs(h, head, y)
+      >>> further_logps(h, head, y, logp, torch.tensor([[0, 2]])).exp()
+      tensor([[0.5000, 0.2000]])
+    """
+    if head.shard is not None:
+        raise ValueError(
+            "candidates are not gathered from a vocabulary that ranks share: gather the weight."
+        )
+    kept = (ids >= 0).nonzero().squeeze(1)
+    rows, own = hidden[kept], ids[kept, None]
+    width = head.vocabulary if further is None else further.shape[1]
+    with torch.autocast(hidden.device.type, enabled=False):
+        if further is None:
+            z = _all(head, rows)
+            apart = z - z.gather(1, own)
+        else:
+            step = max(1, _GATHERED // max(1, (width + 1) * hidden.shape[1]))
+            chosen = torch.cat([own, further[kept].long()], dim=1)
+            blocks = zip(rows.split(step), chosen.split(step), strict=True)
+            z = torch.cat([_few(head, *block) for block in blocks])
+            apart = z[:, 1:] - z[:, :1]
+    found = apart + logp[kept, None]
+    return found.new_zeros(len(ids), width).index_copy(0, kept, found)
+
+
+def _few(head: Head, hidden: Tensor, ids: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return head.logits_of(hidden, ids)
+    return checkpoint(head.logits_of, hidden, ids, use_reentrant=False)  # type: ignore[return-value]
+
+
+def _all(head: Head, hidden: Tensor) -> Tensor:
+    bias = None if head.bias is None else head.bias.to(head.dtype)
+    z = F.linear(hidden.to(head.dtype), head.weight.to(head.dtype), bias) / head.temperature
+    return z if head.cap is None else (z / head.cap).tanh() * head.cap

@@ -1,0 +1,93 @@
+"""What a mismatch costs at the user's length, before any training: weights, masks, tight gates."""
+
+from collections.abc import Iterator
+
+import torch
+
+from trustclip.constraints.base import Method
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.noise import (
+    capped_weight,
+    cut_by_noise,
+    drawn,
+    dropped,
+    effective_share,
+    signs,
+    variance,
+)
+from trustclip.constraints.registry import method as made
+from trustclip.constraints.sampler import Pairs
+from trustclip.findings.facts import CUT_BY_NOISE
+from trustclip.findings.rows import percent
+
+#: The usual cap of a weight of whole completions, and TRL's of its mask.
+CAP = 2.0
+#: Corrections whose share of dropped tokens is told: by name, with their arguments.
+CORRECTIONS = {
+    "icepop": ("icepop", {}),
+    "kpop": ("kpop", {}),
+    "opsm": ("opsm", {"anchor": "rollout"}),
+    "trm": ("trm", {"anchor": "rollout"}),
+    "trm, mean below 0.001": ("trm", {"anchor": "rollout", "reduction": "mean", "delta": 0.001}),
+    "TRL's sequence mask (3)": (
+        "sampler",
+        {"level": "sequence", "reduction": "sum", "ceiling": 3.0, "weigh_by": "sequence"},
+    ),
+}
+
+
+def told(pairs: Pairs, length: int) -> Iterator[str]:
+    """Sentences about the damage at a length.
+
+    The differences are shifted so that their ratios have the mean 1, as those of samples of the
+    whole vocabulary must: over a long completion the error of a mean would be larger than they are.
+
+    Args:
+      pairs: the comparison, its tokens in the order of their completions.
+      length: tokens of a completion.
+    """
+    d = pairs.trainer.double().cpu() - pairs.sampler.double().cpu()
+    d = d - d.clamp(max=10.0).exp().mean().log()
+    v = variance(d)
+    share = effective_share(v, length)
+    few = "under 0.01" if share < 1e-4 else f"{100 * share:.2g}"
+    yield (
+        f"At {length:,} tokens, weights of whole completions have an effective sample size of "
+        f"{few} % of their number, and capped at {CAP:g} a mean of "
+        f"{capped_weight(v, length, CAP):.2g} in place of 1."
+    )
+    at = drawn(length, len(d))
+    old = pairs.trainer.double().cpu()[at]
+    batch = TokenBatch(old, old, signs(old), torch.ones_like(old).bool(), logp_rollout=old - d[at])
+    parts = [
+        f"{label} {percent(dropped(made(name, **options), batch))}"
+        for label, (name, options) in CORRECTIONS.items()
+    ]
+    capped = percent((d > torch.tensor(CAP).log()).double().mean().item())
+    yield (
+        f"Before any update, corrections would drop this share of tokens: {', '.join(parts)}; tis "
+        f"would cap the weight of {capped}."
+    )
+
+
+def too_tight(method: Method, pairs: Pairs, length: int) -> str:
+    """A sentence where the trainer's own noise closes a gate; empty where it does not.
+
+    Args:
+      method: of the training.
+      pairs: the comparison, with a noise floor.
+      length: tokens of a completion.
+    """
+    noise = (pairs.floor or {}).get("batch")
+    if noise is None or method.requires:
+        return ""
+    noise = noise[noise.isfinite()]
+    share = cut_by_noise(method, noise, length) if len(noise) else 0.0
+    if share <= CUT_BY_NOISE:
+        return ""
+    return (
+        f"The threshold of {method.name} lies inside the noise: on equal weights, two passes of "
+        f"the trainer in other batches differ by {noise.abs().mean().item():.2g} nats per token, "
+        f"and at {length:,} tokens that alone closes the gate on {percent(share)} of tokens, "
+        "whatever the policy does. Widen the threshold, or score in float32."
+    )

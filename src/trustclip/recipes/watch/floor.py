@@ -1,0 +1,155 @@
+"""The noise floor of a comparison: the trainer against itself on the same tokens.
+
+A sampler cannot be nearer to the trainer than that is to itself, and what another batch, another
+order of the head's sums and half precision make differs from model to model by a factor of a
+hundred. So all three are measured where the model is at hand, each by one forward pass more.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from trustclip.constraints.sampler import Pairs
+from trustclip.engines.trl.scoring.hidden import captured, head_of, unusual
+from trustclip.head import selected_logprobs
+
+#: Completions that are scored again, and as many a batch.
+COMPLETIONS, BATCH = 16, 8
+#: The ways in which a trainer is compared with itself, and what differs in each.
+WAYS = {
+    "batch": "a batch of 1 against one of 8",
+    "head": "the output head in chunks against all at once",
+    "precision": "bfloat16 against float32",
+}
+
+
+@torch.no_grad()
+def floor_of(model: nn.Module, pairs: Pairs, temperature: float = 1.0) -> dict[str, Tensor]:
+    """Differences of a model's log-probabilities from themselves, for the tokens of a comparison.
+
+    Args:
+      model: a causal language model of Hugging Face, in float32, bfloat16 or float16.
+      pairs: the tokens, with ``completion``, ``position`` and ``sequences``.
+      temperature: of the log-probabilities.
+
+    Returns:
+      Differences by the names of `WAYS`, nats; NaN for tokens that were not scored again, and no
+      entry for a way that this model does not have. Each [tokens].
+    """
+    if pairs.sequences is None or pairs.completion is None or pairs.position is None:
+        return {}
+    was_training = model.training
+    model.eval()
+    try:
+        return _floor(model, pairs, pairs.sequences[:COMPLETIONS], temperature)
+    finally:
+        model.train(was_training)
+
+
+def _floor(
+    model: nn.Module, pairs: Pairs, some: Sequence[tuple[Sequence[int], Sequence[int]]], t: float
+) -> dict[str, Tensor]:
+    def aligned(logps: Sequence[Tensor]) -> Tensor:
+        """Values of the completions as values of the tokens."""
+        assert pairs.completion is not None and pairs.position is not None
+        table = pad_sequence(list(logps), batch_first=True, padding_value=torch.nan)
+        found = torch.full((len(pairs.trainer),), torch.nan, dtype=torch.float64)
+        there = pairs.completion.cpu() < len(some)
+        found[there] = table[pairs.completion.cpu()[there], pairs.position.cpu()[there]]
+        return found
+
+    own, chunked = _scored(model, some, t, BATCH, chunks=unusual(model) is None)
+    base = aligned(own)
+    found = {"batch": aligned(_scored(model, some, t, 1)[0]) - base}
+    if chunked:
+        found["head"] = aligned(chunked) - base
+    with _in_other_precision(model) as cast:
+        if cast:
+            found["precision"] = aligned(_scored(model, some, t, BATCH)[0]) - base
+    return {name: d for name, d in found.items() if d.isfinite().any()}
+
+
+def _scored(
+    model: Any,
+    some: Sequence[tuple[Sequence[int], Sequence[int]]],
+    temperature: float,
+    size: int,
+    *,
+    chunks: bool = False,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Log-probabilities of completions, and with ``chunks`` again by the chunked head."""
+    device = next(model.parameters()).device
+    plain: list[Tensor] = []
+    again: list[Tensor] = []
+    for first in range(0, len(some), size):
+        part = some[first : first + size]
+        rows = [torch.tensor([*prompt, *completion]) for prompt, completion in part]
+        ids = pad_sequence(rows, batch_first=True).to(device)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(device)
+        states: list[Tensor] = []
+        with captured(model, states) if chunks else contextlib.nullcontext():
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        for row, (prompt, completion) in enumerate(part):
+            tokens = torch.tensor(list(completion), device=device)
+            here = slice(len(prompt) - 1, len(prompt) - 1 + len(completion))
+            z = logits[row, here].float() / temperature
+            plain.append(z.log_softmax(-1).gather(1, tokens[:, None])[:, 0].double().cpu())
+            if chunks:
+                made = head_of(model, temperature)
+                logp, _ = selected_logprobs(states[0][row, here], made, tokens, entropy=False)
+                again.append(logp.double().cpu())
+    return plain, again
+
+
+@contextlib.contextmanager
+def _in_other_precision(model: nn.Module) -> Iterator[bool]:
+    """The model in float32 if any of it is in half precision, else in bfloat16.
+
+    Its own weights are kept beside the cast ones; False where there is no memory for both.
+    """
+    halves = (torch.bfloat16, torch.float16)
+    other = torch.float32 if any(p.dtype in halves for p in model.parameters()) else torch.bfloat16
+    if not _fits(model, other):
+        yield False
+        return
+    kept = {name: p.data for name, p in model.named_parameters()}
+    try:
+        for p in model.parameters():
+            p.data = p.data.to(other) if p.is_floating_point() else p.data
+        yield True
+    finally:
+        for name, p in model.named_parameters():
+            p.data = kept[name]
+
+
+def _fits(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether a copy of the weights in a precision takes at most half of the free memory."""
+    needed = sum(p.numel() for p in model.parameters()) * torch.finfo(dtype).bits // 8
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    elif device.type == "cpu":
+        import psutil
+
+        free = psutil.virtual_memory().available
+    else:
+        return False
+    return needed <= free / 2
+
+
+def with_floor(pairs: Pairs, measure: Callable[[], dict[str, Tensor]]) -> Pairs:
+    """The comparison with its noise floor, where that can be measured.
+
+    Args:
+      pairs: the comparison.
+      measure: makes `floor_of`; an error of it leaves the comparison as it is.
+    """
+    try:
+        return replace(pairs, floor=measure() or None)
+    except (RuntimeError, NotImplementedError, AttributeError):  # memory, or an odd architecture
+        return pairs

@@ -1,0 +1,118 @@
+"""``python -m tests.campaigns.faults CAMPAIGN [--seeds N] [--first F] [--jobs J]``.
+
+``--seed S`` replays one. ``--minutes M`` begins no seed after that time, and names the last.
+
+Prints counts as JSON and every seed that failed; the exit status is 1 if one has.
+"""
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from . import IMPORTED
+
+#: Failing seeds that are told in full.
+SHOWN = 20
+#: Campaign -> module of this package and what makes its player, if it has one of runs.
+CAMPAIGNS = {
+    "runs": ("runs", "stand_in"),
+    "stores": ("stores", "runs"),
+    "real": ("real", "runs"),
+    "evaluations": ("evaluations", "runs"),
+    "suites": ("suites", None),
+    "pages": ("pages", None),
+    "verifier": ("verifier", None),
+    "numerics": ("numerics", None),
+}
+
+
+def timely(seeds: range, minutes: float) -> Iterator[int]:
+    """The seeds for which there is time."""
+    end = time.monotonic() + 60 * minutes
+    for seed in seeds:
+        if time.monotonic() > end:
+            return
+        yield seed
+
+
+def play(campaign: str, seeds: Iterable[int]) -> dict[str, Any]:
+    """Counts and failures of a campaign's seeds."""
+    import torch
+
+    torch.set_num_threads(1)
+    sys.path[:0] = IMPORTED
+    name, maker = CAMPAIGNS[campaign]
+    module = importlib.import_module(f".{name}", __package__)
+    if maker is None:
+        return module.campaign(seeds)
+    runs = importlib.import_module(".runs", __package__)
+    return runs.campaign(seeds, getattr(module, maker))
+
+
+def shared(campaign: str, seeds: range, jobs: int) -> dict[str, Any]:
+    """`play` by several processes, each of which takes every so many-th hundred of the seeds."""
+    size = -(-len(seeds) // jobs)
+    parts = [seeds[start : start + size] for start in range(0, len(seeds), size)]
+    command = [sys.executable, "-m", __package__ or "", campaign, "--json"]
+    children = [
+        subprocess.Popen(
+            [*command, "--first", str(part[0]), "--seeds", str(len(part))],
+            stdout=subprocess.PIPE, text=True,
+        )
+        for part in parts
+    ]  # fmt: skip
+    total: Counter[str] = Counter()
+    found: dict[str, Any] = {"failures": {}}
+    for child in children:
+        told = json.loads(child.communicate()[0])
+        found["failures"] |= told.pop("failures")
+        constant = {k: v for k, v in told.items() if k.startswith("operations")}
+        total.update({k: v for k, v in told.items() if k not in constant})
+        found |= constant
+    return {**dict(sorted(total.items())), **found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.campaigns.faults", description=__doc__)
+    parser.add_argument("campaign", choices=CAMPAIGNS, nargs="?", default="runs")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--minutes", type=float, help="no seed begins after them; one process")
+    parser.add_argument("--json", action="store_true", help="print nothing but the counts")
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        asked.first, asked.seeds = asked.seed, 1
+    seeds = range(asked.first, asked.first + asked.seeds)
+    if asked.minutes is not None:
+        found = play(asked.campaign, timely(seeds, asked.minutes))
+        seeds = seeds[: found["schedules"]]
+    elif asked.jobs > 1:
+        found = shared(asked.campaign, seeds, asked.jobs)
+    else:
+        found = play(asked.campaign, seeds)
+    if asked.json:
+        print(json.dumps(found))
+        return 0
+    failures = found.pop("failures")
+    print(
+        json.dumps(
+            {"seeds": f"{seeds.start} to {seeds.stop - 1}", **found, "failed": len(failures)},
+            indent=1,
+        )
+    )
+    for seed, story in list(failures.items())[:SHOWN]:
+        again = f"python -m tests.campaigns.faults {asked.campaign} --seed {seed}"
+        print(f"\nseed {seed}: {story}\nreplay: {again}")
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Mutation testing: small changes to the code, each of which the tests have to notice.
+
+``python -m tests.campaigns.faults.mutants [GROUP ...]`` runs mutmut on the modules of a group with
+the tests that belong to them, in ``build/mutants/GROUP``, and compares the mutants that survive
+with those that are known to be without effect (`survivors.toml`). The exit status is 1 where less
+than 95 % are killed, counting those as killed, or not all have been played.
+
+``--minutes M`` stops a group after that time; the next call goes on where it stopped. ``--again``
+plays the survivors once more, with the tests as they are now, and keeps those that were killed.
+``--anew`` begins from nothing.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from . import FOLDERS, ROOT
+
+#: The simulated runs, in which trainer, checkpoints and copies are played together.
+_RUNS = "campaigns/test_faults.py::test_runs"
+#: Group -> modules of the library, and tests that are run on their mutants.
+GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "gates": (("constraints/gates.py",), ("constraints/test_gate_algebra.py",)),
+    "aggregation": (
+        ("constraints/aggregation.py", "constraints/masked.py"),
+        ("constraints/test_gate_algebra.py", "constraints/test_advantages_aggregation.py"),
+    ),
+    "intervals": (("constraints/intervals.py",), ("constraints/test_intervals.py",)),
+    "store": (
+        ("durable/store.py", "durable/extents.py", "support/flush.py"),
+        ("durable/test_checkpoints.py", "durable/test_journals.py", "durable/test_flush.py"),
+    ),
+    "trainer": (("durable/trainer.py",), (_RUNS, "durable/test_checkpoints.py")),
+    "saving": (("durable/saving.py", "durable/content.py"), (_RUNS, "durable/test_checkpoints.py")),
+    "mirror": (("durable/mirror.py",), ("durable/test_mirror.py", _RUNS)),
+    "lock": (
+        ("durable/lock.py",),
+        ("recipes/test_pipeline.py", "campaigns/test_faults.py::test_stores"),
+    ),
+    "directory": (
+        ("runs/directory.py",),
+        (
+            "runs/test_run_records.py",
+            "durable/test_journals.py",
+            "durable/test_more_steps.py",
+            _RUNS,
+        ),
+    ),
+    "shards": (("durable/shards.py",), ("durable/test_shards.py",)),
+    "stats": (
+        ("stats/scores.py", "stats/confidence.py", "stats/differences.py"),
+        ("stats/test_stats.py", "stats/test_stats_paired.py"),
+    ),
+}
+#: Share of the mutants that has to be killed.
+WANTED = 0.95
+
+#: Exit codes of mutmut's runs of a mutant that nothing noticed: passed, no test ran, no test known.
+_LIVED = (0, 5, 33)
+
+_SETTINGS = """\
+[tool.mutmut]
+source_paths = ["src"]
+only_mutate = {only}
+also_copy = ["src", "tests", "conftest.py"]
+pytest_add_cli_args_test_selection = {tests}
+pytest_add_cli_args = ["-m", "not slow", "-p", "no:cacheprovider"]
+timeout_constant = 6.0
+timeout_multiplier = 3.0
+use_git_change_detection = false
+track_dependencies = false
+
+[tool.pytest.ini_options]
+addopts = ["--strict-markers", "--import-mode=importlib"]
+pythonpath = {paths}
+markers = ["slow: takes more than a few seconds"]
+"""
+
+#: Added to the tests' conftest: the first failure ends a run, so the quick tests come first.
+_QUICK_FIRST = """
+
+def pytest_collection_modifyitems(items):
+    import json
+    import pathlib
+
+    known = pathlib.Path("mutmut-stats.json")
+    times = json.loads(known.read_text())["duration_by_test"] if known.exists() else {}
+    items.sort(key=lambda item: times.get(item.nodeid, 0.0))
+"""
+
+
+def prepare(group: str, *, anew: bool = False) -> Path:
+    """The folder in which mutmut mutates the modules of a group, with the files as they are now."""
+    folder = ROOT / "build" / "mutants" / group
+    if anew:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    modules, tests = GROUPS[group]
+    for name in ("src", "tests"):
+        for path in (ROOT / name).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                _copy(path.read_bytes(), folder / path.relative_to(ROOT))
+    conftest = (ROOT / "conftest.py").read_text() + _QUICK_FIRST
+    _copy(conftest.encode(), folder / "conftest.py")
+    only = json.dumps([f"src/trustclip/{module}" for module in modules])
+    chosen = json.dumps([f"tests/{test}" for test in tests])
+    settings = _SETTINGS.format(only=only, tests=chosen, paths=json.dumps(FOLDERS))
+    _copy(settings.encode(), folder / "pyproject.toml")
+    return folder
+
+
+def _copy(content: bytes, target: Path) -> None:
+    """Write a file if its content has changed: mutmut starts anew on what is newer."""
+    if not target.exists() or target.read_bytes() != content:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+def results(folder: Path) -> dict[str, int | None]:
+    """Exit code of the tests of each mutant; None where they have not been run."""
+    found: dict[str, int | None] = {}
+    for file in (folder / "mutants").rglob("*.meta"):
+        found |= json.loads(file.read_text())["exit_code_by_key"]
+    return found
+
+
+def run(
+    group: str,
+    jobs: int = 1,
+    minutes: float | None = None,
+    *,
+    again: bool = False,
+    anew: bool = False,
+) -> dict[str, Any]:
+    """Mutate a group: numbers of mutants, of those killed and left, and the survivors' changes."""
+    folder = prepare(group, anew=anew)
+    names = [name for name, code in results(folder).items() if code in _LIVED] if again else []
+    mutmut = [sys.executable, "-m", "mutmut"]
+    # mutmut puts the mutated sources on the path itself; a path of ours would come before them.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1"}
+    with (folder / "log.txt").open("w") as log:
+        child = subprocess.Popen(
+            [*mutmut, "run", "--max-children", str(jobs), *names],
+            cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = child.wait(minutes and 60 * minutes)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            status = child.wait()
+    found = results(folder)
+    if status > 0:
+        raise RuntimeError(f"mutmut failed with status {status}: {folder / 'log.txt'}")
+    lived = sorted(name for name, code in found.items() if code in _LIVED)
+    reasons = known()
+    shown = dict.fromkeys(lived, "")
+    for name in [name for name in lived if name not in reasons]:
+        done = subprocess.run(
+            [*mutmut, "show", name], cwd=folder, env=environment, capture_output=True, text=True
+        )
+        lines = [line for line in done.stdout.splitlines() if re.match(r"[-+](?![-+])", line)]
+        shown[name] = "\n".join(lines)
+    left = sum(code is None for code in found.values())
+    killed = len(found) - len(lived) - left
+    return {"mutants": len(found), "killed": killed, "left": left, "survivors": shown}
+
+
+def known() -> dict[str, str]:
+    """Survivors that change nothing, by name, with the reason."""
+    file = Path(__file__).with_name("survivors.toml")
+    return {
+        name: reason
+        for reasons in tomllib.loads(file.read_text()).values()
+        for name, reason in reasons.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        "python -m tests.campaigns.faults.mutants", description=__doc__
+    )
+    parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], help=", ".join(GROUPS))
+    parser.add_argument("--minutes", type=float, help="a group's time in this call")
+    parser.add_argument("--again", action="store_true", help="play the survivors again")
+    parser.add_argument("--anew", action="store_true", help="forget what has been played")
+    asked = parser.parse_args()
+    weak, reasons = [], known()
+    jobs = int(os.environ.get("JOBS", "1"))
+    for group in asked.groups or list(GROUPS):
+        told = run(group, jobs, asked.minutes, again=asked.again, anew=asked.anew)
+        fine = [name for name in told["survivors"] if name in reasons]
+        share = (told["killed"] + len(fine)) / max(told["mutants"], 1)
+        weak += [group] if share < WANTED else []
+        print(
+            f"{group}: {told['mutants']} mutants, {told['killed']} killed "
+            f"({told['killed'] / max(told['mutants'], 1):.1%}), {len(fine)} without effect, "
+            f"{len(told['survivors']) - len(fine)} survived, {told['left']} not played"
+        )
+        for name, change in told["survivors"].items():
+            if name not in reasons:
+                print(f"\n{name}\n{change}")
+    return int(bool(weak))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

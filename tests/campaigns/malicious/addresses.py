@@ -1,0 +1,130 @@
+"""Artefacts whose addresses want a file, a key, a terminal or a connection, and logs of others."""
+
+import json
+import shutil
+from pathlib import Path
+
+import yaml
+from synthetic_runs import make_run
+
+from malicious.artefacts import CONTROLS, FORMULA, SCRIPT, SECRET, artefact
+from malicious.code import EVIL, IMPORTS, evaluation, recipe
+from malicious.text import SPEC
+
+ROOT = Path(__file__).parents[3]
+
+
+def served(folder: Path, address: str) -> list[str]:
+    """An evaluation that asks a server."""
+    return [*evaluation(folder, "m"), "--backend", "openai", "--base-url", address]
+
+
+@artefact(2, "must start with http:// or https://")
+def server_that_is_a_file(folder):
+    return served(folder, "file:///etc/passwd")
+
+
+@artefact(2, "must start with http:// or https://")
+def server_of_a_protocol_with_a_password(folder):
+    return served(folder, f"ftp://me:{SECRET}@evil.example/v1")
+
+
+@artefact(2, "names no server")
+def server_without_a_name(folder):
+    return served(folder, "http:///v1")
+
+
+@artefact(2, "names no server")
+def server_whose_port_is_no_number(folder):
+    return served(folder, "http://evil.example:port/v1")
+
+
+@artefact(2, "holds a space or a control character")
+def server_whose_address_controls_the_terminal(folder):
+    return served(folder, f"http://evil.example/{CONTROLS}")
+
+
+@artefact(2, "holds a space or a control character")
+def server_whose_address_adds_a_header(folder):
+    return served(folder, "http://evil.example/v1\r\nX-Injected: yes")
+
+
+@artefact(2, "save_to", "a password")
+def folder_of_checkpoints_with_a_password(folder):
+    return ["run", recipe(folder, save_to=f"s3://me:{SECRET}@evil.example/b")]
+
+
+@artefact(2, "save_to must be a URL")
+def folder_of_checkpoints_that_controls_the_terminal(folder):
+    return ["run", recipe(folder, save_to=CONTROLS)]
+
+
+@artefact(2, "rotocol")
+def folder_of_checkpoints_of_an_unknown_protocol(folder):
+    return ["run", recipe(folder, save_to=f"{EVIL}://host/folder")]
+
+
+@artefact(2, "no file https:/evil.example/data.jsonl")
+def data_set_that_is_an_address(folder):
+    return ["sft", "--model", "tiny", "--dataset", "https://evil.example/data.jsonl",
+            "--output-dir", str(folder / "run")]  # fmt: skip
+
+
+@artefact(2, "no model 'https://evil.example/model'")
+def model_that_is_an_address(folder):
+    return evaluation(folder, "https://evil.example/model")
+
+
+@artefact(0, "trainer_state.json")
+def log_of_another_trainer(folder):
+    rows = [{"step": i, "loss": 1.0 / i, "reward": 0.5, f"kl{CONTROLS}": 0.1, SCRIPT: FORMULA,
+             "trustclip/gated": 0.1} for i in range(1, 9)]  # fmt: skip
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    return ["explain", str(folder / "trainer_state.json")]
+
+
+@artefact(2, "no log that can be read")
+def log_of_nobody(folder):
+    (folder / "log.jsonl").write_text(json.dumps({"step": 1, f"kl{CONTROLS}": SCRIPT}))
+    return ["explain", str(folder / "log.jsonl")]
+
+
+@artefact(2, "no usable problem")
+def table_of_problems_full_of_formulas(folder):
+    (folder / "data.csv").write_text(f'problem,answer\n"{FORMULA.replace(chr(34), "")}{SCRIPT}",\n')
+    return ["rl", "--model", "tiny", "--dataset", str(folder / "data.csv"),
+            "--output-dir", str(folder / "run")]  # fmt: skip
+
+
+def plan(folder: Path, **values: object) -> Path:
+    """A plan of the arena whose one constraint is a class."""
+    known = yaml.safe_load((ROOT / "lab/src/trustclip_lab/recipes/arena/arena.yaml").read_text())
+    own = {"constraints": {"mine": {"name": EVIL}}, "reference": "mine", "contrasts": {},
+           "controls": {}, "output_dir": str(folder)}  # fmt: skip
+    path = folder / "arena.yaml"
+    path.write_text(yaml.safe_dump(known | own | values))
+    return path
+
+
+@artefact(2, *IMPORTS)
+def runs_of_the_arena_that_name_a_class(folder):
+    path = folder / "mine"
+    path.mkdir()
+    plan(path)
+    shutil.copy(ROOT / "lab/benchmarks/arena/runs.parquet", path)
+    return ["arena", "verify", str(path), "--check", "1"]
+
+
+@artefact(2, *IMPORTS)
+def arena_that_names_a_class(folder):
+    return ["arena", str(plan(folder)), "--dry-run"]
+
+
+@artefact(2, *IMPORTS)
+def run_to_be_resumed_that_names_a_class(folder):
+    path = make_run(folder / "run", SPEC)
+    values = yaml.safe_load((path / "config.yaml").read_text())
+    values["rl"].pop("method_args", None)
+    values["rl"]["method"] = EVIL
+    (path / "config.yaml").write_text(yaml.safe_dump(values))
+    return ["resume", str(path)]

@@ -1,0 +1,363 @@
+"""Ratio intervals: tables, bisection over the whole range of thresholds, and identities."""
+
+import json
+import math
+import subprocess
+import sys
+from decimal import Decimal, localcontext
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+import reference_values as known
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trustclip as tc
+from trustclip.constraints import intervals
+
+DELTAS = st.floats(math.log(1e-6), math.log(20)).map(math.exp)
+VECTORS = Path(__file__).parents[3] / "shared" / "data" / "vectors.json"
+LOG_INTERVALS = [
+    (intervals.kl1, abs),
+    (intervals.kl2, oracle.k2),
+    (intervals.k3, oracle.k3),
+    (intervals.is_k3, oracle.is_k3),
+]
+
+
+def doubles(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def bernoulli_kl(p: torch.Tensor, delta: float) -> list[torch.Tensor]:
+    """Ratio bounds for tokens of old probability ``p``."""
+    return [bound.exp() for bound in intervals.log_bernoulli_kl(p.log(), delta)]
+
+
+# Tables ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", known.RATIO_INTERVALS, ids=lambda row: f"delta={row[0]}")
+def test_table_of_ratio_intervals(row: tuple[float, ...]) -> None:
+    delta, *want = row
+    got = [*intervals.k3(delta), *intervals.kl2(delta), *intervals.is_k3(delta)]
+    assert got == pytest.approx(want, rel=5e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("row", known.LOG_INTERVALS, ids=lambda row: f"delta={row[0]}")
+def test_table_of_log_intervals(row: tuple[float, ...]) -> None:
+    delta, *want = row
+    assert intervals.kl1(delta) == pytest.approx(want, rel=5e-12)
+
+
+@pytest.mark.parametrize("row", known.DYNAMIC_CLIP, ids=lambda row: f"p={row[0]}")
+def test_table_of_dynamic_clip(row: tuple[float, ...]) -> None:
+    p, low, high, capped, script_low, script_high = row
+    for settings_, want in (
+        ((0.16, 0.20, 1e9), (low, high)),
+        ((0.16, 0.20, 10.0), (low, capped)),
+        ((0.2, 0.28, 1e9), (script_low, script_high)),
+    ):
+        got = [bound.item() for bound in intervals.dynamic_clip(doubles(p), *settings_)]
+        assert got == pytest.approx(want, rel=5e-12)
+
+
+def test_table_of_bernoulli_kl() -> None:
+    for p, delta, low, high in known.BERNOULLI_KL:
+        got = [bound.item() for bound in bernoulli_kl(doubles(p), delta)]
+        assert got == pytest.approx([low, high], rel=5e-12), (p, delta)
+
+
+@pytest.mark.parametrize("row", known.PRODUCT_SETS, ids=lambda row: f"delta={row[0]}")
+def test_the_product_form_is_no_interval(row: tuple[float, ...]) -> None:
+    delta, low, high, hole = row
+    method = tc.method("is_kl3", form="product", delta=delta, side="strict")
+
+    def kept(w: float) -> bool:
+        x = doubles(w).log()[None]
+        ones = torch.ones_like(x)
+        return bool(method.surrogate(tc.TokenBatch(x, 0 * ones, ones, ones.bool())).kept)
+
+    inside = [high * (1 - 1e-9), 1.0]
+    outside = [high * (1 + 1e-9)]
+    if math.isnan(low):
+        inside += [0.999, 0.5, 0.2, 0.05, 1e-3]
+    else:
+        inside += [low * (1 + 1e-9), hole * (1 - 1e-9)]
+        outside += [low * (1 - 1e-9), hole * (1 + 1e-9)]
+    assert [kept(w) for w in inside] == [True] * len(inside)
+    assert [kept(w) for w in outside] == [False] * len(outside)
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason="the full tables are not here")
+def test_the_full_tables() -> None:
+    vectors = json.loads(VECTORS.read_text())
+    for key, function in (("kl3_bounds", intervals.k3), ("kl2_bounds", intervals.kl2)):
+        for row in vectors[key]:
+            assert function(row["delta"]) == pytest.approx((row["l"], row["u"]), rel=1e-13)
+    for row in vectors["is_kl3_reverse_bounds"]["rows"]:
+        assert intervals.is_k3(row["delta"]) == pytest.approx(
+            (row["l"], row["u"]), rel=1e-13, abs=1e-15
+        )
+    (key,) = [key for key in vectors if key.startswith("bernoulli_kl_old_new_bounds")]
+    for row in vectors[key]["rows"]:
+        got = [b.item() for b in bernoulli_kl(doubles(row["p_old"]), row["delta"])]
+        assert got == pytest.approx((row["l"], row["u"]), rel=1e-11), row
+
+
+# The whole range -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("function", "divergence"), LOG_INTERVALS)
+@given(delta=DELTAS)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_against_bisection(function, divergence, delta: float) -> None:
+    low, high = function(delta)
+    want_low, want_high = oracle.log_interval(divergence, delta)
+    # Where the low bound vanishes, rounding the threshold itself moves it by eps.
+    assert low == pytest.approx(math.exp(want_low), rel=1e-9, abs=1e-15)
+    assert high == pytest.approx(math.exp(want_high), rel=1e-9)
+    # Near 1 it is the distance from 1 that matters: a root there is known to eps / distance.
+    assert 1 - low == pytest.approx(-math.expm1(want_low), rel=1e-8)
+    assert high - 1 == pytest.approx(math.expm1(want_high), rel=1e-8)
+
+
+def k3(x: Decimal) -> Decimal:
+    return x.exp() - 1 - x
+
+
+EXACT = {
+    "kl2": lambda x: x * x / 2,
+    "k3": k3,
+    "is_k3": lambda x: x.exp() * k3(-x),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@given(delta=st.floats(math.log(1e-14), math.log(700)).map(math.exp))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_bounds_keep_twelve_digits_of_their_distance_from_zero(name: str, delta: float) -> None:
+    """Moved by 1e-12 of itself, a bound is inside on one side and outside on the other."""
+    low, high = getattr(intervals, f"log_{name}")(delta)
+    with localcontext(prec=50):
+        for bound in (low, high):
+            if math.isinf(bound):
+                assert name == "is_k3" and delta >= 1
+                continue
+            x, e = Decimal(bound), Decimal(bound) * Decimal("1e-12")
+            assert EXACT[name](x - e) <= delta <= EXACT[name](x + e)
+
+
+@pytest.mark.parametrize("delta", [1e-14, 1e-10, 1e-7, 9.9e-4, 1e-3, 0.07, 1.0, 50.0, 700.0])
+def test_bernoulli_kl_keeps_twelve_digits_of_its_distance_from_zero(delta: float) -> None:
+    shares = [10.0**-k for k in range(1, 13)]
+    logps = [math.log(p) for p in (*shares, 0.4, 0.5)] + [math.log1p(-p) for p in shares]
+    low, high = intervals.log_bernoulli_kl(doubles(*logps), delta)
+    with localcontext(prec=60):
+
+        def divergence(p: Decimal, x: Decimal) -> Decimal:
+            q = p * x.exp()
+            return (1 - p) * ((1 - p) / (1 - q)).ln() - p * x if q < 1 else Decimal("inf")
+
+        for logp, *bounds in zip(logps, low.tolist(), high.tolist(), strict=True):
+            p = Decimal(logp).exp()
+            for bound in bounds:
+                if bound < -700:
+                    continue  # no ratio is that small
+                x, e = Decimal(bound), Decimal(bound) * Decimal("1e-12")
+                assert divergence(p, x - e) <= delta <= divergence(p, x + e), (logp, bound)
+
+
+def test_bernoulli_kl_takes_a_threshold_for_each_token() -> None:
+    logp = doubles(1e-4, 0.02, 0.3, 0.5, 0.9, 0.999).log()
+    deltas = doubles(500.0, 2.5, 0.07, 1e-8, 45.0, 1e-3)
+    each = torch.stack(intervals.log_bernoulli_kl(logp, deltas))
+    alone = [
+        torch.stack(intervals.log_bernoulli_kl(logp[i], delta))
+        for i, delta in enumerate(deltas.tolist())
+    ]
+    torch.testing.assert_close(each, torch.stack(alone, dim=1), rtol=1e-11, atol=0)
+
+
+def test_the_flagships_interval_at_a_tiny_threshold() -> None:
+    """1e-10 nats: it read (0.999986, 1.648721) before."""
+    assert tc.interval("atr", delta=1e-10) == pytest.approx(
+        (1 - 1.4142068957e-05, 1 + 1.4142202290e-05), rel=0, abs=1e-14
+    )
+
+
+def test_intervals_need_no_scipy() -> None:
+    code = """if True:
+        import sys
+        sys.modules["scipy"] = None
+        import trustclip as tc
+        for name in tc.methods():
+            tc.method(name)
+        tc.interval("atr"), tc.interval("is_kl3"), tc.interval("f_divergence", divergence="js")
+        import trustclip.head
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(
+    p=st.floats(math.log(1e-12), math.log(0.5)).map(math.exp)
+    | st.floats(math.log(1e-12), math.log(0.5)).map(lambda v: 1 - math.exp(v)),
+    delta=st.floats(math.log(1e-6), math.log(2)).map(math.exp),
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_bernoulli_kl_against_bisection(p: float, delta: float) -> None:
+    low, high = (bound.item() for bound in bernoulli_kl(doubles(p), delta))
+    want_low, want_high = oracle.bernoulli_log_interval(p, delta)
+    assert low == pytest.approx(math.exp(want_low), rel=1e-9, abs=1e-300)
+    assert high == pytest.approx(math.exp(want_high), rel=1e-9)
+    assert 0 <= low < 1 < high
+    assert p * high <= 1 + 1e-15
+
+
+def test_bernoulli_kl_keeps_the_shape_and_takes_probability_one() -> None:
+    p = doubles(0.3, 0.9, 1.0, 0.5, 1e-3, 0.99).view(2, 3)
+    low, high = bernoulli_kl(p, 0.05)
+    assert low.shape == high.shape == (2, 3)
+    assert low.dtype == torch.float64
+    assert low[0, 2].item() == pytest.approx(math.exp(-0.05))
+    assert high[0, 2].item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("delta", [1e-9, 0.05, 50.0, doubles(0.05, 1e-3, 50.0, 0.4)], ids=str)
+def test_bernoulli_kl_of_single_precision_is_that_of_double_rounded(delta) -> None:
+    single = torch.tensor([0.1, 0.9, 1e-6, 0.5]).log()
+    low, high = intervals.log_bernoulli_kl(single, delta)
+    want_low, want_high = intervals.log_bernoulli_kl(single.double(), delta)
+    assert low.dtype == high.dtype == torch.float32
+    torch.testing.assert_close(low, want_low.float(), rtol=2e-7, atol=1e-12)
+    torch.testing.assert_close(high, want_high.float(), rtol=2e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("logp", [-300.5, -1e4, -math.inf])
+def test_bernoulli_kl_counts_what_no_sampler_draws_as_e_to_minus_300(logp: float) -> None:
+    got, want = (intervals.log_bernoulli_kl(doubles(x), 0.05) for x in (logp, -300.0))
+    assert got == want
+
+
+def test_offsets_to_ratio_zero_have_no_lower_bound() -> None:
+    assert intervals.log_offsets(1.0, 0.2) == (-math.inf, math.log(1.2))
+
+
+def test_thresholds_that_differ_from_token_to_token() -> None:
+    each = doubles(0.02, 0.3, 0.9)
+    functions: tuple[Any, ...] = (
+        intervals.log_kl1, intervals.log_kl2, lambda d: intervals.log_offsets(d, d)
+    )  # fmt: skip
+    for function in functions:
+        low, high = function(each)
+        want = doubles(*(x for delta in each.tolist() for x in function(delta))).view(3, 2)
+        torch.testing.assert_close(torch.stack((low, high), -1), want, rtol=1e-15, atol=0)
+
+
+# Identities ------------------------------------------------------------------------------------
+
+
+@given(delta=DELTAS)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_k3_on_its_boundary(delta: float) -> None:
+    low, high = intervals.k3(delta)
+    assert math.log(low) == pytest.approx(low - 1 - delta, rel=1e-9)
+    assert math.log(high) == pytest.approx(high - 1 - delta, rel=1e-9)
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1e-3, 0.01, 0.07])
+def test_k3_series(delta: float) -> None:
+    s = math.sqrt(2 * delta)
+    low, high = intervals.k3(delta)
+    # The next term of the series is of order s^5.
+    for sign, bound in ((-1, low), (1, high)):
+        series = 1 + sign * s + s**2 / 3 + sign * s**3 / 36 - s**4 / 270
+        assert bound == pytest.approx(series, abs=s**5 / 20)
+    assert (high - 1) - (1 - low) == pytest.approx(4 * delta / 3, rel=2 * s**2)
+
+
+@given(delta=DELTAS, more=st.floats(1.001, 2))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_larger_threshold_gives_a_wider_interval(delta: float, more: float) -> None:
+    for function, _ in LOG_INTERVALS:
+        low, high = function(delta)
+        wider_low, wider_high = function(delta * more)
+        assert wider_low <= low < 1 < high < wider_high
+
+
+def test_small_probability_limit_of_bernoulli_kl_is_k3() -> None:
+    p, delta = 1e-7, 0.07
+    got = [bound.item() for bound in bernoulli_kl(doubles(p), p * delta)]
+    assert got == pytest.approx(intervals.k3(delta), rel=1e-6)
+
+
+def test_is_k3_has_no_lower_bound_from_threshold_one_on() -> None:
+    assert intervals.is_k3(1.0)[0] == 0
+    assert intervals.is_k3(3.0)[0] == 0
+    assert intervals.is_k3(0.999)[0] > 0
+
+
+# tc.interval -----------------------------------------------------------------------------------
+
+
+def test_interval_by_name() -> None:
+    assert tc.interval("atr", delta=0.07) == pytest.approx(
+        (0.670971738250, 1.422216736280), abs=1e-11
+    )
+    assert tc.interval("clip") == pytest.approx((0.8, 1.2), rel=1e-15)
+    assert tc.interval("clip_higher") == pytest.approx((0.8, 1.28), rel=1e-15)
+    assert tc.interval("kl1") == pytest.approx((math.exp(-0.07), math.exp(0.07)))
+    assert tc.interval("kl1", sign="kl_old_new") == pytest.approx((math.exp(-0.07), math.inf))
+    assert tc.interval("kl1", sign="kl_new_old") == pytest.approx((0.0, math.exp(0.07)))
+    assert tc.interval("kl2") == pytest.approx((0.687862896894, 1.45377807775), rel=1e-11)
+    assert tc.interval("is_kl3") == pytest.approx((0.649979351242, 1.39683566749), rel=1e-11)
+    assert tc.interval(tc.method("atr", delta=0.05)) == tc.interval("atr", delta=0.05)
+    assert all(isinstance(bound, float) for bound in tc.interval("atr"))
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.01, 0.3, 0.9, 0.999])
+def test_interval_that_depends_on_the_token(p: float) -> None:
+    got = [float(bound) for bound in tc.interval("dynamic_clip", p_old=doubles(p))]
+    assert got == pytest.approx(oracle.dynamic_bounds(p, 0.16, 0.20, 10.0), rel=1e-12)
+    low, high = (math.exp(x) for x in oracle.bernoulli_log_interval(p, 0.05))
+    got = [float(bound) for bound in tc.interval("trgppo", p_old=doubles(p))]
+    assert got == pytest.approx((min(low, 0.8), max(high, 1.2)), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dynamic_clip", "trgppo"])
+@pytest.mark.parametrize("p", [0.0, -0.1, 1.5, math.nan])
+def test_interval_at_what_is_no_probability(name: str, p: float) -> None:
+    with pytest.raises(ValueError, match="p_old"):
+        tc.interval(name, p_old=doubles(0.5, p))
+
+
+@pytest.mark.parametrize("name", ["dynamic_clip", "trgppo"])
+def test_interval_is_in_double_precision(name: str) -> None:
+    single = torch.tensor([0.25, 0.5])
+    bounds = tc.interval(name, p_old=single)
+    torch.testing.assert_close(bounds, tc.interval(name, p_old=single.double()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["dynamic_clip", "trgppo"])
+def test_interval_without_the_probability_it_needs(name: str) -> None:
+    with pytest.raises(ValueError, match="p_old"):
+        tc.interval(name)
+
+
+@pytest.mark.parametrize(
+    "method", [tc.method("is_kl3", form="product"), tc.method("soft_gate"), tc.method("full_kl")]
+)
+def test_no_interval(method: tc.Method) -> None:
+    with pytest.raises(ValueError, match="interval"):
+        tc.interval(method)
+
+
+@pytest.mark.parametrize("delta", [700.0, 1e6, 1e300])
+@pytest.mark.parametrize("name", ["kl1", "kl2", "atr", "is_kl3"])
+def test_a_threshold_beyond_all_ratios_bounds_none_from_above(name: str, delta: float) -> None:
+    low, high = tc.interval(name, delta=delta)
+    assert 0 <= low < 1e-15 and 1 < high <= math.inf
+    tc.method(name, delta=delta).twins  # noqa: B018 (no overflow there either)

@@ -1,0 +1,121 @@
+"""``kept`` false means coefficient 0, whatever is around what, and traits say what else can be."""
+
+import dataclasses
+
+import pytest
+import torch
+from method_cases import ALL, batch_for, label
+from torch import Tensor
+
+import trustclip as tc
+from trustclip.constraints.compose import Composite
+
+#: Methods of a whole sequence or prefix, and one of a token.
+INNER: list[dict] = [
+    {"name": "gspo", "low": 0.1, "high": 0.1},
+    {"name": "luspo", "low": 0.1, "high": 0.1},
+    {"name": "gmpo"},
+    {"name": "atr", "level": "sequence", "delta": 0.005},
+    {"name": "atr", "level": "sequence", "reduction": "mean", "delta": 0.05},
+    {"name": "clip", "level": "sequence", "epsilon": 0.1},
+    {"name": "clip_higher", "level": "sequence", "low": 0.1, "high": 0.1},
+    {"name": "atr", "level": "prefix", "delta": 0.005},
+    {"name": "clip"},
+]
+COMPOSITES = {name: cls for name, cls in tc.methods().items() if issubclass(cls, Composite)}
+
+
+def around(inner: dict) -> list[tc.Method]:
+    """Every composite, with the method in each of its places."""
+    return [
+        tc.method(name, **{field.name: inner})
+        for name, cls in COMPOSITES.items()
+        # What reads candidates refuses sequences, and pulls on tokens that were not sampled.
+        if "candidates" not in cls().requires
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if isinstance(field.default, tc.Method)
+    ]
+
+
+COMPOSED = [method for inner in INNER for method in around(inner)]
+every_composition = pytest.mark.parametrize(
+    "method", list(dict.fromkeys([*ALL, *COMPOSED])), ids=label
+)
+
+
+def tokens(method: tc.Method, advantages: str) -> tc.TokenBatch:
+    """Ragged sequences, some outside of all bounds, of one advantage each or of their tokens'."""
+    generator = torch.Generator().manual_seed(11)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    old = -0.05 - noise(16, 9).abs()
+    new = (old + 0.3 * noise(16, 1) + 0.3 * noise(16, 9)).clamp(max=-1e-3)
+    grid = noise(16, 9 if advantages == "of the token" else 1).expand(16, 9).clone()
+    grid[torch.rand(grid.shape, generator=generator) < 0.2] = 0.0
+    if advantages == "of the sequence":
+        grid = grid[:, :1].expand(16, 9)
+    lengths = torch.randint(1, 10, (16, 1), generator=generator)
+    return batch_for(method, new, old, grid, torch.arange(9) < lengths)
+
+
+@pytest.mark.parametrize("advantages", ["of the sequence", "of the token"])
+@every_composition
+def test_a_dropped_token_has_no_gradient(method: tc.Method, advantages: str) -> None:
+    batch = tokens(method, advantages)
+    got, dropped = tc.coefficient(method, batch), ~method.surrogate(batch).kept & batch.mask
+    if tc.Trait.REVERSES not in method.traits:
+        assert not got[dropped].any()
+        assert (got * batch.advantages >= 0).all(), "against its advantage"
+    if tc.Trait.MOVES_WITHOUT_ADVANTAGE not in method.traits:
+        assert not got[batch.advantages == 0].any()
+
+
+@pytest.mark.parametrize("name", ["icepop", "kpop", "erc", "both"])
+def test_a_mask_around_a_sequence_drops_some_of_it(name: str) -> None:
+    """The comparison above is not empty: tokens are dropped whose neighbours are kept."""
+    for inner in INNER:
+        method = next(one for one in around(inner) if one.name == name)
+        batch = tokens(method, "of the sequence")
+        dropped = ~method.surrogate(batch).kept & batch.mask & (batch.advantages != 0)
+        trained = tc.coefficient(method, batch) != 0
+        assert (dropped.any(dim=1) & trained.any(dim=1)).any(), inner
+
+
+@pytest.mark.parametrize("inner", [one for one in INNER if one["name"] == "gspo"])
+def test_a_weight_around_a_sequence_is_the_tokens_own(inner: dict) -> None:
+    method = tc.method("tis", inner=inner)
+    batch = tokens(method, "of the sequence")
+    weight = batch.rollout_log_ratio.exp().clamp(max=2.0)
+    alone = tc.coefficient(tc.as_method(inner), batch)
+    torch.testing.assert_close(tc.coefficient(method, batch), weight * alone)
+
+
+def test_the_form_that_follows_the_mean_says_so() -> None:
+    """GSPO as a trainer differentiates it: right where a sequence has one advantage."""
+    plain, literal = (tc.method("gspo", low=0.1, high=0.1, variant=v) for v in VARIANTS)
+    batch = tokens(plain, "of the sequence")
+    torch.testing.assert_close(tc.coefficient(plain, batch), tc.coefficient(literal, batch))
+    batch = tokens(plain, "of the token")
+    got, kept = tc.coefficient(literal, batch), literal.surrogate(batch).kept
+    assert got[~kept & batch.mask].any() and (got * batch.advantages < 0).any()
+    assert tc.Trait.REVERSES | tc.Trait.MOVES_WITHOUT_ADVANTAGE in literal.traits
+    each, shared = (tc.coefficient(m, batch).sum(dim=1) for m in (plain, literal))
+    torch.testing.assert_close(each, shared)
+
+
+VARIANTS = ("gspo_token", "gspo")
+
+
+@pytest.mark.parametrize("name", ["logp", "logp_old", "logp_rollout"])
+def test_losses_in_place_of_log_probabilities_are_refused_by_the_check(name: str) -> None:
+    right = tokens(tc.method("icepop"), "of the sequence")
+    right = dataclasses.replace(right, logp_rollout=right.logp_old - 0.1)
+    assert tc.check(tc.method("icepop"), [right])
+    wrong = dataclasses.replace(right, **{name: -getattr(right, name)})
+    with pytest.raises(ValueError, match=f"`{name}` is above 0, up to .*minus the loss"):
+        tc.check(tc.method("icepop"), [wrong])
+    assert tc.check(tc.method("icepop"), [wrong], density=True)
+    rounded = dataclasses.replace(right, **{name: right.logp.clamp(max=0) * 0 + 1e-4})
+    tc.check(tc.method("icepop"), [rounded])

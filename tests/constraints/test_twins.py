@@ -1,0 +1,204 @@
+"""A twin has its method's gradient: TRL's own loss under its settings, and the library's."""
+
+from collections.abc import Iterator
+from typing import Any
+
+# pyright: reportPrivateImportUsage=false
+import method_cases
+import pytest
+import torch
+import trl_runs
+import twin_cases
+from torch import Tensor
+
+import trustclip as tc
+from trustclip.cli.commands.constraints import bounds
+
+#: How TRL aggregates under the loss types that bring a gate of their own.
+AGGREGATED = {"sapo": "grpo", "cispo": "dapo", "vespo": "dapo"}
+#: What proves a twin; verl's are proved in its own environment, by ``engines/verl/test_twins.py``.
+PROVED = {"trustclip", "TRL", "trl.experimental.gmpo", "verl"}
+
+of_trl = pytest.mark.parametrize(
+    ("method", "trainer"),
+    [
+        case
+        for case in twin_cases.of_trainers("TRL", "trl.experimental.gmpo")
+        if case not in twin_cases.SAMPLED  # proved in ``test_published_methods_trl.py``
+    ],
+    ids=twin_cases.label,
+)
+
+
+def test_every_twin_is_of_a_trainer_that_a_test_runs() -> None:
+    assert {trainer for _, trainer in twin_cases.TWINS} == PROVED
+
+
+@pytest.mark.parametrize(
+    ("method", "trainer"), twin_cases.of_trainers("trustclip"), ids=twin_cases.label
+)
+def test_the_other_method_has_the_same_gradient(method: tc.Method, trainer: str) -> None:
+    batch = twin_cases.batch_for(method)
+    twin = tc.as_method(method.twins[trainer])
+    assert twin.name != method.name
+    want = tc.coefficient(method, batch)
+    torch.testing.assert_close(tc.coefficient(twin, batch), want, rtol=1e-12, atol=0)
+
+
+# TRL -------------------------------------------------------------------------------------------
+
+
+def trainer_of(where: str, settings: dict[str, Any], folder: Any) -> Any:
+    """Stock TRL under the settings of a twin, and its defaults otherwise."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+
+    theirs: Any = (GRPOConfig, GRPOTrainer) if where == "TRL" else (GMPOConfig, GMPOTrainer)
+    config, trainer = theirs
+    model, tokenizer = trl_runs.fresh_model()
+    stock = {k: v for k, v in trl_runs.COMMON.items() if k != "loss_type"}
+    # Sampling with vLLM needs a GPU; that the tokens were sampled with it is all the loss sees.
+    sampled = settings.get("use_vllm", False)
+    made = trainer(
+        model=model,
+        reward_funcs=trl_runs.share_of_even_digits,
+        args=config(str(folder), **{**stock, **settings, "use_vllm": False}),
+        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
+        processing_class=tokenizer,
+    )
+    made.use_vllm = sampled
+    return made
+
+
+def gradient_of(trainer: Any, batch: tc.TokenBatch, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """Gradient of the trainer's own loss in the log-probabilities."""
+    logp = batch.logp.clone().requires_grad_()
+    rows, length = logp.shape
+    tokens = torch.ones(rows, length, dtype=torch.int64)
+    scored = (logp, torch.zeros_like(logp), None)
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: scored)
+    monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
+    inputs: dict[str, Any] = {
+        "prompt_ids": tokens[:, :1],
+        "prompt_mask": tokens[:, :1],
+        "completion_ids": tokens,
+        "completion_mask": batch.mask.long(),
+        "advantages": batch.advantages[:, 0],
+        "old_per_token_logps": batch.logp_old,
+        "num_items_in_batch": batch.mask.sum(),
+    }
+    if trainer.use_vllm:
+        inputs["sampling_per_token_logps"] = batch.logp_rollout
+    (gradient,) = torch.autograd.grad(trainer._compute_loss(trainer.model, inputs), logp)
+    return gradient
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    yield
+
+
+@of_trl
+def test_trl_has_the_same_gradient(
+    method: tc.Method, trainer: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, batch = method.twins[trainer], twin_cases.batch_for(method)
+    stock = trainer_of(trainer, settings, tmp_path)
+    # GMPO's mean over sequences is that of ``grpo``.
+    loss_type = stock.loss_type if trainer == "TRL" else "grpo"
+    want = twin_cases.wanted(method, batch, AGGREGATED.get(loss_type, loss_type))
+    got = gradient_of(stock, batch, monkeypatch)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-12)
+
+
+def test_the_comparison_sees_every_number_of_a_twin(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("clip_higher", "dual_clip", "soft_gate", "vespo", "opsm"):
+        (method,) = [tc.method(n, **a) for n, a in twin_cases.MORE if n == name][:1]
+        batch = twin_cases.batch_for(method)
+        twin = method.twins["TRL"]
+        right = gradient_of(trainer_of("TRL", twin, tmp_path), batch, monkeypatch)
+        changes = twin_cases.altered(twin)
+        assert changes
+        for wrong in changes:
+            got = gradient_of(trainer_of("TRL", wrong, tmp_path), batch, monkeypatch)
+            assert not torch.allclose(got, right, rtol=1e-3, atol=0), (name, wrong)
+
+
+# The command -----------------------------------------------------------------------------------
+
+
+def printed_by_bounds(method: tc.Method, capsys: pytest.CaptureFixture[str]) -> str:
+    own = method.to_dict()
+    flags = [f"--{key}={value}" for key, value in own.items() if tc.method(own["name"]) != method]
+    given = [flag for flag in flags if not flag.startswith("--name") and "{" not in flag]
+    assert bounds([own["name"], *given]) == 0
+    return capsys.readouterr().out
+
+
+def settings_in(line: str) -> dict[str, str]:
+    """Settings as `bounds` prints them: words with ``=``, or a method's name and its flags."""
+    _, *words = line.split()
+    if "=" in words[0]:
+        return dict(word.split("=", 1) for word in words)
+    name, *flags = words
+    named = zip(flags[::2], flags[1::2], strict=True)
+    return {"name": name} | {flag.removeprefix("--"): value for flag, value in named}
+
+
+@method_cases.every_name
+def test_bounds_prints_the_twins_of_every_method_and_guesses_none(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat = [m for m in method_cases.ALL if m.name == name and not getattr(m, "parts", ())]
+    for method in flat or [tc.method(name)]:
+        lines = printed_by_bounds(method, capsys).splitlines()
+        heading = [i for i, line in enumerate(lines) if line.startswith("the same gradient")]
+        assert len(heading) == bool(method.twins)
+        after = heading[0] + 1 if heading else len(lines)
+        found = {line.split()[0]: settings_in(line) for line in lines[after:]}
+        as_text = {
+            trainer: {key: str(value) for key, value in settings.items()}
+            for trainer, settings in method.twins.items()
+        }
+        assert found == as_text
+        assert method.twins or "no setting of stock TRL or verl" in lines[-1]
+        shared = "where a sequence's tokens share their advantage" in "".join(lines)
+        assert shared == (bool(method.twins) and getattr(method, "level", "") == "sequence")
+
+
+@method_cases.every_name
+def test_bounds_prints_an_interval_or_what_the_constraint_is(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = printed_by_bounds(tc.method(name), capsys)
+    try:
+        low, high = tc.interval(name)
+    except ValueError as error:
+        first = (tc.methods()[name].__doc__ or "").splitlines()[0]
+        assert "old probability" in shown if "p_old" in str(error) else first in shown
+    else:
+        assert f"[{low:.12f}, {high:.12f}]" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("aspo", {}),  # weighs by the inverse ratio where A > 0
+        ("abc_grpo", {}),  # cuts steps back towards ratio 1 as well
+        ("atr", {"side": "strict"}),
+        ("clip", {"level": "prefix"}),
+        ("atr", {"level": "sequence", "reduction": "max"}),
+        ("atr", {"level": "sequence", "weight": "token"}),
+        ("tis", {"inner": "aspo"}),
+        ("icepop", {"inner": "clip", "level": "geometric"}),
+        ("clip_cov", {}),
+        ("trgppo", {}),
+        ("atr", {"delta": {"controller": "target_gate", "share": 0.02}}),
+    ],
+)
+def test_what_is_no_plain_clip_has_no_clip_for_a_twin(name: str, arguments: dict[str, Any]) -> None:
+    assert tc.method(name, **arguments).twins == {}

@@ -1,0 +1,176 @@
+"""Score centering in TRL: candidates of the sampler, and the gradient of dense autograd."""
+
+import math
+
+import pytest
+import torch
+from test_sampler import rounded
+from trl_runs import COMMON, PROMPTS, constrained, fresh_model, share_of_even_digits
+
+import trustclip as tc
+
+LOW, HIGH = tc.interval("atr", delta=0.07)
+
+
+def build(tmp_path, **settings):
+    """A trainer that has not trained yet."""
+    from datasets import Dataset
+
+    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+
+    torch.set_num_threads(1)
+    model, tokenizer = fresh_model()
+    return ConstrainedGRPOTrainer(
+        model=model,
+        reward_funcs=share_of_even_digits,
+        args=ConstrainedGRPOConfig(str(tmp_path), **{**COMMON, **settings}),
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        processing_class=tokenizer,
+    )
+
+
+def dense(model, inputs, temperature):
+    """Log-probabilities of every token at every position of the completions. [batch, time, V]"""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    logits = model(input_ids=ids, attention_mask=mask).logits
+    time = inputs["completion_ids"].shape[1]
+    return (logits[:, -time - 1 : -1].float() / temperature).log_softmax(dim=2)
+
+
+def atr(p, old, advantages):
+    """Coefficient of each token; no gradient."""
+    w = (p - old).exp().detach()
+    return torch.where(torch.where(advantages > 0, w <= HIGH, w >= LOW), w, 0.0)
+
+
+def expected_loss(p, old, modelled, q, inputs, limit):
+    """Minus the mean of A (c_y log p_y - sum_v q_v c_v log p_v), term by term. `p` has a graph.
+
+    `modelled` is the old policy as it is taken to be where a token was not sampled.
+    """
+    y = inputs["completion_ids"][..., None]
+    a = inputs["advantages"][:, None, None]
+    own = (atr(p, old, a) * p).gather(2, y)
+    drift = (q.exp() * atr(p, modelled, a) * p).sum(dim=2, keepdim=True)
+    per_token = (a * (own - drift)).squeeze(2) * inputs["completion_mask"]
+    return -per_token.sum() / (len(y) * limit)
+
+
+def rest_modelled(p, old, q, k):
+    """The old policy and the sampler as they are taken to be where only k tokens are known."""
+    top = q.topk(k).indices
+    inside = torch.zeros_like(q, dtype=torch.bool).scatter(2, top, True)
+
+    def mass(x):
+        return (1 - (x.exp() * inside).sum(dim=2, keepdim=True)).clamp(min=1e-6)
+
+    tail = p.detach() - mass(p.detach()).log()
+    return tuple(torch.where(inside, x, tail + mass(x).log()) for x in (old, q))
+
+
+CASES = [
+    ({"candidates": 10_000}, "whole"),
+    ({"candidates": 8}, "partial"),
+    ({"candidates": 10_000, "decoder": "transformers"}, "whole"),
+    ({"candidates": 8, "decoder": "transformers"}, "partial"),
+    ({"candidates": 10_000, "sampler": {"dtype": "int8"}}, "whole"),
+    ({"candidates": 12, "sampler": {"top_k": 12}}, "kept"),
+    ({"candidates": 16, "decoder": "transformers", "top_k": 12}, "kept"),
+    ({"candidates": 8, "share_prompts": True, "loss_type": "dr_grpo"}, "partial"),
+]
+
+
+@pytest.mark.parametrize(("settings", "kind"), CASES, ids=str)
+def test_an_update_has_the_gradient_of_dense_autograd(tmp_path, settings, kind):
+    """In the second update of a generation, where the ratios have moved and the gate closes."""
+    method = {"name": "centered", "inner": "atr"}
+    trainer = build(tmp_path, method=method, num_iterations=2, **settings)
+    model = trainer.model
+    before, _ = fresh_model()
+    torch.manual_seed(3)
+    model.train()
+    batch = [{"prompt": text} for text in ("1+2=", "3+1=") for _ in range(8)]
+    inputs = trainer._generate_and_score_completions(batch)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    trainer.state.global_step += 1
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.compute_loss(model, inputs).backward()
+    got = {name: x.grad.clone() for name, x in model.named_parameters()}
+
+    model.zero_grad()
+    p = dense(model, inputs, trainer.temperature)
+    with torch.no_grad():
+        old = dense(before, inputs, trainer.temperature)
+        sampler = rounded(before, settings.get("sampler", {}).get("dtype", "float32"))
+        q = dense(sampler, inputs, trainer.temperature)
+    if kind == "kept":
+        least = q.topk(12).values[..., -1:]
+        q = q.masked_fill(q < least, -torch.inf).log_softmax(dim=2)
+    modelled = old
+    if kind == "partial":
+        modelled, q = rest_modelled(p, old, q, 8)
+    expected_loss(p, old, modelled, q, inputs, trainer.max_completion_length).backward()
+    want = {name: x.grad for name, x in model.named_parameters()}
+    size = math.sqrt(sum((x**2).sum().item() for x in want.values()))
+    assert size > 1e-4
+    for name, x in want.items():
+        torch.testing.assert_close(got[name] / size, x / size, rtol=1e-4, atol=1e-6, msg=name)
+    history = {}
+    trainer.log(history)
+    assert 0 < history["trustclip/gated"] < 1
+    assert history["trustclip/drift/size"] > 0
+    assert history["trustclip/drift/covered"] == pytest.approx(1, abs=1e-5) or kind == "partial"
+
+
+def test_adapters_train_with_a_frozen_head(tmp_path):
+    """Whose gradient in the hidden states is made in the forward pass."""
+    run = constrained(
+        tmp_path,
+        "centered",
+        {"inner": {"name": "atr", "delta": 0.001}},
+        lora=True,
+        max_steps=3,
+        candidates=8,
+    )
+    assert all(math.isfinite(g) and g > 0 for g in run.grad_norms)
+    assert max(run.column("trustclip/gated")) > 0
+
+
+def test_importance_weights_from_the_sampler_leave_nothing_to_center(tmp_path):
+    """Then the drift is that of rounding, and the update is the plain one."""
+    plain = constrained(tmp_path / "a", "importance_sampling", max_steps=2, decoder="auto")
+    run = constrained(tmp_path / "b", "centered", max_steps=2, candidates=10_000, decoder="auto")
+    torch.testing.assert_close(
+        torch.tensor(run.grad_norms), torch.tensor(plain.grad_norms), rtol=1e-4, atol=1e-7
+    )
+    assert max(run.column("trustclip/drift/share")) < 1e-8
+
+
+def test_the_ledger_of_a_method_that_is_not_centered_changes_nothing(tmp_path):
+    bare = constrained(tmp_path / "a", "atr", max_steps=4)
+    seen = constrained(tmp_path / "b", "atr", max_steps=4, candidates=8)
+    assert torch.equal(seen.parameters, bare.parameters)
+    assert max(seen.column("trustclip/drift/size")) > 0
+    assert not any(name.startswith("trustclip/drift") for name in bare.history[-1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"head": "trl"}, "head='trl'"),
+        ({"candidates": 0}, "`candidates` is 0"),
+        ({"candidates": -1}, "candidates must be at least 0, got -1"),
+        ({"use_transformers_continuous_batching": True}, "continuous batching"),
+        ({"generation_kwargs": {"num_beams": 2}}, "num_beams=2"),
+        ({"cast_lm_head_to_fp32": True}, "cast_lm_head_to_fp32"),
+    ],
+    ids=str,
+)
+def test_what_cannot_give_candidates_is_refused_in_one_sentence(tmp_path, settings, words):
+    with pytest.raises(ValueError, match="candidates") as error:
+        build(tmp_path, method="centered", **settings)
+    assert words in str(error.value)

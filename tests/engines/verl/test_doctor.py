@@ -1,0 +1,63 @@
+# pyright: reportMissingImports=false
+"""`trustclip doctor --verl` on configurations that verl's own Hydra composes."""
+
+from importlib import resources
+
+import pytest
+
+pytest.importorskip("verl.trainer", reason="verl is not installed here: make verl-setup")
+
+from engines.verl.test_main_ppo import ACTOR, LOSS, METHOD, SCHEDULE
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+from trustclip.cli.main import main
+from trustclip.engines.verl.checks import BUILT_IN, findings, installed
+from trustclip.engines.verl.config import load
+from trustclip.engines.verl.limits import LOSS_MODES, WATCH
+
+
+def test_the_names_of_verls_own_losses_are_right() -> None:
+    assert set(POLICY_LOSS_REGISTRY) == {*BUILT_IN, *LOSS_MODES, WATCH}
+    assert installed().plugin
+
+
+def test_the_end_to_end_settings_are_found_good(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--verl", *METHOD, *SCHEDULE]) == 0
+    assert "4 / 2 x 2 = 4 updates" in capsys.readouterr().out
+
+
+def test_verls_defaults_read_as_unchanged() -> None:
+    config = load([*METHOD, "data.train_batch_size=1024"])
+    assert [found for found in findings(config, installed()) if found.level == "error"] == []
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (f"{LOSS}.loss_mode=trustclip_art", "did you mean 'trustclip_atr'"),
+        (f"+{LOSS}.metod=atr", "did you mean 'method'"),
+        (f"{ACTOR}.clip_ratio=0.1", "has no effect"),
+        (f"{ACTOR}.ppo_epochs=1 {ACTOR}.ppo_mini_batch_size=4", "would be inert"),
+    ],
+)
+def test_errors(override: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--verl", *METHOD, *SCHEDULE, *override.split()]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_a_plugin_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    assert not installed().plugin
+
+
+def test_a_file_with_defaults_is_composed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The experimental asynchronous trainer ships bypass_mode=True, which replaces any loss."""
+    package = resources.files("verl.experimental.fully_async_policy")
+    file = str(package / "config" / "fully_async_ppo_trainer.yaml")
+    assert main(["doctor", "--verl", file, f"{LOSS}.loss_mode=trustclip_atr"]) == 1
+    assert "experimental asynchronous trainer replaces loss_mode" in capsys.readouterr().out
+
+
+def test_what_hydra_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--verl", f"{LOSS}.method=atr"]) == 2
+    assert "Hydra refuses" in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""What is said of runs: one list of findings, in the same words wherever it is shown."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from golden_runs import FOREIGN, GOLDEN, GROUPS, OWN, compared, golden, on_page, plain
+
+from trustclip.findings import facts
+from trustclip.findings.differences import cautions
+from trustclip.findings.run import of_run
+from trustclip.report.collect import collect
+from trustclip.report.explain import explain
+from trustclip.report.live import LiveReport
+from trustclip.report.page import render
+from trustclip.runs.reader import read_run
+from trustclip.support.text import harmless, one_line
+
+SOURCE = Path(__file__).parents[2] / "src" / "trustclip"
+
+
+def test_the_sentences_of_the_golden_runs_are_those_that_were_read() -> None:
+    """`python tests/support/golden_runs.py` writes the file anew; read its difference."""
+    assert golden().splitlines() == GOLDEN.read_text().splitlines()
+
+
+def words(text: str) -> str:
+    """A text as a page shows it: control characters by their numbers, and one space each."""
+    return " ".join(harmless(text).split())
+
+
+@pytest.mark.parametrize("name", [*OWN, *FOREIGN])
+def test_all_that_explain_prints_stands_on_the_page_in_the_same_words(tmp_path, name) -> None:
+    path = {**OWN, **FOREIGN}[name](tmp_path / "run")
+    found, page = of_run(read_run(path)), plain(render(collect([path]), "Report"))
+    for finding in found:
+        assert words(finding.line) in page and words(finding.advice) in page, finding
+    printed = [one_line(finding.line) for finding in found]
+    advice = [one_line(f"Next: {finding.advice}") for finding in found if finding.advice]
+    assert explain(path) == [*printed, *advice]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_compare_adds_stands_on_the_page_and_so_does_every_run(tmp_path, name) -> None:
+    paths = GROUPS[name](tmp_path)
+    report = collect(paths)
+    page = plain(render(report, "Report"))
+    for said in report.said:
+        for finding in said.findings:
+            assert words(finding.line) in page, (said.name, finding)
+    printed = compared(paths)
+    if len({group.setting for group in report.groups}) > 1 or "copy" in name:
+        return  # compare sets models beside each other, and copies, which a page keeps apart
+    for caution in cautions(report.groups, report.compared):
+        assert words(caution.sentence) in page
+        assert caution.text in printed or printed[0].startswith("refused")
+
+
+def test_the_live_page_has_them_too(tmp_path) -> None:
+    path = OWN["gate closed on 8e-7"](tmp_path / "run")
+    page = plain(LiveReport([path], "Report").page.decode())
+    for finding in of_run(read_run(path)):
+        assert finding.line in page
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_nothing_is_unusual_only_where_nothing_is_wrong(tmp_path, name) -> None:
+    found = of_run(read_run(OWN[name](tmp_path / "run")))
+    usual = any(finding.kind == "run/usual" for finding in found)
+    assert not (usual and any(finding.troubles for finding in found))
+    assert all(finding.sentence for finding in found)
+
+
+def test_a_warning_of_a_run_is_at_the_top_of_its_page(tmp_path) -> None:
+    path = OWN["gate never closed"](tmp_path / "run")
+    assert any("closed on no token" in line for line in on_page([path]) if line.startswith("fault"))
+
+
+def _numbers(path: Path) -> Iterator[str]:
+    """Comparisons with a number, and numbers that are named, in a module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name | ast.Tuple):
+            named = ast.walk(node.targets[0])
+            if not all(n.id.isupper() for n in named if isinstance(n, ast.Name)):
+                continue
+            parts = [node.value, *getattr(node.value, "elts", ())]
+        else:
+            continue
+        for part in parts:
+            value = getattr(part, "value", None) if isinstance(part, ast.Constant) else None
+            if isinstance(value, int | float) and value not in (0, 1, 2):
+                yield f"{path.name}:{node.lineno}: {value}"
+
+
+#: Numbers that decide nothing about a run: of a normal distribution, against rounding, of digits.
+_ARITHMETIC = {"entropy.py": {1.96}, "trends.py": {0.95, 1.4826, 1e-18}, "rows.py": {1e-4, 0.995},
+               "conditions.py": {40}, "learning.py": {0.01}}  # fmt: skip
+#: Modules of the report that show no finding: drawings, and the digits of tables.
+_OTHERS = {
+    "atlas.py",
+    "live.py",
+    "tokens.py",
+    "token_console.py",
+    "weights.py",
+    "results.py",
+    "planning.py",
+}
+
+
+def test_no_threshold_stands_outside_of_the_facts() -> None:
+    rooms = [*(SOURCE / "findings").glob("*.py"), *(SOURCE / "report").glob("*.py")]
+    watching = [SOURCE / "recipes" / "watch" / f"{name}.py" for name in ("guards", "trends")]
+    found = [
+        number
+        for path in [*rooms, *watching]
+        if path.name not in _OTHERS | {"facts.py"}
+        for number in _numbers(path)
+        if float(number.rpartition(" ")[2]) not in _ARITHMETIC.get(path.name, ())
+    ]
+    assert not found, found
+
+
+def test_every_threshold_is_read_somewhere() -> None:
+    code = "".join(p.read_text() for p in SOURCE.rglob("*.py") if p.name != "facts.py")
+    names = [name for name in vars(facts) if name.isupper()]
+    assert len(names) > 40 and not [n for n in names if not re.search(rf"\b{n}\b", code)]

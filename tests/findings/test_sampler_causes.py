@@ -1,0 +1,182 @@
+"""Planted causes and their verdicts; the noise floor, the damage, and gates inside the noise."""
+
+import csv
+import importlib.util
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trustclip as tc
+from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_share
+from trustclip.constraints.sampler import Pairs
+from trustclip.recipes.watch import anatomy, damage
+from trustclip.recipes.watch.agreement import compare
+from trustclip.recipes.watch.floor import WAYS, floor_of, with_floor
+
+ROOT = Path(__file__).parents[2]
+
+
+def program() -> Any:
+    file = ROOT / "benchmarks" / "sampler_causes.py"
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CAUSES = program()
+
+
+@pytest.mark.parametrize("cause", CAUSES.CAUSES)
+def test_a_planted_cause_is_named_as_the_committed_table_says(cause) -> None:
+    names = CAUSES.CAUSES[cause][1]
+    assert CAUSES.verdicts(cause, 1000)[0] in names
+    rows = {row["planted"]: row for row in csv.DictReader(CAUSES.TABLE.open())}
+    assert rows.keys() == CAUSES.CAUSES.keys()
+    seen = dict(part.rsplit(" ", 1) for part in rows[cause]["with floor"].split("; "))
+    assert sum(int(seen.get(name, 0)) for name in names) >= 0.95 * sum(map(int, seen.values()))
+
+
+def healthy(seed: int = 0, half: bool = False, floor: bool = True) -> Pairs:
+    drawn = CAUSES.Drawn(seed)
+    said = drawn.noisy(CAUSES.HALF)
+    pairs = drawn.pairs(said, said, drawn.z, half=half)
+    return pairs if floor else replace(pairs, floor=None)
+
+
+def test_the_simulated_half_precision_is_that_of_published_engines() -> None:
+    pairs = healthy()
+    d = pairs.trainer - pairs.sampler
+    assert 0.04 < d.std() < 0.06 and 0.09 < d.abs().quantile(0.95) < 0.13
+    found = compare(pairs)
+    assert found.harmless and "differs from itself by" in found.text, found.text
+
+
+def test_size_is_judged_against_the_floor() -> None:
+    """The same differences, of a model that half precision moves ten times less."""
+    pairs = healthy()
+    assert pairs.floor is not None
+    finer = replace(pairs, floor={way: d / 10 for way, d in pairs.floor.items()})
+    assert compare(pairs).harmless
+    found = compare(finer)
+    assert found.cause == "weights" and not found.harmless and "times here" in found.text
+
+
+def test_noise_between_kernels_and_half_precision_is_neither() -> None:
+    drawn = CAUSES.Drawn(3)
+    said = drawn.noisy(CAUSES.HALF / 3)
+    found = compare(drawn.pairs(said, said, drawn.z, half=False))
+    assert found.harmless and "an update or two old" in found.text
+    assert found.title.startswith("noise below that of bfloat16")
+
+
+def test_a_tail_that_the_trainer_has_itself_is_called_routing() -> None:
+    drawn = CAUSES.Drawn(4)
+    flipped = torch.where(drawn.chosen(0.08), drawn.noisy(1.2), drawn.noisy(CAUSES.HALF))
+    pairs = drawn.pairs(flipped, flipped, drawn.z, half=True)
+    assert pairs.floor is not None
+    assert "has no such tail against itself" in compare(pairs).text
+    itself = {"precision": pairs.sampler - pairs.trainer}
+    assert "the model's own, which is routing" in compare(replace(pairs, floor=itself)).text
+
+
+def test_the_floor_of_a_model_is_what_its_own_passes_differ_by() -> None:
+    from trl_runs import fresh_model
+
+    model, _ = fresh_model()
+    model.train()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 200, (9, 20), generator=generator).tolist()
+    sequences = [(row[:7], row[7 : 12 + n]) for n, row in enumerate(ids[:8])] + [(ids[8], [6, 9])]
+    lengths = torch.tensor([len(completion) for _, completion in sequences])
+    tokens = int(lengths.sum())
+    zero = torch.zeros(tokens)
+    pairs = Pairs(
+        zero,
+        zero,
+        position=torch.cat([torch.arange(n) for n in lengths.tolist()]),
+        completion=torch.arange(len(sequences)).repeat_interleave(lengths),
+        sequences=sequences,
+    )
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    found = floor_of(model, pairs)
+    assert found.keys() == WAYS.keys()
+    assert all(len(d) == tokens and d.isfinite().all() for d in found.values())
+    assert found["batch"].abs().max() < 1e-4 and found["head"].abs().max() < 1e-4
+    assert found["precision"].abs().mean() > 10 * found["batch"].abs().mean()
+    assert model.training
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name]) and p.dtype == before[name].dtype
+    row = torch.tensor([[*sequences[2][0], *sequences[2][1]]])
+    with torch.no_grad():
+        half = model.eval().to(torch.bfloat16)(row).logits[0, 6:-1].float().log_softmax(-1)
+        model.float().load_state_dict(before, strict=False)
+        full = model(row).logits[0, 6:-1].log_softmax(-1)
+    chosen = torch.tensor(sequences[2][1])[:, None]
+    d = (half.gather(1, chosen) - full.gather(1, chosen))[:, 0]
+    assert torch.allclose(found["precision"][pairs.completion == 2].float(), d, atol=5e-3)
+
+
+def test_a_floor_that_cannot_be_measured_leaves_the_comparison() -> None:
+    pairs = healthy(floor=False)
+
+    def fails() -> dict[str, torch.Tensor]:
+        raise RuntimeError("out of memory")
+
+    assert with_floor(pairs, fails) is pairs
+
+
+# Damage
+
+
+@pytest.mark.parametrize(("sd", "length"), [(0.05, 64), (0.05, 512), (0.02, 2048)])
+def test_the_closed_forms_of_the_damage_are_those_of_drawn_weights(sd, length) -> None:
+    v = sd**2
+    s = torch.randn(400_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    w = (s * math.sqrt(v * length) - v * length / 2).exp()
+    assert capped_weight(v, length, 2.0) == pytest.approx(w.clamp(max=2).mean().item(), abs=0.01)
+    ess = (w.sum() ** 2 / w.square().sum() / len(w)).item()
+    assert effective_share(v, length) == pytest.approx(ess, rel=0.15)
+
+
+def test_the_damage_grows_with_the_length() -> None:
+    pairs = healthy()
+    short, long = (list(damage.told(pairs, n)) for n in (64, 4096))
+    shares = [float(t[0].partition("size of ")[2].partition(" %")[0]) for t in (short, long)
+              if "under" not in t[0]]  # fmt: skip
+    assert shares and shares[0] > 60 and (len(shares) == 1 or shares[1] < 1)
+    dropped = [float(t[1].partition("below 0.001 ")[2].partition(" %")[0]) for t in (short, long)]
+    assert dropped[1] > 90 and "icepop 0 %" in short[1]
+
+
+def test_gspo_gates_three_percent_on_equal_weights() -> None:
+    gspo = tc.method("gspo", low=3e-4, high=4e-4)
+    x = 0.003 * torch.randn(20_000, 200, generator=torch.Generator().manual_seed(5)).mean(dim=1)
+    plain = ((x > math.log1p(4e-4)).float().mean() + (x < math.log1p(-3e-4)).float().mean()) / 2
+    assert cut_by_noise(gspo, 0.003, 200) == pytest.approx(plain.item(), abs=0.02)
+    assert 0.03 < cut_by_noise(gspo, 0.003, 200) < 0.06
+    assert cut_by_noise(tc.method("gspo", low=0.2, high=0.2), 0.003, 200) == 0
+
+
+def test_a_bound_inside_the_noise_is_said_and_a_wide_one_is_not() -> None:
+    pairs = healthy(half=True)
+    assert "inside the noise" in damage.too_tight(tc.method("gspo"), pairs, 200)
+    assert damage.too_tight(tc.method("clip", epsilon=0.5), pairs, 200) == ""
+    assert damage.too_tight(tc.method("gspo"), healthy(floor=False), 200) == ""
+
+
+# Anatomy
+
+
+def test_the_anatomy_tells_the_places_apart() -> None:
+    drawn = CAUSES.Drawn(2)
+    late = CAUSES.CAUSES["cache or positions"][0](drawn)
+    found = dict(anatomy.lines(drawn.pairs(*late, half=False)))
+    places = [float(part.split()[-2]) for part in found["by place"].split(", ")]
+    assert places == sorted(places) and places[-1] > 2 * places[0]
+    assert {"by probability", "by entropy", "by age", "by side", "in the tail"} <= found.keys()

@@ -1,0 +1,56 @@
+"""Size guides of the house: modules, functions, parameters; and formulas that stand once."""
+
+import ast
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {"trustclip": ROOT / "src/trustclip", "trustclip_lab": ROOT / "lab/src/trustclip_lab"}
+MODULES = {
+    f"{package}/{path.relative_to(source)}": path
+    for package, source in SOURCES.items()
+    for path in sorted(source.rglob("*.py"))
+}
+
+
+@pytest.mark.parametrize("path", MODULES.values(), ids=MODULES)
+def test_within_budget(path):
+    text = path.read_text()
+    written, tree = text.splitlines(), ast.parse(text)
+    reason = "In one file because" in (ast.get_docstring(tree) or "")
+    assert len(written) <= 400 or reason, "a long module says in its docstring why"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        doc = ast.get_docstring(node, clean=False)
+        lines = {
+            line
+            for line in range(node.lineno, (node.end_lineno or 0) + 1)
+            if written[line - 1].strip()
+        }
+        if doc is not None:
+            first = node.body[0]
+            lines -= set(range(first.lineno, (first.end_lineno or 0) + 1))
+        assert len(lines) <= 60, f"{node.name} has {len(lines)} lines of code"
+        if any("triton" in ast.unparse(decorator) for decorator in node.decorator_list):
+            continue  # a kernel takes a pointer for each array
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        named = [a for a in arguments if a.arg not in ("self", "cls")]
+        assert len(named) <= 7, f"{node.name} has {len(named)} parameters"
+
+
+@pytest.mark.parametrize("package", SOURCES)
+def test_a_module_of_the_middle_is_short(package):
+    lengths = [len(p.read_text().splitlines()) for p in SOURCES[package].rglob("*.py")]
+    assert statistics.median(lengths) <= 150
+
+
+def test_divergence_formulas_stand_in_one_file():
+    pattern = re.compile(r"torch\.expm1\(")
+    users = {name for name, path in MODULES.items() if pattern.search(path.read_text())}
+    library = ("divergences", "masked", "fdivergences", "intervals")
+    own = {f"trustclip/constraints/{name}.py" for name in library}
+    assert users == {"trustclip_lab/bench/bounds.py", *own}

@@ -1,0 +1,64 @@
+"""The README's code runs, its figure is that of the program, and it stays short."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import trustclip as tc
+from trustclip.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+EXTEND = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.S)[0]
+
+
+def test_the_library_example_runs_and_says_what_it_gives():
+    scope: dict = {}
+    exec(BLOCKS[0], scope)
+    weights = scope["tc"].coefficient(scope["method"], scope["batch"])[0].tolist()
+    assert weights == pytest.approx([1.0, 0.0, -0.9048], abs=1e-4)
+    assert "[1.0000, 0.0000, -0.9048]" in BLOCKS[0]
+
+
+def test_the_example_method_works_as_a_users_own(tmp_path, monkeypatch):
+    (tmp_path / "my_hellinger.py").write_text(EXTEND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    method = tc.method("my_hellinger:Hellinger", delta=0.01)
+    batch = tc.TokenBatch(
+        torch.tensor([[0.5, 0.25]]).log(),
+        torch.tensor([[0.25, 0.24]]).log(),
+        torch.ones(1, 2),
+        torch.ones(1, 2, dtype=torch.bool),
+    )
+    assert method.surrogate(batch).kept.tolist() == [[False, True]]
+    sys.modules.pop("my_hellinger", None)
+
+
+def test_the_trl_example_is_accepted(tmp_path):
+    from trustclip.engines.trl import ConstrainedGRPOConfig
+
+    call = BLOCKS[1].split("args = ")[1].split("\nConstrained")[0]
+    extra = f"ConstrainedGRPOConfig({str(tmp_path)!r}, bf16=False, use_cpu=True, "
+    args = eval(
+        call.replace('ConstrainedGRPOConfig("out", ', extra),
+        {"ConstrainedGRPOConfig": ConstrainedGRPOConfig},
+    )
+    assert args.constraint().name == "atr" and not args.schedule().inert
+
+
+def test_it_is_read_in_a_minute_and_names_methods_that_exist():
+    assert len(README.split()) <= 900
+    named = README.partition("Methods, some of them: ")[2].partition(";")[0]
+    assert set(re.findall(r"`(\w+)`", named)) <= set(tc.methods())
+    assert "40+ constraints" in README and len(tc.methods()) > 40
+
+
+def test_its_figure_is_the_programs(tmp_path):
+    figure = tmp_path / "families.svg"
+    only = "atr, dual_clip, soft_gate, cispo"
+    assert main(["methods", "--figure", str(figure), "--only", only]) == 0
+    assert figure.read_bytes() == (ROOT / "docs/families.svg").read_bytes()

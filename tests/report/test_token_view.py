@@ -1,0 +1,142 @@
+"""The token view: its numbers are those of the methods, its strings those of the completions."""
+
+import base64
+import json
+import math
+import zlib
+
+import numpy as np
+import pytest
+import token_files
+from synthetic_runs import Spec, make_run
+
+import trustclip as tc
+from trustclip.logs.tokens import TokenRow, token_batch
+from trustclip.report.build import build
+from trustclip.report.page import token_page
+from trustclip.report.tokens import (
+    COLUMNS,
+    OWN,
+    SHADOWS,
+    CutStrings,
+    judged,
+    judged_rows,
+    views,
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return token_files.write(tmp_path_factory.mktemp("tokens") / "tokens.parquet")
+
+
+def test_shadows_are_what_the_methods_give(path):
+    for item in judged_rows(path):
+        batch = token_batch([item.row])
+        assert set(item.kept) == {OWN, *SHADOWS}
+        for name in SHADOWS:
+            method = tc.method(name)
+            np.testing.assert_allclose(item.coefficients[name], tc.coefficient(method, batch)[0])
+            gated = batch.mask & ~method.surrogate(batch).kept
+            np.testing.assert_array_equal(item.cut(name), gated[0].numpy())
+
+
+def test_a_row_without_its_own_gate_has_shadows_alone():
+    row = TokenRow.of({"logp": [-1.0, -2.0], "logp_old": [-1.0, -1.0], "advantage": -1.0})
+    item = judged(row, [tc.method("clip"), tc.method("icepop")])
+    assert list(item.kept) == ["clip"] and item.cut("clip").tolist() == [False, True]
+    half = TokenRow.of({"logp": [-1.0, -2.0], "advantage": 1.0, "coefficient": [1.0, 0.0]})
+    assert judged(half, []).cut(OWN).tolist() == [False, True]
+
+
+def test_the_strings_cut_most_often_are_counted_over_all_completions(path):
+    rows, words = token_files.made(), CutStrings()
+    for item in judged_rows(path):
+        words.add(item)
+    tokens = [
+        (text, not kept)
+        for row in rows
+        for text, kept, counts in zip(row.token or (), row.kept, row.mask, strict=True)  # type: ignore[arg-type]
+        if counts
+    ]
+    cut = sum(gone for _, gone in tokens)
+    text, size, hits, lift, low, high = words.most_cut(OWN)[0]
+    assert text == "<think>" and words.tokens == len(tokens)
+    assert size == sum(word == text for word, _ in tokens)
+    assert hits == sum(gone for word, gone in tokens if word == text)
+    assert lift == pytest.approx(hits / size / (cut / len(tokens)))
+    assert 1 < low < lift < high
+    assert words.share(OWN) == pytest.approx(cut / len(tokens))
+
+
+def test_the_page_holds_the_tokens_in_single_precision(path):
+    data = views([("a", path)])
+    (run,) = data["runs"]
+    assert json.loads(json.dumps(data, allow_nan=False)) is not None and run["total"] == 24
+    content, at = zlib.decompress(base64.b64decode(data["tokens"])), 0
+
+    def take(kind: str, length: int) -> np.ndarray:
+        nonlocal at
+        found = np.frombuffer(content, kind, length, at)
+        at += found.nbytes
+        return found
+
+    for given, item in zip(run["rows"], judged_rows(path), strict=True):
+        row = item.row
+        for name in COLUMNS:
+            np.testing.assert_allclose(take("<f4", given["length"]), getattr(row, name), rtol=1e-6)
+        flags, places = take("<u4", given["length"]), take("<u4", given["length"])
+        assert ((flags & 1) == row.mask).all() and (((flags >> 1) & 1) == row.kept).all()
+        assert [tuple(data["texts"][n]) for n in places] == list(
+            zip(row.token, row.token_id, strict=True)  # type: ignore[arg-type]
+        )
+        assert given["reward"] == given["index"] % 2
+    assert at == len(content)
+
+
+def test_of_many_completions_a_sample_is_shown(tmp_path, monkeypatch):
+    from trustclip.report import tokens
+
+    path = token_files.write(tmp_path / "many.jsonl", 60)
+    monkeypatch.setattr(tokens, "MAX_COMPLETIONS", 10)
+    (seen,) = views([("a", path)])["runs"]
+    assert (seen["total"], len(seen["rows"])) == (60, 10)
+    steps = [row["index"] for row in seen["rows"]]
+    assert steps == sorted(steps) and steps != list(range(10))
+    monkeypatch.setattr(tokens, "MAX_TOKENS", 100)
+    assert len(views([("a", path)])["runs"][0]["rows"]) < 5
+
+
+def test_a_file_of_tokens_has_a_page_and_a_bad_one_a_message(path, tmp_path):
+    (page,) = build([path], tmp_path / "out")
+    text = page.read_text()
+    assert 'id="token-text"' in text and "plotly" not in text.lower()
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"logp": [-1.0], "advantages": 1.0}\n')
+    with pytest.raises(ValueError, match=r"bad.jsonl:1: there is no column `advantage`"):
+        build([bad], tmp_path / "none")
+    assert not (tmp_path / "none" / "index.html").exists()
+
+
+def test_numbers_that_are_not_finite_are_shown_as_unknown(tmp_path):
+    row = {
+        "logp": [-1.0, math.nan],
+        "advantage": 1.0,
+        "coefficient": [1.0, math.nan],
+        "reward": 1e999,
+    }
+    from trustclip.logs.tokens import write_tokens
+
+    write_tokens(tmp_path / "a.parquet", [TokenRow.of(row)])
+    (run,) = views([("a", tmp_path / "a.parquet")])["runs"]
+    assert run["rows"][0]["reward"] is None
+    assert "</pre>" in token_page([tmp_path / "a.parquet"], "Tokens")
+
+
+def test_the_report_of_a_run_has_its_tokens(tmp_path):
+    run = make_run(tmp_path / "run", Spec({"name": "clip", "epsilon": 0.1}, steps=8, every=8))
+    token_files.write(run / "tokens" / "update-000003.parquet")
+    page = build([run], tmp_path / "out")[0].read_text()
+    data = page.partition('id="data-tokens">')[2].partition("</script>")[0]
+    (seen,) = json.loads(data)["runs"]
+    assert seen["total"] == 24 and "coefficient" in seen["rows"][0]["has"]

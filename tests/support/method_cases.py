@@ -1,0 +1,214 @@
+"""Every method in every variant, and batches that suit it: shared by the tests of all methods."""
+
+import dataclasses
+import typing
+
+import oracle
+import pytest
+import torch
+from torch import Tensor
+
+import trustclip as tc
+from trustclip.constraints.candidates import Candidates
+
+#: Variants that a walk over the choices of a field does not reach.
+MORE = [
+    ("dynamic_clip", {"dual_ceiling": 10.0}),
+    ("clip_cov", {"low": 0.2, "high": 0.28, "share": 0.2, "cov_low": 0.05}),
+    ("truly_ppo", {"variant": "ppo_rb", "slope": 0.1}),
+    *(
+        ("atr", {"level": level, "reduction": reduction, "weight": weight})
+        for level in ("prefix", "sequence")
+        for reduction in ("ratio", "mean", "sum", "max")
+        for weight in ("level", "token")
+    ),
+    ("gspo", {"low": 0.1, "high": 0.1}),
+    ("kl_cov", {"share": 0.2, "beta": 0.3}),
+    ("cispo", {"low": 0.2, "high": 0.28}),
+    ("bandpo", {"ceiling": 1.5, "dual_ceiling": 10.0}),
+    ("bandpo", {"ceiling": None}),
+    ("abc_grpo", {"positive_low": 1.0, "negative_low": 0.3, "negative_high": 2.0}),
+    ("icepop", {"floor": None, "level": "sequence"}),
+    ("icepop", {"inner": "importance_sampling", "policy": "new", "floor": 0.2}),
+    ("icepop", {"policy": "new", "level": "geometric", "ceiling": 1.5}),
+    ("ipo", {"delta": 0.02, "anchor": "old"}),
+    ("m2po", {"side": "strict", "anchor": "rollout", "budget": 0.1}),
+    ("drpo", {"delta": 0.15}),
+    ("cppo", {"delta": 0.05, "budget": 0.01}),
+    ("cppo", {"budget": 0.01, "budget_ceiling": 0.06, "least_weight": 0.5, "anchor": "rollout"}),
+    ("kpop", {"delta": 0.02, "inner": {"name": "ipo", "anchor": "old"}}),
+    ("kpop", {"delta": 0.5, "policy": "new", "inner": "importance_sampling"}),
+    ("bapo", {"target": 0.9, "low_limit": 0.2, "high_limit": 0.5}),
+    ("erc", {"inner": {"name": "ce_gppo", "beta_low": 1.0}, "low": 0.02, "high": 0.1}),
+    ("tis", {"inner": {"name": "gspo", "low": 0.1, "high": 0.1}, "level": "sequence"}),
+    ("tis", {"inner": {"name": "full_kl", "order": "new_old"}}),
+    ("tis", {"inner": {"name": "icepop", "inner": {"name": "cispo"}}}),
+    ("tis", {"inner": {"name": "clip_cov", "share": 0.2, "cov_low": 0.05}}),
+    ("opsm", {"delta": 0.02, "inner": {"name": "gmpo"}}),
+    ("trm", {"reduction": "mean", "delta": 0.05, "inner": {"name": "soft_gate"}}),
+    ("anchored", {"inner": {"name": "cispo", "low": 0.2, "high": 0.28}}),
+    ("anchored", {"inner": {"name": "gspo", "low": 0.1, "high": 0.1}}),
+    ("penalty", {"beta": 0.3, "anchor": "rollout", "on": "cut", "inner": {"name": "atr"}}),
+    ("penalty", {"beta": 0.3, "level": "sequence", "inner": {"name": "gspo"}}),
+    ("penalty", {"beta": 2.0, "inner": {"name": "penalty", "divergence": "k3"}}),
+    *(
+        ("sampler", {"level": "sequence", "reduction": how, "measure": measure, "ceiling": high})
+        for how, measure, high in (
+            *(("mean", "ratio", 1.2), ("sum", "k1", 0.5), ("max", "k2", 0.2), ("mean", "k3", 0.1)),
+            *(("max", "binary_kl", 0.1), ("max", "ratio", 1.5)),
+        )
+    ),
+    ("sampler", {"measure": "kl_old_new", "between": "new_old", "ceiling": 0.05}),
+    ("sampler", {"measure": "binary_kl", "between": "new_old", "ceiling": 0.05}),
+    ("sampler", {"floor": 0.7, "weigh_by": "token", "weight_floor": 0.8, "inner": "gspo"}),
+    (
+        "sampler",
+        {"ceiling": None, "weigh_by": "geometric", "weigh_of": "new", "weight_ceiling": 9.0},
+    ),
+    ("sampler", {"between": "new_rollout", "weigh_by": "sequence", "weight_ceiling": 2.0}),
+    *(("centered", {"inner": inner}) for inner in ("reinforce", "clip", "atr", "dppo", "icepop")),
+    ("both", {"first": {"name": "truly_ppo", "variant": "ppo_rb"}, "second": {"name": "trm"}}),
+    ("either", {"first": {"name": "kl_cov", "share": 0.2}, "second": {"name": "atr"}}),
+]
+FLOATS = (
+    *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old", "top_k_kl"),
+    *("top_k_tv", "logp_rollout", "entropy_old"),
+)
+#: Names of methods of which the oracle knows the rule.
+KNOWN = oracle.KEPT
+
+
+def variants(name: str, cls: type) -> list[tc.Method]:
+    """The method's defaults, and every other choice of each field that is a choice."""
+    choices = {
+        field: typing.get_args(hint)
+        for field, hint in typing.get_type_hints(cls).items()
+        if typing.get_origin(hint) is typing.Literal
+    }
+    given = [{}, *({field: c} for field, options in choices.items() for c in options)]
+    given = [one for one in given if one != {"measure": "kl_old_new"}]  # not its only condition
+    given += [more for owner, more in MORE if owner == name]
+    return list(dict.fromkeys(tc.method(name, **parameters) for parameters in given))
+
+
+def label(method: tc.Method) -> str:
+    own = method.to_dict()
+    plain = tc.method(own["name"]).to_dict()
+    return "-".join([own["name"], *(f"{k}={v}" for k, v in own.items() if plain[k] != v)])
+
+
+def known(method: tc.Method) -> bool:
+    """Whether there is a reference answer for the method, and for all that it is made of.
+
+    There is none for a part that measures a batch, around which others measure a sequence.
+    """
+    parts = getattr(method, "parts", ())
+    return method.name in KNOWN and all(
+        known(part) and part.statistics_over is None for part in parts
+    )
+
+
+def without_a_rule() -> str:
+    """A sentence about every method that the oracle does not know; empty where there is none."""
+    return "".join(
+        f"the method {name!r} has no rule in tests/support/oracle.py: add it to KEPT there, and to "
+        "COEFFICIENT or GRADIENT where its weight is not the ratio of a kept token, written from "
+        "the paper and not from the code. (Its page also shows an entry of its name in "
+        "docs/methods.toml: `defaults`, where they are from, and `traps`; nothing else needs it.)\n"
+        for name in tc.methods()
+        if name not in KNOWN
+    )
+
+
+#: Methods whose weight is a constant to the gradient, so that their value does not show it.
+SCORE_FORM = ("aspo", "ce_gppo", "cispo", "dppo", "reinforce", "topr", "vespo")
+
+
+def score_form(method: tc.Method) -> bool:
+    """Whether the gradient has a factor that the objective's value does not follow."""
+    parts = getattr(method, "parts", ())
+    moving = getattr(method, "anchor", None) == "interpolated"  # a constant to the gradient
+    levels = getattr(method, "level", "token") != "token" and not parts
+    literal = getattr(method, "variant", None) == "gspo"  # follows its mean
+    of_new = getattr(method, "weigh_of", "old") == "new"
+    weighs = of_new and getattr(method, "weigh_by", "token") != "token"
+    own = moving or (levels and not literal) or weighs or method.name in SCORE_FORM
+    return own or any(score_form(part) for part in parts)
+
+
+def weight_on_policy(method: tc.Method) -> float:
+    """Weight of a kept token's gradient while new, old and sampling policy are one."""
+    return 1 - method.to_dict()["alpha"] if method.name == "pspo" else 1.0
+
+
+ALL = [m for name, cls in tc.methods().items() for m in variants(name, cls)]
+every_method = pytest.mark.parametrize("method", ALL, ids=label)
+every_name = pytest.mark.parametrize("name", tc.methods())
+known_to_oracle = pytest.mark.parametrize("method", [m for m in ALL if known(m)], ids=label)
+
+
+def batch_for(
+    method: tc.Method, logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor
+) -> tc.TokenBatch:
+    """A batch with exactly the optional fields that the method says it requires."""
+    x = torch.where(mask, (logp - logp_old).detach(), 0.0)
+    rows, columns = logp.shape
+    entropy = 1.0 + 0.5 * torch.sin(torch.arange(x.numel()).view_as(x)).to(x)
+    optional = {
+        "entropy": entropy,
+        "entropy_old": entropy * (0.3 * torch.sin(5 * x)).exp(),  # the same where the policy is
+        "kl_old_new": 0.4 * x**2,
+        "kl_new_old": 0.6 * x**2,
+        "top_k_kl": 0.3 * x**2,
+        "top_k_tv": 0.4 * x.abs(),
+        "logp_rollout": logp_old.detach() + torch.sin(torch.arange(x.numel()).view_as(x)).to(x),
+        "groups": (torch.arange(rows)[:, None] // 2).expand(rows, columns),
+        "keys": torch.arange(x.numel()).view_as(x),
+        "lag": (torch.arange(rows)[:, None] % 4).expand(rows, columns),
+        "candidates": candidates_for(logp_old),
+    }
+    needed: dict[str, typing.Any] = {name: optional[name] for name in method.requires}
+    if tc.Trait.NEEDS_KL_GRADIENT in method.traits:
+        needed["kl_old_new"].requires_grad_()  # stands for a graph that leads to the logits
+    return tc.TokenBatch(logp, logp_old, advantages, mask, **needed)
+
+
+def candidates_for(logp_old: Tensor) -> Candidates:
+    """Four likely tokens at each position, a little apart under the three policies."""
+    places = torch.arange(4 * logp_old.numel()).view(*logp_old.shape, 4).to(logp_old)
+    old = (torch.sin(places) - 2.5).to(logp_old)
+    return Candidates(
+        old + 0.3 * torch.sin(3 * places), old, old + 0.2 * torch.sin(7 * places), partial=True
+    )
+
+
+def random_batch(method: tc.Method, dtype: torch.dtype = torch.float64) -> tc.TokenBatch:
+    """Eight sequences of up to eleven tokens: holes, padding, an empty one, a zero advantage."""
+    torch.manual_seed(7)
+    logp_old = -torch.rand(8, 11, dtype=torch.float64).exponential_()
+    logp = logp_old + 0.35 * torch.randn(8, 11, dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0, -2.0, 1.0], dtype=torch.float64)
+    lengths = torch.tensor([11, 11, 7, 9, 11, 4, 1, 0])
+    mask = torch.arange(11) < lengths[:, None]
+    mask[0, 3] = mask[3, 0] = False
+    grid = advantages[:, None].expand(8, 11)
+    return batch_for(method, logp.to(dtype), logp_old.to(dtype), grid.to(dtype), mask)
+
+
+def changed(batch: tc.TokenBatch, change: typing.Callable[[Tensor], Tensor]) -> tc.TokenBatch:
+    """The batch with ``change`` made to every tensor it holds."""
+    held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+    after: dict[str, typing.Any] = {name: change(value) for name, value in tensors.items()}
+    if batch.candidates is not None:
+        after["candidates"] = batch.candidates.map(lambda x: of_each(change, x))
+    return tc.TokenBatch(**after)
+
+
+def of_each(change: typing.Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A change of what is [batch, time] made to that of every candidate."""
+    return torch.stack([change(part) for part in x.unbind(dim=2)], dim=2)
+
+
+def astuple(batch: tc.TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return batch.logp, batch.logp_old, batch.advantages, batch.mask

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from patience import NEVER
 
 PROMPT = {"system": "Answer with one equation a line.", "answer": "any"}
 RECIPE: dict[str, Any] = {
@@ -41,15 +41,17 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def run(folder: Path, method: str, **environment: str) -> tuple[list[dict[str, Any]], str]:
-    """Rows of ``metrics.jsonl``, and what was printed, of four updates in two generations."""
+def begun(folder: Path, method: str, **environment: str) -> "subprocess.Popen[str]":
+    """A run of four updates in two generations."""
     recipe = {**RECIPE, "rl": {**RECIPE["rl"], "method": {"name": method}}}
+    folder.mkdir(exist_ok=True)
     (folder / "few.yaml").write_text(yaml.safe_dump(recipe))
-    done = subprocess.run(
+    around = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
+    return subprocess.Popen(
         [sys.executable, "-m", "real.colocated", "run", "few.yaml"],
-        cwd=folder, capture_output=True, text=True, check=False,
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={
-            **os.environ,
+            **around,
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
             "OMP_NUM_THREADS": "1",
@@ -57,8 +59,12 @@ def run(folder: Path, method: str, **environment: str) -> tuple[list[dict[str, A
             **environment,
         },
     )  # fmt: skip
-    said = done.stdout + done.stderr
-    assert done.returncode == 0 and (folder / "out/final").is_dir(), said
+
+
+def ended(process: "subprocess.Popen[str]", folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """Rows of ``metrics.jsonl``, and what was printed."""
+    said, _ = process.communicate(timeout=NEVER)
+    assert process.returncode == 0 and (folder / "out/final").is_dir(), said
     assert "Traceback" not in said, said
     rows = (folder / "out/metrics.jsonl").read_text().splitlines()
     return [json.loads(row) for row in rows], said
@@ -69,17 +75,20 @@ def fresh(rows: list[dict[str, Any]]) -> list[float]:
     return [row[name] for row in rows if name in row]
 
 
-@pytest.mark.parametrize("method", ["atr", "icepop"])
-def test_float32_samples_are_the_policys_before_and_after_an_update(tmp_path, method):
-    """To kernels' rounding, so all new weights have arrived; and no traceback at the end."""
-    rows, _ = run(tmp_path, method)
-    assert len(fresh(rows)) == 2 and max(fresh(rows)) < 1e-4
-    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4]
-    assert not [row for row in rows if row.get("notice") == "weight_sync"]
+def test_two_runs_at_once_sample_from_their_policies_before_and_after_an_update(tmp_path):
+    """To kernels' rounding, so all new weights have arrived; each on a port of its own; and no
+    traceback at the end."""
+    methods = ("atr", "icepop")
+    both = [begun(tmp_path / method, method) for method in methods]
+    for method, process in zip(methods, both, strict=True):
+        rows, _ = ended(process, tmp_path / method)
+        assert len(fresh(rows)) == 2 and max(fresh(rows)) < 1e-4
+        assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4]
+        assert not [row for row in rows if row.get("notice") == "weight_sync"]
 
 
 def test_a_transfer_that_reaches_nothing_is_told_in_the_next_generation(tmp_path):
-    rows, said = run(tmp_path, "atr", COLOCATED_TRANSFERS="1")
+    rows, said = ended(begun(tmp_path, "atr", COLOCATED_TRANSFERS="1"), tmp_path)
     first, second = fresh(rows)
     assert first < 1e-4 < 1e-3 < second
     (told,) = [row for row in rows if row.get("notice") == "weight_sync"]

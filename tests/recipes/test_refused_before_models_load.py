@@ -205,7 +205,7 @@ def test_a_dry_run_says_it_too(monkeypatch):
     package("wandb", monkeypatch, login=lambda **_: False)
     monkeypatch.setenv("WANDB_MODE", "online")
     trl = {"vllm_mode": "server", "vllm_server_host": "127.0.0.1", "vllm_server_port": 9}
-    found = _lacking(RLStage(dataset="arithmetic", use_vllm=True, sink="wandb", trl=trl))
+    found = _lacking(RLStage(dataset="arithmetic", use_vllm=True, sink="wandb", trl=trl), "tiny")
     assert len(found) == 2 and "no API key" in found[0] and NOWHERE in found[1]
 
 

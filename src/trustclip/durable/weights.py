@@ -154,3 +154,34 @@ def frozen(model: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) 
             digest.update(f"{name} {parameter.dtype} {tuple(values.shape)}".encode())
             digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+@torch.no_grad()
+def merged(model: Any) -> dict[str, Tensor]:
+    """Copies of the weights by the base model's names, the active adapters added to them.
+
+    The model stays as it is, to the last bit: subtracting an adapter again would round. Tied
+    weights are listed once.
+
+    Args:
+      model: a model, or an adapter around one.
+    """
+    if _adapter(model) is None:
+        return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    found: dict[str, Tensor] = {}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, BaseTunerLayer):
+            continue
+        base = layer.get_base_layer()
+        kept = base.weight.detach().clone()
+        layer.merge()
+        found[f"{path}.weight"] = base.weight.detach().cpu().clone()
+        layer.unmerge()
+        base.weight.copy_(kept)
+    for name, parameter in model.named_parameters():
+        plain = name.replace(".base_layer", "").replace(".modules_to_save.default", "")
+        if model.prefix not in name and ".original_module" not in name:
+            found.setdefault(plain, parameter.detach().cpu().clone())
+    return {name.removeprefix("base_model.model."): tensor for name, tensor in found.items()}

@@ -5,7 +5,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from trustclip.recipes.rewarding import Rewards
-from trustclip.recipes.services import await_server
+from trustclip.recipes.services import await_server, check_sampling
 from trustclip.recipes.watch.sinks import open_sink, viewer
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.marks import fields_of
@@ -33,6 +33,7 @@ class Equipment:
     ) -> None:
         self.run, self.console, self.seed = run, console, place.seed
         await_server(settings, console)
+        check_sampling(settings, place.model)
         self.rewards = Rewards(settings, settings.style.extraction, place.seed)
         shown = redacted(plain({n: getattr(place, n) for n in fields_of(Place)} | plain(settings)))
         kind = settings.sink if run.leads else "none"  # one run in it, not one of each rank

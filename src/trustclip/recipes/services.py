@@ -12,6 +12,7 @@ from urllib.request import urlopen
 
 from rich.console import Console
 
+from trustclip.engines.served import ServedSampler, complaints
 from trustclip.settings.stages import RLStage
 from trustclip.support.secrets import redacted
 from trustclip.support.terminal import told
@@ -91,6 +92,27 @@ def await_server(settings: RLStage, console: Console) -> None:
         _await(url, settings, console)
     if lacks := incapable(url):
         raise ValueError(lacks)
+
+
+def check_sampling(settings: RLStage, model: str) -> None:
+    """Refuse a server that cannot sample for a training.
+
+    Args:
+      settings: of the training.
+      model: whose tokenizer the server must have.
+
+    Raises:
+      ValueError: what it lacks, in one sentence.
+    """
+    if settings.server == "none" or os.environ.get("RANK", "0") != "0":
+        return
+    from trustclip.recipes.models import load_tokenizer
+
+    plain = settings.temperature == 1 and settings.top_p == 1
+    tokenizer = load_tokenizer(model, settings.style)
+    sampler = ServedSampler(settings.server_url, 2)
+    for text in complaints(sampler, settings.server, tokenizer, plain=plain):
+        raise ValueError(text)
 
 
 def _await(url: str, settings: RLStage, console: Console) -> None:

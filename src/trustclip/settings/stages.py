@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from trustclip.constraints.brake import Brake
 from trustclip.engines.sampler import Sampler, as_sampler
+from trustclip.engines.served import Weights
 from trustclip.settings.marks import (
     Argument,
     Dotted,
@@ -313,6 +314,13 @@ class RLStage(Training):
     candidates: ToEngine[Annotated[Whole | None, Since(before=None)]] = None
     """Likeliest tokens of the sampler kept at each position, for `centered` and drift/*; 64 where
     the method needs them, else none, when unset."""
+    server: ToEngine[Annotated[Weights, Since(before="none")]] = "none"
+    """Sample from a server with OpenAI's protocol: "reload" for a vLLM that takes the policy's
+    weights before each generation, "fixed" for one that keeps its own. See docs/sampler.md."""
+    server_url: ToEngine[
+        Annotated[str, Neutral("where the server is; what it samples from, `server` says")]
+    ] = "http://127.0.0.1:8000/v1"
+    """Address of that server, up to the version; the API key is read from OPENAI_API_KEY."""
     brake: ToEngine[Brake] = Brake()
     """Scale an update's learning rate by the effective sample size of its completions (VCPO)."""
     mask_truncated_completions: ToTrl[bool] = False

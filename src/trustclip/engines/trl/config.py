@@ -14,6 +14,7 @@ from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.schedule import Schedule
+from trustclip.engines.served import Weights
 from trustclip.engines.trl.likeliest import KEPT
 from trustclip.engines.trl.upstream import GRPOConfig
 from trustclip.head.product import MOST_SKIPPED
@@ -65,6 +66,11 @@ class ConstrainedGRPOConfig(GRPOConfig):
         see ``docs/fast-paths.md``.
       sampler: a mapping of the fields of `trustclip.engines.sampler.Sampler`: completions are
         sampled from a rounded, quantised or older copy of the policy. Needs the decoder.
+      server: sample from a server with OpenAI's protocol: ``"reload"`` for a vLLM in development
+        mode, which gets the policy's weights before each generation, ``"fixed"`` for any that names
+        token ids with log-probabilities and keeps its own weights; ``"none"``. See
+        ``docs/sampler.md``.
+      server_url: its address up to the version.
       candidates: how many of the sampler's likeliest tokens are kept at each position, for
         `centered` and the metrics ``drift/*``; what it can draw beside them is modelled by the
         policy in training (`trustclip.constraints.candidates`). A number of the vocabulary's size
@@ -135,6 +141,12 @@ class ConstrainedGRPOConfig(GRPOConfig):
     sampler: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Sample from a copy: JSON of dtype, lag, top_p, top_k."}
     )
+    server: Weights = field(
+        default="none", metadata={"help": "Sample from a server: none, reload or fixed."}
+    )
+    server_url: str = field(
+        default="http://127.0.0.1:8000/v1", metadata={"help": "Address of that server."}
+    )
     candidates: int | None = field(
         default=None, metadata={"help": "Likeliest tokens kept at each position, for centering."}
     )
@@ -171,7 +183,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
         super().__post_init__()
         if self.save_to is not None:
             check_url(self.save_to)
-        for name, allowed in (("head", get_args(_HEADS)), ("decoder", get_args(_DECODERS))):
+        for name, kinds in (("head", _HEADS), ("decoder", _DECODERS), ("server", Weights)):
+            allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))
         chosen = as_method(with_arguments(self.method or "atr", self.method_args))  # type: ignore[arg-type]
@@ -194,6 +207,13 @@ class ConstrainedGRPOConfig(GRPOConfig):
     def sampling(self) -> Sampler:
         """In what the policy that samples differs from the one in training."""
         return as_sampler(self.sampler)
+
+    def cut_off(self) -> Iterator[str]:
+        """Settings of TRL's that change the distribution of the samples, as ``name=value``."""
+        plain = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+        for name, off in plain.items():
+            if (value := getattr(self, name)) != off:
+                yield f"{name}={value}"
 
     def braking(self) -> Brake:
         """How the learning rate follows the effective sample size."""
@@ -233,7 +253,7 @@ def supply(args: ConstrainedGRPOConfig) -> Supply:
     most = limits.ENGINES["TRL"]
     for reason in _no_candidates(args):
         most = most.without("candidates", reason)
-    if args.use_vllm or not args.use_transformers_continuous_batching:
+    if args.use_vllm or args.server != "none" or not args.use_transformers_continuous_batching:
         return most
     return most.without(
         "logp_rollout",
@@ -252,6 +272,8 @@ def _no_candidates(args: ConstrainedGRPOConfig) -> Iterator[str]:
             "vLLM and continuous batching return that of the sampled token alone; leave use_vllm "
             "and use_transformers_continuous_batching out"
         )
+    if args.server != "none":
+        yield "a server returns that of the sampled token alone; leave `server` out"
 
 
 def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
@@ -282,15 +304,10 @@ def undecodable(args: ConstrainedGRPOConfig) -> Iterator[str]:
         yield f"decoder={args.decoder!r}"
     if args.use_vllm or args.use_transformers_continuous_batching:
         yield "another engine samples (vLLM or continuous batching)"
+    if args.server != "none":
+        yield f"server={args.server!r} samples"
     if args.fp16:
         yield "passes run under fp16 autocast"
-
-
-def _cut_off(args: ConstrainedGRPOConfig) -> Iterator[str]:
-    """Settings of TRL's that change the distribution of the samples, each as a reason."""
-    for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None), ("repetition_penalty", 1.0)):
-        if (value := getattr(args, name)) != off:
-            yield f"the decoder does not apply {name}={value}"
 
 
 def shadows(
@@ -315,6 +332,23 @@ def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "head_skip", f"must be from 0 to {MOST_SKIPPED}, got {skip}."
 
 
+def _with_server(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
+    """What a server does not go with."""
+    if args.server == "none":
+        return
+    if args.use_vllm or args.use_transformers_continuous_batching:
+        other = "use_vllm" if args.use_vllm else "use_transformers_continuous_batching"
+        yield f"`server` samples, and so does {other}: leave one out."
+    if args.repetition_penalty != 1:
+        yield "`server` is not sent the repetition_penalty: leave it out."
+    if args.server == "fixed" and "logp_rollout" not in chosen.requires:
+        yield (
+            "`server` is fixed, so every sample is of the policy that the server was started with, "
+            f"and {chosen.name!r} does not correct for that: take one that does, such as tis, "
+            "icepop or trm."
+        )
+
+
 def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     """One sentence per setting that would be silently ignored or wrong."""
     if args.loss_type not in LOSS_TYPES:
@@ -336,12 +370,14 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     yield from _no_replay(args, chosen)
     if args.braking().on and "logp_rollout" not in (given := supply(args)).fields:
         yield f"`brake` weighs completions by the sampler, and {given.missing['logp_rollout']}."
-    reason = next(iter([*undecodable(args), *_cut_off(args)]), None)
+    cut = (f"the decoder does not apply {setting}" for setting in args.cut_off())
+    reason = next(iter([*undecodable(args), *cut]), None)
     if reason and not args.sampling().exact:
         yield (
             f"`sampler` needs trustclip's decoder, and it cannot sample here: {reason}; leave "
             "`sampler` out."
         )
+    yield from _with_server(args, chosen)
     if (
         Trait.CORRECTS_SAMPLER in chosen.traits
         and args.use_vllm

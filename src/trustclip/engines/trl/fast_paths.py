@@ -48,7 +48,8 @@ def decoding_dtype(trainer: Any) -> torch.dtype | None:
 
 def unrecorded(trainer: Any) -> str | None:
     """The reason why nothing gives the log-probabilities of sampling; None if something does."""
-    if trainer.use_vllm or trainer.rollout_func or obstacle("decoder", trainer) is None:
+    serves = trainer.use_vllm or trainer.rollout_func or trainer.args.server != "none"
+    if serves or obstacle("decoder", trainer) is None:
         return None
     return next(_unrecorded(trainer), None)
 
@@ -87,6 +88,13 @@ def check_sampler(trainer: Any) -> None:
         raise ValueError(
             "`brake` cannot act under DeepSpeed, which makes its step inside of the backward pass: "
             "leave `brake` out."
+        )
+    if trainer.args.server == "reload" and (
+        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    ):
+        raise ValueError(
+            "`server` gets the policy's weights from one process, and FSDP and DeepSpeed shard "
+            "them: use DDP, or use_vllm."
         )
     _check_sequences(trainer)
     exact = any(name.startswith(("kl_", "top_k_")) for name in trainer.method.requires)

@@ -47,6 +47,7 @@ from trustclip.engines.trl.recording.records import (
 from trustclip.engines.trl.recording.shares import clip_ratios
 from trustclip.engines.trl.sampling import sampled, stopping
 from trustclip.engines.trl.sampling.sampler import Copies
+from trustclip.engines.trl.sampling.server import Following
 from trustclip.engines.trl.scoring import candidates, foresight, hidden, sharing
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
@@ -142,6 +143,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self._braking = Braking(args.braking())
         if self._braking.brake.on:
             self.add_callback(self._braking)
+        self._server = None if args.server == "none" else Following(self)
         if self.rollout_func is not None:
             self.rollout_func = sampled.same_lengths(self.rollout_func)
         self._examined = not args.sampling().exact  # whether samples have been looked at
@@ -253,6 +255,9 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         phase = self._phase
         if not isinstance(phase, Generating):
             return turn()
+        if self._server is not None:
+            ids, logps, phase.lag = self._server.sample(prompt_ids)
+            return ids, logps
         if not self._takes("decoder"):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)

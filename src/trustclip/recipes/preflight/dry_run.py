@@ -19,7 +19,7 @@ from trustclip.recipes.preflight.longest import Longest, longest, model_shape, r
 from trustclip.recipes.preflight.memory import PHASES, Memory, estimate
 from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
-from trustclip.recipes.services import answers, incapable, unanswered, vllm_server
+from trustclip.recipes.services import answers, check_sampling, incapable, unanswered, vllm_server
 from trustclip.settings.stages import Recipe, RLStage
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
@@ -171,19 +171,23 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     made = plan(recipe, len(problems), tests, processes)
     console.print(_plan_table(recipe, made, memory))
     _preview(recipe, problems[0], tokenizer, console)
-    for text in _lacking(settings):
+    for text in _lacking(settings, recipe.model):
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
     if memory is not None:
         console.print(_memory_table(memory, device))
     return run_longest(recipe, console, hardest, memory) if batch else 0
 
 
-def _lacking(settings: RLStage) -> list[str]:
+def _lacking(settings: RLStage, model: str) -> list[str]:
     """What is missing here; a server that is not up yet may be so when the run needs it."""
     url = vllm_server(settings)
     lacks = ""
     if url is not None:
         lacks = incapable(url) if answers(f"{url}/health", healthy=True) else unanswered(url)
+    try:
+        check_sampling(settings, model)
+    except ValueError as error:
+        lacks = str(error)
     return [*absent(settings), *filter(None, [lacks])]
 
 

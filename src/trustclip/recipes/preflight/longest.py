@@ -139,11 +139,16 @@ def _too_much(recipe: Recipe, memory: Memory | None, hardest: Longest) -> str | 
     tokens = (4 * samples + 2 * 6 * update) * length
     cores = torch.get_num_threads()
     seconds = weights / 4 * tokens / (CORE_FLOPS * cores)
-    layers = 0 if settings.use_vllm else settings.max_completion_length
+    layers = 0 if elsewhere(settings) else settings.max_completion_length
     seconds += layers * (weights / CORE_BYTES + PER_LAYER * _layers(recipe))
     if seconds <= PATIENCE:
         return None
     return f"On this CPU it would take about {seconds / 60:.0f} minutes; run it on a GPU."
+
+
+def elsewhere(settings: RLStage) -> bool:
+    """Whether another program samples: vLLM, or a server."""
+    return settings.use_vllm or settings.server != "none"
 
 
 def _layers(recipe: Recipe) -> int:
@@ -156,11 +161,16 @@ def _train_once(recipe: Recipe, hardest: Longest) -> None:
     passed = {name: value for name, value in settings.trl.items() if "vllm" not in name}
     passed["generation_kwargs"] = {**(passed.get("generation_kwargs") or {}), **forced}
     once = replace(
-        settings, max_steps=2, use_vllm=False, mask_truncated_completions=False, trl=passed
+        settings,
+        max_steps=2,
+        use_vllm=False,
+        server="none",
+        mask_truncated_completions=False,
+        trl=passed,
     )
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rollout_func")
-        made_up = _made_up if settings.use_vllm else None
+        made_up = _made_up if elsewhere(settings) else None
         short = replace(recipe, rl=once)
         trial(short, hardest.problems, Path(folder), rollout_func=made_up).train()
 

@@ -230,7 +230,7 @@ def _generation(
     text: Any, settings: RLStage, found: Footprint, samples: int, prompt: int
 ) -> list[Part]:
     """Generation by TRL with Transformers: all samples of a generation at once."""
-    if settings.use_vllm:
+    if settings.use_vllm or settings.server != "none":
         return []
     heads = text.num_attention_heads
     shared = getattr(text, "num_key_value_heads", None) or heads

@@ -1,0 +1,65 @@
+"""Sampling by a server that takes the policy's weights before each generation, or keeps its own."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from trustclip.durable.weights import merged
+from trustclip.engines.served import ServedSampler, complaints
+from trustclip.engines.trl.config import ConstrainedGRPOConfig
+
+
+class Following:
+    """The server of a trainer with ``server`` set.
+
+    The weights go through a file in the output folder, which is gone when the server has read it.
+    Seeds are drawn from PyTorch's random numbers, whose state checkpoints hold.
+
+    Args:
+      trainer: a `ConstrainedGRPOTrainer` whose construction by TRL is complete.
+
+    Raises:
+      ValueError: the server lacks something.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        args: ConstrainedGRPOConfig = trainer.args
+        self._trainer, self._reloads = trainer, args.server == "reload"
+        self._version: int | None = None if self._reloads else 0
+        drawn = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
+        given = (args.server_url, trainer.max_completion_length, trainer.eos_token_ids)
+        self._sampler = ServedSampler(*given, drawn | {"min_p": args.min_p or 0.0})
+        plain = not [*args.cut_off()] and args.temperature == 1
+        if trainer.accelerator.is_main_process:
+            words = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+            for text in complaints(self._sampler, args.server, words, plain=plain):
+                raise ValueError(text)
+
+    def sample(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]], int]:
+        """Ids of one completion of each prompt, their log-probabilities, and the weights' age.
+
+        Raises:
+          ValueError: the server cannot take the weights, or does not answer as it should.
+        """
+        step = self._trainer.state.global_step
+        if self._reloads and self._version != step:
+            self._send()
+            self._version = step
+        seeds = torch.randint(2**31, (len(prompts),)).tolist()
+        ids, logps = self._sampler.complete(prompts, seeds)
+        return ids, logps, step - (self._version or 0)
+
+    def _send(self) -> None:
+        accelerator = self._trainer.accelerator
+        if accelerator.is_main_process:
+            weights = merged(accelerator.unwrap_model(self._trainer.model))
+            place = Path(self._trainer.args.output_dir).resolve()
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="weights-", dir=place) as folder:
+                save_file(weights, Path(folder) / "model.safetensors", {"format": "pt"})
+                Path(folder).chmod(0o755)  # the server may run as somebody else
+                self._sampler.take(Path(folder))
+        accelerator.wait_for_everyone()

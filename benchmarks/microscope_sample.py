@@ -19,7 +19,7 @@ from trustclip.report.tokens import asked_in
 
 TO = Path(trustclip.__file__).parent / "report/sample.jsonl"
 #: Completions of each update, and of all.
-EACH, MOST = 3, 24
+EACH, MOST = 8, 24
 
 
 def main() -> None:

@@ -12,12 +12,15 @@ export async function* rows(buffer, wanted) {
   const file = { byteLength: buffer.byteLength, slice: async (start, end) => buffer.slice(start, end) };
   const metadata = await parquetMetadataAsync(file);
   const names = parquetSchema(metadata).children.map((child) => child.element.name);
-  const columns = names.includes("logp") ? names.filter((name) => wanted.has(name)) : names;
+  // Ids are read where there are no texts.
+  const needed = (name) => wanted.has(name) && !(name === "token_id" && names.includes("token"));
+  const columns = names.includes("logp") ? names.filter(needed) : names;
   let rowStart = 0;
   for (const group of metadata.row_groups) {
     const rowEnd = rowStart + Number(group.num_rows);
     const found = await parquetReadObjects({ file, metadata, columns, rowStart, rowEnd, compressors: { ZSTD: (input) => decompress(input) } });
-    yield found.map((row) => Object.fromEntries(Object.entries(row).map(([name, value]) => [name, plain(value)])));
+    for (const row of found) for (const name of columns) row[name] = plain(row[name]);
+    yield found;
     rowStart = rowEnd;
   }
 }

@@ -176,7 +176,7 @@ def _said(one: Contrast, by_rate: Contrast, end: float) -> str:
     if one.conclusion == "larger":
         same = "confirmed" if end > 0 else "open: the end has the other sign"
         return same + tuning
-    if one.conclusion == "not told apart":
+    if one.conclusion == "inconclusive":
         return "open" + tuning
     return f"refuted ({one.conclusion})" + tuning
 

@@ -183,7 +183,7 @@ class Parts:
             f"{seeds(self.depths)}, with an interval that is not corrected. Tested: "
             f"{seeds(self.ends)}, none of them the same; Holm's correction over the contrasts of a "
             "depth. With the choice: the same with an interval over test seeds and over what other "
-            "tuning seeds would have chosen. Holds: told apart in the direction that the first "
+            "tuning seeds would have chosen. Holds: different in the direction that the first "
             "interval had, with an interval that includes the first estimate.",
         ]
         head = [(f"{depth} updates", names) for depth in self.at_ends]
@@ -215,7 +215,7 @@ def held_table(first: Entry, again: Entry) -> Table:
             )
         )
     notes = [
-        "Points of the score at the end. Holds: told apart again in the same direction, with an "
+        "Points of the score at the end. Holds: different again in the same direction, with an "
         "interval that includes the first estimate."
     ]
     names = [f"first, {seeds(first)}", f"again, {seeds(again)}", "so"]
@@ -242,7 +242,7 @@ def sided(found: Difference) -> str:
     """On which side of 0 an interval lies."""
     if found.low > 0:
         return "larger"
-    return "smaller" if found.high < 0 else "not told apart"
+    return "smaller" if found.high < 0 else "inconclusive"
 
 
 def seeds(entry: Entry) -> str:

@@ -96,7 +96,7 @@ def test_words_follow_from_the_two_tests() -> None:
     assert concluded(0.02, 0.04, 0.9) == "larger"
     assert concluded(-0.02, 0.04, 0.9) == "smaller"
     assert concluded(0.002, 0.04, 0.04) == "equivalent"
-    assert concluded(0.002, 0.06, 0.06) == "not told apart"
+    assert concluded(0.002, 0.06, 0.06) == "inconclusive"
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def follow(columns: dict[str, np.ndarray], rows: list, margin: float, settings: 
         differs = "smaller" if value.startswith("−") else "larger"
         same = "equivalent" if alike[i] else "equivalent in the mean alone"
         expected = same if none[i] <= 0.05 else differs if some[i] <= 0.05 else None
-        assert word == (expected or "not told apart")
+        assert word == (expected or "inconclusive")
 
 
 def by_setting(a: dict, b: dict) -> dict[tuple[str, int], np.ndarray]:

@@ -93,7 +93,7 @@ def test_tables_follow_from_the_runs(block: str, base: str, count: int) -> None:
         gap, different, equivalent, said = one.cells
         differs = "larger" if gap.startswith("+") else "smaller"
         words = [differs] * (p <= 0.05) + ["equivalent"] * (same <= 0.05)
-        assert said == (", ".join(words) or "not told apart")
+        assert said == (", ".join(words) or "inconclusive")
         assert float(different) == pytest.approx(p, rel=0.06, abs=1e-15)
         assert float(equivalent) == pytest.approx(same, rel=0.06, abs=1e-15)
 
@@ -107,7 +107,7 @@ def test_the_page_concludes_what_its_tables_say() -> None:
         ("InvertedDoublePendulum-v5", "truly_ppo (truly)", "final"),
     }
     for method in ("clip 0.375", "atr", "full_kl"):
-        for name, word in (("training", "larger"), ("final", "not told apart")):
+        for name, word in (("training", "larger"), ("final", "inconclusive")):
             assert [said[key] for key in said if key[1:] == (method, name)] == [word] * 3
     for env, reach in (
         ("CartPole-v1", "31 % of the clip's return below it in CartPole"),
@@ -125,7 +125,7 @@ def test_the_page_concludes_what_its_tables_say() -> None:
         shares = re.findall(r"(\d+) %", reach)
         assert reach in PAGE and shares == found[: len(shares)]
     width = {(one.env, one.name): one.cells[3] for one in compared("control-width", "clip 0.375")}
-    assert {key: word for key, word in width.items() if word != "not told apart"} == {
+    assert {key: word for key, word in width.items() if word != "inconclusive"} == {
         ("CartPole-v1", "training"): "smaller",
         ("InvertedDoublePendulum-v5", "training"): "smaller, equivalent",
     }

@@ -12,7 +12,7 @@ from trustclip.stats.confidence import RunSummary, t_quantile
 from trustclip.stats.differences import Difference, holm
 from trustclip.stats.scores import Floats
 
-Conclusion = Literal["larger", "smaller", "equivalent", "not told apart"]
+Conclusion = Literal["larger", "smaller", "equivalent", "inconclusive"]
 
 
 def paired_runs(differences: RunSummary, level: float = 0.95) -> Difference:
@@ -197,11 +197,11 @@ def concluded(value: float, p: float, p_equivalent: float, level: float = 0.95) 
 
     Example:
       >>> concluded(-0.03, 0.001, 0.9), concluded(0.002, 0.01, 0.01), concluded(0.01, 0.2, 0.4)
-      ('smaller', 'equivalent', 'not told apart')
+      ('smaller', 'equivalent', 'inconclusive')
     """
     alpha = 1 - level + 1e-12
     if p_equivalent <= alpha:
         return "equivalent"
     if p <= alpha:
         return "larger" if value > 0 else "smaller"
-    return "not told apart"
+    return "inconclusive"

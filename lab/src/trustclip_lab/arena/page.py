@@ -164,9 +164,9 @@ def headline(found: Sequence[Answer]) -> str:
     words = [answer.contrast.conclusion for answer in found]
     unlike = sum(not answer.one_number for answer in found)
     differ = sum(word in ("larger", "smaller") for word in words)
-    same, unknown = words.count("equivalent"), words.count("not told apart")
+    same, unknown = words.count("equivalent"), words.count("inconclusive")
     return (
-        f"Of {len(words)} contrasts fixed beforehand: {differ} told apart, {same} equivalent "
+        f"Of {len(words)} contrasts fixed beforehand: {differ} different, {same} equivalent "
         f"within {100 * MARGIN:g} point, {unknown} neither, in the mean of all settings. "
         f"{unlike} of them are not the same in all settings."
     )

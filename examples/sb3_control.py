@@ -5,7 +5,7 @@ About 45 seconds of CPU time, silent until its one line.
 
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from trustclip.engines.sb3 import ConstrainedPPO
+from trustclip_lab.control.sb3 import ConstrainedPPO
 
 
 def main(steps: int = 20_000) -> float:

@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from trustclip.stats import RunSummary
-from trustclip.stats.aggregates import crossed_interval
 from trustclip.stats.equivalence import adjusted_runs, equivalence_p, heterogeneity
 
 scipy_stats: Any = stats  # whose results are named tuples that no type checker knows
@@ -28,21 +27,6 @@ def test_the_intercept_is_that_of_least_squares() -> None:
 def test_without_a_spread_of_what_is_held_equal_there_is_no_interval() -> None:
     found = adjusted_runs(np.array([0.1, 0.2, 0.3]), np.zeros(3))
     assert found.value == pytest.approx(0.2) and np.isnan([found.low, found.high, found.p]).all()
-
-
-def test_both_rows_and_columns_are_resampled() -> None:
-    """What the problems of a seed share, and the seeds of a problem, is no noise of cells."""
-    rng = np.random.default_rng(1)
-    covered, alone = 0, 0
-    for _ in range(200):
-        seeds, problems = rng.normal(0, 1, (20, 1)), rng.normal(0, 1, (1, 30))
-        table = seeds + problems + rng.normal(0, 1, (20, 30))
-        found = crossed_interval(table, resamples=400)
-        covered += found.low <= 0 <= found.high
-        half = scipy_stats.t.ppf(0.975, 599) * table.std(ddof=1) / np.sqrt(600)
-        alone += abs(table.mean()) <= half
-    assert 0.88 <= covered / 200 <= 0.99  # standard error 1.5 points
-    assert alone / 200 < 0.7
 
 
 def test_an_equivalence_needs_a_margin() -> None:

@@ -214,7 +214,7 @@ def _substitute_sb3() -> None:
     import stable_baselines3
     import stable_baselines3.ppo
 
-    from trustclip.engines.sb3 import ConstrainedPPO
+    from trustclip_lab.control.sb3 import ConstrainedPPO
 
     class PPO(ConstrainedPPO):
         """Ours under SB3's name, without a method: a clip of its own ``clip_range``."""

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from trustclip import stats
 from trustclip.stats import curves
-from trustclip.stats.aggregates import improvement, interquartile_interval, profile
 from trustclip.stats.equivalence import (
     Contrast,
     Heterogeneity,
@@ -27,8 +26,9 @@ from trustclip.stats.equivalence import (
     heterogeneity,
     paired_runs,
 )
-from trustclip.stats.rates import paired_rates
 from trustclip.stats.scores import Floats
+from trustclip_lab.stats.aggregates import improvement, interquartile_interval, profile
+from trustclip_lab.stats.rates import paired_rates
 
 #: What names a run: the constraint under a setting, in a cell of the design, from a seed.
 CELL = ("task", "depth")

@@ -17,11 +17,11 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.registry import as_method
 from trustclip.settings.marks import Also
 from trustclip.stats import Difference, Interval, RunSummary, holm
-from trustclip.stats.aggregates import interquartile_interval
 from trustclip.stats.equivalence import concluded, equivalence_p, paired_runs
 from trustclip.support.checked import Count, Positive, checked
 from trustclip.support.jsonl import write_json
 from trustclip.support.terminal import print_table
+from trustclip_lab.stats.aggregates import interquartile_interval
 
 #: Difference that would matter, a share of the reference's return.
 MARGIN = 0.1
@@ -168,7 +168,7 @@ def train(cell: Cell) -> dict[str, Any]:
             evaluation,
         )
 
-        from trustclip.engines.sb3 import ConstrainedPPO
+        from trustclip_lab.control.sb3 import ConstrainedPPO
     except ImportError as error:
         raise ValueError(_EXTRA.format(error=error)) from error
     given, seed = cell.settings, cell.seed

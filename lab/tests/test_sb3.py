@@ -19,7 +19,7 @@ PPO = dict(
 
 def model(env: Any, method: str | None, /, steps: int = 256, **hyperparameters: Any) -> Any:
     sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip.engines.sb3 import ConstrainedPPO
+    from trustclip_lab.control.sb3 import ConstrainedPPO
 
     torch.set_num_threads(1)
     if method is None:
@@ -44,7 +44,7 @@ def test_clip_is_stable_baselines_own_ppo(kind: str) -> None:
 def test_the_exact_kl_divergence_is_exact(kind: str) -> None:
     """Against its definition: a sum over actions, or a mean over many samples of the policy."""
     pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip.engines.sb3 import _Updates
+    from trustclip_lab.control.sb3 import _Updates
 
     before, made = (model(ENVS[kind], "full_kl", steps=steps) for steps in (128, 256))
     data = next(made.rollout_buffer.get(16))
@@ -89,7 +89,7 @@ def test_a_threshold_adapts() -> None:
 
 def test_without_a_method_it_is_ppo_with_its_own_clip_and_its_own_log(monkeypatch) -> None:
     sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip.engines.sb3 import ConstrainedPPO
+    from trustclip_lab.control.sb3 import ConstrainedPPO
 
     def trained(cls: type) -> tuple[Any, list[dict[str, Any]]]:
         logs: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def test_without_a_method_it_is_ppo_with_its_own_clip_and_its_own_log(monkeypatc
 def test_a_saved_model_goes_on_under_its_method(tmp_path: Path) -> None:
     """It pickled a copy of itself: `learn` after `load` moved the copy, and the policy by 0."""
     sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip.engines.sb3 import ConstrainedPPO
+    from trustclip_lab.control.sb3 import ConstrainedPPO
 
     env = sb3.common.env_util.make_vec_env("CartPole-v1")
     adaptive = {"controller": "target_gate", "share": 0.3}
@@ -145,7 +145,7 @@ def test_a_plain_ppo_does_not_train_a_constrained_model_unaware(tmp_path: Path) 
 
 def test_a_model_of_plain_ppo_goes_on_under_a_method(tmp_path: Path) -> None:
     sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip.engines.sb3 import ConstrainedPPO
+    from trustclip_lab.control.sb3 import ConstrainedPPO
 
     env = sb3.common.env_util.make_vec_env("CartPole-v1")
     model("CartPole-v1", None, steps=128).save(tmp_path / "model")
@@ -158,7 +158,7 @@ def test_saving_takes_no_environment_along(tmp_path: Path) -> None:
     sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
     from stable_baselines3.common.callbacks import CheckpointCallback
 
-    from trustclip.engines.sb3 import ConstrainedPPO
+    from trustclip_lab.control.sb3 import ConstrainedPPO
 
     env = sb3.common.env_util.make_vec_env(
         "CartPole-v1", n_envs=2, vec_env_cls=sb3.common.vec_env.SubprocVecEnv
@@ -194,7 +194,7 @@ def test_several_actions_at_once_are_one_token(space: str, method: str) -> None:
 
 def test_settings_without_an_effect_are_refused() -> None:
     pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip.engines.sb3 import ConstrainedPPO
+    from trustclip_lab.control.sb3 import ConstrainedPPO
 
     with pytest.raises(ValueError, match=r"clip_range=0.05 has no effect together with a method"):
         ConstrainedPPO("MlpPolicy", "CartPole-v1", method="atr", clip_range=0.05)

@@ -146,7 +146,7 @@ class _Replaced:
     def __call__(self, _: float) -> float:
         raise ValueError(
             f"this model trains under the method {self.method!r} and has no clip range: load it "
-            "with trustclip.engines.sb3.ConstrainedPPO, or give PPO.load a clip_range."
+            "with trustclip_lab.control.sb3.ConstrainedPPO, or give PPO.load a clip_range."
         )
 
 

@@ -1,0 +1,1 @@
+"""Statistics of many runs on many tasks, beside those of trustclip."""

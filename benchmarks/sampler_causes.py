@@ -155,6 +155,25 @@ CAUSES: dict[str, tuple[Planted, tuple[str, ...], bool]] = {
     "other weights": (_sampled(lambda d: d.moved(0.6)), ("weights",), False),
 }
 
+#: Causes near what half precision makes, of which some have no mark: where the doctor stops.
+EDGES: dict[str, tuple[Planted, tuple[str, ...], bool]] = {
+    "top-p 0.98": (_sampled(lambda d: d.truncated(d.noisy(HALF), 0.98)), ("truncation",), False),
+    "temperature 0.97": (_sampled(lambda d: d.noisy(HALF) / 0.97), ("temperature",), False),
+    "experts, 1 % of tokens": (_sampled(_experts(0.01, 1.2)), ("tail",), True),
+    "experts, 8 %, a third as far": (_sampled(_experts(0.08, 0.4)), ("tail",), True),
+    "cache, 2.5 times at the end": (
+        _sampled(lambda d: d.noisy(HALF * (1 + 1.5 * (d.position / LENGTH)[:, None]))),
+        ("depth",),
+        False,
+    ),
+    "another prompt, mild": (
+        _sampled(lambda d: d.noisy(HALF * (1 + 4 * torch.exp(-d.position / 4)[:, None]))),
+        ("prompt",),
+        False,
+    ),
+    "other weights, as far as bfloat16": (_sampled(lambda d: d.moved(HALF)), ("weights",), False),
+}
+
 
 def verdicts(cause: str, seed: int) -> tuple[str, str]:
     """The doctor's verdict about a planted cause, with a noise floor and without.
@@ -162,7 +181,7 @@ def verdicts(cause: str, seed: int) -> tuple[str, str]:
     Returns:
       Names of causes, or ``sharper``.
     """
-    planted, _, half = CAUSES[cause]
+    planted, _, half = (CAUSES | EDGES)[cause]
     drawn = Drawn(seed)
     pairs = drawn.pairs(*planted(drawn), half=half)
     return _name(pairs), _name(replace(pairs, floor=None))
@@ -175,7 +194,7 @@ def _name(pairs: Pairs) -> str:
 
 def confusion(seeds: range) -> Iterator[dict[str, str]]:
     """A row for each cause: how often it got which verdict, with and without a floor."""
-    for cause, (_, names, _) in CAUSES.items():
+    for cause, (_, names, _) in (CAUSES | EDGES).items():
         found = zip(*(verdicts(cause, seed) for seed in seeds), strict=True)
         told = [
             "; ".join(f"{name} {n}" for name, n in Counter(column).most_common())

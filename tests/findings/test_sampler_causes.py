@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,7 @@ def test_a_planted_cause_is_named_as_the_committed_table_says(cause) -> None:
     names = CAUSES.CAUSES[cause][1]
     assert CAUSES.verdicts(cause, 1000)[0] in names
     rows = {row["planted"]: row for row in csv.DictReader(CAUSES.TABLE.open())}
-    assert rows.keys() == CAUSES.CAUSES.keys()
+    assert rows.keys() == CAUSES.CAUSES.keys() | CAUSES.EDGES.keys()
     seen = dict(part.rsplit(" ", 1) for part in rows[cause]["with floor"].split("; "))
     assert sum(int(seen.get(name, 0)) for name in names) >= 0.95 * sum(map(int, seen.values()))
 
@@ -180,3 +181,25 @@ def test_the_anatomy_tells_the_places_apart() -> None:
     places = [float(part.split()[-2]) for part in found["by place"].split(", ")]
     assert places == sorted(places) and places[-1] > 2 * places[0]
     assert {"by probability", "by entropy", "by age", "by side", "in the tail"} <= found.keys()
+
+
+def test_doctor_tells_where_they_differ_and_what_it_costs(tmp_path, capsys) -> None:
+    from trustclip.cli.main import main
+
+    pairs = healthy()
+    assert pairs.floor is not None and pairs.completion is not None
+    file = tmp_path / "pairs.jsonl"
+    with file.open("w") as out:
+        for i in range(CAUSES.COMPLETIONS):
+            among = pairs.completion == i
+            columns = {"logp_old": pairs.trainer, "logp_rollout": pairs.sampler}
+            columns |= {f"floor_{way}": d for way, d in pairs.floor.items()}
+            row = {name: values[among].tolist() for name, values in columns.items()}
+            row["floor_batch"][0] = None
+            out.write(json.dumps(row) + "\n")
+    assert main(["doctor", "--sampler", str(file), "--length", "512"]) == 0
+    text = capsys.readouterr().out
+    assert "At 512 tokens" in text and "by place" in text and "differs from itself by" in text
+    for length in ("0", "many", ""):
+        assert main(["doctor", "--sampler", str(file), f"--length={length}"]) == 2
+        assert "--length is a number of tokens" in capsys.readouterr().err

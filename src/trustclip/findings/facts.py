@@ -132,7 +132,7 @@ ABOVE_KERNELS, BELOW_HALF = 10.0, 0.5
 #: float16 and TF32 have three bits more than bfloat16: an eighth of its noise, within a factor.
 FINER, FINER_FACTOR = 0.125, 2.0
 #: Correlation of d with the trainer's own change of precision from which on it is that change.
-FOLLOWS = 0.3
+FOLLOWS = 0.2
 #: Share of the variance of d that a temperature explains to first order; the same where a
 #: difference exceeds `FAR`; and from which on its size is stated.
 EXPLAINED, EXPLAINED_FAR, EXACT = 0.8, 0.4, 0.9

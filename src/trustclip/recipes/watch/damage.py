@@ -1,6 +1,7 @@
 """What a mismatch costs at the user's length, before any training: weights, masks, tight gates."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ from trustclip.findings.rows import percent
 #: The usual cap of a weight of whole completions, and TRL's of its mask.
 CAP = 2.0
 #: Corrections whose share of dropped tokens is told: by name, with their arguments.
-CORRECTIONS = {
+CORRECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "icepop": ("icepop", {}),
     "kpop": ("kpop", {}),
     "opsm": ("opsm", {"anchor": "rollout"}),

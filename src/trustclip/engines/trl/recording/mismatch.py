@@ -122,13 +122,18 @@ class Mismatch:
 
 def _sequences(inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
     """Ids of prompt and completion, without padding, by generation and number of a sample."""
-    parts = [
-        [row[keep.bool()].tolist() for row, keep in zip(inputs[f"{name}_ids"],
-                                                       inputs[f"{name}_mask"], strict=True)]
-        for name in ("prompt", "completion")
-    ]  # fmt: skip
+    prompts, completions = (
+        [
+            row[keep.bool()].tolist()
+            for row, keep in zip(inputs[f"{part}_ids"], inputs[f"{part}_mask"], strict=True)
+        ]
+        for part in ("prompt", "completion")
+    )
     keys = zip(inputs["generated"].tolist(), inputs["sample_index"].tolist(), strict=True)
-    return dict(zip(keys, zip(*parts, strict=True), strict=True))
+    return {
+        key: (prompt, completion)
+        for key, prompt, completion in zip(keys, prompts, completions, strict=True)
+    }
 
 
 def _farthest(rows: Tensor) -> Tensor:

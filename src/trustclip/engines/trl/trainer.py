@@ -278,7 +278,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         decoded = decoder.decode(*given, **copies.cut_off, stop=self.stopping)
         logps = [completion.logps for completion in decoded]
         if copies.likeliest:
-            phase.likeliest.append([completion.likeliest for completion in decoded])
+            further = [one.likeliest for one in decoded if one.likeliest is not None]
+            phase.likeliest.append(further)
         if copies.exact and decoder.dtype == torch.float32:  # else passes round otherwise
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps

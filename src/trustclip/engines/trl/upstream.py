@@ -10,7 +10,7 @@ looks for the members in its code: where one is missing that is an error, and a 
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from types import CodeType, FunctionType
 from typing import Any
@@ -169,11 +169,11 @@ def lacking(trainer: type) -> list[str]:
     return sorted({*MEMBERS, *INPUT_KEYS} - {"eos_token_ids"} - found)
 
 
-def _mentioned(code: CodeType) -> Iterable[str]:
-    found = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
+def _mentioned(code: CodeType) -> set[str]:
+    found: set[str] = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            found |= {*_mentioned(constant)}
+            found |= _mentioned(constant)
         elif isinstance(constant, tuple | frozenset):
             found |= {c for c in constant if isinstance(c, str)}
     return found

@@ -17,6 +17,7 @@ from trustclip.engines.trl.sampling.llama import unlike_llama
 from trustclip.engines.trl.sampling.plain import not_plain, own_generate, unlike_generate
 from trustclip.engines.trl.scoring import hidden, sharing
 from trustclip.engines.trl.scoring.foresight import KNOWN_BEFORE, LOSS_TYPES
+from trustclip.engines.trl.upstream import FUSED_HEAD
 from trustclip.head import measured
 
 #: trustclip's output head, its decoding loop, skipping completions that cannot move the policy, and
@@ -147,6 +148,8 @@ def _head(trainer: Any) -> Iterator[str]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.args.head == "trl":
         yield "head='trl'"
+    if not FUSED_HEAD:
+        yield "this release of TRL, before 1.15, computes logits itself"
     head = hidden.language_model(model).get_output_embeddings()
     if type(head) is not nn.Linear or not head.weight.is_floating_point():
         # Adapted or quantised: its weight alone is not what multiplies the hidden states.

@@ -52,7 +52,12 @@ from trustclip.engines.trl.scoring import candidates, foresight, hidden, sharing
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
 from trustclip.engines.trl.scoring.skipping import only_what_matters, rows_that_matter, widened
-from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level
+from trustclip.engines.trl.upstream import (
+    GRPOTrainer,
+    SFTTrainer,
+    announced_level,
+    end_tokens,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -273,12 +278,13 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         dtype = fast_paths.decoding_dtype(self)
         decoder, version = copies.next(self._unwrapped(), self.state.global_step, dtype)
         phase.lag = self.state.global_step - version
-        limit, ends = self.max_completion_length, set(self.eos_token_ids)
+        limit, ends = self.max_completion_length, set(end_tokens(self))
         given = (prompt_ids, limit, ends, self.temperature)
         decoded = decoder.decode(*given, **copies.cut_off, stop=self.stopping)
         logps = [completion.logps for completion in decoded]
         if copies.likeliest:
-            phase.likeliest.append([completion.likeliest for completion in decoded])
+            further = [one.likeliest for one in decoded if one.likeliest is not None]
+            phase.likeliest.append(further)
         if copies.exact and decoder.dtype == torch.float32:  # else passes round otherwise
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps

@@ -2,18 +2,23 @@
 
 `GRPOTrainer` has few documented hooks, so `ConstrainedGRPOTrainer` overrides and reads members that
 a release may change. They are listed below; ``tests/engines/trl/test_trl_upstream.py`` derives the
-same lists from the source of the engine, so that they stay complete, and checks that the installed
-release still has every entry. The parity tests decide whether their meaning is unchanged.
+same lists from the source of the engine, so that they stay complete. The parity tests decide
+whether their meaning is unchanged: on the releases in `TESTED` it is. Importing this module with another release
+looks for the members in its code: where one is missing that is an error, and a notice otherwise.
 """
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
+from importlib.metadata import version
+from types import CodeType, FunctionType
 from typing import Any
 
 # trustclip reports no usage data, and importing TRL on a user's behalf must not either.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.sft_config import SFTConfig
@@ -22,15 +27,26 @@ from trl.trainer.sft_trainer import SFTTrainer
 from trustclip.constraints.base import Method
 
 __all__ = [
+    "FUSED_HEAD",
     "INPUT_KEYS",
     "MEMBERS",
+    "TESTED",
     "TRANSFORMERS_MEMBERS",
     "GRPOConfig",
     "GRPOTrainer",
     "SFTConfig",
     "SFTTrainer",
     "announced_level",
+    "end_tokens",
 ]
+
+#: Releases on which the parity tests pass. Plain TRL 1.15 does not train on a CPU where Triton is
+#: installed, so there is nothing to compare with.
+TESTED = ("1.10", "1.11", "1.12", "1.13", "1.14", "1.16")
+
+#: Whether TRL asks a model for log-probabilities, since 1.15; before, it computes them from logits,
+#: and trustclip's head has no place.
+FUSED_HEAD = hasattr(grpo_trainer, "add_fused_lm_head")
 
 #: Members that TRL's `GRPOTrainer` defines and this engine overrides, calls, reads or sets.
 MEMBERS = (
@@ -133,3 +149,55 @@ def announced_level(args: Any, method: Method) -> Iterator[None]:
         yield
     finally:
         args.importance_sampling_level = kept
+
+
+def end_tokens(trainer: Any) -> list[int]:
+    """Ids that end a completion; before TRL 1.15 there was one, the tokenizer's."""
+    if hasattr(trainer, "eos_token_ids"):
+        return list(trainer.eos_token_ids)
+    tokenizer = trainer.processing_class
+    return [getattr(tokenizer, "tokenizer", tokenizer).eos_token_id]
+
+
+def lacking(trainer: type) -> list[str]:
+    """Members and keys of the lists above that a class does not mention anywhere in its code."""
+    found = set(vars(trainer))
+    for value in vars(trainer).values():
+        function = getattr(value, "__wrapped__", value)
+        if isinstance(function, FunctionType):
+            found |= _mentioned(function.__code__)
+    return sorted({*MEMBERS, *INPUT_KEYS} - {"eos_token_ids"} - found)
+
+
+def _mentioned(code: CodeType) -> set[str]:
+    found: set[str] = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _mentioned(constant)
+        elif isinstance(constant, tuple | frozenset):
+            found |= {c for c in constant if isinstance(c, str)}
+    return found
+
+
+def check_release(release: str, trainer: type) -> None:
+    """Compare a release that was not tested with what this engine uses of it.
+
+    Raises:
+      ImportError: something is missing; the message names it.
+    """
+    if ".".join(release.split(".")[:2]) in TESTED:
+        return
+    if missing := lacking(trainer):
+        raise ImportError(
+            f"trl {release} is not supported: its GRPOTrainer has no {', '.join(missing)}, which "
+            f"trustclip.engines.trl uses. Install a tested release: {', '.join(TESTED)}."
+        )
+    warnings.warn(
+        f"trl {release} was not tested with this release of trustclip ({TESTED[0]} to "
+        f"{TESTED[-1]} were): every member that it uses is there, their meaning is taken to be "
+        "unchanged.",
+        stacklevel=2,
+    )
+
+
+check_release(version("trl"), GRPOTrainer)

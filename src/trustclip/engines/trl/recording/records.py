@@ -16,6 +16,7 @@ from trustclip.engines.trl.phases import Rewarded
 from trustclip.engines.trl.recording.mismatch import Mismatch
 from trustclip.engines.trl.recording.shares import GateShares
 from trustclip.engines.trl.recording.tokens import TokenSampler
+from trustclip.engines.trl.upstream import end_tokens
 
 #: What TRL shows of the last generation: columns, and tables of them.
 _COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
@@ -64,7 +65,7 @@ def generation_of(trainer: Any, done: Rewarded, output: Mapping[str, Any]) -> Ge
       done: what was rewarded.
       output: TRL's dictionary of it.
     """
-    ends = trainer.eos_token_ids
+    ends = end_tokens(trainer)
     return Generation(
         step=trainer.state.global_step,
         index=output["sample_index"].tolist(),

@@ -204,9 +204,12 @@ def test_a_shadow_around_the_method_itself_is_no_finding(tmp_path: Path) -> None
     ("options", "words"),
     [
         (["--shadows", "kl3"], "unknown method 'kl3'; did you mean 'atr'?"),
-        (["--dry-run"], "`trustclip run RECIPE --dry-run` checks a recipe"),
+        (["--trl.dry-run", "true"], "dry_run"),
         (["--bf16", "true"], "a field of TRL's GRPOConfig: `trl: {bf16: ...}`, --trl.bf16"),
-        (["--lora-target-modules", "q_proj"], "LoRA has `lora_r` and `lora_alpha`"),
+        (
+            ["--lora-target-modules", "q_proj"],
+            "it is `lora: {target_modules: ...}`, --lora.target-modules",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

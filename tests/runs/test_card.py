@@ -179,3 +179,25 @@ def test_no_code_of_others_runs_for_a_card(tmp_path):
     rl = {"dataset": "arithmetic", "method": "evil:Method", "method_args": {}}
     _, body = card(tmp_path, config(rl=rl), summary(method={"name": "evil:Method"}))
     assert "evil:Method (not part of trustclip)" in body
+
+
+def test_its_code_asks_the_model_as_it_was_trained(tmp_path, monkeypatch, capsys):
+    from trustclip.recipes.models import save_model
+    from trustclip.recipes.prompting import record
+    from trustclip.recipes.tiny import tiny_model
+    from trustclip.tasks.prompts import Prompt, messages, styled
+
+    asked = Prompt(system='Say "```", then {a number}.', template="Solve: {problem}\nNow.")
+    style = styled("plain", asked)
+    model, tokenizer = tiny_model(0)
+    save_model(model, tokenizer, tmp_path / "final", record(style, tokenizer, "1+1"))
+    _, body = card(tmp_path, config(rl={**config()["rl"], "max_completion_length": 4}), summary())
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(body)
+    code = next(token.content for token in tokens if token.info == "python")
+    monkeypatch.chdir(tmp_path / "final")
+    scope: dict = {}
+    exec(code, scope)
+    assert scope["messages"] == messages(scope["problem"], style)
+    new = scope["output"].shape[1] - scope["inputs"]["input_ids"].shape[1]
+    assert 1 <= new <= 4
+    assert capsys.readouterr().out.endswith("\n")

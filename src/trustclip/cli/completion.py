@@ -54,7 +54,7 @@ def _add_what_commands_read(inner: argparse.ArgumentParser, command: str) -> Non
         inner.add_argument("first", choices=first)
     if command in ("run", "resume", "suggest") or first == PATH:
         inner.add_argument("path", metavar="PATH").complete = shtab.FILE  # type: ignore[attr-defined]
-    if command == "run":
+    if command in ("run", "sft", "rl", "eval"):
         inner.add_argument("--dry-run", action="store_true")
     if command in PRESETS:
         inner.add_argument("--preset", choices=tuple(PRESETS[command]))

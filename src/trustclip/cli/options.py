@@ -38,13 +38,15 @@ examples:
   trustclip try Qwen/Qwen3-0.6B --dataset problems.jsonl@[:100] --columns.prompt question --n 16
   trustclip try recipe.yaml --n 16 --each 8""",
     "sft": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU.
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU;
+--dry-run says what would be done and loads no model.
 
 examples:
   trustclip sft --preset tiny
   trustclip sft --model Qwen/Qwen3-1.7B --dataset solved.jsonl --output-dir runs/sft""",
     "rl": """\
 --preset tiny sets everything for a small model and generated problems, seconds on a CPU;
+--dry-run prints the plan, estimates the memory and runs the longest batch once;
 --method.NAME VALUE sets a hyper-parameter of the method (trustclip methods lists both), and
 --trl.NAME VALUE any other field of TRL's GRPOConfig.
 
@@ -53,7 +55,8 @@ examples:
   trustclip rl --model Qwen/Qwen3-1.7B --dataset problems.jsonl --output-dir runs/rl
   trustclip rl ... --reward rewards.py:polite --columns.prompt question""",
     "eval": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU.
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU;
+--dry-run says what would be done and loads no model.
 
 examples:
   trustclip eval --preset tiny

@@ -75,6 +75,7 @@ def _(settings: InitSettings) -> Iterator[Complaint]:
 @complaints.register
 def _(settings: SFTStage) -> Iterator[Complaint]:
     yield from _source(settings.dataset, settings.split, settings.columns)
+    yield from _adapters(settings)
     if settings.max_steps < 1 and settings.max_steps != -1:
         yield ("max_steps",), f"`max_steps` must be positive or -1, got {settings.max_steps}."
 
@@ -82,7 +83,7 @@ def _(settings: SFTStage) -> Iterator[Complaint]:
 @complaints.register
 def _(settings: RLStage) -> Iterator[Complaint]:
     found = [*_source(settings.dataset, settings.split, settings.columns)]
-    found += [*_schedule(settings), *_options(settings)]
+    found += [*_schedule(settings), *_options(settings), *_adapters(settings)]
     found += _sampler(settings)
     if importlib.util.find_spec("trl") is None:
         # The machine that launches a suite need not be one that trains.
@@ -104,6 +105,17 @@ def _shadows(settings: RLStage) -> None:
         from trustclip.engines.trl.config import shadows
 
         shadows(settings.shadows, settings.method)
+
+
+def _adapters(settings: SFTStage | RLStage) -> Iterator[Complaint]:
+    if settings.save != "merged" and not settings.lora_r:
+        yield ("save",), f"`save` is {settings.save!r}, and there is no adapter: `lora_r` is 0."
+    if settings.lora.dropout and isinstance(settings, RLStage):
+        yield (
+            ("lora", "dropout"),
+            "`lora.dropout` draws another mask in every pass, so that the ratio is not 1 where "
+            "nothing has changed: leave it at 0 in reinforcement learning.",
+        )
 
 
 def _schedule(settings: RLStage) -> Iterator[Complaint]:

@@ -21,7 +21,7 @@ from trustclip.constraints.registry import with_arguments
 from trustclip.recipes.checks import complaints, uncopied
 from trustclip.recipes.shipped import FOLDER, shipped
 from trustclip.runs.identity import completed
-from trustclip.settings.stages import OF_COMMAND, SECTIONS, DemoSettings, Recipe, RLStage
+from trustclip.settings.stages import OF_COMMAND, SECTIONS, DemoSettings, Lora, Recipe, RLStage
 from trustclip.support.checked import hint, rule
 from trustclip.support.consent import ALL, consent, named
 from trustclip.support.imports import beside
@@ -456,12 +456,13 @@ def _explained(cls: type, item: ErrorDetails) -> str:
 def _elsewhere(name: str, own: list[str]) -> str:
     """What stands for a key that is no setting; empty where it is none either."""
     if name == "dry_run":
-        return "`trustclip run RECIPE --dry-run` checks a recipe, with this stage as its `rl`."
-    if name.startswith("lora_"):
-        return (
-            "LoRA has `lora_r` and `lora_alpha`; its adapters are on every linear layer, without "
-            "dropout, and are merged at the end."
-        )
+        return "it is an option of a command: trustclip run RECIPE --dry-run; sft, rl, eval."
+    if name.startswith("lora_") and "lora" in own:
+        inner = name.removeprefix("lora_")
+        known = [field.name for field in dataclasses.fields(Lora)]  # type: ignore[arg-type]
+        if (near := nearest(inner, known)) is not None:
+            return f"it is `lora: {{{near}: ...}}`, --lora.{near.replace('_', '-')}."
+        return f"LoRA has `lora: {{...}}` with {', '.join(known)}."
     if "trl" in own and nearest(name, own) is None:
         from trustclip.engines.trl.passthrough import passed_through
 

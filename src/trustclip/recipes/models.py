@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 from trustclip.durable.handover import by_first
 from trustclip.durable.store import same_mode, writing_to
 from trustclip.recipes.gguf import PRETRAINED, check_gguf, converted, gguf_of
 from trustclip.recipes.prompting import FILE
 from trustclip.recipes.tiny import BUILT_IN, tiny_model, tiny_tokenizer
-from trustclip.settings.stages import Dtype
+from trustclip.settings.stages import Dtype, Lora
 from trustclip.support.flush import flush_tree
 from trustclip.support.jsonl import write_json
 from trustclip.support.names import nearest
@@ -282,47 +283,97 @@ def _merged(model: Any, folder: Path) -> Any:
 
 
 def save_model(
-    model: Any, tokenizer: Any, folder: Path, prompt: Mapping[str, Any] | None = None
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    prompt: Mapping[str, Any] | None = None,
+    what: Literal["merged", "adapter", "both"] = "merged",
 ) -> None:
     """Write a model that any Hugging Face program loads: adapters merged, tokenizer beside it.
 
-    ``prompt`` is what it was trained with, written beside it as well. Every rank must call it; the
-    first one writes, and the others find the whole folder there.
+    Every rank must call it; the first one writes, and the others find the whole folder there.
+
+    Args:
+      model: to write, with or without adapters.
+      tokenizer: of the model.
+      folder: to make.
+      prompt: what it was trained with, written beside it as well.
+      what: of a model with adapters: "merged", the whole model; "adapter", the adapter alone, which
+        names its base model; "both", with the adapter in the folder ``adapter``.
     """
     from trustclip.durable.zero import gathered
 
-    whole = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+    adapted = hasattr(model, "merge_and_unload")
+    if adapted and what != "merged":
+        place = folder if what == "adapter" else folder / "adapter"
+        # Before the weights are merged, and after the folder around it: that one must be new.
+        adapter = {name: weight.clone() for name, weight in _adapter_of(model).items()}
+        config = model.peft_config["default"]
+    whole = model.merge_and_unload() if adapted and what != "adapter" else model
     weights = gathered(whole)
+
+    def finish(into: Path) -> None:
+        tokenizer.save_pretrained(into)
+        if prompt is not None:
+            write_json(into / FILE, prompt)
 
     def write() -> None:
         with writing_to(folder):
-            whole.save_pretrained(folder, **({"state_dict": weights} if weights else {}))
-            tokenizer.save_pretrained(folder)
-            if prompt is not None:
-                write_json(folder / FILE, prompt)
-            same_mode(folder / "config.json", folder.glob("*.safetensors"))
+            if not adapted or what != "adapter":
+                whole.save_pretrained(folder, **({"state_dict": weights} if weights else {}))
+            if adapted and what != "merged":
+                _write_adapter(place, config, adapter)
+            if what == "both" and adapted:
+                finish(place)
+            finish(folder)
+            named = "config.json" if (folder / "config.json").is_file() else ADAPTER
+            same_mode(folder / named, folder.rglob("*.safetensors"))
             flush_tree(folder)
 
     by_first(write)
 
 
-def lora_config(r: int, alpha: int | None = None) -> Any:
-    """LoRA configuration for every linear layer, without dropout; None for r = 0.
+def _adapter_of(model: Any) -> dict[str, Any]:
+    """The weights of an adapter, by the names that PEFT gives them in its files."""
+    from peft import get_peft_model_state_dict
+
+    # Not "auto", which asks the hub whether the base model has other embeddings.
+    return get_peft_model_state_dict(model, save_embedding_layers=False)
+
+
+def _write_adapter(folder: Path, config: Any, weights: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    replace(config, inference_mode=True).save_pretrained(str(folder))
+    whole = {name: weight.contiguous().cpu() for name, weight in weights.items()}
+    save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def lora_config(r: int, alpha: int | None = None, lora: Lora | None = None) -> Any:
+    """LoRA configuration; None for r = 0. By default every linear layer, without dropout.
 
     Dropout would make the ratio differ from 1 before any update: each pass draws its own mask.
 
     Args:
       r: rank.
       alpha: of which the adapters are scaled by alpha / r; 2 r when None.
+      lora: everything else.
     """
     if r == 0:
         return None
     from peft import LoraConfig
 
+    lora = lora or Lora()
+    modules = lora.target_modules
     return LoraConfig(
         r=r,
         lora_alpha=2 * r if alpha is None else alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
+        lora_dropout=lora.dropout,
+        target_modules=modules if isinstance(modules, str) else list(modules),
+        modules_to_save=list(lora.modules_to_save) or None,
+        use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
+        bias=lora.bias,
         task_type="CAUSAL_LM",
     )

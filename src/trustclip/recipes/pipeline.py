@@ -103,7 +103,7 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
         return
     if evaluation is not None:
         evaluation(trained.trainer)
-    save_model(trained.trainer.model, tokenizer, run.final, prompt)
+    save_model(trained.trainer.model, tokenizer, run.final, prompt, recipe.rl.save)
     by_first(
         lambda: conclude(run, {**identity, **_course(run), **trained.metrics, "finished": True})
     )

@@ -73,7 +73,7 @@ def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
     if trained is None:
         return
     prompt = record(settings.style, tokenizer, problems[0].problem)
-    save_model(trained.trainer.model, tokenizer, run.final, prompt)
+    save_model(trained.trainer.model, tokenizer, run.final, prompt, settings.save)
     counts = {"problems": len(problems), "overlap": {"rl": overlap}, "prompt": prompt}
     summary = {"command": "rl", **counts, "finished": True, **trained.metrics}
     by_first(lambda: conclude(run, summary))
@@ -195,7 +195,7 @@ def _trainer(
         args=grpo_config(settings, run.checkpoints, equipment.seed),
         train_dataset=data_table(problems, settings),
         processing_class=tokenizer,
-        peft_config=lora_config(settings.lora_r, settings.lora_alpha),
+        peft_config=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
     )
     trainer.journal = run
     if settings.tokens_every:

@@ -171,7 +171,7 @@ def fine_tune(
         args=_arguments(settings, run),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=lora_config(settings.lora_r, settings.lora_alpha),
+        peft_config=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
     )
     trainer.journal = run
     silence(trainer)
@@ -180,7 +180,7 @@ def fine_tune(
         if not trainer.train_durably():
             return None
     prompt = record(settings.style, tokenizer, problems[0].problem)
-    save_model(trainer.model, tokenizer, run.final, prompt)
+    save_model(trainer.model, tokenizer, run.final, prompt, settings.save)
     lines = [line for line in trainer.state.log_history if "loss" in line]
     return {name: lines[-1][name] for name in ("loss", "mean_token_accuracy") if lines}
 

@@ -76,6 +76,7 @@ def write_card(run_folder: Path) -> Path:
         _front_matter(config),
         f"# {markdown_text(summary.get('name') or config.get('name') or 'Model')}",
         _opening(config),
+        *_use(config, run_folder / "final" / "prompt.json"),
         *_method(config, summary),
         *_scores(summary),
         "## Settings\n\nAll of them, as the run resolved them (`config.yaml`):",
@@ -188,6 +189,42 @@ def _opening(config: Mapped) -> str:
         f"The model {markdown_text(model)}, {history}, with trustclip. This card was generated "
         f"from the files of the run; nobody has edited it.{missing if nameless else ''}"
     )
+
+
+#: Python that asks the model as it was trained to be asked; run in the card's folder.
+_CODE = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+name = "."  # the folder of this card, or its id on the hub
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = AutoModelForCausalLM.from_pretrained(name)
+
+problem = "Ada has 3 apples and buys 4 more. How many apples does Ada have?"
+messages = [{messages}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+output = model.generate(**inputs, max_new_tokens={tokens}, do_sample=True, temperature=1.0, top_k=0)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+"""
+
+
+def _use(config: Mapped, prompt: Path) -> Iterator[str]:
+    """Code that asks the model with the prompt of its training, where that is known."""
+    if not prompt.is_file():
+        return
+    asked = read_mapping(prompt)
+    before, _, after = str(asked.get("template") or "{problem}").partition("{problem}")
+    words = [f"{text!r}" for text in (before, after)]
+    content = f"{words[0]} + problem + {words[1]}" if before or after else "problem"
+    turns = [f'{{"role": "user", "content": {content}}}']
+    if asked.get("system"):
+        turns.insert(0, f'{{"role": "system", "content": {asked["system"]!r}}}')
+    length = _stage(config, "rl").get("max_completion_length", 256)
+    tokens = length if isinstance(length, int) else 256
+    yield "## How to use"
+    yield "The model was trained with this prompt; with another it may answer worse."
+    yield fenced(_CODE.format(messages=", ".join(turns), tokens=tokens), "python")
 
 
 def _method(config: Mapped, summary: Mapped) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
 
 from trustclip.constraints.brake import Brake
 from trustclip.engines.sampler import Sampler, as_sampler
@@ -57,10 +57,25 @@ LearningRate = Annotated[Positive, AfterValidator(_at_most_one)]
 
 
 def _twice_the_rank(value: int | None, info: ValidationInfo) -> int:
+    given = info.data["lora"].alpha if "lora" in info.data else None
+    if given is not None:
+        if value not in (None, given):
+            raise ValueError(f"and `lora.alpha` = {given} are one setting: give one of them")
+        return given
     # Without adapters it has no effect, and stays what earlier releases recorded.
     return 2 * (info.data.get("lora_r") or 32) if value is None else value
 
 
+def _rank(value: int, info: ValidationInfo) -> int:
+    rank = info.data["lora"].r if "lora" in info.data else None
+    if rank is None or value == rank:
+        return value
+    if value not in (0, 32):  # the defaults
+        raise ValueError(f"and `lora.r` = {rank} are one setting: give one of them")
+    return rank
+
+
+LoraRank = Annotated[Whole, Field(validate_default=True), AfterValidator(_rank)]
 LoraAlpha = Annotated[Count | None, Field(validate_default=True), AfterValidator(_twice_the_rank)]
 
 if TYPE_CHECKING:
@@ -189,6 +204,42 @@ class Problems:
         return styled(self.prompt_style, self.prompt)
 
 
+def _modules(value: Any) -> Any:
+    return listed(value) if isinstance(value, str) and ("," in value or "[" in value) else value
+
+
+def _usual_lora(value: Any) -> bool:
+    given = vars(value) if isinstance(value, Lora) else value or {}
+    return all(given[name] in (None, getattr(Lora(), name), []) for name in given)
+
+
+@checked
+class Lora:
+    """LoRA adapters, by PEFT's names (without `lora_`, which those of the stage have).
+
+    Example:
+      >>> Lora(r=16, target_modules="q_proj, v_proj").target_modules
+      ('q_proj', 'v_proj')
+    """
+
+    r: Count | None = None
+    """Rank; the same setting as lora_r."""
+    alpha: Count | None = None
+    """The adapters are scaled by alpha / r; 2 r when unset. The same setting as lora_alpha."""
+    dropout: Annotated[float, Field(ge=0, lt=1), NUMBER] = 0.0
+    """Dropout of the adapters; fine-tuning only, because it would move the ratio of every token."""
+    target_modules: Annotated[tuple[str, ...] | str, BeforeValidator(_modules)] = "all-linear"
+    """Layers with adapters: "all-linear", names, or one name (a regular expression)."""
+    modules_to_save: Annotated[tuple[str, ...], BeforeValidator(_modules)] = ()
+    """Layers trained as a whole beside the adapters, such as lm_head."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(r) (rsLoRA)."""
+    use_dora: bool = False
+    """Train the magnitude of each column as well (DoRA)."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    """Biases that are trained."""
+
+
 @checked
 class Training(Problems):
     """What fine-tuning and reinforcement learning have in common."""
@@ -206,12 +257,20 @@ class Training(Problems):
     """Learning-rate schedule."""
     weight_decay: ToTrl[NonNegative] = 1e-3
     """Weight decay of AdamW."""
-    lora_r: Whole = 0
-    """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
+    lora: Annotated[Lora, Since(before=Lora(), same=_usual_lora)] = Lora()
+    """LoRA adapters beyond their rank: {target_modules: [q_proj, v_proj], use_rslora: true}."""
+    lora_r: LoraRank = 0
+    """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: LoraAlpha = None
     """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
     logging_steps: ToTrl[_Logged] = 1
     """Updates between lines of metrics.jsonl."""
+    save: Annotated[
+        Literal["merged", "adapter", "both"],
+        Neutral("what is written at the end; nothing is trained on it"),
+    ] = "merged"
+    """Of LoRA: the whole model in final/, the adapter alone there, or the model with the adapter in
+    final/adapter."""
     save_steps: _Saved = 0
     """Updates between checkpoints; 0 saves one only when the run is interrupted."""
     save_total_limit: ToTrl[_Kept] = 2
@@ -325,8 +384,8 @@ class RLStage(Training):
     """Scale an update's learning rate by the effective sample size of its completions (VCPO)."""
     mask_truncated_completions: ToTrl[bool] = False
     """Exclude completions that reached the length limit from the loss."""
-    lora_r: Whole = 32
-    """Rank of LoRA adapters on every linear layer; 0 trains all weights."""
+    lora_r: LoraRank = 32
+    """Rank of LoRA adapters; 0 trains all weights."""
     use_vllm: ToTrl[bool] = False
     """Generate with vLLM."""
     gradient_checkpointing: ToTrl[bool] = False

@@ -34,8 +34,13 @@ def demo(argv: Sequence[str]) -> int:
 @takes(SFTSettings)
 def sft(argv: Sequence[str]) -> int:
     """Supervised fine-tuning."""
-    chosen = settings(SFTSettings, argv, "sft")
+    rest, dry = _dry(argv)
+    chosen = settings(SFTSettings, rest, "sft")
     _be_quiet()
+    if dry:
+        from trustclip.recipes.preflight.stages import dry_sft
+
+        return dry_sft(chosen, Terminal())
     from trustclip.recipes.sft import sft as run
 
     run(chosen, Terminal())
@@ -45,8 +50,13 @@ def sft(argv: Sequence[str]) -> int:
 @takes(RLSettings)
 def rl(argv: Sequence[str]) -> int:
     """Reinforcement learning."""
-    chosen = settings(RLSettings, argv, "rl")
+    rest, dry = _dry(argv)
+    chosen = settings(RLSettings, rest, "rl")
     _be_quiet()
+    if dry:
+        from trustclip.recipes.preflight.stages import dry_rl
+
+        return dry_rl(chosen, Terminal())
     from trustclip.recipes.rl import rl as run
 
     run(chosen, Terminal())
@@ -56,12 +66,23 @@ def rl(argv: Sequence[str]) -> int:
 @takes(EvalSettings)
 def evaluate(argv: Sequence[str]) -> int:
     """Evaluation."""
-    chosen = settings(EvalSettings, argv, "eval")
+    rest, dry = _dry(argv)
+    chosen = settings(EvalSettings, rest, "eval")
     _be_quiet()
+    if dry:
+        from trustclip.recipes.preflight.stages import dry_eval
+
+        return dry_eval(chosen, Terminal())
     from trustclip.recipes.eval import run_evaluation
 
     run_evaluation(chosen, Terminal())
     return 0
+
+
+def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """Arguments without ``--dry-run``, and whether it is among them."""
+    rest = [argument for argument in argv if argument != "--dry-run"]
+    return rest, len(rest) < len(argv)
 
 
 def _be_quiet() -> None:
@@ -106,7 +127,7 @@ def run(argv: Sequence[str]) -> int:
     from trustclip.recipes.folders import with_folder
     from trustclip.recipes.shipped import located
 
-    rest = [argument for argument in argv if argument != "--dry-run"]
+    rest, dry = _dry(argv)
     files, changes = changes_of(rest, Recipe, ALIASES)
     if len(files) != 1:
         raise ValueError(f"give one recipe file, got {len(files)}; see trustclip run --help.")
@@ -114,7 +135,7 @@ def run(argv: Sequence[str]) -> int:
     recipe = load_recipe(file, with_folder(file, changes))
     console = Terminal()
     _be_quiet()
-    if "--dry-run" in argv:
+    if dry:
         from trustclip.recipes.preflight.dry_run import dry_run
 
         return dry_run(recipe, console)

@@ -204,7 +204,7 @@ def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: 
             [{"prompt": messages(p.problem, settings.style)} for p in problems]
         ),
         processing_class=tokenizer,
-        peft_config=lora_config(settings.lora_r, settings.lora_alpha),
+        peft_config=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
         **options,
     )
     silence(trainer)

@@ -309,7 +309,9 @@ def _with_adapters(model: Any, settings: RLStage) -> Any:
 
     from trustclip.recipes.models import lora_config
 
-    return get_peft_model(model, lora_config(settings.lora_r, settings.lora_alpha)).get_base_model()
+    return get_peft_model(
+        model, lora_config(settings.lora_r, settings.lora_alpha, settings.lora)
+    ).get_base_model()
 
 
 def _bytes(tensors: Any) -> int:

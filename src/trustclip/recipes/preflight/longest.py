@@ -19,7 +19,7 @@ from trustclip.recipes.tiny import BUILT_IN, tiny_model
 from trustclip.settings.stages import Recipe, RLStage
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import PromptStyle, messages
+from trustclip.tasks.prompts import PromptStyle, completion, messages
 
 #: On a CPU the longest batch is run only if it is expected to take less, in seconds.
 PATIENCE = 120.0
@@ -54,6 +54,21 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
     some = sorted(problems, key=lambda problem: -len(problem.problem))[: 4 * count + 64]
     ranked = sorted(((tokens(problem), n) for n, problem in enumerate(some)), reverse=True)
     return Longest(tuple(some[n] for _, n in ranked[:count]), ranked[0][0])
+
+
+def longest_solution(problems: Sequence[Problem], tokenizer: Any, style: PromptStyle) -> int:
+    """Tokens of the longest prompt with its solution."""
+
+    def conversation(problem: Problem) -> list[dict[str, str]]:
+        turn = {"role": "assistant", "content": completion(problem, style)}
+        return [*messages(problem.problem, style), turn]
+
+    def tokens(problem: Problem) -> int:
+        found = tokenizer.apply_chat_template(conversation(problem), return_dict=True)
+        return len(found["input_ids"])
+
+    some = sorted(problems, key=lambda p: -len(p.problem) - len(p.solution or ""))[:64]
+    return max(map(tokens, some))
 
 
 def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:

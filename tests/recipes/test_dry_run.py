@@ -13,11 +13,11 @@ import torch
 from patience import NEVER
 from rich.console import Console
 
-from trustclip.recipes.preflight.dry_run import dry_run, plan
+from trustclip.recipes.preflight.dry_run import _at_most, dry_run, plan
 from trustclip.recipes.preflight.longest import longest, model_shape
-from trustclip.recipes.preflight.memory import PHASES, estimate, footprint
+from trustclip.recipes.preflight.memory import LIBRARIES, PHASES, estimate, footprint, tuning
 from trustclip.recipes.tiny import BUILT_IN, tiny_tokenizer
-from trustclip.settings.stages import Recipe, RecipeEval, RLStage
+from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
 
@@ -271,3 +271,25 @@ rl: {{dataset: arithmetic, prompt_style: plain, limit: 64, max_steps: 4, lora_r:
         assert done.returncode == 0, done.stderr
         errors.append(float(done.stdout.rpartition("(")[2].partition("%")[0]))
     assert any(-33 <= e <= 50 for e in errors), errors
+
+
+def test_fine_tuning_holds_the_logits_of_whole_sequences():
+    """Three copies of them: measured on SmolLM2, see benchmarks/RESULTS.md."""
+    stage = SFTStage(dataset="arithmetic", per_device_train_batch_size=4, max_length=50)
+    words = dict(hidden_size=64, intermediate_size=192, num_hidden_layers=2, head_dim=32)
+    heads = dict(num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
+    small, large = (
+        tuning(shape(vocab_size=v, **words, **heads), stage, 40, "cpu") for v in (50_000, 90_000)
+    )
+    weights, logits = 40_000 * 64 * 4, 40_000 * 4 * 40 * 4
+    # The gradients of the weights take the place of what was kept, which is more.
+    assert large - small == pytest.approx(1.1 * (3 * weights + 3 * logits), rel=1e-6)
+    assert tuning(shape(vocab_size=50_000, **words, **heads), stage, 400, "cpu") > small
+
+
+def test_the_stage_that_needs_most_is_named_with_what_the_process_needs():
+    said = _at_most({"reinforcement learning": 1 << 30, "fine-tuning": 2 << 30}, "cpu")
+    assert said.startswith(
+        f"at its peak, in fine-tuning, the run needs about {readable((2 << 30) + LIBRARIES)}"
+    )
+    assert "libraries" not in _at_most({"reinforcement learning": 1}, "cuda")

@@ -362,6 +362,8 @@ def _be_quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category)
+    # TRL says it at each of its imports of vLLM.
+    warnings.filterwarnings("once", "TRL currently supports vLLM versions", UserWarning)
     # What trustclip itself is about to remove, a user of the commands has to change.
     warnings.filterwarnings("once", "`method_args` is deprecated", DeprecationWarning)
     # A user needs the text of a warning, not the source line that it comes from.

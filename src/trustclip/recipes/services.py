@@ -18,8 +18,9 @@ from trustclip.support.secrets import redacted
 from trustclip.support.terminal import told
 from trustclip.support.text import one_line
 
-#: Seconds that a server has to answer, and between two questions to one that is awaited.
-ANSWER, AGAIN = 5.0, 2.0
+#: Seconds that a server has to answer, those that one which does has for its configuration, which
+#: waits for a busy engine, and those between two questions to one that is awaited.
+ANSWER, CONFIGURATION, AGAIN = 5.0, 120.0, 2.0
 #: vLLM's name for log-probabilities of the distribution that a token was drawn from.
 PROCESSED = "processed_logprobs"
 
@@ -147,7 +148,7 @@ def incapable(url: str) -> str:
       url: of the server.
     """
     try:
-        with urlopen(f"{url}/server_info?config_format=json", timeout=ANSWER) as reply:
+        with urlopen(f"{url}/server_info?config_format=json", timeout=CONFIGURATION) as reply:
             config = json.load(reply)["vllm_config"]
             transfer, model = config.get("weight_transfer_config"), config["model_config"]
             lacks = [

@@ -3,8 +3,9 @@
 `GRPOTrainer` has few documented hooks, so `ConstrainedGRPOTrainer` overrides and reads members that
 a release may change. They are listed below; ``tests/engines/trl/test_trl_upstream.py`` derives the
 same lists from the source of the engine, so that they stay complete. The parity tests decide
-whether their meaning is unchanged: on the releases in `TESTED` it is. Importing this module with another release
-looks for the members in its code: where one is missing that is an error, and a notice otherwise.
+whether their meaning is unchanged: on the releases in `TESTED` it is. Importing this module with
+another release looks for the members in its code: where one is missing that is an error, and a
+notice otherwise.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,14 @@ from rich.text import Text
 from trustclip.constraints.base import Trait
 from trustclip.evaluation.measures import Measures
 from trustclip.recipes.checks import absent, schedule_of
-from trustclip.recipes.preflight.longest import Longest, longest, model_shape, run_longest
-from trustclip.recipes.preflight.memory import PHASES, Memory, estimate
+from trustclip.recipes.preflight.longest import (
+    Longest,
+    longest,
+    longest_solution,
+    model_shape,
+    run_longest,
+)
+from trustclip.recipes.preflight.memory import LIBRARIES, PHASES, Memory, estimate, tuning
 from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.services import answers, check_sampling, incapable, unanswered, vllm_server
@@ -161,7 +167,7 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     settings = recipe.rl
     try:
-        problems, tests = _problems(recipe, console)
+        problems, tests, solved = _problems(recipe, console)
         config, tokenizer = model_shape(recipe.model, settings.style)
     except ValueError:
         console.print(_plan_table(recipe, plan(recipe, processes=processes), None))
@@ -175,6 +181,8 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
     if memory is not None:
         console.print(_memory_table(memory, device))
+        needs = {"reinforcement learning": memory.peak, **_tuned(recipe, config, solved, device)}
+        console.print(_at_most(needs, device), highlight=False, markup=False)
     return run_longest(recipe, console, hardest, memory) if batch else 0
 
 
@@ -219,8 +227,10 @@ def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console)
         say(f"reward {name}: {', '.join(each)}")
 
 
-def _problems(recipe: Recipe, console: Console) -> tuple[Sequence[Problem], int | None]:
-    """Training problems, and the number of test problems."""
+def _problems(
+    recipe: Recipe, console: Console
+) -> tuple[Sequence[Problem], int | None, Sequence[Problem]]:
+    """Training problems, the number of test problems, and what is fine-tuned on."""
     from trustclip.recipes.problems import overlap_text, recipe_problems
     from trustclip.recipes.rl import short_enough
     from trustclip.runs.directory import RunDirectory
@@ -235,7 +245,7 @@ def _problems(recipe: Recipe, console: Console) -> tuple[Sequence[Problem], int 
     if recipe.rl.max_prompt_length is not None:
         tokenizer = model_shape(recipe.model, recipe.rl.style)[1]
         problems = short_enough(problems, tokenizer, recipe.rl)
-    return problems, tests
+    return problems, tests, data.tuning[: recipe.sft.limit if recipe.sft else 0]
 
 
 def _estimate(
@@ -246,6 +256,27 @@ def _estimate(
     except ValueError as error:
         console.print(str(error), highlight=False, markup=False)
         return None
+
+
+def _tuned(recipe: Recipe, config: Any, problems: Sequence[Problem], device: str) -> dict[str, int]:
+    """Bytes that fine-tuning needs at its peak; nothing without one, or without an estimate."""
+    if recipe.sft is None or not problems:
+        return {}
+    tokenizer = model_shape(recipe.model, recipe.sft.style)[1]
+    length = longest_solution(problems, tokenizer, recipe.sft.style)
+    try:
+        return {"fine-tuning": tuning(config, recipe.sft, length, device, recipe.dtype)}
+    except ValueError:
+        return {}  # as of reinforcement learning, which has been told
+
+
+def _at_most(needs: Mapping[str, int], device: str) -> str:
+    """Which stage needs the most memory, and how much the process then has."""
+    stage = max(needs, key=lambda name: needs[name])
+    libraries = LIBRARIES if device == "cpu" else 0
+    beside = " with Python and its libraries" if libraries else ""
+    size = readable(needs[stage] + libraries)
+    return f"at its peak, in {stage}, the run needs about {size}{beside}, evaluations aside."
 
 
 def _plan_table(recipe: Recipe, made: Plan, memory: Memory | None) -> Table:
@@ -287,10 +318,7 @@ def _checkpoint(memory: Memory) -> int:
 
 
 def _memory_table(memory: Memory, device: str) -> Table:
-    title = (
-        f"memory on one {device} device, estimated: reinforcement learning alone, without "
-        "fine-tuning, evaluations, Python and its libraries"
-    )
+    title = f"memory on one {device} device, estimated: reinforcement learning alone"
     table = Table(box=None, pad_edge=False, title=title)
     table.title_justify = "left"
     table.add_column("part")

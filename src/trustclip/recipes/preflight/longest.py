@@ -19,14 +19,14 @@ from trustclip.recipes.tiny import BUILT_IN, tiny_model
 from trustclip.settings.stages import Recipe, RLStage
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import PromptStyle, messages
+from trustclip.tasks.prompts import PromptStyle, completion, messages
 
 #: On a CPU the longest batch is run only if it is expected to take less, in seconds.
 PATIENCE = 120.0
 #: Assumed for one CPU core: floating-point operations per second, bytes of weights per second, and
-#: seconds per layer and sampled token. Orders of magnitude from measurements, good enough to
-#: distinguish minutes from hours.
-CORE_FLOPS, CORE_BYTES, PER_LAYER = 2e10, 1e10, 1e-3
+#: seconds per layer and sampled token. From measurements of SmolLM2 on one core (an AMD EPYC with
+#: AVX-512): an order of magnitude elsewhere, good enough to distinguish minutes from hours.
+CORE_FLOPS, CORE_BYTES, PER_LAYER = 8e10, 1e10, 1e-3
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,21 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
     some = sorted(problems, key=lambda problem: -len(problem.problem))[: 4 * count + 64]
     ranked = sorted(((tokens(problem), n) for n, problem in enumerate(some)), reverse=True)
     return Longest(tuple(some[n] for _, n in ranked[:count]), ranked[0][0])
+
+
+def longest_solution(problems: Sequence[Problem], tokenizer: Any, style: PromptStyle) -> int:
+    """Tokens of the longest prompt with its solution."""
+
+    def conversation(problem: Problem) -> list[dict[str, str]]:
+        turn = {"role": "assistant", "content": completion(problem, style)}
+        return [*messages(problem.problem, style), turn]
+
+    def tokens(problem: Problem) -> int:
+        found = tokenizer.apply_chat_template(conversation(problem), return_dict=True)
+        return len(found["input_ids"])
+
+    some = sorted(problems, key=lambda p: -len(p.problem) - len(p.solution or ""))[:64]
+    return max(map(tokens, some))
 
 
 def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from trustclip.constraints.candidates import DEFAULT
 from trustclip.head.exact import CHUNK_LOGITS
 from trustclip.head.product import KEPT, TILE_LOGITS
 from trustclip.recipes.checks import schedule_of
-from trustclip.settings.stages import Dtype, RLStage
+from trustclip.settings.stages import Dtype, RLStage, SFTStage, Training
 
 #: Tile of logits that TRL's output head works on: tokens and vocabulary entries.
 TILE = 4096, 32768
@@ -30,6 +30,12 @@ WORKING = 4
 SAMPLING = 4
 #: Share of the sum that the allocator loses to fragmentation; bytes of CUDA's own context.
 FRAGMENTATION, CONTEXT = 0.1, 600 << 20
+
+#: On a CPU: Python with PyTorch, Transformers and TRL, and what its allocator keeps between stages.
+LIBRARIES = 800 << 20
+#: Copies of a batch's logits alive at once in fine-tuning, in float32: they, their log-softmax, and
+#: their gradient.
+TUNING = 3
 
 PHASES = ("generation", "backward", "step")
 
@@ -155,6 +161,36 @@ def estimate(
     return Memory(tuple(part for part in parts if part.size))
 
 
+def tuning(
+    model_config: Any,
+    settings: SFTStage,
+    length: int,
+    device: str = "cuda",
+    dtype: Dtype = "auto",
+) -> int:
+    """Peak memory of fine-tuning on one device, in bytes, as `estimate` has that of RL.
+
+    Args:
+      model_config: configuration of a Hugging Face causal language model.
+      settings: of the fine-tuning.
+      length: of the longest prompt with its solution, tokens.
+      device: see `estimate`.
+      dtype: see `estimate`.
+
+    Raises:
+      ValueError: the architecture cannot be run on the meta device.
+    """
+    batch, length = settings.per_device_train_batch_size, min(length, settings.max_length)
+    found = footprint(model_config, settings, batch, length, device, dtype)
+    logits = 4 * TUNING * batch * length * model_config.get_text_config().vocab_size
+    backward = found.kept + WORKING * found.largest + logits
+    # Gradients replace what was kept, or are there from the start.
+    accumulated = settings.gradient_accumulation_steps > 1
+    last = found.trained + backward if accumulated else max(found.trained, backward)
+    whole = found.weights + found.adapters + 2 * found.trained + last
+    return int((1 + FRAGMENTATION) * whole) + (CONTEXT if device == "cuda" else 0)
+
+
 def _own_head(settings: RLStage, device: str) -> bool:
     """Whether trustclip's output head is used; see `trustclip.engines.trl.config`."""
     wanted = settings.trl.get("head", "auto")
@@ -253,7 +289,7 @@ def _generation(
 
 def footprint(
     model_config: Any,
-    settings: RLStage,
+    settings: Training,
     batch: int,
     length: int,
     device: str,
@@ -304,7 +340,7 @@ def footprint(
     )
 
 
-def _with_adapters(model: Any, settings: RLStage) -> Any:
+def _with_adapters(model: Any, settings: Training) -> Any:
     from peft import get_peft_model
 
     from trustclip.recipes.models import lora_config

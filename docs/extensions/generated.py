@@ -25,8 +25,7 @@ from trustclip.cli.registry import distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
 from trustclip.report.atlas import atlas_page, every_gate
-from trustclip.report.page import token_page
-from trustclip.report.page import sections_page
+from trustclip.report.page import sections_page, token_page
 from trustclip.report.rosetta import spelled
 from trustclip.runs.metrics import CALLED, GROUPS, LOG, LOSS
 from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage

@@ -23,7 +23,7 @@ EACH, MOST = 6, 24
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path)
     run = parser.parse_args().run
     chosen = []

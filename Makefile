@@ -91,9 +91,11 @@ PARQUET := src/trustclip/report/templates/parquet.min.js
 READER := docs/parquet-reader
 parquet-reader: $(PARQUET)
 $(PARQUET): $(wildcard $(READER)/*.js*)
-	cd $(READER) && npm ci --silent
-	{ for name in hyparquet fzstd; do printf '/*! %s\n' $$name; cat $(READER)/node_modules/$$name/LICENSE; printf '*/\n'; done; \
-	  npm --prefix $(READER) run --silent build; } > $@.new && mv $@.new $@
+	mkdir -p build/parquet-reader && cp $(READER)/*.js* $(READER)/.npmrc build/parquet-reader
+	cd build/parquet-reader && npm ci --silent
+	cd build/parquet-reader && { for name in hyparquet fzstd; do \
+	  printf '/*! %s\n' $$name; cat node_modules/$$name/LICENSE; printf '*/\n'; done; npm run --silent build; } > built.js
+	mv build/parquet-reader/built.js $@
 
 # Strict: a broken link, a missing reference or a formula that cannot be drawn is a failure.
 docs: $(DOCS) $(if $(shell command -v npm),$(PARQUET))

@@ -1,8 +1,8 @@
 """The sample of the microscope: `python benchmarks/microscope_sample.py RUN`.
 
-RUN is the run directory of `trustclip demo --model smollm2 --generations 2 --sampler.dtype
-bfloat16`. Of its recorded completions those with the most cut tokens of each update go into the
-package, numbers to six digits.
+RUN is the run directory of `trustclip demo --generations 3 --sampler.dtype int8`. Of its recorded
+completions those with the most cut tokens of each update go into the package, numbers to six
+digits.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from trustclip.report.tokens import asked_in
 
 TO = Path(trustclip.__file__).parent / "report/sample.jsonl"
 #: Completions of each update, and of all.
-EACH, MOST = 8, 24
+EACH, MOST = 6, 24
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path)
     run = parser.parse_args().run
     chosen = []

@@ -45,7 +45,7 @@ LEFT_OUT = {
     "explain trl-output/": "the log of another trainer",
     "explain runs/trl": "the log of another trainer",
     "explain runs/verl": "the log of another trainer",
-    "report tokens.parquet": "the log of another trainer",
+    "microscope rank_0.jsonl": "the log of another trainer",
     "doctor --verl": "a configuration of verl",
     "doctor --sampler": "a recording of one's own",
     "lab": "takes long; a small one runs instead",

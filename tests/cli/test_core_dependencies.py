@@ -136,6 +136,7 @@ ANSWERS = {
     "report runs/a": "report",
     "tokens tokens.jsonl": None,
     "tokens tokens.parquet": "report",
+    "microscope tokens.jsonl": None,
     "explain runs/a": None,
     "explain tokens.jsonl": None,
     "shadow tokens.jsonl --methods atr": None,

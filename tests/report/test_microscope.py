@@ -89,11 +89,11 @@ def written(folder: Path) -> dict[str, tuple[Path, str, int]]:
                         "tokens": [
                             {"token": text, "logprob": new, "old_logprob": old}
                             for text, new, old in zip(
-                                row.token, row.logp.tolist(), row.logp_old.tolist(), strict=True
+                                given["token"], given["logp"], given["logp_old"], strict=True
                             )
                         ],
                     }
-                    for row in rows
+                    for row, given in zip(rows, own, strict=True)
                 ],
             }
         ],

@@ -32,8 +32,10 @@ SUPPLIED = ("logp_rollout", "entropy", "lag")
 CHOSEN = ("clip", "atr", "dppo")
 #: Scripts of every page with tokens, in their order.
 SCRIPTS = ("gates.js.j2", "files.js.j2", "microscope.js.j2")
-#: What the sample is, and the largest file of another program that is put into a page, bytes.
-SAMPLE, LARGEST = "a few completions of SmolLM2-135M-Instruct, counting letters", 64 << 20
+#: What the sample is: `benchmarks/microscope_sample.py`.
+SAMPLE = "a sample: the tiny model of trustclip demo on sums, with a sampler of int8 weights"
+#: Largest file of another program that is put into a page, bytes.
+LARGEST = 64 << 20
 #: A slider ends at these factors of its start.
 _FURTHEST = (1 / 64, 64.0)
 #: Starts of sliders of a number that is unset by default: a threshold, and a ratio above 1.

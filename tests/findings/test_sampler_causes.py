@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,3 +204,19 @@ def test_doctor_tells_where_they_differ_and_what_it_costs(tmp_path, capsys) -> N
     for length in ("0", "many", ""):
         assert main(["doctor", "--sampler", str(file), f"--length={length}"]) == 2
         assert "--length is a number of tokens" in capsys.readouterr().err
+
+
+def test_a_run_says_that_a_bound_lies_inside_the_noise(tmp_path) -> None:
+    from rich.console import Console
+
+    from trustclip.recipes.watch.agreement import FirstCompletions
+    from trustclip.runs.directory import RunDirectory
+    from trustclip.settings.stages import DemoSettings
+
+    for name, said in (("gspo", True), ("trpo", False)):
+        run = RunDirectory(tmp_path / name, "demo", DemoSettings())
+        run.rewind({})
+        trainer = SimpleNamespace(method=tc.method(name), max_completion_length=64)
+        FirstCompletions(run, Console(quiet=True), trainer)(healthy(half=True))
+        notices = [row for row in run.logged() if row["stage"] == "notice"]
+        assert [row["notice"] for row in notices] == ["bound_in_noise"] * said, notices

@@ -115,9 +115,9 @@ def translated(values: Mapping[str, Any], trainer: str | None = None) -> Row:
     lower = values.get("actor/pg_clipfrac_lower")
     if lower and not own and "trustclip/gated" in row:
         row["trustclip/gated"] += lower
-    halves = [row.get(f"trustclip/gated/{part}") for part in ("positive_above", "negative_below")]
-    if own_table and "trustclip/gated" not in row and None not in halves:
-        row["trustclip/gated"] = sum(halves)
+    above, below = (f"trustclip/gated/{part}" for part in ("positive_above", "negative_below"))
+    if own_table and "trustclip/gated" not in row and above in row and below in row:
+        row["trustclip/gated"] = row[above] + row[below]
     return row
 
 

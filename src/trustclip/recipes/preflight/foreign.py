@@ -1,5 +1,7 @@
 """A server's log-probabilities against those of a model in this process, on fresh completions."""
 
+from typing import Any
+
 import torch
 
 from trustclip.constraints.sampler import Pairs
@@ -57,6 +59,6 @@ def asked(
         found["token"].append(tokens)
         found["completion"].append(torch.full_like(tokens, number))
         sequences.append((whole[0, :start].tolist(), tokens.tolist()))
-    columns = {name: torch.cat(parts) for name, parts in found.items()}
+    columns: dict[str, Any] = {name: torch.cat(parts) for name, parts in found.items()}
     pairs = Pairs(**columns, sequences=sequences)
     return with_floor(pairs, lambda: floor_of(network, pairs))

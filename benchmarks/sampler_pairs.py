@@ -62,7 +62,7 @@ def sample(
         new = ids[:, given["input_ids"].shape[1] :]
         for row, logps, whole, mask in zip(
             new.tolist(),
-            calls[0].tolist(),
+            calls[0].logps.tolist(),
             given["input_ids"],
             given["attention_mask"],
             strict=True,

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """LoRA as a part: its settings reach PEFT, and what is saved opens in PEFT and in Transformers."""
 
 import pytest

@@ -6,11 +6,11 @@ import yaml
 from test_recipe_files import GOOD, WRONG
 
 from trustclip.cli.main import main
-from trustclip.cli.schema import schema, text
+from trustclip.cli.schema import Kind, schema, text
 from trustclip.recipes.files import as_mapping, load_recipe, load_yaml
 from trustclip.recipes.shipped import FOLDER, MODELINE, command_of, copied, shipped
 
-KINDS = {"run": "recipe", "suite": "suite"}
+KINDS: dict[str, Kind] = {"run": "recipe", "suite": "suite"}
 FILES = {
     name: path for name, path in shipped().items() if command_of(path) in KINDS
 }  # those of the laboratory have settings of their own

@@ -96,8 +96,9 @@ def _describe(cls: Any, made: Json, definitions: Json) -> None:
         if name in said:
             field["description"] = said[name]
         for inner in (hints[name], *get_args(hints[name])):
-            if is_dataclass(inner) and (found := definitions.get(inner.__name__)):
-                _describe(inner, found, definitions)
+            known = definitions.get(inner.__name__) if isinstance(inner, type) else None
+            if known and is_dataclass(inner):
+                _describe(inner, known, definitions)
 
 
 def _first(cls: type) -> str:

@@ -171,9 +171,9 @@ def merged(model: Any) -> dict[str, Tensor]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     found: dict[str, Tensor] = {}
-    for path, layer in model.named_modules():
-        if not isinstance(layer, BaseTunerLayer):
-            continue
+    layers = ((p, layer) for p, layer in model.named_modules() if isinstance(layer, BaseTunerLayer))
+    layer: Any
+    for path, layer in layers:
         base = layer.get_base_layer()
         kept = base.weight.detach().clone()
         layer.merge()

@@ -304,11 +304,11 @@ def save_model(
     from trustclip.durable.zero import gathered
 
     adapted = hasattr(model, "merge_and_unload")
+    place, adapter = folder if what == "adapter" else folder / "adapter", None
     if adapted and what != "merged":
-        place = folder if what == "adapter" else folder / "adapter"
-        # Before the weights are merged, and after the folder around it: that one must be new.
-        adapter = {name: weight.clone() for name, weight in _adapter_of(model).items()}
-        config = model.peft_config["default"]
+        # Taken before the weights are merged, written after the folder around it, which must be new.
+        own = {name: weight.clone() for name, weight in _adapter_of(model).items()}
+        adapter = model.peft_config["default"], own
     whole = model.merge_and_unload() if adapted and what != "adapter" else model
     weights = gathered(whole)
 
@@ -321,10 +321,10 @@ def save_model(
         with writing_to(folder):
             if not adapted or what != "adapter":
                 whole.save_pretrained(folder, **({"state_dict": weights} if weights else {}))
-            if adapted and what != "merged":
-                _write_adapter(place, config, adapter)
-            if what == "both" and adapted:
-                finish(place)
+            if adapter is not None:
+                _write_adapter(place, *adapter)
+                if what == "both":
+                    finish(place)
             finish(folder)
             named = "config.json" if (folder / "config.json").is_file() else ADAPTER
             same_mode(folder / named, folder.rglob("*.safetensors"))

@@ -7,7 +7,8 @@ import torch
 from test_trl_engine import build, gradient_of, one_batch
 from trl_runs import assert_same_weights, constrained
 
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, scoring
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+from trustclip.engines.trl.scoring import forward
 
 BUILT = (ConstrainedGRPOConfig, ConstrainedGRPOTrainer)
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -115,14 +116,14 @@ def reward_of_half(prompts, completions, **_):
 def test_only_completion_tokens_enter_the_head(tmp_path, monkeypatch):
     trainer = build(tmp_path, *BUILT, method="atr")
     seen = []
-    kept = scoring.scored
+    kept = forward.scored
 
     def spy(head, hidden, ids, plan):
         seen.append((len(ids), int((ids >= 0).sum())))
         return kept(head, hidden, ids, plan)
 
     inputs = one_batch(trainer)
-    monkeypatch.setattr(scoring, "scored", spy)
+    monkeypatch.setattr(forward, "scored", spy)
     gradient_of(trainer, inputs)
     scored = inputs["completion_mask"][inputs["advantages"] != 0]
     assert seen == [(5 * 12, int(scored.sum()))]

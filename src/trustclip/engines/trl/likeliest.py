@@ -73,7 +73,7 @@ def padded(rows: Sequence[Likeliest], length: int, device: torch.device) -> Like
     lengths = [len(row.complete) for row in rows]
     found = []
     for part, fill in zip(whole, (0, -torch.inf, True), strict=True):
-        batch = pad_sequence(part.split(lengths), batch_first=True, padding_value=fill)
+        batch = pad_sequence([*part.split(lengths)], batch_first=True, padding_value=fill)
         more = batch.new_full((len(batch), length - batch.shape[1], *batch.shape[2:]), fill)
         found.append(torch.cat([batch, more], dim=1).to(device))
     return Likeliest(*found)

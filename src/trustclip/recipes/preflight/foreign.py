@@ -60,5 +60,5 @@ def asked(
         found["completion"].append(torch.full_like(tokens, number))
         sequences.append((whole[0, :start].tolist(), tokens.tolist()))
     columns: dict[str, Any] = {name: torch.cat(parts) for name, parts in found.items()}
-    pairs = Pairs(**columns, sequences=sequences)
+    pairs = Pairs(sequences=sequences, **columns)
     return with_floor(pairs, lambda: floor_of(network, pairs))

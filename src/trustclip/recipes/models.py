@@ -306,7 +306,7 @@ def save_model(
     adapted = hasattr(model, "merge_and_unload")
     place, adapter = folder if what == "adapter" else folder / "adapter", None
     if adapted and what != "merged":
-        # Taken before the weights are merged, written after the folder around it, which must be new.
+        # Taken before the weights are merged, written after the folder around it: that must be new.
         own = {name: weight.clone() for name, weight in _adapter_of(model).items()}
         adapter = model.peft_config["default"], own
     whole = model.merge_and_unload() if adapted and what != "adapter" else model

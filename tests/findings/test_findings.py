@@ -103,6 +103,7 @@ _ARITHMETIC = {"entropy.py": {1.96}, "trends.py": {0.95, 1.4826, 1e-18}, "rows.p
 _OTHERS = {
     "atlas.py",
     "live.py",
+    "microscope.py",
     "tokens.py",
     "token_console.py",
     "weights.py",

@@ -89,7 +89,9 @@ def test_those_of_engines_that_call_a_loss_are_described_with_that_place_and_no_
 
 
 def test_those_that_the_code_names_are_described():
-    source = "".join(p.read_text("utf-8") for p in (ROOT / "src").rglob("engines/trl/*.py"))
+    source = "".join(
+        p.read_text("utf-8") for p in (ROOT / "src/trustclip/engines/trl").rglob("*.py")
+    )
     named = set(re.findall(r'_metrics\[[^\]]+\]\["trustclip/(\w+)"\]', source))
     assert named == {m.name for m in metrics.TRAINER.metrics}
 

@@ -57,11 +57,7 @@ def takes(cls: type | str) -> Callable[[Command], Command]:
 
 
 def reads(cls: type[T]) -> Callable[[Callable[[T], int]], Command]:
-    """Decorator of a command that needs nothing but its options.
-
-    Args:
-      cls: their class.
-    """
+    """Decorator of a command that needs nothing but its options."""
 
     def reading(function: Callable[[T], int]) -> Command:
         @takes(cls)
@@ -339,11 +335,6 @@ def method_from(name: str, argv: Sequence[str], command: str) -> "Method":
 
     A controller may replace a number, written as YAML: ``["--delta", "{controller:
     target_gate, share: 0.02}"]``.
-
-    Args:
-      name: of the method.
-      argv: arguments.
-      command: command that they belong to.
 
     Raises:
       ValueError: unknown hyper-parameter, a value out of range, or not a controller.

@@ -155,10 +155,6 @@ def _word(kind: Any) -> str:
 def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
     """The options that the fields of a dataclass are, those of its fields' fields included.
 
-    Args:
-      cls: the class.
-      prefix: before the path of each, with its dot.
-
     Example:
       >>> from trustclip.settings.stages import RLStage
       >>> [one.path for one in options_of(RLStage) if one.path.startswith("brake")]

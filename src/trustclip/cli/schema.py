@@ -47,9 +47,6 @@ class _Schemas(GenerateJsonSchema):
 def schema(kind: Kind) -> Json:
     """The JSON Schema (draft 2020-12) of recipes or of suites.
 
-    Args:
-      kind: of the file.
-
     Example:
       >>> made = schema("recipe")
       >>> made["properties"]["rl"]["$ref"], made["required"]

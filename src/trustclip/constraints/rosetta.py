@@ -457,7 +457,7 @@ def presets() -> dict[str, tuple[str, ...]]:
 
     Example:
       >>> presets()["prime-rl"]
-      ('ipo', 'icepop', 'ppo', 'cispo', 'ipo+kl', 'dppo+kl')
+      ('ipo', 'icepop', 'ppo', 'cispo', 'ipo+sc', 'ipo+kl', 'dppo+kl')
     """
     return {
         name: tuple(row.name for row in engine.rows if row.method is not None)

@@ -96,12 +96,6 @@ Metrics = dict[Literal["train", "eval"], dict[str, list[Number]]]
 def mapping(name: str, types: Mapping[str, Any], *, total: bool = True, more: bool = False) -> Any:
     """The type of a dictionary with these keys.
 
-    Args:
-      name: of the type.
-      types: of the values, by key.
-      total: whether all of them must be there.
-      more: whether there may be others.
-
     Example:
       >>> conform({"_step": 3}, mapping("Carried", {"_step": int}), "rank-0.json")
       >>> conform({"args": "x"}, mapping("Carried", {"_step": int}, total=False), "rank-0.json")

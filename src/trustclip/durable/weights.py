@@ -140,10 +140,6 @@ def frozen(model: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) 
     """Fingerprint of the frozen weights: names, types, shapes and a sample of the values.
 
     A checkpoint of an adapter is worth nothing on another base model, and would load without error.
-
-    Args:
-      model: with them.
-      whole: assembles a parameter from its parts.
     """
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():

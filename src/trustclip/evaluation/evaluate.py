@@ -138,11 +138,6 @@ def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
     Everything from the first incomplete batch on, one that a kill has torn or a power cut has
     damaged, is removed from the file and its further shards, so that new samples, which are the
     same ones, can be appended.
-
-    Args:
-      path: the file, which may be missing.
-      tasks: problems by task.
-      plan: how they are sampled.
     """
     files, own = shards(path.parent), own_shards(path.parent)
     found: dict[tuple[Any, ...], dict[bytes, Row]] = defaultdict(dict)

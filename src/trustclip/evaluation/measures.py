@@ -38,11 +38,6 @@ class Measures:
     ) -> list[dict[str, float | None]]:
         """Values by label for each completion, without that of the verifier.
 
-        Args:
-          problems: of each completion.
-          prompts: its conversation.
-          texts: the completions.
-
         Raises:
           RewardError: one fails, or the first says neither 0 nor 1.
         """

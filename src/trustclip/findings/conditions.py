@@ -20,9 +20,6 @@ def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
     """Faults about prompts and sampling that differ between the evaluations of runs.
 
     What a run has not recorded is not compared.
-
-    Args:
-      runs: of one comparison, each with an evaluation.
     """
     for what, names, found in (
         ("prompts", _PROMPT, {run.path: _prompt(run) for run in runs}),
@@ -78,11 +75,7 @@ def _samples(evaluations: Iterable[Evaluation]) -> int:
 
 
 def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:
-    """A fault of each group that differs from its reference in more than the method.
-
-    Args:
-      groups: of any settings, each setting with its reference.
-    """
+    """A fault of each group that differs from its reference in more than the method."""
     for here in by_setting(groups).values():
         reference = next((group for group in here if group.is_reference), here[0])
         for group in here:

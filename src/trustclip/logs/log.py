@@ -129,10 +129,6 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def first_row(head: bytes) -> Row:
-    """The object in the first line of a file; empty where that line is none.
-
-    Args:
-      head: the beginning of the file.
-    """
+    """The object in the first line of a file; empty where that line is none."""
     line, newline, _ = head.partition(b"\n")
     return (parsed(line) if newline else None) or {}

@@ -266,9 +266,6 @@ def token_batch(rows: Sequence[TokenRow]) -> TokenBatch:
     ``logp_old`` is ``logp`` where no row has it: the run did not move between sampling and update.
     A column that some rows lack is left out, except ``logp_rollout``, which is NaN in those.
 
-    Args:
-      rows: at least one.
-
     Returns:
       Fields of shape [rows, longest completion]; `keys` are numbers of the tokens in ``rows``.
     """

@@ -102,9 +102,6 @@ class Source(NamedTuple):
 def load_yaml(path: Path) -> tuple[Any, Lines]:
     """Content of a YAML file, and the line of every key in it.
 
-    Args:
-      path: the file.
-
     Returns:
       The content, and ``{(key, key, ...): line}``.
 

@@ -18,10 +18,6 @@ def with_folder(file: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     A file states one ``output_dir``, and a folder holds one run: without this, every second method
     would be refused, or need a folder by hand.
 
-    Args:
-      file: the recipe.
-      changes: by dotted path.
-
     Returns:
       The changes; ``output_dir`` is added unless they set it, or method and seed are the file's.
     """

@@ -150,9 +150,6 @@ def _report(run: RunDirectory, console: Console) -> None:
 def without_copies(overlap: Mapping[str, Any]) -> str:
     """What the clean test problems are, in words.
 
-    Args:
-      overlap: of the run's summary.
-
     Example:
       >>> without_copies({"rl": {"excluded": True}})
       'without the problems that were left out of training'
@@ -302,12 +299,7 @@ def _course(run: RunDirectory) -> dict[str, Any]:
 def clean_scores(
     overlap: Mapping[str, Any], evaluations: Mapping[int, Sequence[Row]]
 ) -> dict[str, Any]:
-    """First and last scores without the test problems that the training data hold, if any.
-
-    Args:
-      overlap: of the run's summary.
-      evaluations: samples by update.
-    """
+    """First and last scores without the test problems that the training data hold, if any."""
     if not (hit := overlapping(overlap)):
         return {}
     kept = {
@@ -332,11 +324,7 @@ def _evaluations(run: RunDirectory) -> dict[int, list[dict[str, Any]]]:
 
 
 def difference(evaluations: Mapping[int, Sequence[Row]]) -> stats.Difference:
-    """Gain in Mean@K from the first to the last evaluation, paired by problem, macro-averaged.
-
-    Args:
-      evaluations: samples by update.
-    """
+    """Gain in Mean@K from the first to the last evaluation, paired by problem, macro-averaged."""
     before, after = (outcomes(evaluations[pick(evaluations)]) for pick in (min, max))
     pairs = [(task, after[task][key], before[task][key]) for task in after for key in after[task]]
     tasks, new, old = zip(*pairs, strict=True)

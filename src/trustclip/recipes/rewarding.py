@@ -193,10 +193,6 @@ def keep_code(run: RunDirectory, settings: Any) -> None:
     """Copy the Python files that settings name to the run's folder ``code``, once each.
 
     A file that has changed since is copied beside the first, and the change is noted.
-
-    Args:
-      run: the run directory.
-      settings: of the run.
     """
     if not run.leads:
         return

@@ -83,10 +83,6 @@ def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
 def opening(settings: RLSettings, problems: int) -> str:
     """What is about to be trained, in one line.
 
-    Args:
-      settings: of the training.
-      problems: number of them.
-
     Example:
       >>> from pathlib import Path
       >>> opening(RLSettings(model="tiny", dataset="a.csv", output_dir=Path("runs/a")), 64)
@@ -122,12 +118,7 @@ def starting_model(
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a completed training.
-
-    Args:
-      trainer: with the trained model in it.
-      metrics: means over the run.
-    """
+    """The result of a completed training."""
 
     trainer: Any
     metrics: dict[str, Any]

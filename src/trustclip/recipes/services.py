@@ -29,9 +29,6 @@ def unavailable(sink: str) -> Iterator[str]:
     """Why an installed tracker would not start: no login, or its server does not answer.
 
     Offline modes need neither.
-
-    Args:
-      sink: name of the tracker.
     """
     instead = "or set `sink` to none: metrics.jsonl has every number."
     if sink == "wandb" and os.environ.get("WANDB_MODE") == "online" and not _wandb_knows_a_key():
@@ -78,10 +75,6 @@ def vllm_server(settings: RLStage) -> str | None:
 
 def await_server(settings: RLStage, console: Console) -> None:
     """Wait for the vLLM server as long as TRL would, but before a model loads, and check it.
-
-    Args:
-      settings: of the training.
-      console: says that it waits.
 
     Raises:
       ValueError: no server has answered, or it cannot serve a training.
@@ -143,9 +136,6 @@ def incapable(url: str) -> str:
     """What a vLLM server that answers lacks for a training, and how to start it; "" if nothing.
 
     TRL finds it out after the model has loaded, one thing at a time.
-
-    Args:
-      url: of the server.
     """
     try:
         with urlopen(f"{url}/server_info?config_format=json", timeout=CONFIGURATION) as reply:

@@ -34,13 +34,7 @@ MOST_COMPARED = 4
 
 @dataclass(frozen=True)
 class Dial:
-    """A hyper-parameter and the values it can be set to.
-
-    Args:
-      name: of the field.
-      values: positions, in order.
-      start: place of the default among them.
-    """
+    """A hyper-parameter and the values it can be set to."""
 
     name: str
     values: tuple[Any, ...]

@@ -24,14 +24,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report.
-
-    Args:
-      key: its anchor.
-      title: of it.
-      figures: in it.
-      tables: in it.
-    """
+    """A part of a report."""
 
     key: str
     title: str

@@ -83,9 +83,6 @@ def serve(paths: Sequence[Path], ready: Callable[[str], None]) -> None:
 class LiveServer(ThreadingHTTPServer):
     """Serves a live report on a free port of 127.0.0.1.
 
-    Args:
-      report: what to serve.
-
     Raises:
       OSError: no port is free.
     """

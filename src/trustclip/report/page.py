@@ -36,10 +36,6 @@ _PARTS = {
 def write_page(folder: Path, title: str) -> str:
     """Write ``report.html`` of one run directory from its files.
 
-    Args:
-      folder: the run directory.
-      title: of the page.
-
     Returns:
       Name of the file.
 
@@ -86,12 +82,7 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
 
 
 def sections_page(contents: Contents, title: str) -> str:
-    """A page of figures and tables that are not those of run directories, as HTML.
-
-    Args:
-      contents: of the page.
-      title: of the page.
-    """
+    """A page of figures and tables that are not those of run directories, as HTML."""
     scripts = [Markup(charts.script()), *rendered("common.js.j2", "page.js.j2")]
     sections = [part for part in contents.sections if part.figures or part.tables]
     page = environment().get_template("sections.html.j2")

@@ -109,10 +109,6 @@ def jumps(
 def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], list[float]]:
     """`weights` at `P_OLD` for ratios from 0 to 3.4, and on both sides of every jump.
 
-    Args:
-      chosen: the method.
-      points: on the curve, evenly spaced.
-
     Returns:
       (ratios, weights for A = 1, weights for A = -1).
 

@@ -74,10 +74,6 @@ def extract_answer(text: str, style: Style = "any") -> str | None:
     answer longer than 256 characters, nested deeper than 32 braces or with invisible characters
     (NUL, zero-width, bidirectional) is none. Only the last 200,000 characters are read.
 
-    Args:
-      text: the completion, without its prompt.
-      style: which of the above.
-
     Returns:
       The answer, never empty, or None.
 

@@ -131,11 +131,6 @@ class RunDirectory:
     def stopped(path: Path, command: str, settings: Any) -> bool:
         """Whether the folder holds a run of exactly these settings that is not finished.
 
-        Args:
-          path: the folder.
-          command: name of the command that runs.
-          settings: its settings.
-
         Raises:
           ValueError: a file of it is damaged.
         """
@@ -286,12 +281,7 @@ class RunDirectory:
         self._append(self.path / "gates.jsonl", [row])
 
     def tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write the recorded tokens of one update, in the columns of `trustclip.logs.tokens`.
-
-        Args:
-          step: updates done before it.
-          rows: of this rank.
-        """
+        """Write the recorded tokens of one update, in the columns of `trustclip.logs.tokens`."""
         folder, own = self.path / TOKENS, f"-rank{rank()}" if rank() else ""
         folder.mkdir(exist_ok=True)
         path = folder / f"update-{step:06d}{own}.parquet"

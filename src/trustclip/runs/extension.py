@@ -37,11 +37,6 @@ def extension(
 ) -> Extension | None:
     """What settings change of a run's length; None where it stays, or may not change so.
 
-    Args:
-      command: that runs.
-      stored: settings of the run, by their paths.
-      asked: settings now.
-
     Example:
       >>> settings = {"max_steps": 200, "lr_scheduler_type": "constant", "warmup_steps": 0}
       >>> extension("rl", settings, settings | {"max_steps": 400}).exact
@@ -69,15 +64,7 @@ def extension(
 
 
 def unchangeable(path: Any, command: str, key: str, values: tuple[Any, Any], elsewhere: str) -> str:
-    """The sentence about a setting that another run in the folder has differently.
-
-    Args:
-      path: the run directory.
-      command: that runs.
-      key: path of the setting.
-      values: of the run, and now.
-      elsewhere: what another place is called.
-    """
+    """The sentence about a setting that another run in the folder has differently."""
     stored, asked = values
     free = ", ".join(name for name in NEUTRAL if name != "output_dir")
     name = key.rpartition(".")[2]

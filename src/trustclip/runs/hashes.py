@@ -25,13 +25,7 @@ _CARD = f"{FINAL}/README.md"
 def with_hashes(
     folder: Path, summary: Mapping[str, Any], rows: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A summary with the hashes of everything that the run leaves, and of the summary itself.
-
-    Args:
-      folder: the run directory.
-      summary: without hashes.
-      rows: extents of its files of rows.
-    """
+    """A summary with the hashes of everything that the run leaves, and of the summary itself."""
     files = regular_files(folder)
     others = [path for name, path in files.items() if name in _SETTINGS or _of_model(name)]
     hashes = {**rows, **listed(folder, others)}

@@ -63,14 +63,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Group:
-    """Metrics of one kind.
-
-    Args:
-      title: heading.
-      about: what they have in common, in Markdown.
-      metrics: of the group.
-      prefix: of their names in a log.
-    """
+    """Metrics of one kind."""
 
     title: str
     about: str

@@ -43,14 +43,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a file that are not those recorded.
-
-    Args:
-      start: offset of the first.
-      end: offset behind the last.
-      since: what recorded the start, in words.
-      until: and the end.
-    """
+    """Bytes of a file that are not those recorded."""
 
     start: int
     end: int

@@ -25,11 +25,7 @@ class Trl:
 
 @dataclass(frozen=True)
 class Neutral:
-    """No result depends on it, so a run that has begun may continue with another value.
-
-    Args:
-      why: the reason.
-    """
+    """No result depends on it, so a run that has begun may continue with another value."""
 
     why: str
 
@@ -101,10 +97,6 @@ def marks(hint: Any) -> tuple[Any, ...]:
 @cache
 def marked(cls: type, kind: type[T]) -> Mapping[str, T]:
     """The settings of a class that bear a mark, in their order.
-
-    Args:
-      cls: a dataclass of settings.
-      kind: class of the mark.
 
     Example:
       >>> from trustclip.settings.stages import SFTStage

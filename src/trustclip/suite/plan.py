@@ -241,7 +241,8 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
         return None
     chosen = recipe.seed if settings.sft_seed is None else settings.sft_seed
     chosen = seed if chosen == "run" else int(chosen)
-    content = {"model": recipe.model, "seed": chosen, **as_mapping(recipe)["sft"]}
+    own = {"model": recipe.model, "seed": chosen, "dtype": recipe.dtype}
+    content = {**own, **as_mapping(recipe)["sft"]}
     content["exclude"] = _tests_of(recipe, recipe.sft.exclude)
     path = settings.output_dir / f"sft-{digest(content)}"
     return Job(path, content | {"output_dir": str(path)}, "sft", recipe.model, chosen)

@@ -24,11 +24,7 @@ STYLES: dict[State, str] = {
 
 
 class Progress:
-    """Progress of a run, read from its growing ``metrics.jsonl``.
-
-    Args:
-      job: the run.
-    """
+    """Progress of a run, read from its growing ``metrics.jsonl``."""
 
     def __init__(self, job: Job) -> None:
         self._path = job.path / "metrics.jsonl"

@@ -119,12 +119,6 @@ def told(console: Console, text: str) -> None:
 def say(*values: object, end: str = "\n", flush: bool = False, error: bool = False) -> None:
     r"""Print as `print` does, without effect on the terminal.
 
-    Args:
-      *values: to print, separated by spaces.
-      end: printed after them.
-      flush: whether to write at once.
-      error: to standard error.
-
     Example:
       >>> say("a", "\x1b]0;title\x07")
       a <U+001B>]0;title<U+0007>

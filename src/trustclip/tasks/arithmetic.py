@@ -148,9 +148,6 @@ class Arithmetic:
 def split_of(text: str) -> Split:
     """Split that a problem belongs to: a fixed function of its text.
 
-    Args:
-      text: the problem as shown to the model.
-
     Returns:
       ``"test"`` for about one text in eight, else ``"train"``.
 

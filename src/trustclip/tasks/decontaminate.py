@@ -299,9 +299,6 @@ class DecontaminateConfig:
 def run(config: DecontaminateConfig) -> int:
     """Run ``trustclip decontaminate``: compare, write the report, print a summary.
 
-    Args:
-      config: sources, outputs and thresholds.
-
     Returns:
       Exit code 0; finding matches is not a failure.
 

@@ -31,9 +31,6 @@ class Worded(ABC):
     """A stream of distinct problems; training and test problems are disjoint for every seed.
 
     The split of a problem depends on its text alone.
-
-    Args:
-      seed: which problems are drawn, and in which order.
     """
 
     seed: int = 0

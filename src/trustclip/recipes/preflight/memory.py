@@ -51,11 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimate of a training's memory on one device.
-
-    Args:
-      parts: what takes how much, and in which phases.
-    """
+    """Estimate of a training's memory on one device."""
 
     parts: tuple[Part, ...]
 
@@ -170,12 +166,7 @@ def tuning(
 ) -> int:
     """Peak memory of fine-tuning on one device, in bytes, as `estimate` has that of RL.
 
-    Args:
-      model_config: configuration of a Hugging Face causal language model.
-      settings: of the fine-tuning.
-      length: of the longest prompt with its solution, tokens.
-      device: see `estimate`.
-      dtype: see `estimate`.
+    ``length`` is that of the longest prompt with its solution, in tokens.
 
     Raises:
       ValueError: the architecture cannot be run on the meta device.

@@ -21,9 +21,6 @@ def lines(pairs: Pairs) -> Iterator[tuple[str, str]]:
     In brackets the trainer's own, between float32 and bfloat16, where that was measured. Kinds of
     fewer than `PART` tokens are left out.
 
-    Args:
-      pairs: the comparison.
-
     Example:
       >>> logp = torch.linspace(-4, -0.01, 400)
       >>> dict(lines(Pairs(logp, logp + 0.01 * logp)))["by probability"]

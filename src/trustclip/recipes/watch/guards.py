@@ -182,13 +182,7 @@ class Guards(TrainerCallback, ExportableState):
                 self._recent[name] = [*before, abs(value)][-SPIKE_WINDOW:]
 
     def report(self, step: int, name: str, text: str) -> None:
-        """Report what the trainer itself has noticed.
-
-        Args:
-          step: the update after which.
-          name: of the notice.
-          text: of the notice.
-        """
+        """Report what the trainer itself has noticed."""
         self._step = step
         self._report(name, text)
 

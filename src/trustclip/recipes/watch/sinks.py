@@ -109,10 +109,6 @@ def missing(name: SinkName) -> str | None:
 def viewer(name: SinkName, folder: Path) -> str | None:
     """The command that shows what a sink holds; None for no sink.
 
-    Args:
-      name: of the sink.
-      folder: the run directory.
-
     Example:
       >>> viewer("tensorboard", Path("runs/tiny"))
       'tensorboard --logdir runs/tiny/tensorboard'
@@ -229,6 +225,7 @@ class _Wandb:
         folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             project="trustclip", name=run_name, config=_plain(config), dir=str(folder),
+            mode=os.environ["WANDB_MODE"],  # what was imported earlier may have read another
             # A resumed run keeps its id, so that its parts are one run when uploaded.
             id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16], resume="allow",
             settings=self._wandb.Settings(

@@ -77,9 +77,6 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     Least squares on $\log y$; the standard error is corrected for the first autocorrelation
     $\rho$ of the residuals by $\sqrt{(1+\rho)/(1-\rho)}$.
 
-    Args:
-      values: positive, in their order.
-
     Returns:
       (factor, standard errors); (1, 0) for fewer than `FEWEST` values.
 

@@ -121,10 +121,6 @@ CHARACTER, ROOM = 0.028, 0.02
 def tick_labels(ticks: Sequence[float], *, log: bool) -> list[str]:
     """Labels of ticks, empty where one would overlap the previous one.
 
-    Args:
-      ticks: places, rising.
-      log: whether the axis is logarithmic.
-
     Example:
       >>> tick_labels([0.1, 0.2, 0.3, 0.329, 0.4], log=True)
       ['0.1', '0.2', '0.3', '', '0.4']

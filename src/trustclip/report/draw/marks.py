@@ -87,14 +87,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with a caption.
-
-    Args:
-      key: file name of it, and its anchor.
-      title: a few words.
-      caption: what is seen, in sentences.
-      panels: from left to right.
-    """
+    """Panels with a caption."""
 
     key: str
     title: str

@@ -17,10 +17,6 @@ APART, TOGETHER = 0.06, 0.5
 
 def swept_figures(groups: Sequence[Group], compared: Sequence[Compared]) -> list[Figure]:
     """Final scores, differences to the reference and gated share of methods over each swept number.
-
-    Args:
-      groups: any.
-      compared: them against the reference of their setting.
     """
     figures = []
     for (path, _), members in _families(groups).items():

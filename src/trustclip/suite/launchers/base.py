@@ -78,11 +78,7 @@ class Launcher(Protocol):
 
 
 class Local:
-    """Processes on this machine, which share its processors and GPUs.
-
-    Args:
-      slots: runs at once.
-    """
+    """Processes on this machine, which share its processors and GPUs."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots

@@ -35,9 +35,6 @@ class Ray:
 
     Tasks run on the cluster that RAY_ADDRESS names or that this machine belongs to; where there is
     none, on a local Ray started for the purpose.
-
-    Args:
-      resources: of each task.
     """
 
     def __init__(self, resources: Resources) -> None:

@@ -27,12 +27,6 @@ def attend(folder: Path, command: Sequence[str], where: Path, threads: int) -> i
     On SIGTERM (a cancelled job), SIGUSR2 (submitit's signal before a time limit) or a request in
     ``request.txt`` the run saves and exits.
 
-    Args:
-      folder: run directory.
-      command: what to run.
-      where: its working directory.
-      threads: processors that it may use.
-
     Returns:
       Its exit status, or None if it waited for a process of an earlier call in the folder.
     """

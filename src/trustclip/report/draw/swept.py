@@ -16,8 +16,7 @@ APART, TOGETHER = 0.06, 0.5
 
 
 def swept_figures(groups: Sequence[Group], compared: Sequence[Compared]) -> list[Figure]:
-    """Final scores, differences to the reference and gated share of methods over each swept number.
-    """
+    """Final scores, differences to the reference and gated shares over each swept number."""
     figures = []
     for (path, _), members in _families(groups).items():
         values = sorted({_value(group, path) for group in members})

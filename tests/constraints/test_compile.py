@@ -1,5 +1,6 @@
 """``torch.compile(tc.policy_loss)``: one graph, and the numbers of the loss as it is written."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,5 +118,7 @@ def test_compiled_code_has_the_same_numbers() -> None:
         "method = tc.method('atr', delta=0.02)\n"
         "assert_same(compiled('inductor'), method, random_batch(method), close=1e-12)\n"
     )
-    helpers = Path(__file__).parents[1] / "support"
-    subprocess.run([sys.executable, "-c", code], cwd=helpers, check=True, timeout=NEVER)
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent / "support"), *sys.path])
+    environment = os.environ | {"PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=NEVER)

@@ -417,7 +417,8 @@ def process(*arguments: str, launcher: tuple[str, ...] = ()) -> dict:
     """Last line of a script's output, as JSON."""
     script = str(Path(__file__).parents[1] / "support" / "durable_processes.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    paths = [str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")]
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent / "support"), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     done = subprocess.run(
         [sys.executable, *launcher, script, *arguments],

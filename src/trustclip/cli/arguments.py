@@ -359,6 +359,6 @@ def taken(argv: list[str], flag: str) -> tuple[list[str], str | None]:
             return argv[:i] + argv[i + 1 :], argument.partition("=")[2]
         if argument == flag:
             if i + 1 == len(argv):
-                raise ValueError(f"{flag} needs a name.")
+                raise ValueError(f"{flag} needs a value.")
             return argv[:i] + argv[i + 2 :], argv[i + 1]
     return argv, None

@@ -170,11 +170,12 @@ def _methods(*, swept: bool) -> Json:
 def _one_method(cls: Any, swept: bool) -> Json:
     """The hyper-parameters of one method; a number may be a controller."""
     made = _of(cls)
-    if "$defs" in made:  # parts that are no methods, few and small
-        made = _walk(made, lambda value: made["$defs"][value["$ref"].rpartition("/")[2]]
-                     if str(value.get("$ref", "")).startswith("#/$defs/")
-                     and value["$ref"].rpartition("/")[2] in made["$defs"] else value)  # fmt: skip
-        made.pop("$defs")
+    parts = made.pop("$defs", {})  # those that are no methods, few and small
+
+    def spelled_out(value: Json) -> Json:
+        return parts.get(str(value.get("$ref")).removeprefix("#/$defs/"), value)
+
+    made = _walk(made, spelled_out)
     fields = {name: _or_controlled(field) for name, field in made.get("properties", {}).items()}
     more: Json = {"name": {"type": "string"}}
     if swept:

@@ -22,10 +22,11 @@ Weights = Literal["none", "reload", "fixed"]
 TOGETHER = 64
 #: Text whose tokens both sides must know: digits, spaces, and characters of two bytes.
 _SPECIMEN = "What is 12 + 345?\n\n  Größe: ½ m"
+#: vLLM's name for log-probabilities of the distribution that a token was drawn from.
+PROCESSED = "processed_logprobs"
 #: How vLLM is started so that it samples for a training.
 START = (
-    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
-    "--generation-config vllm"
+    f"VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode {PROCESSED} --generation-config vllm"
 )
 
 
@@ -186,10 +187,10 @@ def complaints(
             "where every sample is of the policy that the server was started with."
         )
     mode = None if config is None else config.get("model_config", {}).get("logprobs_mode")
-    if not plain and mode != "processed_logprobs":
+    if not plain and mode != PROCESSED:
         yield (
             f"the server at {sampler.shown} does not say that its log-probabilities are those of "
             "the draw, with temperature and cut-offs (vLLM in development mode with "
-            "--logprobs-mode processed_logprobs does): set temperature and top_p to 1, or start it "
+            f"--logprobs-mode {PROCESSED} does): set temperature and top_p to 1, or start it "
             f"by {START}."
         )

@@ -1,7 +1,6 @@
 """Log-probabilities of further tokens at each position, beside the sampled one, with a gradient."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -51,7 +50,7 @@ def further_logps(
     width = head.vocabulary if further is None else further.shape[1]
     with torch.autocast(hidden.device.type, enabled=False):
         if further is None:
-            z = _all(head, rows)
+            z = head.logits_of(rows, None)
             apart = z - z.gather(1, own)
         else:
             step = max(1, _GATHERED // max(1, (width + 1) * hidden.shape[1]))
@@ -67,9 +66,3 @@ def _few(head: Head, hidden: Tensor, ids: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return head.logits_of(hidden, ids)
     return checkpoint(head.logits_of, hidden, ids, use_reentrant=False)  # type: ignore[return-value]
-
-
-def _all(head: Head, hidden: Tensor) -> Tensor:
-    bias = None if head.bias is None else head.bias.to(head.dtype)
-    z = F.linear(hidden.to(head.dtype), head.weight.to(head.dtype), bias) / head.temperature
-    return z if head.cap is None else (z / head.cap).tanh() * head.cap

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trustclip.constraints.masked import widen
@@ -224,11 +225,19 @@ class Head:
         r"""Derivative of capped logits in the uncapped ones, $1 - (z/c)^2$; None without a cap."""
         return None if self.cap is None else 1 - (logits / self.cap).square_()
 
-    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Logits of a few tokens of each row, by gathering their weights. Shape [rows, K]."""
-        gathered = self.weight[ids].to(self.dtype)  # [rows, K, H]
-        z = torch.einsum("nh,nkh->nk", hidden.to(self.dtype), gathered)  # [rows, K]
-        z = (z if self.bias is None else z + self.bias[ids]) / self.temperature
+    def logits_of(self, hidden: Tensor, ids: Tensor | None) -> Tensor:
+        """Logits of a few tokens of each row, by gathering their weights. Shape [rows, K].
+
+        Of all tokens, where ``ids`` is None, at one product. Shape [rows, vocabulary].
+        """
+        operand = hidden.to(self.dtype)
+        if ids is None:
+            bias = None if self.bias is None else self.bias.to(self.dtype)
+            z = F.linear(operand, self.weight.to(self.dtype), bias) / self.temperature
+        else:
+            gathered = self.weight[ids].to(self.dtype)  # [rows, K, H]
+            z = torch.einsum("nh,nkh->nk", operand, gathered)  # [rows, K]
+            z = (z if self.bias is None else z + self.bias[ids]) / self.temperature
         return z if self.cap is None else (z / self.cap).tanh().mul(self.cap)
 
     @property

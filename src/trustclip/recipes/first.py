@@ -1,24 +1,22 @@
 """The command ``init``: a first recipe from a model and data, with comments."""
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trustclip.recipes.models import load_tokenizer
-from trustclip.recipes.problems import training_problems
+from trustclip.recipes.problems import unrecorded
 from trustclip.recipes.rewarding import check_data
 from trustclip.recipes.shipped import modeline
-from trustclip.runs.directory import RunDirectory
-from trustclip.settings.stages import InitSettings, RLSettings, RLStage
+from trustclip.settings.stages import InitSettings, RLStage
 from trustclip.support.jsonl import plain
 from trustclip.support.text import one_line
 from trustclip.tasks.files import format_of
 from trustclip.tasks.generated import GENERATED
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import completion, messages
+from trustclip.tasks.prompts import completion, tokens_of
 from trustclip.tasks.rows import mapped
 from trustclip.tasks.sources import open_source
 
@@ -83,11 +81,7 @@ def write_recipe(settings: InitSettings) -> Path:
         raise ValueError(f"{settings.file} exists; name another file: trustclip init FILE.")
     data, tests = sources(settings)
     stage = settings.training
-    with tempfile.TemporaryDirectory() as folder:
-        values = vars(stage) | {"dataset": data}
-        place = {"model": settings.model, "output_dir": Path(folder), "seed": settings.seed}
-        made = RLSettings(**values, **place)
-        problems = training_problems(made, RunDirectory(Path(folder), "rl", made), settings.seed)
+    problems = unrecorded(replace(stage, dataset=data), settings.model or "", settings.seed)
     check_data(problems, stage)
     tokenizer = load_tokenizer(settings.model or "", stage.style)
     text = recipe_text(settings, data, tests, measured(problems, tokenizer, stage))
@@ -114,19 +108,13 @@ def sources(settings: InitSettings) -> tuple[str, str | None]:
 
 def measured(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Sizes:
     """Numbers and lengths of problems, by a model's own tokens."""
-
-    def tokens(problem: Problem) -> int:
-        prompt = messages(problem.problem, stage.style)
-        made = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
-        return len(made["input_ids"])
-
     some = problems[:MEASURED]
     solved = all(problem.solution for problem in problems)
     texts = [completion(problem, stage.style) for problem in some] if solved else []
     return Sizes(
         len(problems),
         solved,
-        max(map(tokens, some)),
+        max(tokens_of(tokenizer, problem, stage.style) for problem in some),
         max((len(tokenizer(text)["input_ids"]) + 1 for text in texts), default=0),
     )
 

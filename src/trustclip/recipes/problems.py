@@ -1,6 +1,7 @@
 """Problems for a recipe, generated or from a source, with training and test problems disjoint."""
 
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from trustclip.settings.stages import (
     OWN_TESTS,
     EvalStage,
     Recipe,
+    RLSettings,
     RLStage,
     Training,
     source_of,
@@ -232,6 +234,13 @@ def training_problems(
             "column `solution` (or `generated_solution`)."
         )
     return solved
+
+
+def unrecorded(stage: RLStage, model: str, seed: int) -> list[Problem]:
+    """`training_problems` for a look at them: what is wrong with a row is written nowhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = RLSettings(**vars(stage), model=model, output_dir=Path(folder), seed=seed)
+        return training_problems(stage, RunDirectory(Path(folder), "rl", settings), seed)
 
 
 def test_problems(settings: EvalStage, run: RunDirectory) -> dict[str, list[Problem]]:

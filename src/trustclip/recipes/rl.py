@@ -35,7 +35,7 @@ from trustclip.runs.progress import Stage
 from trustclip.settings.stages import Place, RLSettings, RLStage
 from trustclip.support.terminal import told
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import PromptStyle, messages
+from trustclip.tasks.prompts import PromptStyle, tokens_of
 
 
 def rl(settings: RLSettings, console: Console) -> RunDirectory:
@@ -286,18 +286,7 @@ def short_enough(
     limit, style = settings.max_prompt_length, settings.style
     if limit is None:
         return problems
-    short = [
-        problem
-        for problem in problems
-        if len(
-            tokenizer.apply_chat_template(
-                messages(problem.problem, style),
-                add_generation_prompt=True,
-                return_dict=True,
-            )["input_ids"]
-        )
-        <= limit
-    ]
+    short = [problem for problem in problems if tokens_of(tokenizer, problem, style) <= limit]
     if not short:
         raise ValueError(f"no problem has a prompt of at most max_prompt_length = {limit} tokens.")
     enough(short, settings)

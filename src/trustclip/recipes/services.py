@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 from rich.console import Console
 
-from trustclip.engines.served import ServedSampler, complaints
+from trustclip.engines.served import PROCESSED, ServedSampler, complaints
 from trustclip.settings.stages import RLStage
 from trustclip.support.secrets import redacted
 from trustclip.support.terminal import told
@@ -21,8 +21,6 @@ from trustclip.support.text import one_line
 #: Seconds that a server has to answer, those that one which does has for its configuration, which
 #: waits for a busy engine, and those between two questions to one that is awaited.
 ANSWER, CONFIGURATION, AGAIN = 5.0, 120.0, 2.0
-#: vLLM's name for log-probabilities of the distribution that a token was drawn from.
-PROCESSED = "processed_logprobs"
 
 
 def unavailable(sink: str) -> Iterator[str]:

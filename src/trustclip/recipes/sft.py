@@ -1,6 +1,7 @@
 """Supervised fine-tuning on worked solutions, by TRL's `SFTTrainer`."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trustclip.settings.stages import SFTSettings
 from trustclip.support.terminal import told
 from trustclip.tasks.hub import hub_source, named_after, select_for_sft
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import completion, messages
+from trustclip.tasks.prompts import completion, messages, tokens_of
 
 
 def sft(
@@ -127,13 +128,8 @@ def format_examples(
     """
     source = named_after(Path(settings.dataset).stem) or hub_source(settings.dataset)
     if source is not None and source.kind == "sft":
-
-        def tokens(problem: Problem) -> int:
-            turn = {"role": "assistant", "content": completion(problem, settings.style)}
-            conversation = [*messages(problem.problem, settings.style), turn]
-            return len(tokenizer.apply_chat_template(conversation, return_dict=True)["input_ids"])
-
-        problems = select_for_sft(problems, max_seq_length=settings.max_length, count_tokens=tokens)
+        count = partial(tokens_of, tokenizer, style=settings.style, solved=True)
+        problems = select_for_sft(problems, max_seq_length=settings.max_length, count_tokens=count)
     if not problems:
         raise ValueError(
             f"{settings.dataset}: no solution with a numeric answer fits into half of max_length "

@@ -1,10 +1,8 @@
 """The command ``try``: a few completions of a model, as one looks at them before training."""
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,13 +10,12 @@ from rich.console import Console
 from trustclip.evaluation.backends.local import Completion, Local, Sampling
 from trustclip.findings.start import of_trial
 from trustclip.recipes.models import load_model
-from trustclip.recipes.problems import training_problems
+from trustclip.recipes.problems import unrecorded
 from trustclip.recipes.prompting import show, unlike
 from trustclip.recipes.rewarding import Rewards, check_data
 from trustclip.rewards import extract_answer
-from trustclip.runs.directory import RunDirectory
-from trustclip.settings.stages import RLSettings, RLStage, TrySettings
-from trustclip.support.terminal import told, warn
+from trustclip.settings.stages import RLStage, TrySettings
+from trustclip.support.terminal import quoted, told, warn
 from trustclip.support.text import duration
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import messages, rendered
@@ -58,7 +55,7 @@ def trial(settings: TrySettings, console: Console, training: RLStage | None = No
     """
     stage = training or settings.training
     each = min(settings.each, settings.n)
-    problems = _problems(stage, settings)[: -(-settings.n // each)]
+    problems = unrecorded(stage, settings.model, settings.seed)[: -(-settings.n // each)]
     check_data(problems, stage)
     rewards = Rewards(stage, stage.style.extraction, settings.seed)
     try:
@@ -83,13 +80,6 @@ def trial(settings: TrySettings, console: Console, training: RLStage | None = No
     _print(groups, stage, tokenizer, console)
     _conclude(groups, stage, _speed(groups, seconds, model), console)
     return groups
-
-
-def _problems(stage: RLStage, settings: TrySettings) -> list[Problem]:
-    with tempfile.TemporaryDirectory() as folder:
-        place = {"model": settings.model, "output_dir": Path(folder), "seed": settings.seed}
-        run = RunDirectory(Path(folder), "rl", RLSettings(**vars(stage), **place))
-        return training_problems(stage, run, settings.seed)
 
 
 def _graded(
@@ -119,8 +109,7 @@ def _print(groups: Sequence[Group], stage: RLStage, tokenizer: Any, console: Con
 def _quote(text: str, console: Console) -> None:
     """Print a text with a bar before each line, and how much of a long one is left out."""
     shown = "\n".join(text[:CHARACTERS].splitlines()[:LINES])
-    for line in shown.splitlines() or [""]:
-        told(console, f"  | {line}")
+    quoted(console, shown or "\n")
     if left := len(text.rstrip()) - len(shown.rstrip()):
         told(console, f"  ... {left:,} more characters")
 

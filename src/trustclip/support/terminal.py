@@ -116,6 +116,12 @@ def told(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def quoted(console: Console, text: str) -> None:
+    """Print a text as `told` does, a bar before each of its lines."""
+    for line in text.splitlines():
+        told(console, f"  | {line}")
+
+
 def say(*values: object, end: str = "\n", flush: bool = False, error: bool = False) -> None:
     r"""Print as `print` does, without effect on the terminal.
 

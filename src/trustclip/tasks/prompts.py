@@ -297,6 +297,19 @@ def _thinking(template: str, value: bool) -> str:
     return both[value] + template
 
 
+def tokens_of(
+    tokenizer: Any, problem: Problem, style: str | PromptStyle, *, solved: bool = False
+) -> int:
+    """Tokens of a problem's prompt, or of the prompt with the `completion` of its solution."""
+    conversation = messages(problem.problem, style)
+    if solved:
+        conversation.append({"role": "assistant", "content": completion(problem, style)})
+    made = tokenizer.apply_chat_template(
+        conversation, add_generation_prompt=not solved, return_dict=True
+    )
+    return len(made["input_ids"])
+
+
 def rendered(tokenizer: Any, problem: str, style: str | PromptStyle) -> str:
     """The text that a model gets for a problem, special tokens included."""
     return str(

@@ -81,18 +81,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "kind"), CASES, ids=str)
-def test_an_update_has_the_gradient_of_dense_autograd(tmp_path, settings, kind):
-    """In the second update of a generation, where the ratios have moved and the gate closes."""
-    method = {"name": "centered", "inner": "atr"}
-    trainer = build(tmp_path, method=method, num_iterations=2, **settings)
+def second_update(trainer, prompts, seed, noise):
+    """Inputs of a generation, and the gradients of its update after the policy has moved."""
     model = trainer.model
-    before, _ = fresh_model()
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     model.train()
-    batch = [{"prompt": text} for text in ("1+2=", "3+1=") for _ in range(8)]
-    inputs = trainer._generate_and_score_completions(batch)
-    generator = torch.Generator().manual_seed(0)
+    inputs = trainer._generate_and_score_completions([{"prompt": text} for text in prompts])
+    generator = torch.Generator().manual_seed(noise)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
@@ -100,8 +95,18 @@ def test_an_update_has_the_gradient_of_dense_autograd(tmp_path, settings, kind):
     trainer.current_gradient_accumulation_steps = 1
     trainer.compute_loss(model, inputs).backward()
     got = {name: x.grad.clone() for name, x in model.named_parameters()}
-
     model.zero_grad()
+    return inputs, got
+
+
+@pytest.mark.parametrize(("settings", "kind"), CASES, ids=str)
+def test_an_update_has_the_gradient_of_dense_autograd(tmp_path, settings, kind):
+    """In the second update of a generation, where the ratios have moved and the gate closes."""
+    method = {"name": "centered", "inner": "atr"}
+    trainer = build(tmp_path, method=method, num_iterations=2, **settings)
+    model = trainer.model
+    before, _ = fresh_model()
+    inputs, got = second_update(trainer, ["1+2="] * 8 + ["3+1="] * 8, seed=3, noise=0)
     p = dense(model, inputs, trainer.temperature)
     with torch.no_grad():
         old = dense(before, inputs, trainer.temperature)
@@ -203,18 +208,7 @@ def test_a_replayed_update_has_the_gradient_over_the_kept_tokens(tmp_path):
     trainer = build(tmp_path, method="importance_sampling", num_iterations=2, **cut)
     model = trainer.model
     before, _ = fresh_model()
-    torch.manual_seed(4)
-    model.train()
-    inputs = trainer._generate_and_score_completions([{"prompt": "1+2="}] * 16)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    trainer.state.global_step += 1
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.compute_loss(model, inputs).backward()
-    got = {name: x.grad.clone() for name, x in model.named_parameters()}
-    model.zero_grad()
+    inputs, got = second_update(trainer, ["1+2="] * 16, seed=4, noise=1)
     with torch.no_grad():
         old = dense(before, inputs, trainer.temperature)
         outside = old < old.topk(12).values[..., -1:]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from trustclip.cli.arguments import parse, reads, takes
+from trustclip.cli.arguments import parse, reads, taken, takes
 from trustclip.settings.marks import Argument, Shown
 from trustclip.support.terminal import say
 
@@ -240,16 +240,10 @@ def _sampler(arguments: Sequence[str]) -> int:
 
 def _length(arguments: Sequence[str]) -> tuple[list[str], int]:
     """The arguments without ``--length N``, and N; 0 where it is not given."""
-    rest, length = list(arguments), "0"
-    for at, part in enumerate(arguments):
-        name, equals, value = part.partition("=")
-        if name == "--length":
-            length = value if equals else (rest[at + 1] if at + 1 < len(rest) else "")
-            del rest[at : at + (1 if equals else 2)]
-            break
-    if not length.isdigit() or (length == "0" and len(rest) < len(arguments)):
+    rest, length = taken([*arguments], "--length")
+    if length is not None and not (length.isdigit() and int(length)):
         raise ValueError(f"--length is a number of tokens, 1 or more; got {length!r}.")
-    return rest, int(length)
+    return rest, int(length or 0)
 
 
 @dataclasses.dataclass

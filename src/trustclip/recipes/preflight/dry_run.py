@@ -27,6 +27,7 @@ from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.services import answers, check_sampling, incapable, unanswered, vllm_server
 from trustclip.settings.stages import Recipe, RLStage
+from trustclip.support.terminal import quoted, told
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import rendered, written
@@ -205,15 +206,10 @@ def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console)
     Raises:
       ValueError: a reward cannot be made, or fails.
     """
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     settings = recipe.rl
     show(console, differences(recipe))
-    say(f"a prompt, style {settings.style.name}:")
-    for line in rendered(tokenizer, problem.problem, settings.style).splitlines():
-        say(f"  | {line}")
+    told(console, f"a prompt, style {settings.style.name}:")
+    quoted(console, rendered(tokenizer, problem.problem, settings.style))
     texts = {"nothing": "", "its gold answer": written(problem, settings.style)}
     if recipe.eval is not None:
         Measures(recipe.eval.reward, recipe.eval.style.extraction).close()
@@ -224,7 +220,7 @@ def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console)
         rewards.close()
     for name, values in given.items():
         each = (f"{value} for {what}" for what, value in zip(texts, values, strict=True))
-        say(f"reward {name}: {', '.join(each)}")
+        told(console, f"reward {name}: {', '.join(each)}")
 
 
 def _problems(

@@ -19,7 +19,7 @@ from trustclip.recipes.tiny import BUILT_IN, tiny_model
 from trustclip.settings.stages import Recipe, RLStage
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import PromptStyle, completion, messages
+from trustclip.tasks.prompts import PromptStyle, messages, tokens_of
 
 #: On a CPU the longest batch is run only if it is expected to take less, in seconds.
 PATIENCE = 120.0
@@ -42,33 +42,17 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
     samples = settings.per_device_train_batch_size * schedule_of(settings).steps_per_generation
     count = max(1, samples // settings.num_generations)
 
-    def tokens(problem: Problem) -> int:
-        rendered = tokenizer.apply_chat_template(
-            messages(problem.problem, settings.style),
-            add_generation_prompt=True,
-            return_dict=True,
-        )
-        return len(rendered["input_ids"])
-
     # Only what is long in characters can be long in tokens; tokenising everything takes minutes.
     some = sorted(problems, key=lambda problem: -len(problem.problem))[: 4 * count + 64]
-    ranked = sorted(((tokens(problem), n) for n, problem in enumerate(some)), reverse=True)
+    lengths = [tokens_of(tokenizer, problem, settings.style) for problem in some]
+    ranked = sorted(((length, n) for n, length in enumerate(lengths)), reverse=True)
     return Longest(tuple(some[n] for _, n in ranked[:count]), ranked[0][0])
 
 
 def longest_solution(problems: Sequence[Problem], tokenizer: Any, style: PromptStyle) -> int:
     """Tokens of the longest prompt with its solution."""
-
-    def conversation(problem: Problem) -> list[dict[str, str]]:
-        turn = {"role": "assistant", "content": completion(problem, style)}
-        return [*messages(problem.problem, style), turn]
-
-    def tokens(problem: Problem) -> int:
-        found = tokenizer.apply_chat_template(conversation(problem), return_dict=True)
-        return len(found["input_ids"])
-
     some = sorted(problems, key=lambda p: -len(p.problem) - len(p.solution or ""))[:64]
-    return max(map(tokens, some))
+    return max(tokens_of(tokenizer, problem, style, solved=True) for problem in some)
 
 
 def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ from trustclip.recipes.prompting import show, unlike
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.marks import fields_of
 from trustclip.settings.stages import EvalSettings, Recipe, RLSettings, RLStage, SFTSettings
-from trustclip.support.terminal import told, warn
+from trustclip.support.terminal import quoted, told, warn
 from trustclip.tasks.prompts import completion, rendered
 
 
@@ -75,8 +75,7 @@ def dry_sft(settings: SFTSettings, console: Console) -> int:
             f"{settings.max_length} and lose their ends, where the answers are.",
         )
     told(console, f"an example, style {settings.style.name}:")
-    for line in texts[0].splitlines():
-        told(console, f"  | {line}")
+    quoted(console, texts[0])
     return 0
 
 
@@ -104,6 +103,5 @@ def dry_eval(settings: EvalSettings, console: Console) -> int:
         _, tokenizer = model_shape(settings.model, settings.style)
         first = next(problem for problems in tasks.values() for problem in problems)
         told(console, f"a prompt, style {settings.style.name}:")
-        for line in rendered(tokenizer, first.problem, settings.style).splitlines():
-            told(console, f"  | {line}")
+        quoted(console, rendered(tokenizer, first.problem, settings.style))
     return 0

@@ -51,7 +51,6 @@ def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
 
     Args:
       model: a causal language model, or an adapter around one.
-
       k: how many of the likeliest tokens to record with them.
 
     Yields:

@@ -3,11 +3,12 @@
 import json
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from many_clients import Server as ManyClients
 from patience import NEVER
 
 from trustclip.engines.trl.sampling.decoding import Decoder
@@ -63,7 +64,7 @@ class Server:
             def log_message(handler, *args):  # pyright: ignore[reportSelfClsParameterName, reportIncompatibleMethodOverride]
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = ManyClients(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 

@@ -3,13 +3,14 @@
 import json
 import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from many_clients import Server
 from safetensors.torch import load_file
 from trl_runs import constrained, fresh_model
 
@@ -82,8 +83,8 @@ def tiny(monkeypatch):
         def log_message(self, format: str, *args: Any) -> None: ...
 
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(http, "PAUSES", ())
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    monkeypatch.setattr(http, "PAUSES", (0.1, 0.1, 0.1))
+    server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield served, f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()

@@ -19,6 +19,7 @@ from sphinx.application import Sphinx
 
 import trustclip as tc
 from extensions.method_pages import first_line, method_page, value
+from extensions.metrics import GROUPS
 from trustclip.cli.main import COMMANDS, main
 from trustclip.cli.options import documented
 from trustclip.cli.registry import distributions
@@ -27,7 +28,6 @@ from trustclip.engines.limits import trains_in
 from trustclip.report.atlas import atlas_page, every_gate
 from trustclip.report.page import sections_page, token_page
 from trustclip.report.rosetta import spelled
-from trustclip.runs.metrics import CALLED, GROUPS, LOG, LOSS
 from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.support.text import markdown_table
 from trustclip_lab.arena.entry import read_entry
@@ -133,7 +133,7 @@ def recipe_page(root: Path) -> str:
 
 
 #: Where a metric is found -> its word in the table.
-PLACES = {LOSS: "call", LOG: "log", CALLED: "verl"}
+PLACES = {"loss": "call", "log": "log", "verl": "verl"}
 
 
 def metrics_page() -> str:
@@ -154,7 +154,7 @@ def metrics_page() -> str:
         "averages micro-batches and ranks without weights (SkyRL, NeMo RL, prime-rl and Tinker as "
         "far as they give a loss the numbers)."
     ]
-    for group in GROUPS:
+    for group in GROUPS.values():
         head = ["metric", "what it is", "unit", "over", "between", "in"]
         if not any(metric.places for metric in group.metrics):
             head.pop()

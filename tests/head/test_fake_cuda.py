@@ -14,7 +14,6 @@ TESTS = Path(__file__).parents[1] / "support"
 #: Most that a call may wait for the GPU; anything else waits for nothing.
 WAITS = {
     "score": ["tolist"],
-    "score leaving out": ["tolist", "tolist"],  # once more for each block of rows
     "head.policy_loss": ["tolist"],
     "backward": ["nonzero"],
     "rows_that_matter": ["nonzero"],

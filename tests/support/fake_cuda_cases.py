@@ -43,11 +43,6 @@ def heads() -> Iterator[tuple[str, Callable[[], Any]]]:
                 lambda h=hidden, w=weight, b=bias, i=ids: head.score(h, w, i, bias=b),
             )
             yield f"backward, {name}", lambda node=node, g=grads: node.apply(*g)[:2]
-            part = head.Head(weight, bias, skip=1e-3)
-            yield (
-                f"score leaving out, {name}",
-                lambda h=hidden, p=part, i=ids: head.score(h, p, i, entropy=False),
-            )
         weight = weight.detach()
         yield "exact_kl", lambda h=hidden, w=weight, b=bias: head.exact_kl(h, h, w, bias=b)
         yield "bregman_kl", lambda h=hidden, s=scores: head.bregman_kl(h, s, h, s)

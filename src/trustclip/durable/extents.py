@@ -62,10 +62,6 @@ class Extents:
 
         One that others have deleted or replaced since it was last looked at stays as it was known,
         so that `changed` says so.
-
-        Args:
-          path: the file.
-          replaced: whether the run itself has put it in the place of another.
         """
         if replaced or path not in self._seen or not self._changed(path):
             status = path.stat()

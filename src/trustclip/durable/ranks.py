@@ -13,11 +13,6 @@ from trustclip.durable.store import CheckpointError, NonFiniteError
 class Ranks:
     """The ranks that act together, as seen by one of them.
 
-    Args:
-      rank: number of this one.
-      world: how many there are.
-      group: process group of their messages; None for the default one.
-
     Example:
       >>> Ranks().together(lambda: "done")
       'done'

@@ -15,10 +15,8 @@ class Mark:
     changed in place, but for the sum of the losses.
 
     Args:
-      step: updates done.
       own: `Durable._own_state` of this rank, or why there is none: that fails who returns here.
       state: attributes of the `TrainerState`.
-      flos: operations that are not yet in it.
       callbacks: states of callbacks, in the order of `Durable._exportable`.
       rows: the journal's `mark`; None on ranks that do not write it.
     """
@@ -48,12 +46,7 @@ class Mark:
         )
 
     def restore(self, trainer: Any, *, rows: bool) -> None:
-        """Return to this state.
-
-        Args:
-          trainer: whose state it is.
-          rows: whether to cut the journal back, too.
-        """
+        """Return to this state."""
         if isinstance(self.own, Exception):
             raise self.own
         states.set_random_state(self.own["random"])

@@ -17,7 +17,6 @@ class Saver:
     """Writes checkpoints, one at a time; a checkpoint is there on all ranks or on none.
 
     Args:
-      store: where to.
       ranks: that write; each has a saver.
       background: return when the state has been copied into memory, and write it in a thread. The
         next checkpoint, and `settle`, wait for it; until it is complete the earlier one serves.
@@ -43,10 +42,6 @@ class Saver:
 
     def save(self, step: int, fill: Callable[[Path], Content]) -> None:
         """Save the state of a step; every rank calls it.
-
-        Args:
-          step: its number.
-          fill: collects this rank's state; may write small files into the folder it gets.
 
         Raises:
           CheckpointError: this checkpoint cannot be written, or the one before could not.

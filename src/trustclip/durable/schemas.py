@@ -124,11 +124,6 @@ def rank_of(progress: Mapping[str, Any], carried: Mapping[str, Any]) -> Any:
 def conform(value: Any, kind: Any, where: str) -> None:
     """Compare a value with a type.
 
-    Args:
-      value: as read from a file.
-      kind: what it should be.
-      where: the file, for the message.
-
     Raises:
       ValueError: it is something else; the message names the key.
     """

@@ -72,10 +72,6 @@ def save(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None
 def load(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors in place from the files that `save` wrote, however many ranks wrote them.
 
-    Args:
-      folder: of the checkpoint.
-      tensors: this rank's, with the shapes and types of the stored ones.
-
     Raises:
       CheckpointError: one is missing, or stored with another shape.
     """
@@ -101,11 +97,6 @@ def named(
     weights: Mapping[str, Tensor], names: list[list[str]], optimizer: Any
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of weights and optimizer by one name each, and a description of the latter.
-
-    Args:
-      weights: trained tensors by name.
-      names: of the parameters in each of the optimizer's groups.
-      optimizer: that trains them.
 
     Returns:
       The tensors, and what `emptied` makes room by.

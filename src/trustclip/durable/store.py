@@ -70,12 +70,7 @@ class Listed(TypedDict):
 
 @contextlib.contextmanager
 def writing_to(path: Path, left: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Raise file-system errors as a `CheckpointError` that names ``path`` and a reason.
-
-    Args:
-      path: what is being written.
-      left: what the message ends with, worked out only when it is needed.
-    """
+    """Raise file-system errors as a `CheckpointError` that names ``path`` and a reason."""
     from safetensors import SafetensorError
 
     try:
@@ -237,12 +232,7 @@ class CheckpointStore:
         return folder
 
     def commit(self, step: int, written: Mapping[str, Listed] | None = None) -> Path:
-        """Make the written folder the checkpoint of its step, then delete those over `keep`.
-
-        Args:
-          step: of the checkpoint.
-          written: what `listed` returned for files that are on the disk already, of any rank.
-        """
+        """Make the written folder the checkpoint of its step, then delete those over `keep`."""
         part, final = self._part(step), self.path(step)
         with self.explained(step):
             files = _files(part)
@@ -324,10 +314,6 @@ def listed(folder: Path, files: Iterable[Path]) -> dict[str, Listed]:
 
 def verify(path: Path, run: str | None = None) -> None:
     """Compare a checkpoint with its manifest, byte for byte.
-
-    Args:
-      path: folder of the checkpoint.
-      run: the run it should belong to, None for any.
 
     Raises:
       CheckpointError: what is wrong with it.

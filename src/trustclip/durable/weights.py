@@ -158,9 +158,6 @@ def merged(model: Any) -> dict[str, Tensor]:
 
     The model stays as it is, to the last bit: subtracting an adapter again would round. Tied
     weights are listed once.
-
-    Args:
-      model: a model, or an adapter around one.
     """
     if _adapter(model) is None:
         return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}

@@ -19,11 +19,7 @@ _AT_ONCE = 1 << 26
 
 
 class Zero:
-    """One rank's view of a model that DeepSpeed trains.
-
-    Args:
-      engine: a `DeepSpeedEngine`.
-    """
+    """One rank's view of a model that DeepSpeed trains."""
 
     def __init__(self, engine: Any) -> None:
         import deepspeed.utils as tools  # type: ignore[import-not-found]

@@ -32,8 +32,6 @@ class Plan:
 
     Args:
       k: samples per problem.
-      style: prompt style.
-      seed: of the sampling.
       batch_size: completions per batch, at least ``k`` of them.
       measures: rewards, in place of the verifier or beside it; None for the verifier alone.
     """
@@ -182,17 +180,7 @@ def evaluate(
     step: int | None = None,
     done: Sequence[Row] = (),
 ) -> list[Row]:
-    """Sample, grade and record; new rows also go to the run's samples.
-
-    Args:
-      run: the run directory.
-      console: for the progress; None for none.
-      backend: draws the completions.
-      tasks: problems by task.
-      plan: how to sample.
-      step: updates of the model so far, a column of the rows during training.
-      done: rows to skip; see `recover`.
-    """
+    """Sample, grade and record; new rows also go to the run's samples."""
     left = sum(len(problems) for problems in tasks.values()) - len(done) // plan.k
     tags = {"stage": "eval"} if step is None else {"stage": "eval", "step": step}
     rows = list(done)
@@ -213,12 +201,7 @@ def evaluate(
 
 
 def scores_table(result: Mapping[str, Any], title: str = "") -> Table:
-    """Table of `scores` for the terminal, in percent, with the share of truncated completions.
-
-    Args:
-      result: of `scores`; ``average`` may be missing.
-      title: above the table.
-    """
+    """Table of `scores` for the terminal, in percent, with the share of truncated completions."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     rows = dict(result["tasks"])
     if len(rows) > 1 and "average" in result:

@@ -17,8 +17,6 @@ class Compared:
     """One group compared with the reference of its setting, on common seeds if there are any.
 
     Args:
-      group: the group.
-      reference: of its setting.
       metric: ``"mean@8"``; ``"mean@K"`` where the groups of the setting have different numbers of
         samples; ``"pass@4"`` with the fewest samples of any of them.
       seeds: runs of the group, and as a rule of the reference, in the comparison.

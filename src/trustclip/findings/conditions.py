@@ -42,11 +42,7 @@ def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
 
 
 def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[Finding]:
-    """A warning about methods that were evaluated with different numbers of samples.
-
-    Args:
-      groups: runs that are compared, by the name of their method.
-    """
+    """A warning about methods that were evaluated with different numbers of samples."""
     samples = {
         name: _samples(run.final for run in runs if run.final is not None)
         for name, runs in groups.items()

@@ -17,11 +17,7 @@ from trustclip.support.jsonl import Row
 
 @dataclass(frozen=True)
 class Course:
-    """A run, and what several subjects ask of it.
-
-    Args:
-      run: of ours, or read from another trainer's log.
-    """
+    """A run, and what several subjects ask of it."""
 
     run: Run
 

@@ -25,8 +25,6 @@ class Said:
 
     Args:
       name: of the run: that of its group, and the seed where that has several.
-      group: of the run.
-      run: the run.
       findings: see `trustclip.findings.run.of_run`.
     """
 
@@ -48,13 +46,7 @@ def said_of(groups: Sequence[Group]) -> list[Said]:
 def headline(
     groups: Sequence[Group], compared: Sequence[Compared], elsewhere: Sequence[str] = ()
 ) -> str:
-    """The main finding in one sentence, and what differs in other scores in another.
-
-    Args:
-      groups: the runs.
-      compared: groups against the reference of their setting, by one score.
-      elsewhere: what differs in the other scores, see `differing`.
-    """
+    """The main finding in one sentence, and what differs in other scores in another."""
     found = [c for c in compared if c.difference is not None]
     if found:
         also = f" In other scores: {'; '.join(elsewhere)}." if elsewhere else ""
@@ -88,13 +80,7 @@ def _begun(groups: Sequence[Group]) -> str:
 def differing(
     groups: Sequence[Group], by_pass: Sequence[Compared], ways: Sequence[Learning | None]
 ) -> list[str]:
-    """Which groups differ from their reference in Pass@K, and in area, after the correction.
-
-    Args:
-      groups: the runs.
-      by_pass: groups against the reference of their setting, by Pass@K.
-      ways: learning curve of each group.
-    """
+    """Which groups differ from their reference in Pass@K, and in area, after the correction."""
     called = _called(by_pass)
     in_pass = [called[id(c)] for c in by_pass if c.resolved]
     in_area = [
@@ -146,13 +132,7 @@ def _called(compared: Sequence[Compared]) -> dict[int, str]:
 def of_groups(
     groups: Sequence[Group], compared: Sequence[Compared], said: Sequence[Said]
 ) -> list[Finding]:
-    """The sentences under the headline: differences, then faults, then warnings.
-
-    Args:
-      groups: the runs.
-      compared: groups against the reference of their setting, by one score.
-      said: the findings of every run, see `said_of`.
-    """
+    """The sentences under the headline: differences, then faults, then warnings."""
     found = [
         *_comparisons(compared),
         *_gains(groups, compared),

@@ -22,7 +22,6 @@ class Change:
     """A change from the first to the last tenth of a series, with its 95 % interval.
 
     Args:
-      what: is measured.
       first: mean of the first tenth, at least one value.
       last: of the last.
       error: standard error of their difference; None where nothing is known of it.

@@ -26,10 +26,8 @@ class Estimate:
     """A score over the runs of a group, in shares of 1.
 
     Args:
-      value: mean over runs.
       low: of the 95 % interval clustered by problem and, with several runs, by seed; None where
         it is not known, or would not cover (`Group.unsteady`).
-      high: of the same.
       std: sample standard deviation over runs, None for a single one.
       best: mean over runs of the best evaluation after training began; None with a single one.
     """

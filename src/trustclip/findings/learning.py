@@ -21,7 +21,6 @@ class Learning:
     """How the runs of a group came to their ends. Scores are Mean@K, in shares of 1.
 
     Args:
-      runs: of the group, finished.
       area: under the learning curve, mean over runs.
       area_minus: minus that of the reference, with ``p`` and ``p_holm``; None for the reference.
       collapsed: share of runs, with Clopper and Pearson's interval.
@@ -86,10 +85,6 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
 
     Areas are compared like final scores: by problem and, where there are several, by seed. Holm's
     correction is over all groups of all settings.
-
-    Args:
-      groups: of any settings, each setting with its reference.
-      reaches: score whose time is measured, a share of 1.
     """
     references = {group.setting: group for group in groups if group.is_reference}
     pairs = [

@@ -46,11 +46,7 @@ _READ = {
 
 
 def of_run(run: Run) -> list[Finding]:
-    """All that is said of a run: on the page, by ``trustclip explain``, at the end of a training.
-
-    Args:
-      run: a run directory, another trainer's log, or a row of a table of runs.
-    """
+    """All that is said of a run: on the page, by ``explain``, at the end of a training."""
     course = Course(run)
     found = [_subject(course)]
     for subject in OF_MEANS if run.tabled else SUBJECTS:

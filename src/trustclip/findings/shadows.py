@@ -57,12 +57,7 @@ class Matrix:
 
 
 def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
-    """The matrix of metrics of `trustclip.constraints.shadow.Shadows`; None without shadows.
-
-    Args:
-      acting: name of the acting method.
-      metrics: by name, ``gated`` of the acting method among them.
-    """
+    """The matrix of metrics of `trustclip.constraints.shadow.Shadows`; None without shadows."""
     labels = labels_of(metrics)
     if not labels:
         return None

@@ -13,10 +13,6 @@ from trustclip.support.text import percent
 def of_evaluation(scores: Mapping[str, Any], limit: object = None) -> Iterator[Finding]:
     """What the first evaluation says: answers that are cut off, or that hold no answer.
 
-    Args:
-      scores: averages, with shares ``truncated`` and ``no_answer``.
-      limit: its ``max_tokens``.
-
     Example:
       >>> next(of_evaluation({"truncated": 0.94, "no_answer": 1.0}, 64)).text
       '94 % of the answers of the first evaluation are cut off at 64 tokens. Raise max_tokens of \
@@ -47,10 +43,6 @@ the evaluation, and max_completion_length of the training.'
 
 def of_generation(row: Row, limit: object = None) -> Iterator[Finding]:
     """What the first generation says: completions that are cut off, or groups of equal rewards.
-
-    Args:
-      row: the first of a training in ``metrics.jsonl``.
-      limit: ``max_completion_length`` of the training.
 
     Example:
       >>> row = {"step": 1, "completions/clipped_ratio": 0.97, "frac_reward_zero_std": 1.0}
@@ -116,11 +108,6 @@ def of_trial(
     cut: list[bool], answers: list[object], groups: list[list[float | None]]
 ) -> Iterator[Finding]:
     """What a few completions say before anything is trained; nothing if they look as they should.
-
-    Args:
-      cut: of each completion, whether the length limit ended it.
-      answers: the answer read from each; None for none.
-      groups: rewards of the completions of each problem.
 
     Example:
       >>> [found.text for found in of_trial([True] * 4, [None] * 4, [[0.0, 0.0], [0.0, 0.0]])]

@@ -12,20 +12,16 @@ from trustclip.head.policy import policy_loss as policy_loss
 from trustclip.head.product import Head as Head
 from trustclip.head.shards import gathered as gathered
 from trustclip.head.shards import whole_sequences as whole_sequences
-from trustclip.head.skipped import ErrorBounds as ErrorBounds
-from trustclip.head.skipped import error_bounds as error_bounds
 from trustclip.head.topk import topk as topk
 from trustclip.head.topk import topk_kl as topk_kl
 
 __all__ = [
     "ORDERS",
-    "ErrorBounds",
     "Head",
     "HeadLoss",
     "Order",
     "Scores",
     "bregman_kl",
-    "error_bounds",
     "exact_kl",
     "gathered",
     "policy_loss",

@@ -1,20 +1,22 @@
 """Gradient of a trained head's weight from the pass that makes the logits, for coefficients known
 by then."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from trustclip.head.dispatch import kernel_for
 from trustclip.head.product import Chunk, Head, add_product
-from trustclip.head.skipped import FAR
 from trustclip.head.softmax import Running, scale_rows
 
 #: What a caller foresees: from the indices of some rows, their log-probabilities, and their
 #: entropies if those are computed, the gradient of its loss in each of these log-probabilities.
 Foresee = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
+#: Gap in nats between two maxima beyond which the smaller one counts as this far below: e^-40 times
+#: anything is no digit of the sum, and stays a normal number of float32.
+_FAR = 40.0
 #: How far, relative to itself, a coefficient that arrives may be from the one that was foreseen.
 _WITHIN = 1e-5
 
@@ -46,14 +48,7 @@ class Foreseen:
         rows = max((block.stop - block.start for block in head.chunks(len(ids))), default=0)
         self._scaled = weight.new_empty(rows, weight.shape[1], dtype=head.compute_dtype)
 
-    def add(
-        self,
-        block: slice,
-        operand: Tensor,
-        running: Running,
-        gap: Tensor,
-        chosen: Sequence[Tensor | slice] | None = None,
-    ) -> None:
+    def add(self, block: slice, operand: Tensor, running: Running, gap: Tensor) -> None:
         """Add a block, whose weights are kept.
 
         Args:
@@ -61,17 +56,15 @@ class Foreseen:
           operand: their hidden states, as they enter products. Shape [rows, H].
           running: their statistics, complete.
           gap: how far their largest logit as of each tile was below the last. Shape [tiles, rows].
-          chosen: rows that keep each tile, as `trustclip.head.skipped.rows_kept` has them; None
-            where all keep all.
         """
         rows = torch.arange(block.start, block.stop, device=operand.device)
         given = self._foresee(rows, running.logp, running.entropy)
         self.coefficients[block] = given
-        gap = gap.clamp(max=FAR)
+        gap = gap.clamp(max=_FAR)
         self._at_own(self._ids[block], running, gap)
         # Minus what a kept weight is to be multiplied by. [tiles, rows]
         factors = gap.neg_().exp_() * (-self.coefficients[block] / running.sum)
-        self._product(operand, factors.div_(self._head.temperature), chosen)
+        self._product(operand, factors.div_(self._head.temperature))
 
     def _at_own(self, ids: Tensor, running: Running, gap: Tensor) -> None:
         """Subtract 1 from each row's probability of its own token, in the scale of its weight.
@@ -89,23 +82,14 @@ class Foreseen:
         place = rows * start + row * (stop - start) + (ids - start)
         self._kept.put(place, -rest * gap[tile, row].exp())
 
-    def _product(
-        self, operand: Tensor, factors: Tensor, chosen: Sequence[Tensor | slice] | None
-    ) -> None:
+    def _product(self, operand: Tensor, factors: Tensor) -> None:
         scaled, scale = self._scaled[: len(operand)], kernel_for(scale_rows, operand)
         before = torch.full_like(factors[0], torch.nan)  # equal to no factor
-        for tile, columns in enumerate(self._head.columns(len(operand))):
-            rows, factor = slice(None) if chosen is None else chosen[tile], factors[tile]
+        for factor, columns in zip(factors, self._head.columns(len(operand)), strict=True):
             weights = self._kept.of(len(operand), columns)  # [rows, columns]
-            if isinstance(rows, slice):
-                scale(operand, factor, before, scaled)  # [rows, H]
-                before, right = factor, scaled
-            elif not len(rows):
-                continue
-            else:
-                weights, factor = weights[rows], factor[rows]  # [rows kept, columns]
-                right = operand[rows].mul_(factor[:, None])
-            add_product(self.weight[columns], weights.T, right)
+            scale(operand, factor, before, scaled)  # [rows, H]
+            before = factor
+            add_product(self.weight[columns], weights.T, scaled)
             if self.bias is not None:
                 add_product(self.bias[columns, None], weights.T, factor[:, None].to(weights.dtype))
 

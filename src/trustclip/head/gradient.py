@@ -1,14 +1,13 @@
 """Gradients of weighted sums of log-probabilities and entropies; logits are recomputed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from trustclip.head.dispatch import kernel_for
-from trustclip.head.product import Head, Tile, add_product, add_to_rows
-from trustclip.head.skipped import rows_kept
+from trustclip.head.product import Head, Tile, add_product
 from trustclip.head.softmax import fold_gradient
 
 
@@ -23,7 +22,6 @@ class Rows:
       entropy: None if it was not requested. Shape [N].
       grad_logp: Shape [N].
       grad_entropy: None for zeros. Shape [N].
-      kept: blocks of the vocabulary that a row does not leave out; None for all. Shape [N, blocks].
     """
 
     hidden: Tensor
@@ -32,7 +30,6 @@ class Rows:
     entropy: Tensor | None
     grad_logp: Tensor
     grad_entropy: Tensor | None
-    kept: Tensor | None = None
 
     def at(self, rows: Tensor | slice) -> "Rows":
         """A selection of the rows."""
@@ -101,36 +98,22 @@ def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
         exact = rows.at(block)
         part = exact.rounded(head.dtype)
         operand = head.operand(part.hidden)  # [rows, H]
-        for columns, chosen in _tiles(head, part):
+        for columns in head.columns(len(operand)):
             factor = head.factor(columns)  # [columns, H]
-            some, left = part, operand
-            if not isinstance(chosen, slice):
-                some, left = part.at(chosen), operand[chosen]
             # [rows, columns], the logits and then their gradient
-            tile = head.logits(left, factor, columns, memory.of(len(left), columns))
+            tile = head.logits(operand, factor, columns, memory.of(len(operand), columns))
             slope = head.slope(tile)
             derive(
-                tile, some.log_partition, some.entropy, some.grad_logp, some.grad_entropy,
-                some.ids - columns.start, exact.grad_logp[chosen],
+                tile, part.log_partition, part.entropy, part.grad_logp, part.grad_entropy,
+                part.ids - columns.start, exact.grad_logp,
             )  # fmt: skip
             if slope is not None:
                 tile.mul_(slope)
             tile = tile.to(head.compute_dtype)
             if hidden is not None:
-                add_to_rows(hidden[block], chosen, tile, factor)
+                add_product(hidden[block], tile, factor)
             if weight is not None:
-                add_product(weight[columns], tile.T, left)
+                add_product(weight[columns], tile.T, operand)
             if bias is not None:
                 bias[columns] += tile.sum(dim=0, dtype=head.dtype)
     return sums
-
-
-def _tiles(head: Head, rows: Rows) -> Iterator[tuple[slice, Tensor | slice]]:
-    """The tiles of a block of rows, each with the rows that keep it, where any does."""
-    tiles = head.columns(len(rows.hidden))
-    if rows.kept is None:
-        yield from ((columns, slice(None)) for columns in tiles)
-        return
-    for columns, chosen in zip(tiles, rows_kept(rows.kept.T), strict=True):
-        if isinstance(chosen, slice) or len(chosen):
-            yield columns, chosen

@@ -20,9 +20,9 @@ _WIDTH = 4096
 
 @triton.jit
 def _fold(
-    logits, max_, sum_, moment, chosen, rounded, tile, local, weights, shrink, width,
+    logits, max_, sum_, moment, chosen, rounded, local, weights, shrink, width,
     HAS_MOMENT: tl.constexpr, HAS_OWN: tl.constexpr, ROUNDS: tl.constexpr,
-    HAS_TILE: tl.constexpr, ONCE: tl.constexpr, W: tl.constexpr,
+    ONCE: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)  # a tile may have 2^31 logits and more
     logits += row * width
@@ -72,8 +72,6 @@ def _fold(
         tl.store(moment + row, factor * (tl.load(moment + row) + gap * sum_before) + first)
     if ROUNDS:
         tl.store(rounded + row, factor * tl.load(rounded + row) + stored)
-    if HAS_TILE:
-        tl.store(tile + row, mass)
     tl.store(sum_ + row, factor * sum_before + mass)
     tl.store(max_ + row, top)
     tl.store(shrink + row, factor)
@@ -118,11 +116,10 @@ def fold(
     size = _width(width)
     _fold[(rows,)](
         logits, running.max, running.sum, running.first_moment, running.chosen,
-        running.rounded_sum, running.tile, local, weights, shrink, width,
+        running.rounded_sum, local, weights, shrink, width,
         HAS_MOMENT=running.first_moment is not None,
         HAS_OWN=running.chosen is not None and local is not None,
         ROUNDS=running.rounded_sum is not None,
-        HAS_TILE=running.tile is not None,
         ONCE=width <= size, W=size,
     )  # fmt: skip
 

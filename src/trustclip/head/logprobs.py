@@ -11,7 +11,6 @@ from trustclip.head.dispatch import kernel_for
 from trustclip.head.foreseen import Foresee, Foreseen
 from trustclip.head.gradient import Rows, gradients
 from trustclip.head.product import Chunk, Head, Tile, add_product, as_head
-from trustclip.head.skipped import Blocks
 from trustclip.head.softmax import Running, fold, scale_rows
 
 
@@ -24,15 +23,12 @@ class Scores(NamedTuple):
       log_partition: $A(h) = \log\sum_v e^{z_v}$, float64, detached. Shape [N].
       mean: $\sum_v \pi_v W_v$, the expected row of the weight, detached; None where no pass made
         it. Shape [N, H].
-      dropped: probability mass that the gradient of the log-probability leaves out; None for a
-        head without ``skip``. Shape [N].
     """
 
     logp: Tensor
     entropy: Tensor | None
     log_partition: Tensor
     mean: Tensor | None
-    dropped: Tensor | None = None
 
 
 def selected_logprobs(
@@ -139,15 +135,10 @@ def scored(head: Head, hidden: Tensor, ids: Tensor, plan: Plan) -> Scores:
     """`score` by a head, with all that a plan can ask for.
 
     Raises:
-      ValueError: ids that do not fit, or a mean of capped logits or of a head with ``skip``.
+      ValueError: ids that do not fit, or a mean of capped logits.
     """
     if plan.mean and head.cap is not None:
         raise ValueError("capped logits are not linear in `hidden`: `mean` has no use for them.")
-    if plan.mean and head.skip:
-        raise ValueError(
-            "`mean` is of the whole vocabulary, and a head with `skip` leaves a part of it out: "
-            "score with one of the two, or compute the exact KL divergence by `exact_kl`."
-        )
     kept = _kept_rows(ids, hidden, head)
     some = len(kept) < len(ids)
     rows, chosen = (hidden[kept], ids[kept]) if some else (hidden, ids)
@@ -208,23 +199,18 @@ class _Score(torch.autograd.Function):
         plan = replace(plan, foresee=plan.foresee if foreseen else None)
         with torch.autocast(hidden.device.type, enabled=False):
             found = _Pass(head, hidden, ids, replace(plan, mean=plan.mean or directed), of_bias)
-            running, mean, blocks = found.running, found.mean, found.blocks
+            running, mean = found.running, found.mean
             direction = None
             if directed and mean is not None:
                 # d logp / d hidden, [rows, H]: the backward pass then needs no product.
                 direction = (head.rows_of(ids) - mean).div_(head.temperature)
         ctx.head, ctx.made = head, found.made
-        kept, dropped = (None, None) if blocks is None else (blocks.kept, blocks.dropped)
         logp = running.logp
         if bias is not None and head.cap is None:
             logp = logp.masked_fill(logp < _IMPOSSIBLE, -torch.inf)
-        scores = Scores(
-            *(logp, running.entropy, running.log_partition),
-            mean=mean if plan.mean else None,
-            dropped=dropped,
-        )
+        scores = Scores(logp, running.entropy, running.log_partition, mean if plan.mean else None)
         ctx.save_for_backward(
-            *(hidden, weight, bias, ids, scores.log_partition, scores.entropy, direction, kept)
+            *(hidden, weight, bias, ids, scores.log_partition, scores.entropy, direction)
         )
         ctx.mark_non_differentiable(*(x for x in scores[2:] if x is not None))
         return tuple(scores)
@@ -235,7 +221,7 @@ class _Score(torch.autograd.Function):
         ctx: Any, *grads: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         grad_logp, grad_entropy = grads[:2]
-        hidden, weight, bias, ids, log_partition, entropy, direction, kept = ctx.saved_tensors
+        hidden, weight, bias, ids, log_partition, entropy, direction = ctx.saved_tensors
         # Handed over, not kept: autograd then takes the memory as it is. A second backward pass
         # through this graph makes the tiles again.
         made, ctx.made = ctx.made, None
@@ -253,8 +239,7 @@ class _Score(torch.autograd.Function):
                     found[2], needs[2] = of_bias.to(bias.dtype), False
         del made
         if any(needs):
-            kept = kept if grad_entropy is None else None
-            rows = Rows(hidden, ids, log_partition, entropy, grad_logp, grad_entropy, kept)
+            rows = Rows(hidden, ids, log_partition, entropy, grad_logp, grad_entropy)
             with torch.autocast(hidden.device.type, enabled=False):
                 rest = gradients(ctx.head, rows, needs)
             found = [a if b is None else b for a, b in zip(found, rest, strict=True)]
@@ -277,21 +262,20 @@ class _Pass:
         self._head, self._ids = head, ids
         running = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
         #: Softmax statistics.
-        self.running: Running = running.of_tokens(self._rounds and plan.mean, head.skip > 0)
+        self.running: Running = running.of_tokens(self._rounds and plan.mean)
         #: Expected rows of the weight, if planned. Shape [N, H].
         self.mean: Tensor | None = None
         if plan.mean:
             self.mean = hidden.new_zeros(hidden.shape, dtype=head.dtype)
-        #: Which blocks of the vocabulary each row keeps, of a head that leaves some out.
-        self.blocks: Blocks | None = Blocks(head, tokens) if head.skip else None
         #: Gradients of weight and bias, if foreseen.
         self.made: Foreseen | None = None
-        # Weights of a whole row of tiles, where something is made of them after the last.
-        whole = plan.foresee is not None or (plan.mean and head.skip > 0)
-        self._rows = list(head.chunks(tokens) if whole else head.blocks(tokens))
-        self._weights = (Chunk if whole else Tile)(head, self._rows, head.compute_dtype)
-        if plan.foresee is not None:
-            assert isinstance(self._weights, Chunk)
+        if plan.foresee is None:
+            self._rows = list(head.blocks(tokens))
+            self._weights = Tile(head, self._rows, head.compute_dtype)
+        else:
+            # Weights of a whole row of tiles: a gradient is made of them after the last.
+            self._rows = list(head.chunks(tokens))
+            self._weights = Chunk(head, self._rows, head.compute_dtype)
             self.made = Foreseen(head, ids, plan.foresee, biased, self._weights)
         self._run(hidden)
 
@@ -301,9 +285,10 @@ class _Pass:
         shrink = torch.empty_like(self.running.max)
         for block in self._rows:
             operand = head.operand(hidden[block])  # [rows, H]
-            tops, masses = self._fold(block, operand, logits, shrink)
-            if tops:
-                self._close(block, operand, torch.stack(tops), masses)
+            tops = self._fold(block, operand, logits, shrink)
+            if self.made is not None:
+                part = self.running.at(block)
+                self.made.add(block, operand, part, part.max - torch.stack(tops))
         if head.shard is not None:
             head.shard.combine(self.running, self.mean)
         if self.mean is not None:
@@ -311,14 +296,14 @@ class _Pass:
 
     def _fold(
         self, block: slice, operand: Tensor, logits: Tile | Chunk, shrink: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Add the tiles of some rows to the statistics; their largest logits and masses as of each
-        tile, where something is made after the last."""
+    ) -> list[Tensor]:
+        """Add the tiles of some rows to the statistics; their largest logits as of each tile, where
+        a gradient is made after the last."""
         head, part = self._head, self.running.at(block)
         take, scale = kernel_for(fold, operand), kernel_for(scale_rows, operand)
         ones, shrink = torch.ones_like(part.max), shrink[block]
-        mean = None if self.mean is None or self.blocks is not None else self.mean[block]
-        tops, masses = [], []
+        mean = None if self.mean is None else self.mean[block]
+        tops = []
         for columns in head.columns(len(operand)):
             factor = head.factor(columns)  # [columns, H]
             # [rows, columns]
@@ -328,21 +313,6 @@ class _Pass:
             if mean is not None:
                 scale(mean, shrink, ones, mean)
                 add_product(mean, e, factor)
-            if self.made is not None or self.blocks is not None:
+            if self.made is not None:
                 tops.append(part.max.clone())
-            if part.tile is not None:
-                masses.append(part.tile.clone())
-        return tops, masses
-
-    def _close(self, block: slice, operand: Tensor, tops: Tensor, masses: list[Tensor]) -> None:
-        """Make of some rows what is made when their last tile has come."""
-        part, chosen = self.running.at(block), None
-        gap = part.max - tops  # [tiles, rows]
-        if self.blocks is not None:
-            of = self._ids[block], part, tops, torch.stack(masses)
-            chosen = self.blocks.close(block, *of)
-            if self.mean is not None:
-                assert isinstance(self._weights, Chunk)
-                self.blocks.add_means(self.mean[block], self._weights, gap, chosen)
-        if self.made is not None:
-            self.made.add(block, operand, part, gap, chosen)
+        return tops

@@ -28,13 +28,10 @@ class HeadLoss(Loss):
         Shape [batch, time].
       entropy: of the distributions they were drawn from, nats; None if nobody wanted it.
         Shape [batch, time].
-      dropped: probability mass that the gradient of each log-probability leaves out, also the
-        metric ``dropped``; None for a head without ``skip``. Shape [batch, time].
     """
 
     logp: Tensor
     entropy: Tensor | None
-    dropped: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,7 @@ def policy_loss(
       method: the constraint, its name, or a mapping.
       hidden: $h$, that predict the tokens. Shape [batch, time, H]; [tokens, H] if ``batch`` was
         packed.
-      weight: $W$, [V, H], or a `Head` with a bias, a temperature, a cap, or a ``skip``: a mass of
-        each row that gradients may leave out, at an error that `error_bounds` has.
+      weight: $W$, [V, H], or a `Head` with a bias, a temperature or a cap.
       ids: the tokens, int64. Shape [batch, time]; [tokens] if packed.
       batch: what is known of them. Its ``logp`` is not read: give ``logp_old`` in its place.
       **options: ``aggregation``, ``max_length``, ``total_tokens`` as in `trustclip.policy_loss`;
@@ -119,11 +115,7 @@ def policy_loss(
     )
     of = wanted.aggregation, wanted.max_length, wanted.total_tokens
     found = losses.policy_loss(method, batch, *of)
-    dropped, metrics = None, found.metrics
-    if scores.dropped is not None:
-        dropped = rows.grid(scores.dropped)
-        metrics = {**metrics, "dropped": (dropped.sum(), batch.mask.sum())}
-    return HeadLoss(found.value, found.per_token, metrics, batch.logp, entropies, dropped)
+    return HeadLoss(found.value, found.per_token, found.metrics, batch.logp, entropies)
 
 
 def _options(given: dict[str, Any]) -> Options:

@@ -18,10 +18,6 @@ TILE_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 25}
 #: Rows and columns of tiles are multiples of these where there are as many: products of other sizes
 #: take 2 % longer on a CPU, and on a GPU rows that start at any byte keep its matrix units idle.
 _EVEN = {"cpu": (16, 64), "cuda": (128, 128)}
-#: Largest mass that may be left out of a gradient.
-MOST_SKIPPED = 0.01
-#: Columns of a tile where blocks of the vocabulary may be left out: narrow ones hold less mass.
-NARROW = {"cpu": 512, "cuda": 2048}
 #: Largest number of entries kept of a block of rows over the whole vocabulary: 128 MiB of float32
 #: on a CPU, 1 GiB of bfloat16 on a GPU, whose products want thousands of rows.
 KEPT = {"cpu": 1 << 25, "cuda": 1 << 29}
@@ -44,12 +40,9 @@ class Head:
       temperature: $T$.
       cap: $c$, or None.
       shard: which rows of a vocabulary that ranks share the weight has; None for all.
-      skip: probability mass that the gradient of each token's log-probability may leave out, block
-        by block of the vocabulary; see `trustclip.head.skipped`. 0 leaves out nothing.
 
     Raises:
-      ValueError: shapes that do not fit, $T$ or $c$ not positive, ``skip`` not from 0 to 0.01, a
-        weight that is a DTensor.
+      ValueError: shapes that do not fit, $T$ or $c$ not positive, a weight that is a DTensor.
     """
 
     weight: Tensor
@@ -57,7 +50,6 @@ class Head:
     temperature: float = 1.0
     cap: float | None = None
     shard: Shard | None = None
-    skip: float = 0.0
     #: Dtype of the factors of products; chosen here, since autocast is off in a backward pass.
     compute_dtype: torch.dtype = field(init=False)
 
@@ -80,7 +72,6 @@ class Head:
             raise ValueError(f"`temperature` must be positive, got {self.temperature}.")
         if self.cap is not None and not self.cap > 0:
             raise ValueError(f"the cap of logits must be positive, got {self.cap}.")
-        check_skip(self.skip, self.shard is not None)
         dtype = self.weight.dtype if self.weight.is_cuda else self.dtype
         if self.weight.is_cuda and torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
@@ -95,7 +86,6 @@ class Head:
         temperature: float = 1.0,
         scale: float = 1.0,
         softcap: float | None = None,
-        skip: float = 0.0,
     ) -> "Head":
         r"""The head of a model that changes its logits: $z = c\tanh(s(W h + b)/c)/T$.
 
@@ -105,7 +95,6 @@ class Head:
           temperature: $T$, that of sampling.
           scale: $s$: Cohere's ``logit_scale``, one over Granite's ``logits_scaling``.
           softcap: $c$: Gemma's ``final_logit_softcapping``; None for $z = s(W h + b)/T$.
-          skip: probability mass that a gradient may leave out, from 0 to 0.01.
 
         Raises:
           ValueError: shapes that do not fit, a number that is out of range.
@@ -121,7 +110,7 @@ class Head:
         if not scale > 0:
             raise ValueError(f"`scale` must be positive, got {scale}.")
         cap = None if softcap is None else softcap / temperature
-        return cls(weight, bias, temperature / scale, cap, skip=skip)
+        return cls(weight, bias, temperature / scale, cap)
 
     def sharded(self, group: Any) -> "Head":
         """The same head, where the weight is this rank's rows of a vocabulary that ranks share.
@@ -188,8 +177,6 @@ class Head:
         """The vocabulary in tiles, for blocks of ``rows`` tokens."""
         even = _EVEN[self._device][1]
         width = max(256, TILE_LOGITS[self._device] // max(rows, 1) // even * even)
-        # Of one size whatever the rows: what is left out is known by the tile.
-        width = NARROW[self._device] if self.skip else width
         for start in range(0, self.vocabulary, width):
             yield slice(start, min(start + width, self.vocabulary))
 
@@ -243,22 +230,6 @@ class Head:
     @property
     def _device(self) -> str:
         return "cuda" if self.weight.is_cuda else "cpu"
-
-
-def check_skip(skip: float, shared: bool = False) -> None:
-    """Raise a ValueError unless this mass may be left out of gradients.
-
-    Args:
-      skip: the mass.
-      shared: whether ranks share the vocabulary.
-    """
-    if not 0 <= skip <= MOST_SKIPPED:
-        raise ValueError(f"`skip` must be from 0 to {MOST_SKIPPED}, got {skip}.")
-    if skip and shared:
-        raise ValueError(
-            "`skip` cannot act on a vocabulary that ranks share, none of which knows the mass of "
-            "the others' blocks while it makes its own: leave `skip` out."
-        )
 
 
 def as_head(weight: Tensor | Head, bias: Tensor | None = None, temperature: float = 1.0) -> Head:
@@ -315,26 +286,6 @@ class Chunk:
     def put(self, place: Tensor, values: Tensor) -> None:
         """Write single entries, at their places in the memory."""
         self._memory[place] = values.to(self._memory.dtype)
-
-
-def add_to_rows(
-    out: Tensor, rows: Tensor | slice, a: Tensor, b: Tensor, factor: Tensor | None = None
-) -> None:
-    """Add ``factor * (a b)``, of some rows, to these rows of ``out``.
-
-    Args:
-      out: Shape [N, width].
-      rows: indices, each once; a slice means all rows.
-      a: Shape [rows, K].
-      b: Shape [K, width].
-      factor: of each row, or None for 1. Shape [rows].
-    """
-    if isinstance(rows, slice) and factor is None:
-        add_product(out, a, b)
-        return
-    found = add_product(out.new_empty(len(a), out.shape[1]), a, b, 0)
-    found = found if factor is None else found.mul_(factor[:, None])
-    out.add_(found) if isinstance(rows, slice) else out.index_add_(0, rows, found)
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:

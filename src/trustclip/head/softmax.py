@@ -26,7 +26,6 @@ class Running:
       first_moment: $\sum_v e^{z_v - m}(z_v - m)$, or None where no entropy is wanted.
       chosen: logit of the row's own token, or None where it has none; 0 until its tile has come.
       rounded_sum: the sum of the weights as they were stored, or None where they are not rounded.
-      tile: $\sum e^{z_v - m}$ over the tile that came last, or None where nobody asks.
     """
 
     max: Tensor
@@ -34,7 +33,6 @@ class Running:
     first_moment: Tensor | None
     chosen: Tensor | None = None
     rounded_sum: Tensor | None = None
-    tile: Tensor | None = None
 
     @classmethod
     def start(cls, memory: Tensor, entropy: bool) -> "Running":
@@ -43,16 +41,10 @@ class Running:
         memory.fill_(torch.finfo(memory.dtype).min / 4)
         return cls(memory, torch.zeros_like(memory), torch.zeros_like(memory) if entropy else None)
 
-    def of_tokens(self, rounded: bool, tiles: bool = False) -> "Running":
-        """The same, with the logit of each row's token, and if wanted the sum of rounded weights
-        and that of each tile."""
+    def of_tokens(self, rounded: bool) -> "Running":
+        """With the logit of each row's token, and if wanted the sum of rounded weights."""
         zeros = torch.zeros_like(self.max)
-        return replace(
-            self,
-            chosen=zeros,
-            rounded_sum=zeros.clone() if rounded else None,
-            tile=zeros.clone() if tiles else None,
-        )
+        return replace(self, chosen=zeros, rounded_sum=zeros.clone() if rounded else None)
 
     @property
     def log_partition(self) -> Tensor:
@@ -99,8 +91,7 @@ def fold(
         z_own = logits.gather(1, column).squeeze(1)  # [rows]
         running.chosen.copy_(torch.where(inside, z_own, running.chosen))
     before = running.max.clone()  # [rows]
-    tile_moment = torch.empty_like(before)
-    tile_sum = torch.empty_like(before) if running.tile is None else running.tile
+    tile_sum, tile_moment = torch.empty_like(before), torch.empty_like(before)
     size = _rows(logits)
     memory = torch.empty_like(logits[:size])
     parts = (logits, weights, before, running.max, tile_sum, tile_moment)

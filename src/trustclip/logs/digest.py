@@ -91,8 +91,6 @@ class Digest:
     Args:
       rows: a row a step, with our metrics (``trustclip/...``).
       words: sums for each different token; empty where tokens have neither text nor id.
-      completions: number of them.
-      tokens: number of unmasked ones.
       has: columns that every row had.
     """
 

@@ -138,12 +138,7 @@ def trainer_of(plain: list[str]) -> str | None:
 
 
 def missing(trainer: str, rows: Sequence[Row]) -> list[str]:
-    """What the metrics of one of these trainers leave open.
-
-    Args:
-      trainer: of `VALUES`.
-      rows: under our names.
-    """
+    """What the metrics of one of these trainers leave open."""
 
     def has(*names: str) -> bool:
         return any(name in row for row in rows for name in names)

@@ -17,16 +17,7 @@ def log_of(
     remarks: Sequence[str],
     logged: Sequence[str],
 ) -> Log:
-    """A log whose metrics and settings a tracker has recorded.
-
-    Args:
-      path: of the log.
-      kind: of it, in words.
-      rows: see `trustclip.logs.log.gathered`.
-      given: settings, as the trainer gave them to the tracker; empty where it gave none.
-      remarks: on the files.
-      logged: names of the metrics as the trainer logged them.
-    """
+    """A log whose metrics and settings a tracker has recorded."""
     trainer = names.trainer_of(logged)
     settings: Mapping[str, Any] = {}
     schedule: Schedule | None = None

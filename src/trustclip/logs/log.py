@@ -30,7 +30,6 @@ class Log:
     """The log of a run of another trainer.
 
     Args:
-      path: file or folder.
       trainer: the program that trained, as its users call it: ``"TRL"``, ``"verl"``.
       kind: what was read, e.g. ``"trainer_state.json"``.
       rows: a row an update, with ``step``; metrics have our names where we have one.
@@ -64,10 +63,6 @@ def gathered(
     """Rows of a log by update, under our names, and remarks.
 
     Parts of one update are joined. A run that was resumed repeats some updates: the later count.
-
-    Args:
-      path: for messages.
-      measured: (updates done, values) in the order of the log.
 
     Raises:
       ValueError: the log holds no measurement of reinforcement learning, or two runs.

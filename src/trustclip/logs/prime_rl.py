@@ -79,10 +79,6 @@ def read(path: Path) -> Log:
 def rows(path: Path, remarks: list[str] | None = None) -> Iterator[TokenRow]:
     """The sequences of an export, one at a time.
 
-    Args:
-      path: an export, or one file of it.
-      remarks: sentences about half-written lines are added to it.
-
     Raises:
       ValueError: see `read`.
     """

@@ -21,9 +21,6 @@ _FOLDERS = 2000
 def read_log(path: Path) -> Log:
     """Read the log of another trainer.
 
-    Args:
-      path: a file, or a folder that holds one log.
-
     Raises:
       ValueError: it is no log that we know, or several, or a damaged one.
     """

@@ -159,9 +159,6 @@ def _column(name: str, value: Any, length: int) -> Any:
 def read_tokens(path: Path) -> Iterator[TokenRow]:
     """Rows of a file of tokens, or of all such files in a folder, in the order of their names.
 
-    Args:
-      path: a ``.jsonl`` or ``.parquet`` file, or a folder of them.
-
     Raises:
       ValueError: there is no such file, or a row is not as the module's table says; the message
         names file and line.
@@ -209,10 +206,6 @@ def _parquet(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
     """Write rows as a file of tokens, whole or not at all; JSON lines are appended.
-
-    Args:
-      path: ends in ``.jsonl`` or ``.parquet``.
-      rows: of it.
 
     Raises:
       ValueError: the name ends in something else.

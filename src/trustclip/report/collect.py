@@ -34,15 +34,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Contents:
-    """A page that is not about run directories.
-
-    Args:
-      headline: the main finding, in one sentence.
-      subject: what it is about, in one line.
-      findings: the sentences under it.
-      sections: figures and tables; some may be empty.
-      series: label -> number of its colour, of what the figures show.
-    """
+    """A page that is not about run directories."""
 
     headline: str
     subject: str
@@ -56,12 +48,7 @@ class Report:
     """The contents of a report.
 
     Args:
-      groups: the runs.
       compared: groups against the reference of their setting, by Mean@K.
-      headline: the main finding, in one sentence.
-      findings: the sentences under it.
-      said: all that is said of each run.
-      sections: figures and tables; some may be empty.
       paper: the paper's own tables, where no run can be set beside them.
     """
 
@@ -110,12 +97,6 @@ def collect(
     paths: Sequence[Path], reference: str | None = None, reaches: float | None = None
 ) -> Report:
     """Read run directories, and make the contents of their report.
-
-    Args:
-      paths: run directories, suites for all of theirs, and tables of runs.
-      reference: label of the method that the others are compared with; the suite's own, or the
-        first, when None.
-      reaches: score whose time is reported, a share of 1; the suite's own when None.
 
     Raises:
       ValueError: no path, or one that is not a run directory.

@@ -16,13 +16,7 @@ _ONE = 0.01
 def learning_table(
     labels: Sequence[TableRow], found: Sequence[Learning | None], reaches: float | None
 ) -> Table | None:
-    """A row for each group that has a learning curve.
-
-    Args:
-      labels: rows without cells: the group's label, note and colour; or the name of a setting.
-      found: of each; None for a setting.
-      reaches: score whose time is measured.
-    """
+    """A row for each group that has a learning curve."""
     if not any(found):
         return None
     rows = [

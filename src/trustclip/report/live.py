@@ -22,10 +22,6 @@ _PATIENCE = 5.0
 class LiveReport:
     """The page of runs, built again when their files have changed. Nothing is written.
 
-    Args:
-      paths: run directories, and suites for all of theirs.
-      title: of the page.
-
     Raises:
       ValueError: a path is neither; or a file in it is damaged.
     """
@@ -66,10 +62,6 @@ class LiveReport:
 
 def serve(paths: Sequence[Path], ready: Callable[[str], None]) -> None:
     """Serve the report of runs until Ctrl-C.
-
-    Args:
-      paths: run directories, and suites for all of theirs.
-      ready: gets the address of the page.
 
     Raises:
       ValueError: a path is neither; or a file in it is damaged.

@@ -73,10 +73,6 @@ def _offer(chosen: Method) -> dict[str, Any]:
 def dials(chosen: Method, within: str = "") -> Iterator[dict[str, Any]]:
     """What can be moved of a method and of its parts, between values that its class allows.
 
-    Args:
-      chosen: the method, at the values where its sliders start.
-      within: path of the part that it is, with a dot at the end.
-
     Example:
       >>> [(d["path"], d["kind"]) for d in dials(method("kl2"))]
       [('delta', 'number'), ('side', 'choice')]

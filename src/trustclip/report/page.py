@@ -117,10 +117,6 @@ def _figures(sections: Sequence[Section]) -> Markup:
 def token_page(paths: Sequence[Path], title: str) -> str:
     """The microscope with files of tokens in it, as HTML.
 
-    Args:
-      paths: files of tokens, see `trustclip.logs.tokens`, or run directories.
-      title: of the page.
-
     Raises:
       ValueError: there are no tokens, or a row is not as it should be.
     """

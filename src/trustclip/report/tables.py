@@ -11,7 +11,6 @@ class Cell:
     """One cell.
 
     Args:
-      text: its content; ``"-"`` where there is none.
       note: in smaller type after it, such as an interval.
       strong: in bold, such as the highest of its column.
       heat: from 0 to 1, how strongly the page shades it; None for not.
@@ -28,8 +27,6 @@ class TableRow:
     """One row.
 
     Args:
-      label: its first cell.
-      cells: the others.
       kind: ``"ours"``, ``"base"``, ``"paper"`` or ``"section"`` (a label alone).
       note: in smaller type after the label.
       series: number of the colour of its group.
@@ -50,11 +47,8 @@ class Table:
 
     Args:
       key: short name, for anchors and LaTeX labels.
-      title: what it shows.
       corner: heading of the first column.
       head: heading over columns, and the headings of those columns.
-      rows: from top to bottom.
-      notes: sentences under it.
       wide: whether its last column holds a sentence.
     """
 

@@ -37,7 +37,6 @@ class Judged:
     """A completion, and what each constraint did to its tokens.
 
     Args:
-      row: the completion.
       coefficients: gradient of the objective in each log-probability, by constraint. [time].
       kept: true where the gate left a gradient as it was, by constraint. [time].
     """
@@ -78,12 +77,7 @@ def judged(row: TokenRow, shadows: Sequence[Method]) -> Judged:
 
 
 def judged_rows(path: Path, shadows: Sequence[str] = SHADOWS) -> Iterator[Judged]:
-    """Completions of a file or folder of tokens, judged one by one.
-
-    Args:
-      path: see `trustclip.logs.recognise.token_rows`.
-      shadows: names of methods.
-    """
+    """Completions of a file or folder of tokens, judged one by one."""
     methods = [method(name) for name in shadows]
     for row in token_rows(path):
         yield judged(row, methods)
@@ -176,13 +170,6 @@ def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 
 def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1) -> dict[str, Any]:
     """The recorded tokens of one run for the page; of many, a sample.
-
-    Args:
-      path: as in `views`.
-      name: of the run in the page.
-      texts: collects the texts of tokens.
-      content: the numbers of the completions are appended to it.
-      share: number of runs in the page.
 
     Raises:
       ValueError: there are no tokens, or a row is not as `trustclip.logs.tokens` says.

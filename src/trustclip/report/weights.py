@@ -70,12 +70,6 @@ def jumps(
 ) -> Iterator[tuple[int, int, tuple[float, float], tuple[float, float]]]:
     """Places between neighbouring ratios where the weight jumps, as at the edge of a gate.
 
-    Args:
-      chosen: the method.
-      ratios: as in `weights`.
-      probabilities: as in `weights`.
-      found: their weights.
-
     Yields:
       (row of A = 1 or A = -1, row of the old probability, ratios just before and just after, the
       weights there): by ratio, within each pair of rows.

@@ -175,10 +175,6 @@ def _usual_label(name: str) -> str:
 def made(one: Chosen, style: Style = "any") -> "Reward":
     """The reward, ready to be called; its code is imported here.
 
-    Args:
-      one: which.
-      style: where answers stand, for a reward that reads them and is not told.
-
     Raises:
       ValueError: it cannot be imported, or does not take its arguments.
     """
@@ -348,11 +344,6 @@ class AsyncReward(Reward):
 
 def check_columns(rewards: Iterable[Chosen], columns: Iterable[str], source: str) -> None:
     """Refuse data without a column that a reward names in its signature.
-
-    Args:
-      rewards: of the training.
-      columns: that the problems have.
-      source: of the problems, for the message.
 
     Raises:
       ValueError: one is missing; the message has the nearest one.

@@ -78,9 +78,6 @@ def scores(rows: Sequence[Row]) -> dict[str, Any]:
 def of_answers(answers: Mapping[str, Mapping[str, list[int]]]) -> dict[str, Any]:
     """The part of `scores` that follows from correctness alone.
 
-    Args:
-      answers: as `outcomes` makes them.
-
     Example:
       >>> found = of_answers({"t": {"1": [0, 1], "2": [1, 1]}})
       >>> found["average"]["mean@2"]["value"], found["tasks"]["t"]["problems"]
@@ -183,11 +180,7 @@ def _endings(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def digest(rows: Iterable[Row]) -> str:
-    """A text that stands for every completion of an evaluation, whatever their order.
-
-    Args:
-      rows: of an evaluation, as `trustclip.runs.samples.Samples` keeps them.
-    """
+    """A text that stands for every completion of an evaluation, whatever their order."""
     named = sorted(f"{r['task']}\t{r['id']}\t{r['k']}\t{r['text']}" for r in rows)
     return fingerprint("\n".join(named)) if named else ""
 
@@ -211,9 +204,6 @@ def _rewards(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
 
 def overlapping(overlap: Mapping[str, Any]) -> dict[str, set[str]]:
     """Ids of the test problems that the training data of a run held, by task.
-
-    Args:
-      overlap: of its ``summary.json``: by stage, ``tests`` by task.
 
     Example:
       >>> overlapping({"rl": {"excluded": True, "problems": 2, "tests": {"amc23": ["amc-7"]}}})

@@ -54,9 +54,6 @@ def conclude(run: RunDirectory, summary: Mapped) -> None:
 def write_card(run_folder: Path) -> Path:
     """Write the model card ``final/README.md`` of a run directory.
 
-    Args:
-      run_folder: folder of a run of ``run``, ``rl``, ``sft`` or ``demo``.
-
     Returns:
       Path of the card.
 

@@ -71,11 +71,6 @@ class RunDirectory:
     Under several ranks the first one creates the folder and writes the records of all; the others
     append only the completions that they have sampled themselves.
 
-    Args:
-      path: the folder.
-      command: name of the command that runs, e.g. ``"rl"``.
-      settings: its settings, a dataclass.
-
     Raises:
       ValueError: the folder already holds a run, or a link that leads out of it.
     """
@@ -95,11 +90,6 @@ class RunDirectory:
     @classmethod
     def resumed(cls, path: Path, command: str, settings: Any) -> Self:
         """The run that ``path`` holds, to be continued, or a new one where there is none.
-
-        Args:
-          path: the folder.
-          command: name of the command that runs.
-          settings: its settings, all of them as they were, or with more updates.
 
         Raises:
           ValueError: the folder holds what another command or other settings have begun, or its

@@ -31,11 +31,6 @@ WIDE = 100
 class Stage:
     """One stage of a run: a live bar on a terminal, a line per step anywhere else.
 
-    Args:
-      console: where to write.
-      name: of the stage, e.g. ``"rl"``.
-      total: steps.
-
     Example:
       >>> import io
       >>> out = io.StringIO()

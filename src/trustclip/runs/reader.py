@@ -25,9 +25,6 @@ _TEXTS = ("stage", "task")
 def read_run(path: Path) -> Run:
     """Read a run directory in any state, finished or not, or the log of another trainer.
 
-    Args:
-      path: the folder, or the log's file.
-
     Raises:
       ValueError: it is neither, or one of its files is damaged.
     """

@@ -54,8 +54,6 @@ class Run:
 
     Args:
       path: the folder, or the log's file.
-      config: its ``config.yaml``.
-      environment: its ``environment.json``.
       summary: its ``summary.json``, empty as long as there is none.
       metrics: rows of ``metrics.jsonl`` by stage; of a step logged twice, the later.
       evaluations: complete ones, in order.

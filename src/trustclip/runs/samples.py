@@ -122,11 +122,7 @@ class Samples:
             answers[key] = brief
 
     def chosen(self, characters: int) -> list[Place]:
-        """Locations of the completions to show, equally many from each evaluation and generation.
-
-        Args:
-          characters: maximum for all texts together.
-        """
+        """Locations of the completions to show, as many from each evaluation and generation."""
         rank: dict[tuple[Any, ...], int] = defaultdict(int)
         group_order: dict[tuple[Any, ...], float] = {}
         ordered = []
@@ -167,14 +163,7 @@ class Problems:
 
 
 def viewed(folder: Path, samples: Samples, characters: int, problems: Problems) -> list[list[Any]]:
-    """Rows of `COLUMNS` of the completions that the page shows of a run.
-
-    Args:
-      folder: the run directory; its problems and gates are joined.
-      samples: of it.
-      characters: maximum for all texts together.
-      problems: collects the texts of problems.
-    """
+    """Rows of `COLUMNS` of the completions that the page shows of a run."""
     gated = _gated(folder / "gates.jsonl")
     texts = _texts(folder / "problems.jsonl")
     rows = []

@@ -47,12 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` has found.
-
-    Args:
-      finished: whether the summary says that the run is finished.
-      findings: of every file and checkpoint.
-    """
+    """What `verify` has found."""
 
     finished: bool
     findings: list[Finding]
@@ -87,9 +82,6 @@ class Verification:
 
 def verify(folder: Path) -> Verification:
     """Compare a run directory with the hashes that are recorded in it; nothing is changed.
-
-    Args:
-      folder: of a run, finished or not, also one that is being written.
 
     Raises:
       ValueError: it is no run directory.

@@ -46,9 +46,6 @@ def chunks(paths: Sequence[Path]) -> Iterator[tuple[tuple[TokenRow, ...], TokenB
     Completions without an advantage are masked: no constraint acts on them, and the metrics of a
     run leave them out, too.
 
-    Args:
-      paths: see `sources`.
-
     Raises:
       ValueError: no tokens, or a row that is not as `trustclip.logs.tokens` says.
     """
@@ -70,7 +67,6 @@ class Watched:
 
     Args:
       acting: name of what the others are compared with.
-      labels: of the others.
       metrics: those of `trustclip.constraints.shadow.Shadows`, and ``gated`` of the acting method.
       completions: with an advantage.
       tokens: of these completions.
@@ -126,12 +122,7 @@ def _recorded(rows: Sequence[TokenRow], batch: TokenBatch) -> tuple[Tensor, Tens
 
 
 def able(methods: Sequence[Method], fields: set[str]) -> tuple[list[Method], dict[str, str]]:
-    """The methods that can be shadows of a log, and the reason why each of the others cannot.
-
-    Args:
-      methods: to choose from.
-      fields: what the log has; see `supplied`.
-    """
+    """The methods that can be shadows of a log, and the reason why each of the others cannot."""
     why: dict[str, str] = {}
     found = []
     for method in methods:

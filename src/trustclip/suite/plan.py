@@ -37,12 +37,9 @@ class Job:
     """One process of a suite: a run, or the SFT that several runs start from.
 
     Args:
-      path: its run directory.
       settings: plain values of its recipe, or of the command ``sft``.
       label: of the method; ``"sft"`` for an SFT.
       model: named by the recipe, before any SFT.
-      seed: of the run.
-      method: of the run; None for an SFT.
       needs: run directory of the SFT that must be finished first.
       swept: values of the settings that the suite sweeps, or their labels, by their paths.
     """
@@ -83,14 +80,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """A suite expanded into its runs.
-
-    Args:
-      file: its YAML file.
-      settings: of the suite.
-      methods: by label.
-      jobs: SFTs and runs, ordered by seed, so that a table grows evenly.
-    """
+    """A suite expanded into its runs."""
 
     file: Path
     settings: SuiteSettings
@@ -135,9 +125,6 @@ def plan(file: Path) -> Plan:
     """Read a suite's file and expand it into runs.
 
     It and its recipes may name modules to import within `consent` alone.
-
-    Args:
-      file: YAML of `SuiteSettings`.
 
     Raises:
       ValueError: with all errors in it and its recipes, and their places.

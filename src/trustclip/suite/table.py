@@ -31,12 +31,7 @@ Metrics = tuple[str, str]
 
 
 class Results:
-    """The finished runs of a suite and their results.
-
-    Args:
-      suite: the suite.
-      command: the command line, for the caption.
-    """
+    """The finished runs of a suite and their results."""
 
     def __init__(self, suite: Plan, command: str) -> None:
         self._plan, self._command = suite, command
@@ -96,13 +91,7 @@ class Results:
 
 
 def remade(runs: Sequence[Run], command: str, reaches: float | None = None) -> dict[str, Any]:
-    """The content of ``table.json`` again, from all finished runs of a suite.
-
-    Args:
-      runs: of one suite, as `trustclip.runs.reader.read_runs` finds them.
-      command: the command line, for the caption.
-      reaches: score whose time is reported; the suite's own when None.
-    """
+    """The content of ``table.json`` again, from all finished runs of a suite."""
     groups, entry = group_runs(runs), runs[0].entry
     about = {
         "name": entry["suite"],

@@ -105,13 +105,7 @@ class Progress:
 
 
 class Display:
-    """The table on a terminal; a line per event anywhere else.
-
-    Args:
-      console: where to write.
-      jobs: all of the suite.
-      states: of each, by its name; read at every `update`.
-    """
+    """The table on a terminal; a line per event anywhere else."""
 
     def __init__(self, console: Console, jobs: Iterable[Job], states: Mapping[str, State]) -> None:
         self._console, self._states = console, states

@@ -55,10 +55,6 @@ def is_secret(name: str) -> bool:
 def redacted(value: Any, name: str = "") -> Any:
     """A value with every secret in it replaced, at any depth.
 
-    Args:
-      value: settings, a text, or anything that JSON holds.
-      name: of the setting that has this value.
-
     Example:
       >>> redacted({"hub_token": "abc", "url": "http://me:pw@host/v1", "seed": 0})
       {'hub_token': '[redacted]', 'url': 'http://[redacted]@host/v1', 'seed': 0}

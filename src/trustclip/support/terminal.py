@@ -17,9 +17,6 @@ class Terminal(Console):
 
     Styles come from arguments and from `rich.text.Text`.
 
-    Args:
-      **options: of `rich.console.Console`.
-
     Example:
       >>> import io
       >>> out = io.StringIO()
@@ -58,11 +55,6 @@ def print_table(console: Console, table: Table, keys: int = 1) -> None:
 
 def parts(table: Table, width: int, keys: int = 1) -> Iterator[Table]:
     """A table, or its columns in several tables of at most ``width`` characters where possible.
-
-    Args:
-      table: see `print_table`.
-      width: characters of a line.
-      keys: see `print_table`.
 
     Example:
       >>> whole = Table("method", "reward", "entropy", box=None, pad_edge=False)

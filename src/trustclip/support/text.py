@@ -131,11 +131,6 @@ def markdown_table(
 ) -> str:
     """A table in GitHub's Markdown; its cells are Markdown already, see `markdown_text`.
 
-    Args:
-      header: of the columns.
-      rows: cells.
-      numbers: align every column but the first to the right.
-
     Example:
       >>> print(markdown_table(["what", "ms"], [["a", "1.23"]], numbers=True))
       | what | ms |

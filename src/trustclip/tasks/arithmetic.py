@@ -53,9 +53,6 @@ class Arithmetic:
     def train(self, n: int) -> list[Problem]:
         """First `n` distinct training problems, each with its worked solution.
 
-        Args:
-          n: number of problems, at least 1.
-
         Returns:
           `n` problems; a shorter list is a prefix of a longer one.
 
@@ -66,9 +63,6 @@ class Arithmetic:
 
     def test(self, n: int) -> list[Problem]:
         """First `n` distinct held-out problems, each with its worked solution.
-
-        Args:
-          n: number of problems, at least 1.
 
         Returns:
           `n` problems; a shorter list is a prefix of a longer one.

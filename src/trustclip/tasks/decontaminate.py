@@ -41,8 +41,6 @@ class Pair:
     """A test problem and a training problem found to be the same.
 
     Args:
-      test_id: id of the test problem.
-      train_id: id of the training problem.
       similarity: share of their distinctive tokens that match in order, in [0, 1].
       numbers: share of their distinctive numbers that match, in [0, 1].
       same_answer: the golds are equal, so a reward teaches exactly the test's answer.

@@ -76,10 +76,6 @@ _PART = re.compile(r"(?:train)?\[(-?\d+%?)?:(-?\d+%?)?\]")
 def part_of(path: Path, part: str) -> Rows:
     """The rows of a part of a file; a negative place counts from the end.
 
-    Args:
-      path: the file.
-      part: ``[FROM:TO]``, row numbers from 0 or per cent.
-
     Raises:
       ValueError: the part is written in another way, or the file cannot be read.
     """

@@ -24,7 +24,6 @@ class HubSource:
       train: split to train on, or None for a benchmark without one.
       test: split to evaluate on, or None for a training set without one.
       config: configuration name, or None for the default one.
-      fields: the columns.
       kind: ``"benchmark"`` (every row counts: none may be bad), ``"rl"`` (training problems), or
         ``"sft"`` (worked solutions: rows without a numeric gold are left out, and one problem may
         occur with several solutions).
@@ -141,10 +140,6 @@ def named_after(stem: str) -> HubSource | None:
 
 def hub_rows(source: HubSource, split: str) -> Iterator[Any]:
     """Rows of a hub data set, through ``datasets`` (imported here, downloads or uses its cache).
-
-    Args:
-      source: the data set.
-      split: its split, see `HubSource.split`.
 
     Yields:
       One mapping per row.

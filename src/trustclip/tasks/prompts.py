@@ -79,10 +79,6 @@ _PLACE = "{problem}"
 def styled(name: str, prompt: Prompt) -> PromptStyle:
     """The style called ``name``, with what is different.
 
-    Args:
-      name: key in `STYLES`.
-      prompt: what is different; nothing by default.
-
     Returns:
       The style itself, or one named after it and the first digits of a hash of the differences.
 
@@ -185,10 +181,6 @@ def completion(problem: Problem, style: str | PromptStyle = "solution") -> str:
     r"""The assistant's turn that a model is fine-tuned to give: working, then the answer.
 
     A solution that already states the answer where the style looks for it is used unchanged.
-
-    Args:
-      problem: a problem with a solution.
-      style: a name in `STYLES`, or a style.
 
     Raises:
       ValueError: unknown style, or a problem without a solution.

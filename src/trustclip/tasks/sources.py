@@ -67,7 +67,6 @@ class BadRow:
     Args:
       file: path or hub id.
       line: 1-based line of the file; row number in parquet, JSON arrays and hub data sets.
-      reason: what is wrong with it.
       start: the row's first 200 characters.
     """
 
@@ -95,7 +94,6 @@ class Loaded:
     Args:
       problems: the good rows in their order, ids unique.
       bad_rows: the quarantined rows.
-      duplicates: identical repeats left out.
       skipped: rows of a worked-solution source left out for a gold that is no number.
     """
 

@@ -48,7 +48,6 @@ class Problem:
     ids: Tensor
     coefficients: Tensor
     entropy: bool
-    skip: float = 0.0
 
     @classmethod
     def of(cls, shape: Shape, trained: bool) -> "Problem":
@@ -88,11 +87,6 @@ class Problem:
         grad, self.hidden.grad, self.weight.grad = self.hidden.grad, None, None
         assert grad is not None
         return grad
-
-    @property
-    def head(self) -> Head:
-        """The weight, and what gradients may leave out."""
-        return Head(self.weight, skip=self.skip)
 
     @property
     def active(self) -> Tensor:
@@ -152,15 +146,10 @@ def ours(problem: Problem) -> Callable[[], Tensor]:
 
     def call() -> Tensor:
         ids, entropy = problem.active, problem.entropy
-        logp, _ = head.selected_logprobs(problem.hidden, problem.head, ids, entropy=entropy)
+        logp, _ = head.selected_logprobs(problem.hidden, problem.weight, ids, entropy=entropy)
         return problem.backward(logp)
 
     return call
-
-
-def leaving_out(problem: Problem) -> Callable[[], Tensor]:
-    """`ours`, of a head whose gradients may leave out a thousandth of each row's mass."""
-    return ours(replace(problem, skip=1e-3))
 
 
 def with_method(problem: Problem) -> Callable[[], Tensor]:
@@ -174,7 +163,7 @@ def with_method(problem: Problem) -> Callable[[], Tensor]:
     batch = TokenBatch(old[None], old[None], advantages[None], every)
 
     def call() -> Tensor:
-        hidden, ids, of = problem.hidden[None], problem.ids[None], problem.head
+        hidden, ids, of = problem.hidden[None], problem.ids[None], problem.weight
         loss = head.policy_loss("clip", hidden, of, ids, batch, entropy=problem.entropy)
         return problem.gradient(loss.value)
 

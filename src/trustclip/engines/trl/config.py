@@ -17,7 +17,6 @@ from trustclip.engines.schedule import Schedule
 from trustclip.engines.served import Weights
 from trustclip.engines.trl.likeliest import KEPT
 from trustclip.engines.trl.upstream import GRPOConfig
-from trustclip.head.product import MOST_SKIPPED
 from trustclip.support.names import unknown
 
 _HEADS = Literal["auto", "trustclip", "trl"]
@@ -57,10 +56,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
       head: output head that computes log-probabilities: ``"trustclip"`` (see `trustclip.head`),
         ``"trl"``, or ``"auto"``: trustclip's on a CPU and on GPUs that it was measured to be
         faster on, TRL's Triton kernels elsewhere.
-      head_skip: probability mass, at most 0.01, that the gradient of each log-probability may leave
-        out in whole blocks of the vocabulary; 0 for none. The log has the largest one left out,
-        ``trustclip/head_dropped``; what that can change: `trustclip.head.skipped`. Needs
-        trustclip's head.
       decoder: implementation of sampling: ``"transformers"``, or ``"auto"``:
         `trustclip.engines.trl.sampling` for the models it supports, with plain sampling, on a CPU;
         see ``docs/fast-paths.md``.
@@ -131,9 +126,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
 
     head: _HEADS = field(
         default="auto", metadata={"help": "Output head to use: auto, trustclip or trl."}
-    )
-    head_skip: float = field(
-        default=0.0, metadata={"help": "Probability mass that gradients may leave out, to 0.01."}
     )
     decoder: _DECODERS = field(
         default="auto", metadata={"help": "Sampling code on a CPU: auto or transformers."}
@@ -328,8 +320,6 @@ def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, least in _AT_LEAST.items():
         if values.get(name) is not None and values[name] < least:
             yield name, f"must be at least {least}, got {values[name]}."
-    if not 0 <= (skip := values.get("head_skip", 0.0)) <= MOST_SKIPPED:
-        yield "head_skip", f"must be from 0 to {MOST_SKIPPED}, got {skip}."
 
 
 def _with_server(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
@@ -359,8 +349,6 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         default = GRPOConfig.__dataclass_fields__[name].default
         if getattr(args, name) != default:
             yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
-    if args.head_skip and args.head == "trl":
-        yield "head_skip is trustclip's head's, and head='trl' asks for TRL's: leave one out."
     if args.share_prompts and args.head == "trl":
         yield "share_prompts needs trustclip's head, and head='trl' asks for TRL's: leave one out."
     if problem := limits.refusal(chosen, given := supply(args)):

@@ -184,7 +184,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if self.args.share_prompts and (reason := fast_paths.obstacle("sharing", self)):
             raise ValueError(f"share_prompts cannot serve this model: {reason}. Leave it out.")
         if self._takes("head"):
-            request = use_head(self._unwrapped(), self.temperature, self.args.head_skip)
+            request = use_head(self._unwrapped(), self.temperature)
             if self.args.share_prompts:
                 sharing.share_prompts(hidden.language_model(self._unwrapped()))
                 request.shares = True
@@ -192,8 +192,6 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         reason = fast_paths.obstacle("head", self)
         if self.args.head == "trustclip":
             raise ValueError(f"head='trustclip' cannot serve this model: {reason}. Use 'auto'.")
-        if self.args.head_skip:
-            raise ValueError(f"head_skip needs trustclip's head: {reason}. Leave it out.")
         return None
 
     def get_train_dataloader(self) -> Any:
@@ -461,10 +459,6 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if self.accelerator.num_processes > 1:  # alone it is known without waiting for a GPU
             skipped = self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
         self._metrics[self._mode]["trustclip/skipped"].append(skipped)
-        if self._request is not None and (left := self._request.dropped):
-            dropped = self.accelerator.gather(torch.stack(left).max()).max().item()
-            self._metrics[self._mode]["trustclip/head_dropped"].append(dropped)
-            left.clear()
         if self._mode == "train":
             if Trait.ADAPTS in self.method.traits:
                 self._update.add(batch, surrogate)  # of all tokens: then none is skipped

@@ -67,9 +67,6 @@ class Local:
     a temperature is left, a model of the Llama family on a CPU is decoded by a faster loop.
 
     Args:
-      model: causal language model.
-      tokenizer: its tokenizer, with a chat template.
-      sampling: how tokens are drawn.
       batch_size: completions generated at once.
       stop: asked after each token; True ends all completions there, and they are worth nothing.
     """

@@ -20,7 +20,6 @@ class Served:
     Args:
       base_url: address up to the version, e.g. ``http://127.0.0.1:8000/v1``.
       model: name under which the server knows the model.
-      sampling: how tokens are drawn.
       concurrency: requests under way at once.
       thinking: value of ``enable_thinking`` for the model's chat template, as vLLM and SGLang take
         it; None for the template's own.

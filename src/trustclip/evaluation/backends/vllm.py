@@ -50,7 +50,6 @@ class VLLM:
 
     Args:
       model: folder or hub id.
-      sampling: how tokens are drawn.
       style: prompt style, for a tokenizer without a chat template.
       seed: of the engine.
       engine: its arguments, and where its output goes.
@@ -132,11 +131,6 @@ class TrainingVLLM:
 
     Its samples depend on how many it has drawn before, not on a seed: TRL draws them by one
     generator for all.
-
-    Args:
-      generation: the trainer's ``vllm_generation``, in either of its modes.
-      tokenizer: with a chat template.
-      sampling: how tokens are drawn.
     """
 
     def __init__(self, generation: Any, tokenizer: Any, sampling: Sampling) -> None:
@@ -177,9 +171,6 @@ class TrainingVLLM:
 
 def complaints(arguments: Mapping[str, Any]) -> Iterator[str]:
     """What vLLM, or an evaluation, refuses of an engine's arguments; nothing is loaded.
-
-    Args:
-      arguments: see `Engine`.
 
     Raises:
       ValueError: vLLM is not installed.

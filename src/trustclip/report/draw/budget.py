@@ -15,12 +15,7 @@ PAPER, ASIDE = "the paper", 1.06
 
 
 def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
-    """Figure 4: Mean@K and Pass@K of the final evaluation against K.
-
-    Args:
-      groups: of one setting.
-      suffix: of the figure's key, where there are several settings.
-    """
+    """Figure 4: Mean@K and Pass@K of the final evaluation against K."""
     panels = []
     for kind in ("mean", "pass"):
         lines = [line for group in groups if (line := _curve(group, kind))]

@@ -96,12 +96,7 @@ def thin_line(points: Points, group: Group, name: str, *, faint: bool = False) -
 
 
 def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
-    """Figure 2: return, entropy, completion length and scores over updates.
-
-    Args:
-      groups: of one setting.
-      suffix: of the figure's key, where there are several settings.
-    """
+    """Figure 2: return, entropy, completion length and scores over updates."""
     panels = [
         Panel(title, "update", unit, marks)
         for key, title, unit, factor in TRAINING
@@ -130,12 +125,7 @@ def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
 
 
 def rewards_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
-    """Each reward over updates, where a training had several.
-
-    Args:
-      groups: of one setting.
-      suffix: of the figure's key, where there are several settings.
-    """
+    """Each reward over updates, where a training had several."""
     keys = dict.fromkeys(
         key for group in groups for run in group.runs for row in run.training for key in row
         if key.startswith(_REWARD[0]) and key.endswith(_REWARD[1])

@@ -34,10 +34,6 @@ STYLE: Any = {
 def save(figure: Figure, folder: Path) -> list[Path]:
     """Write a figure as PDF and as SVG, for a paper.
 
-    Args:
-      figure: what to draw.
-      folder: where to; the files are named by the figure's key.
-
     Returns:
       The two files.
     """

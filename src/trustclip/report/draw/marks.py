@@ -36,9 +36,6 @@ class Mark:
         whiskers from `low` to `high` where given; ``"printed"``, the same as open diamonds, for
         numbers of a paper.
       x: places; text for a category.
-      y: values.
-      name: what it is.
-      series: number of its colour.
       low: lower values of a band or of whiskers.
       high: upper values.
       group: number of the group that it appears and disappears with; that of its colour if None.
@@ -59,9 +56,6 @@ class Panel:
     """One pair of axes.
 
     Args:
-      title: above it.
-      x_title: with its unit.
-      y_title: with its unit.
       marks: from back to front.
       log_x: whether x is logarithmic.
       x_range: of the axis; from the data where None.

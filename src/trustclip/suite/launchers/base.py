@@ -102,10 +102,6 @@ ELSEWHERE = {
 def elsewhere(on: str, resources: Resources) -> Launcher:
     """The launcher of another scheduler.
 
-    Args:
-      on: ``"slurm"`` or ``"ray"``.
-      resources: that each run asks for.
-
     Raises:
       ValueError: the package is missing, there is no such cluster, or it lacks the resources.
     """

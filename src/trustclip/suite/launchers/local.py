@@ -29,9 +29,6 @@ class RunProcess:
     Where a process of an earlier call still works in the folder, wait for that one instead.
 
     Args:
-      folder: run directory.
-      command: what to run.
-      environment: of the process.
       where: its working directory; this one's when None.
     """
 
@@ -149,9 +146,6 @@ class Interruptions:
     """Counts requests to stop instead of ending the process, inside ``with``.
 
     Signals of one kind that come together are one: `trustclip.durable.stops.Requests`.
-
-    Args:
-      signals: the signals to count; by default SIGINT (Ctrl-C) and SIGTERM.
     """
 
     def __init__(self, *signals: signal.Signals) -> None:

@@ -92,13 +92,7 @@ def clear(folder: Path) -> None:
 
 
 class RemoteRun:
-    """A run in a job of another scheduler.
-
-    Args:
-      folder: run directory.
-      task: the job.
-      found: whether an earlier call submitted it.
-    """
+    """A run in a job of another scheduler."""
 
     def __init__(self, folder: Path, task: Task, *, found: bool = False) -> None:
         self._folder, self._task, self._found = folder, task, found

@@ -84,37 +84,6 @@ def method_given(place: Place) -> dict[str, Any]:
     return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
 
 
-def left_out(place: Place) -> dict[str, Any]:
-    """Gradients that leave out blocks of the vocabulary, next to their bound."""
-    sizes = (9, 8, 5000) if place.tiny else (4096, 1024, 40_009)
-    hidden, weight, ids = _problem(place, *sizes)
-    hidden = hidden * (24 / sizes[1]) ** 0.5  # peaked, as policies are
-    g = torch.Generator(place.device).manual_seed(4)
-    coefficients = torch.randn(len(ids), generator=g, device=place.device)
-    found, skip, grads, dropped = {}, 1e-2, [], coefficients
-    for trained in (False, True):
-        grads = []
-        for head_of in (head.Head(weight), head.Head(weight, skip=skip)):
-            h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained)
-            scores = head.score(h, dataclasses.replace(head_of, weight=w), ids, entropy=False)
-            (scores.logp @ coefficients).backward()
-            grads.append([h.grad, *([w.grad] if trained else [])])
-            dropped = scores.dropped
-        assert dropped is not None
-        bounds = head.error_bounds(head.Head(weight), hidden, coefficients, dropped)
-        rounding = 2**-6 if weight.dtype == torch.bfloat16 else 1e-5
-        for name, bound, a, b in zip(
-            ("gradient of h", "gradient of W"), bounds, *grads, strict=False
-        ):
-            error = (a.double() - b.double()).norm(dim=1)
-            allowed = bound + rounding * a.double().norm(dim=1).max()
-            over = error / allowed if name.endswith("h") else error.norm() / allowed
-            kind = "trained" if trained else "frozen"
-            found[f"{name}, {kind}, of its bound"] = {"error": float(over.max()), "allowed": 1.0}
-        found["mass"] = {"error": float(dropped.max()), "allowed": skip * 1.001}
-    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
-
-
 def two_streams(place: Place) -> dict[str, Any]:
     """Two problems at once on two streams: the bits of one after the other."""
     place.needs_cuda("a second stream")
@@ -253,7 +222,6 @@ Edge = tuple[str, Callable[[Place], dict[str, Any]], float]
 EDGES: tuple[Edge, ...] = (
     ("the same bits twice", same_bits, 10.0),
     ("a method's loss, foreseen", method_given, 10.0),
-    ("a part left out", left_out, 10.0),
     ("two streams", two_streams, 10.0),
     ("more than 2^31 logits", many_logits, 20.0),
     ("a tile of more than 2^31 logits", large_tile, 20.0),

@@ -3,10 +3,9 @@
 import functools
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
@@ -53,9 +52,7 @@ class Request:
       scores: list that collects the scores of each pass, or None. Leading shape [batch, time - 1].
       foresee: gives the coefficients of a pass over so many completions of so many positions, where
         they are known before.
-      skip: probability mass that gradients may leave out.
       shares: each prompt of a batch passes the model once.
-      dropped: collects the largest mass that those of each pass do leave out.
       further: further tokens whose log-probabilities each pass is asked for, or None.
     """
 
@@ -63,9 +60,7 @@ class Request:
     mean: bool = False
     scores: list[Scores] | None = None
     foresee: Callable[[tuple[int, int]], Foresee | None] | None = None
-    skip: float = 0.0
     shares: bool = False
-    dropped: list[Tensor] = field(default_factory=list)
     further: Asked | None = None
 
     def plan(self, shape: tuple[int, int]) -> Plan:
@@ -74,7 +69,7 @@ class Request:
         return Plan(self.entropy, self.mean, foresee)
 
 
-def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request:
+def use_head(model: nn.Module, temperature: float) -> Request:
     """Make ``model(..., labels=labels, fused_lm_head=True)`` return `Scored` by trustclip's head.
 
     Only positions with a label enter the head: neither prompts nor padding. Every other call goes
@@ -85,12 +80,11 @@ def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request
     Args:
       model: causal language model, or an adapter around one; see `fast_paths.obstacle`.
       temperature: that of sampling.
-      skip: probability mass that gradients may leave out.
 
     Returns:
       The request that it answers, which the caller may change between passes.
     """
-    request = Request(skip=skip)
+    request = Request()
     inner = language_model(model)
     before, linear = inner.forward, inner.get_output_embeddings()
 
@@ -124,8 +118,6 @@ def use_head(model: nn.Module, temperature: float, skip: float = 0.0) -> Request
         scores = Scores(*flat)  # type: ignore[arg-type]
         if asked is not None and more is not None:
             asked.found.append(more)
-        if scores.dropped is not None:
-            request.dropped.append(scores.dropped.max())
         if request.scores is not None:
             request.scores.append(scores)
         return Scored(scores.logp, scores.entropy)
@@ -150,13 +142,7 @@ def _scoring(
     ) -> Any:
         if labels is None or plan is None:
             return type(self).forward(self, states)
-        head = Head.of(
-            *(self.weight, self.bias),
-            temperature=temperature,
-            scale=scale,
-            softcap=cap,
-            skip=request.skip if torch.is_grad_enabled() else 0.0,
-        )
+        head = Head.of(self.weight, self.bias, temperature=temperature, scale=scale, softcap=cap)
         scores = scored(head, states, labels, plan)
         more = None
         if further is not None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from extensions import metrics
+from extensions.metrics import GROUPS, Group, Metric
 from method_cases import candidates_for
 from trl_runs import constrained
 
@@ -14,9 +16,7 @@ from trustclip.constraints.diagnostics import token_metrics
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import WatchedWindow
 from trustclip.engines.token_loss import means
-from trustclip.runs import metrics
 from trustclip.runs.answers import score_rows, scores
-from trustclip.runs.metrics import CALLED, LOG, LOSS, Metric
 
 ROOT = Path(__file__).parents[2]
 #: TRL logs these under loss types that the constrained trainer does not use.
@@ -48,18 +48,18 @@ def full_batch() -> tc.TokenBatch:
     )
 
 
-def described(name: str, *groups: metrics.Group) -> Metric:
+def described(name: str, *groups: Group) -> Metric:
     """The one description of a name."""
     found = [m for g, m in metrics.found(name) if not groups or g in groups]
     assert len(found) == 1, f"{name} has {len(found)} descriptions"
     return found[0]
 
 
-def listed(place: str, *groups: metrics.Group) -> set[str]:
+def listed(place: str, *groups: Group) -> set[str]:
     return {m.name for g in groups for m in g.metrics if place in m.places}
 
 
-OURS = (metrics.GATE, metrics.DISTANCE, metrics.TOKENS, metrics.SAMPLER, metrics.DRIFT)
+OURS = [GROUPS[name] for name in ("gate", "distance", "tokens", "sampler", "drift")]
 
 
 def test_those_of_a_call_are_described_with_that_place_and_no_others():
@@ -67,7 +67,7 @@ def test_those_of_a_call_are_described_with_that_place_and_no_others():
     names = {
         name for method in METHODS for name in token_metrics(batch, method.surrogate(batch), method)
     }
-    assert {described(f"trustclip/{n}").name for n in names} == listed(LOSS, *OURS)
+    assert {described(f"trustclip/{n}").name for n in names} == listed("loss", *OURS)
 
 
 def test_those_of_a_log_line_are_described_with_that_place_and_no_others():
@@ -78,14 +78,14 @@ def test_those_of_a_log_line_are_described_with_that_place_and_no_others():
         window.add(batch, surrogate, method, c)
         names |= set(window.read())
     found = {described(f"trustclip/{name}").name for name in names}
-    assert found == listed(LOG, *OURS, metrics.SHADOWS)
+    assert found == listed("log", *OURS, GROUPS["shadows"])
 
 
 def test_those_of_engines_that_call_a_loss_are_described_with_that_place_and_no_others():
     batch = full_batch()
     names = {n for m in METHODS for n in means(batch, m.surrogate(batch), method=m)}
-    assert {described(name).name for name in names} == listed(CALLED, *OURS)
-    assert all(m.places for g in (*OURS, metrics.SHADOWS) for m in g.metrics)
+    assert {described(name).name for name in names} == listed("verl", *OURS)
+    assert all(m.places for g in (*OURS, GROUPS["shadows"]) for m in g.metrics)
 
 
 def test_those_that_the_code_names_are_described():
@@ -93,7 +93,7 @@ def test_those_that_the_code_names_are_described():
         p.read_text("utf-8") for p in (ROOT / "src/trustclip/engines/trl").rglob("*.py")
     )
     named = set(re.findall(r'_metrics\[[^\]]+\]\["trustclip/(\w+)"\]', source))
-    assert named == {m.name for m in metrics.TRAINER.metrics}
+    assert named == {m.name for m in GROUPS["trainer"].metrics}
 
 
 def test_those_of_trl_are_the_installed_ones():
@@ -104,7 +104,7 @@ def test_those_of_trl_are_the_installed_ones():
     source = (folder / "trainer/grpo_trainer.py").read_text("utf-8")
     named = set(re.findall(r'_metrics\[[^\]]+\]\[f?"([^"]+)"\]', source)) - NEVER
     named = {re.sub(r"\{\w+\}", "NAME", name) for name in named}
-    assert named | OTHERS == {m.name for m in metrics.TRL.metrics}
+    assert named | OTHERS == {m.name for m in GROUPS["trl"].metrics}
 
 
 def test_those_of_an_evaluation_are_described():
@@ -115,8 +115,8 @@ def test_those_of_an_evaluation_are_described():
     ]  # fmt: skip
     names = {name for row in score_rows(scores(rows), 8) for name in row}
     names -= {"stage", "step", "task"}
-    found = {described(name, metrics.EVALUATION).name for name in names}
-    assert found == {m.name for m in metrics.EVALUATION.metrics}
+    found = {described(name, GROUPS["evaluation"]).name for name in names}
+    assert found == {m.name for m in GROUPS["evaluation"].metrics}
 
 
 def test_a_run_logs_nothing_else(tmp_path):

@@ -187,14 +187,25 @@ def assert_same_metrics(got: typing.Any, want: typing.Any, atol: float = 0.0) ->
             assert mine == theirs or abs(mine - theirs) <= atol * (1 + abs(theirs)), name
 
 
+def turns_of(mask: list[bool]) -> list[int]:
+    """Number of each token's turn: one more after every gap."""
+    turn, before, found = 0, False, []
+    for own in mask:
+        turn += own and not before
+        before = own
+        found.append(turn)
+    return found
+
+
 def tokens_of(method: tc.Method, batch: tc.TokenBatch) -> list[tuple[oracle.Tokens, Any]]:
     """Unmasked tokens as the oracle takes them, and where in the flat batch they are.
 
     Sequences of one length together; all tokens as one where the method measures the batch.
     """
-    names = [f.name for f in dataclasses.fields(oracle.Tokens)]
+    names = [f.name for f in dataclasses.fields(oracle.Tokens) if f.name != "turn"]
     given = {"x": batch.log_ratio, "advantage": batch.advantages}
     given |= {k: v for k in names[2:] if (v := getattr(batch, k)) is not None}
+    given["turn"] = torch.tensor([turns_of(row) for row in batch.mask.tolist()])
     flat = {k: v.detach().numpy().ravel() for k, v in given.items()}
     lengths, indices = batch.mask.sum(dim=1), np.arange(batch.mask.numel())
     if method.statistics_over is not None:

@@ -18,7 +18,7 @@ MORE = [
     ("truly_ppo", {"variant": "ppo_rb", "slope": 0.1}),
     *(
         ("atr", {"level": level, "reduction": reduction, "weight": weight})
-        for level in ("prefix", "sequence")
+        for level in ("prefix", "turn", "sequence")
         for reduction in ("ratio", "mean", "sum", "max")
         for weight in ("level", "token")
     ),

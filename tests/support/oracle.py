@@ -40,6 +40,7 @@ class Tokens:
     lag: Any = None
     entropy: Any = None
     entropy_old: Any = None
+    turn: Any = None
 
     def __post_init__(self) -> None:
         if self.logp_old is None:
@@ -217,8 +218,11 @@ def total(x: Array) -> Array:
     return mean(x) * x.shape[1]
 
 
-def at(level: str, values: Array, reduce: Any = np.mean) -> Array:
+def at(level: str, values: Array, reduce: Any = np.mean, turn: Any = None) -> Array:
     """A reduction over the tokens that a level covers at each place."""
+    if level == "turn":
+        own = [[reduce(v[n == m]) for m in n] for v, n in zip(values, turn, strict=True)]
+        return np.array(own).reshape(values.shape)
     places = range(values.shape[1])
     covered = {
         "token": lambda i: slice(i, i + 1),
@@ -250,12 +254,12 @@ def levelled(satisfied: Rule) -> Rule:
     """The same of a prefix or a sequence: of its mean log-ratio, or of what is made of its k3."""
 
     def rule(p: Params, t: Tokens) -> Array:
-        average, reduction = at(p["level"], t.x), p.get("reduction", "ratio")
+        average, reduction = at(p["level"], t.x, turn=t.turn), p.get("reduction", "ratio")
         if reduction == "ratio":
             inside = satisfied(p, replace(t, x=average))
         else:
             by = {"mean": np.mean, "sum": np.sum, "max": np.max}[reduction]
-            inside = at(p["level"], k3(t.x), by) <= p["delta"]
+            inside = at(p["level"], k3(t.x), by, t.turn) <= p["delta"]
         weighing = average if p.get("weight", "level") == "level" else t.x
         return inside | (~outward(weighing, t.advantage) & (p["side"] == "outward"))
 
@@ -509,7 +513,7 @@ def kept(name: str, p: Params, t: Tokens) -> Array:
 
 def of_level(name: str) -> Rule:
     def rule(p: Params, t: Tokens) -> Array:
-        weighing = at(p["level"], t.x) if p.get("weight", "level") == "level" else t.x
+        weighing = at(p["level"], t.x, turn=t.turn) if p.get("weight", "level") == "level" else t.x
         return KEPT[name](p, t) * np.exp(weighing)
 
     return rule

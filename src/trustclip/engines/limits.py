@@ -43,6 +43,7 @@ class Supply:
         and not only a caller of a loss.
       kl_gradient: whether the exact KL divergences come with their gradient.
       old_is_sampler: whether the old policy is the one that sampled: there is no other.
+      no_turns: why gaps in the mask are no turns of a completion; empty where they are.
     """
 
     engine: str
@@ -51,6 +52,7 @@ class Supply:
     whole_loop: bool = False
     kl_gradient: bool = False
     old_is_sampler: bool = False
+    no_turns: str = ""
 
     def without(self, name: str, why: str) -> Self:
         """The same without a field; ``why`` ends the sentence *"it needs `name`, and ..."*."""
@@ -79,10 +81,17 @@ ENGINES: dict[str, Supply] = {
             frozenset({"entropy", "keys", "kl_old_new", "kl_new_old", "logp_rollout"}),
             whole_loop=True,
             kl_gradient=True,
+            no_turns="its tokens are steps of an environment",
         ),
         Supply("your loop", frozenset(SUPPLIERS), whole_loop=True, kl_gradient=True),
     )
 }
+
+#: TRL where nothing replies to the policy, as in every recipe.
+ALONE = replace(
+    ENGINES["TRL"],
+    no_turns="a completion is one turn where no tools and no rollout_func reply to it",
+)
 
 
 def refusal(method: Method, supply: Supply) -> str | None:
@@ -114,6 +123,8 @@ loss; train it with trustclip.engines.trl.
             f"{start} compares the old policy with the one that sampled, and in {engine} they are "
             f"the same: {weight.name!r} would do nothing; name its inner method instead."
         )
+    if Trait.SEES_TURNS in method.traits and supply.no_turns:
+        return f"{start} measures turns, and {supply.no_turns}; use level 'sequence' or 'token'."
     if method.statistics_over is not None and not supply.whole_loop:
         return (
             f"{start} measures statistics over all ranks (per "

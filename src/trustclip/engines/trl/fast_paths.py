@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trustclip.constraints.base import Trait, of_own_token
+from trustclip.engines import limits
 from trustclip.engines.trl.config import undecodable
 from trustclip.engines.trl.sampling import sampled
 from trustclip.engines.trl.sampling.llama import unlike_llama
@@ -84,6 +85,9 @@ def check_sampler(trainer: Any) -> None:
             f"sampled with, and they cannot be recorded here: {reason}. Set use_vllm=True with "
             "vllm_importance_sampling_correction=False, or pass a rollout_func."
         )
+    alone = not (trainer.tools or trainer.rollout_func)
+    if alone and (problem := limits.refusal(trainer.method, limits.ALONE)):
+        raise ValueError(problem)
     _check_candidates(trainer)
     if brake.on and trainer.is_deepspeed_enabled:
         raise ValueError(

@@ -40,6 +40,8 @@ class Tokens:
     lag: Any = None
     entropy: Any = None
     entropy_old: Any = None
+    logp_average: Any = None
+    candidates: Any = None  # [sequences, tokens, 3 k]: new, old, sampler
     turn: Any = None
 
     def __post_init__(self) -> None:
@@ -61,6 +63,8 @@ class Tokens:
     def against(self, anchor: str) -> "Tokens":
         if anchor == "old":
             return self
+        if anchor == "average":
+            return replace(self, x=self.logp - self.logp_average, logp_old=self.logp_average)
         moved = self.logp - self.logp_rollout
         if anchor == "interpolated":  # what is left of the way from the sampler
             x = moved / np.maximum(self.lag, 1)
@@ -497,10 +501,31 @@ KEPT: dict[str, Rule] = {
     **{name: weighted(weight) for name, weight in WEIGHTS.items()},
     "anchored": lambda p, t: of(kept, p["inner"], t.against(p["anchor"])),
     "penalty": lambda p, t: of(kept, p["inner"], t),
+    "troll": lambda p, t: projected(p, t)[0] == 1,
     "centered": lambda p, t: of(kept, p["inner"], t),  # its drift: test_centered.py
     "both": lambda p, t: np.logical_and(*of_two(p, t)),
     "either": lambda p, t: np.logical_or(*of_two(p, t)),
 }
+
+
+def projected(p: Params, t: Tokens) -> tuple[Array, Array]:
+    """TROLL: where on the path from old (0) to new (1) the policy is, and the ratio there."""
+    places, ratios = np.ones(t.x.shape), np.exp(t.x)
+    for at in np.ndindex(t.x.shape):
+        new, old, _ = np.exp(t.candidates[at].reshape(3, -1))
+        new, old = (np.append(v, max(1 - v.sum(), 1e-6)) for v in (new, old))
+
+        def between(s: float, new: Array = new, old: Array = old) -> Array:
+            return old ** (1 - s) * new**s
+
+        def kl(s: float, old: Array = old, between: Any = between) -> float:
+            policy = between(s) / between(s).sum()
+            return float((policy * np.log(policy / old)).sum())
+
+        places[at] = s = edge(kl, p["delta"], 1.0)
+        if s < 1:
+            ratios[at] = np.exp(s * t.x[at]) / between(s).sum()
+    return places, ratios
 
 
 def kept(name: str, p: Params, t: Tokens) -> Array:
@@ -617,6 +642,7 @@ COEFFICIENT: dict[str, Rule] = {
     "vespo": vespo,
     "dppo": lambda p, t: dppo(p, t) * np.minimum(np.exp(t.against(p["anchor"]).x), p["ceiling"]),
     "drpo": drpo,
+    "troll": lambda p, t: np.prod(projected(p, t), axis=0),
 }
 
 

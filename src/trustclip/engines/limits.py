@@ -25,6 +25,7 @@ _INSTEAD = {
         "kl_old_new",
         "kl_new_old",
         "logp_rollout",
+        "logp_average",
         "lag",
         "candidates",
     )
@@ -67,7 +68,7 @@ ENGINES: dict[str, Supply] = {
             "TRL",
             frozenset(
                 {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"}
-                | {"logp_rollout", "entropy_old", "lag", "candidates"}
+                | {"logp_rollout", "logp_average", "entropy_old", "lag", "candidates"}
             ),
             whole_loop=True,
         ),
@@ -169,11 +170,12 @@ def trains_in(method: Method) -> list[str]:
 
 def _between_old_and_sampler(method: Method) -> Method | None:
     """The part of a method that weighs tokens by the ratio of old policy and sampler, if any."""
-    weigh = (one for one in _parts(method) if Trait.WEIGHS_OLD_POLICY in one.traits)
+    weigh = (one for one in parts_of(method) if Trait.WEIGHS_OLD_POLICY in one.traits)
     return next(weigh, None)
 
 
-def _parts(method: Method) -> Iterator[Method]:
+def parts_of(method: Method) -> Iterator[Method]:
+    """A method, and what it is made of."""
     yield method
     for part in getattr(method, "parts", ()):
-        yield from _parts(part)
+        yield from parts_of(part)

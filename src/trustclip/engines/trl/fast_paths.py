@@ -94,12 +94,16 @@ def check_sampler(trainer: Any) -> None:
             "`brake` cannot act under DeepSpeed, which makes its step inside of the backward pass: "
             "leave `brake` out."
         )
-    if trainer.args.server == "reload" and (
-        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    ):
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    if trainer.args.server == "reload" and sharded:
         raise ValueError(
             "`server` gets the policy's weights from one process, and FSDP and DeepSpeed shard "
             "them: use DDP, or use_vllm."
+        )
+    if sharded and "logp_average" in trainer.method.requires:
+        raise ValueError(
+            f"{trainer.method.name!r} needs an average of the weights, and FSDP and DeepSpeed "
+            "shard them: use DDP, or another anchor."
         )
     _check_sequences(trainer)
     exact = any(name.startswith(("kl_", "top_k_")) for name in trainer.method.requires)

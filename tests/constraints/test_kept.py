@@ -20,6 +20,7 @@ INNER: list[dict] = [
     {"name": "clip", "level": "sequence", "epsilon": 0.1},
     {"name": "clip_higher", "level": "sequence", "low": 0.1, "high": 0.1},
     {"name": "atr", "level": "prefix", "delta": 0.005},
+    {"name": "clip", "level": "turn", "epsilon": 0.1},
     {"name": "clip"},
 ]
 COMPOSITES = {name: cls for name, cls in tc.methods().items() if issubclass(cls, Composite)}

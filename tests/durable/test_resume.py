@@ -28,6 +28,7 @@ ATR = {"method": "atr", "method_args": {"delta": 0.01}}
 CLIP_COV = {"method": "clip_cov", "method_args": {"share": 0.2, "cov_low": 0.0, "cov_high": 50.0}}
 OLD_COPY = {"method": "tis", "sampler": {"lag": 2, "dtype": "int8"}}
 BRAKED = {"method": "clip", "sampler": {"lag": 1}, "brake": {"rule": "sqrt"}}
+AVERAGE = {"method": "anchored", "method_args": {"anchor": "average", "decay": 0.7}}
 FULL_KL = {"method": "full_kl", "method_args": {"delta": 1e-3}}
 
 
@@ -82,6 +83,7 @@ RUNS = {
             "candidates": 8,
         },
     ),
+    "2x2/2 full, an average of weights": (grpo, {**AVERAGE, **schedule(2, 2, 2)}),
     "2x2/2 full clip, a brake": (
         grpo,
         {**BRAKED, **schedule(2, 2, 2), "lr_scheduler_type": "cosine", "logging_steps": 2},
@@ -153,11 +155,14 @@ def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten)
     assert differences(tmp_path / "whole", folder, after=2) != []
 
 
-def test_the_comparison_sees_that_the_sampler_s_weights_are_forgotten(tmp_path, monkeypatch):
-    settings = {**OLD_COPY, **schedule(1, 2, 1)}
+@pytest.mark.parametrize(("kept", "settings"), [("copies", OLD_COPY), ("average", AVERAGE)])
+def test_the_comparison_sees_that_other_weights_are_forgotten(
+    tmp_path, monkeypatch, kept, settings
+):
+    settings = {**settings, **schedule(1, 2, 1)}
     assert grpo(tmp_path / "whole", **settings).train_durably()
     restore = ConstrainedGRPOTrainer._restore
-    forgetful = lambda self, progress: restore(self, progress | {"copies": []})  # noqa: E731
+    forgetful = lambda self, progress: restore(self, progress | {kept: []})  # noqa: E731
     monkeypatch.setattr(ConstrainedGRPOTrainer, "_restore", forgetful)
     folder = cut(tmp_path / "whole", tmp_path / "cut", 3)
     continued(grpo, folder, **settings)

@@ -69,3 +69,46 @@ def test_what_stands_at_the_tools_tokens_changes_nothing(example, tmp_path):
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
         rows.append([r.get("trustclip/sampler/abs") for r in trainer.state.log_history])
     assert torch.equal(*weights) and rows[0] == rows[1] and any(rows[0])
+
+
+def test_each_turn_has_its_own_ratio_and_gate(example, tmp_path, monkeypatch):
+    method = {"name": "clip", "level": "turn", "epsilon": 0.05}
+    config = example.ConstrainedGRPOConfig
+
+    def chosen(out, **settings):
+        return config(out, **{**settings, "method": method})
+
+    monkeypatch.setattr(example, "ConstrainedGRPOConfig", chosen)
+    example.main(str(tmp_path), updates=6)
+    cut = moved = 0
+    for row in token_rows(tmp_path / "run" / "tokens"):
+        mask, x = np.asarray(row.mask), np.asarray(row.logp) - np.asarray(row.logp_old)
+        edges = np.flatnonzero(np.diff(mask.astype(int), prepend=0, append=0)).reshape(-1, 2)
+        want = np.zeros(len(mask))
+        for start, end in edges:
+            ratio, a = np.exp(x[start:end].mean()), row.advantage[start]
+            kept = 0.95 <= ratio <= 1.05 or (ratio - 1) * a <= 0
+            cut, moved = cut + (not kept), moved + (kept and ratio != 1)
+            want[start:end] = kept * ratio * a
+        np.testing.assert_allclose(np.asarray(row.coefficient), want, rtol=1e-4, atol=1e-6)
+    assert cut and moved
+
+
+def test_a_completion_without_a_reply_has_no_turns(tmp_path):
+    import trl_runs
+    from datasets import Dataset
+
+    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+
+    model, tokenizer = trl_runs.fresh_model()
+    args = ConstrainedGRPOConfig(
+        str(tmp_path), **{**trl_runs.COMMON, "method": {"name": "clip", "level": "turn"}}
+    )
+    with pytest.raises(ValueError, match="no tools and no rollout_func reply to it"):
+        ConstrainedGRPOTrainer(
+            model,
+            reward_funcs=trl_runs.share_of_even_digits,
+            args=args,
+            train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
+            processing_class=tokenizer,
+        )

@@ -28,6 +28,7 @@ LATE = [
     ("rl.trl", {"epsilon": 0.3}, "epsilon=0.3 has no effect here"),
     ("rl.trl", {"vllm_mode": "colocat"}, "'colocate' or 'server'"),
     ("rl.method", {"name": "truly_ppo", "variant": "truly"}, "gradient of the full KL"),
+    ("rl.method", {"name": "clip", "level": "turn"}, "use level 'sequence' or 'token'"),
     ("rl.sampler", {"dtype": "int7"}, "Did you mean 'int8'?"),
     ("rl.sampler", {"lagg": 1}, "did you mean 'rl.sampler.lag'?"),
     ("rl.sampler", {"top_p": 0}, "greater than 0"),

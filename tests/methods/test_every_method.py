@@ -51,8 +51,12 @@ def gradient(method: tc.Method, batch: tc.TokenBatch, aggregation: str = "token_
 def test_on_policy_the_gradient_is_the_advantage(method: tc.Method, dtype: torch.dtype) -> None:
     batch = random_batch(method, dtype)
     batch = batch_for(method, batch.logp_old.clone(), *astuple(batch)[1:])
-    if batch.logp_rollout is not None:
-        batch = dataclasses.replace(batch, logp_rollout=batch.logp_old)
+    others = [n for n in ("logp_rollout", "logp_average") if getattr(batch, n) is not None]
+    batch = dataclasses.replace(batch, **dict.fromkeys(others, batch.logp_old))
+    if (among := batch.candidates) is not None:
+        batch = dataclasses.replace(
+            batch, candidates=dataclasses.replace(among, logp=among.logp_old)
+        )
     got = tc.coefficient(method, batch)
     want = torch.where(batch.mask, batch.advantages, 0.0)
     if tc.Trait.ACTS_ON_POLICY in method.traits:
@@ -187,15 +191,33 @@ def assert_same_metrics(got: typing.Any, want: typing.Any, atol: float = 0.0) ->
             assert mine == theirs or abs(mine - theirs) <= atol * (1 + abs(theirs)), name
 
 
+#: Fields of the oracle's that are made here.
+BY_HAND = ("turn", "candidates")
+
+
+def turns_of(mask: list[bool]) -> list[int]:
+    """Number of each token's turn: one more after every gap."""
+    turn, before, found = 0, False, []
+    for own in mask:
+        turn += own and not before
+        before = own
+        found.append(turn)
+    return found
+
+
 def tokens_of(method: tc.Method, batch: tc.TokenBatch) -> list[tuple[oracle.Tokens, Any]]:
     """Unmasked tokens as the oracle takes them, and where in the flat batch they are.
 
     Sequences of one length together; all tokens as one where the method measures the batch.
     """
-    names = [f.name for f in dataclasses.fields(oracle.Tokens)]
+    names = [f.name for f in dataclasses.fields(oracle.Tokens) if f.name not in BY_HAND]
     given = {"x": batch.log_ratio, "advantage": batch.advantages}
     given |= {k: v for k in names[2:] if (v := getattr(batch, k)) is not None}
+    given["turn"] = torch.tensor([turns_of(row) for row in batch.mask.tolist()])
     flat = {k: v.detach().numpy().ravel() for k, v in given.items()}
+    if (among := batch.candidates) is not None:
+        of_all = torch.cat([among.logp, among.logp_old, among.logp_rollout], dim=2)
+        flat["candidates"] = of_all.detach().numpy().reshape(batch.mask.numel(), -1)
     lengths, indices = batch.mask.sum(dim=1), np.arange(batch.mask.numel())
     if method.statistics_over is not None:
         places = [indices[None, batch.mask.numpy().ravel()]]

@@ -15,8 +15,11 @@ import trustclip as tc
 from trustclip.report.html import rendered, script_hash
 
 #: They measure a batch or need candidates, which no file of tokens has.
-LEFT_OUT = ("bapo", "clip_cov", "kl_cov", "m2po", "trpo", "centered")
-FIELDS = ("logp_rollout", "entropy", "entropy_old", "kl_old_new", "kl_new_old", "lag", "top_k_kl")
+LEFT_OUT = ("bapo", "clip_cov", "kl_cov", "m2po", "trpo", "centered", "troll")
+FIELDS = (
+    *("logp_rollout", "logp_average", "entropy", "entropy_old", "kl_old_new", "kl_new_old"),
+    *("lag", "top_k_kl"),
+)
 
 
 def used(method: tc.Method) -> Iterator[str]:

@@ -18,7 +18,7 @@ MORE = [
     ("truly_ppo", {"variant": "ppo_rb", "slope": 0.1}),
     *(
         ("atr", {"level": level, "reduction": reduction, "weight": weight})
-        for level in ("prefix", "sequence")
+        for level in ("prefix", "turn", "sequence")
         for reduction in ("ratio", "mean", "sum", "max")
         for weight in ("level", "token")
     ),
@@ -69,6 +69,8 @@ MORE = [
     ),
     ("sampler", {"between": "new_rollout", "weigh_by": "sequence", "weight_ceiling": 2.0}),
     *(("centered", {"inner": inner}) for inner in ("reinforce", "clip", "atr", "dppo", "icepop")),
+    ("troll", {"delta": 0.005, "alpha": 0.0}),
+    ("troll", {"delta": 0.3}),
     ("both", {"first": {"name": "truly_ppo", "variant": "ppo_rb"}, "second": {"name": "trm"}}),
     ("either", {"first": {"name": "kl_cov", "share": 0.2}, "second": {"name": "atr"}}),
 ]
@@ -155,7 +157,8 @@ def batch_for(
     """A batch with exactly the optional fields that the method says it requires."""
     x = torch.where(mask, (logp - logp_old).detach(), 0.0)
     rows, columns = logp.shape
-    entropy = 1.0 + 0.5 * torch.sin(torch.arange(x.numel()).view_as(x)).to(x)
+    places = torch.arange(x.numel()).view_as(x)
+    entropy = 1.0 + 0.5 * torch.sin(places).to(x)
     optional = {
         "entropy": entropy,
         "entropy_old": entropy * (0.3 * torch.sin(5 * x)).exp(),  # the same where the policy is
@@ -163,9 +166,10 @@ def batch_for(
         "kl_new_old": 0.6 * x**2,
         "top_k_kl": 0.3 * x**2,
         "top_k_tv": 0.4 * x.abs(),
-        "logp_rollout": logp_old.detach() + torch.sin(torch.arange(x.numel()).view_as(x)).to(x),
+        "logp_rollout": logp_old.detach() + torch.sin(places).to(x),
+        "logp_average": logp_old.detach() + 0.3 * torch.cos(places).to(x),
         "groups": (torch.arange(rows)[:, None] // 2).expand(rows, columns),
-        "keys": torch.arange(x.numel()).view_as(x),
+        "keys": places,
         "lag": (torch.arange(rows)[:, None] % 4).expand(rows, columns),
         "candidates": candidates_for(logp_old),
     }

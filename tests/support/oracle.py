@@ -40,6 +40,9 @@ class Tokens:
     lag: Any = None
     entropy: Any = None
     entropy_old: Any = None
+    logp_average: Any = None
+    candidates: Any = None  # [sequences, tokens, 3 k]: new, old, sampler
+    turn: Any = None
 
     def __post_init__(self) -> None:
         if self.logp_old is None:
@@ -60,6 +63,8 @@ class Tokens:
     def against(self, anchor: str) -> "Tokens":
         if anchor == "old":
             return self
+        if anchor == "average":
+            return replace(self, x=self.logp - self.logp_average, logp_old=self.logp_average)
         moved = self.logp - self.logp_rollout
         if anchor == "interpolated":  # what is left of the way from the sampler
             x = moved / np.maximum(self.lag, 1)
@@ -217,8 +222,11 @@ def total(x: Array) -> Array:
     return mean(x) * x.shape[1]
 
 
-def at(level: str, values: Array, reduce: Any = np.mean) -> Array:
+def at(level: str, values: Array, reduce: Any = np.mean, turn: Any = None) -> Array:
     """A reduction over the tokens that a level covers at each place."""
+    if level == "turn":
+        own = [[reduce(v[n == m]) for m in n] for v, n in zip(values, turn, strict=True)]
+        return np.array(own).reshape(values.shape)
     places = range(values.shape[1])
     covered = {
         "token": lambda i: slice(i, i + 1),
@@ -250,12 +258,12 @@ def levelled(satisfied: Rule) -> Rule:
     """The same of a prefix or a sequence: of its mean log-ratio, or of what is made of its k3."""
 
     def rule(p: Params, t: Tokens) -> Array:
-        average, reduction = at(p["level"], t.x), p.get("reduction", "ratio")
+        average, reduction = at(p["level"], t.x, turn=t.turn), p.get("reduction", "ratio")
         if reduction == "ratio":
             inside = satisfied(p, replace(t, x=average))
         else:
             by = {"mean": np.mean, "sum": np.sum, "max": np.max}[reduction]
-            inside = at(p["level"], k3(t.x), by) <= p["delta"]
+            inside = at(p["level"], k3(t.x), by, t.turn) <= p["delta"]
         weighing = average if p.get("weight", "level") == "level" else t.x
         return inside | (~outward(weighing, t.advantage) & (p["side"] == "outward"))
 
@@ -493,10 +501,31 @@ KEPT: dict[str, Rule] = {
     **{name: weighted(weight) for name, weight in WEIGHTS.items()},
     "anchored": lambda p, t: of(kept, p["inner"], t.against(p["anchor"])),
     "penalty": lambda p, t: of(kept, p["inner"], t),
+    "troll": lambda p, t: projected(p, t)[0] == 1,
     "centered": lambda p, t: of(kept, p["inner"], t),  # its drift: test_centered.py
     "both": lambda p, t: np.logical_and(*of_two(p, t)),
     "either": lambda p, t: np.logical_or(*of_two(p, t)),
 }
+
+
+def projected(p: Params, t: Tokens) -> tuple[Array, Array]:
+    """TROLL: where on the path from old (0) to new (1) the policy is, and the ratio there."""
+    places, ratios = np.ones(t.x.shape), np.exp(t.x)
+    for at in np.ndindex(t.x.shape):
+        new, old, _ = np.exp(t.candidates[at].reshape(3, -1))
+        new, old = (np.append(v, max(1 - v.sum(), 1e-6)) for v in (new, old))
+
+        def between(s: float, new: Array = new, old: Array = old) -> Array:
+            return old ** (1 - s) * new**s
+
+        def kl(s: float, old: Array = old, between: Any = between) -> float:
+            policy = between(s) / between(s).sum()
+            return float((policy * np.log(policy / old)).sum())
+
+        places[at] = s = edge(kl, p["delta"], 1.0)
+        if s < 1:
+            ratios[at] = np.exp(s * t.x[at]) / between(s).sum()
+    return places, ratios
 
 
 def kept(name: str, p: Params, t: Tokens) -> Array:
@@ -509,7 +538,7 @@ def kept(name: str, p: Params, t: Tokens) -> Array:
 
 def of_level(name: str) -> Rule:
     def rule(p: Params, t: Tokens) -> Array:
-        weighing = at(p["level"], t.x) if p.get("weight", "level") == "level" else t.x
+        weighing = at(p["level"], t.x, turn=t.turn) if p.get("weight", "level") == "level" else t.x
         return KEPT[name](p, t) * np.exp(weighing)
 
     return rule
@@ -613,6 +642,7 @@ COEFFICIENT: dict[str, Rule] = {
     "vespo": vespo,
     "dppo": lambda p, t: dppo(p, t) * np.minimum(np.exp(t.against(p["anchor"]).x), p["ceiling"]),
     "drpo": drpo,
+    "troll": lambda p, t: np.prod(projected(p, t), axis=0),
 }
 
 

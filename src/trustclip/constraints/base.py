@@ -88,6 +88,8 @@ class Trait(enum.Flag):
     WEIGHS_OLD_POLICY = enum.auto()
     #: Tokens that were not sampled get a gradient, too, through ``batch.candidates``.
     MOVES_CANDIDATES = enum.auto()
+    #: What is measured of a turn takes every gap in the mask for words of a tool.
+    SEES_TURNS = enum.auto()
     #: Traits that a composite method does not inherit from its parts.
     ALONE = ESTIMATES_KL | CLIPS_TOKENS | CLIPS_SEQUENCES | WEIGHS_OLD_POLICY
 
@@ -97,9 +99,9 @@ def clips(side: Side, level: Level = "token") -> Trait:
 
     Args:
       side: of the gate; one that is ``"strict"`` is no clip of any trainer.
-      level: where the ratio is measured; no trainer has ``"prefix"``.
+      level: where the ratio is measured; no trainer has ``"prefix"`` or ``"turn"``.
     """
-    if side == "strict" or level == "prefix":
+    if side == "strict" or level in ("prefix", "turn"):
         return Trait(0)
     return Trait.CLIPS_TOKENS if level == "token" else Trait.CLIPS_SEQUENCES
 
@@ -111,7 +113,8 @@ def spans(level: str) -> Trait:
       >>> Trait.SEES_OTHERS in spans("sequence"), spans("token") == Trait(0)
       (True, True)
     """
-    return Trait(0) if level == "token" else Trait.SEES_OTHERS
+    turns = Trait.SEES_TURNS if level == "turn" else Trait(0)
+    return Trait(0) if level == "token" else Trait.SEES_OTHERS | turns
 
 
 def anchor_fields(anchor: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ Anchor = Literal["old", "rollout"]
 #: Floating-point fields: widened to float32 at least, 0 where masked.
 FLOATS = (
     *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old"),
-    *("top_k_kl", "top_k_tv", "logp_rollout", "entropy_old"),
+    *("top_k_kl", "top_k_tv", "logp_rollout", "logp_average", "entropy_old"),
 )
 #: Those of them through which a gradient flows.
 _WITH_GRADIENT = ("logp", "kl_old_new", "kl_new_old")
@@ -40,6 +40,7 @@ SUPPLIERS = {
     "top_k_kl": "the loss head from the old policy's top-K log-probabilities (their KL)",
     "top_k_tv": "the loss head from the old policy's top-K log-probabilities (their TV)",
     "logp_rollout": "the sampling engine (log-probabilities it sampled with)",
+    "logp_average": "the engine (log-probabilities under an average of the policy's weights)",
     "groups": "the data loader (index of the prompt each sequence answers)",
     "keys": "the engine (a number that is unique to each sample and position)",
     "lag": "the engine (updates since each completion was sampled)",
@@ -81,6 +82,7 @@ class TokenBatch:
       top_k_tv: total variation over the same.
       logp_rollout: log-probability under the engine that sampled, nats; NaN, and no other number
         that is not finite, means that the engine gave none.
+      logp_average: log-probability under the policy of averaged weights, nats; see ``anchored``.
       groups: int64, index of the prompt the sequence answers (constant along time).
       keys: int64, unique per (sample, position): makes random selection reproducible across
         ranks and micro-batches.
@@ -113,6 +115,7 @@ class TokenBatch:
     top_k_kl: Tensor | None = field(default=None, kw_only=True)
     top_k_tv: Tensor | None = field(default=None, kw_only=True)
     logp_rollout: Tensor | None = field(default=None, kw_only=True)
+    logp_average: Tensor | None = field(default=None, kw_only=True)
     groups: Tensor | None = field(default=None, kw_only=True)
     keys: Tensor | None = field(default=None, kw_only=True)
     lag: Tensor | None = field(default=None, kw_only=True)

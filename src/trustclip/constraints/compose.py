@@ -43,6 +43,9 @@ class Composite(Method):
                 raise ValueError(
                     f"{part.name!r} goes around the whole, for the drift is that of all that "
                     f"weighs or cuts a token: {part.name}(inner={self.name}(...))."
+                    if isinstance(part, Composite)
+                    else f"{part.name!r} moves tokens that were not sampled: a penalty can be "
+                    "added to it, nothing else goes around it."
                 )
         for name, what in (("statistics_over", "measure over"), ("top_k", "take a top-k of")):
             wanted = [(p.name, getattr(p, name)) for p in self.parts if getattr(p, name)]

@@ -171,8 +171,12 @@ def centers(method: Method) -> str | None:
     """
     if not of_own_token(method):
         return "a token's coefficient depends on the other tokens"
+    if "logp_average" in method.requires:
+        return "the anchor's log-probability is known of the sampled token alone"
     if any(name.startswith("top_k_") for name in method.requires):
         return "its divergence is of the likeliest tokens and the sampled one"
+    if Trait.MOVES_CANDIDATES in method.traits:
+        return "it moves tokens that were not sampled itself"
     if Trait.NEEDS_KL_GRADIENT in method.traits:
         return "the gradient of the full KL takes part"
     return None

@@ -1,13 +1,14 @@
-"""Levels: whether a number is measured on the token, on its prefix or on its whole sequence."""
+"""Levels: whether a number is measured on the token, its prefix, its turn or its whole sequence."""
 
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trustclip.constraints.masked import zero_masked
 
-Level = Literal["token", "prefix", "sequence"]
+Level = Literal["token", "prefix", "turn", "sequence"]
 Reduction = Literal["mean", "sum", "max"]
 
 
@@ -16,7 +17,8 @@ def reduced(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tens
 
     Args:
       level: ``"token"`` (the number itself), ``"prefix"`` (the tokens up to and including this
-        one) or ``"sequence"`` (all tokens of the sequence).
+        one), ``"turn"`` (the run of unmasked tokens it is in: what the policy wrote between two
+        replies of a tool or an environment) or ``"sequence"`` (all tokens of the sequence).
       reduction: ``"mean"``, ``"sum"`` or ``"max"``.
       x: one number per token. Shape [batch, time].
       mask: True where the token counts.
@@ -28,9 +30,13 @@ def reduced(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tens
       >>> x, mask = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
       >>> reduced("prefix", "sum", x, mask), reduced("sequence", "max", x, mask)
       (tensor([[1., 4., 0.]]), tensor([[3., 3., 0.]]))
+      >>> reduced("turn", "sum", torch.ones(1, 4), torch.tensor([[True, True, False, True]]))
+      tensor([[2., 2., 0., 1.]])
     """
     if level == "token" or not x.numel():
         return zero_masked(x, mask)
+    if level == "turn":
+        return _of_turns(reduction, x, mask)
     so_far = level == "prefix"
     if reduction == "max":
         kept = torch.where(mask, x, -torch.inf)  # [batch, time]
@@ -45,11 +51,28 @@ def reduced(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tens
     return zero_masked(found.expand_as(x), mask)
 
 
+def _of_turns(reduction: Reduction, x: Tensor, mask: Tensor) -> Tensor:
+    starts = mask & ~pad(mask, (1, -1))
+    turn = starts.cumsum(dim=1)  # number of each token's turn, from 1. [batch, time]
+    how, fill = ("amax", -torch.inf) if reduction == "max" else ("sum", 0.0)
+
+    def over(values: Tensor) -> Tensor:
+        found = values.new_full((len(x), x.shape[1] + 1), fill)
+        kept = torch.where(mask, values, fill)
+        return found.scatter_reduce(1, turn, kept, how).gather(1, turn)
+
+    found = over(x)
+    if reduction == "mean":
+        found = found / over(torch.ones_like(x)).clamp(min=1)
+    return zero_masked(found, mask)
+
+
 def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
     r"""Log-ratio measured at ``level``: the mean over what it covers, in score form.
 
     Its exponential is the length-normalised ratio of the sequence (GSPO, Zheng et al., 2025),
-    $s = \exp(\tfrac1T\sum_t x_t)$, or of the prefix, $s_t$. Its gradient is that of the token's own
+    $s = \exp(\tfrac1T\sum_t x_t)$, of the turn (SORL, Li et al., 2025) or of the prefix, $s_t$. Its
+    gradient is that of the token's own
     log-ratio, so $\nabla s A_t = s A_t \nabla\log\pi_\theta(y_t)$: a token that is gated, masked or
     weighed, by this constraint or one around it, is so alone. Followed through the mean of the
     sequence, $T$ tokens would share the sum of their coefficients, a dropped one included: the same
@@ -57,7 +80,7 @@ def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
     prefix, the first would weigh $\sum_u 1/u \approx \log T$ at ratio 1 and the last one $1/T$.
 
     Args:
-      level: ``"token"``, ``"prefix"`` or ``"sequence"``.
+      level: ``"token"``, ``"prefix"``, ``"turn"`` or ``"sequence"``.
       log_ratio: token log-ratios, nats. Shape [batch, time].
       mask: True where the token counts.
 

@@ -25,6 +25,7 @@ _INSTEAD = {
         "kl_old_new",
         "kl_new_old",
         "logp_rollout",
+        "logp_average",
         "lag",
         "candidates",
     )
@@ -43,6 +44,7 @@ class Supply:
         and not only a caller of a loss.
       kl_gradient: whether the exact KL divergences come with their gradient.
       old_is_sampler: whether the old policy is the one that sampled: there is no other.
+      no_turns: why gaps in the mask are no turns of a completion; empty where they are.
     """
 
     engine: str
@@ -51,6 +53,7 @@ class Supply:
     whole_loop: bool = False
     kl_gradient: bool = False
     old_is_sampler: bool = False
+    no_turns: str = ""
 
     def without(self, name: str, why: str) -> Self:
         """The same without a field; ``why`` ends the sentence *"it needs `name`, and ..."*."""
@@ -65,7 +68,7 @@ ENGINES: dict[str, Supply] = {
             "TRL",
             frozenset(
                 {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"}
-                | {"logp_rollout", "entropy_old", "lag", "candidates"}
+                | {"logp_rollout", "logp_average", "entropy_old", "lag", "candidates"}
             ),
             whole_loop=True,
         ),
@@ -79,10 +82,17 @@ ENGINES: dict[str, Supply] = {
             frozenset({"entropy", "keys", "kl_old_new", "kl_new_old", "logp_rollout"}),
             whole_loop=True,
             kl_gradient=True,
+            no_turns="its tokens are steps of an environment",
         ),
         Supply("your loop", frozenset(SUPPLIERS), whole_loop=True, kl_gradient=True),
     )
 }
+
+#: TRL where nothing replies to the policy, as in every recipe.
+ALONE = replace(
+    ENGINES["TRL"],
+    no_turns="a completion is one turn where no tools and no rollout_func reply to it",
+)
 
 
 def refusal(method: Method, supply: Supply) -> str | None:
@@ -114,6 +124,8 @@ loss; train it with trustclip.engines.trl.
             f"{start} compares the old policy with the one that sampled, and in {engine} they are "
             f"the same: {weight.name!r} would do nothing; name its inner method instead."
         )
+    if Trait.SEES_TURNS in method.traits and supply.no_turns:
+        return f"{start} measures turns, and {supply.no_turns}; use level 'sequence' or 'token'."
     if method.statistics_over is not None and not supply.whole_loop:
         return (
             f"{start} measures statistics over all ranks (per "
@@ -158,11 +170,12 @@ def trains_in(method: Method) -> list[str]:
 
 def _between_old_and_sampler(method: Method) -> Method | None:
     """The part of a method that weighs tokens by the ratio of old policy and sampler, if any."""
-    weigh = (one for one in _parts(method) if Trait.WEIGHS_OLD_POLICY in one.traits)
+    weigh = (one for one in parts_of(method) if Trait.WEIGHS_OLD_POLICY in one.traits)
     return next(weigh, None)
 
 
-def _parts(method: Method) -> Iterator[Method]:
+def parts_of(method: Method) -> Iterator[Method]:
+    """A method, and what it is made of."""
     yield method
     for part in getattr(method, "parts", ()):
-        yield from _parts(part)
+        yield from parts_of(part)

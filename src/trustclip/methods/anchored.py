@@ -1,15 +1,23 @@
-"""A method that measures from another policy than the proximal one: the sampler, or between."""
+"""A method that measures from another policy than the proximal one."""
 
 from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Reduce, Trait, definition
+from trustclip.constraints.base import Method, Reduce, Trait, UpToOne, definition
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.registry import Part
 from trustclip.methods.clip import Clip
+
+#: Optional fields of `TokenBatch` by anchor.
+_FIELDS = {
+    "rollout": ("logp_rollout",),
+    "interpolated": ("logp_rollout", "lag"),
+    "average": ("logp_average",),
+    "old": (),
+}
 
 
 @definition
@@ -40,15 +48,28 @@ class Anchored(Composite):
     constant. What is left of the log-ratio to constrain is $1/d$ of that to the sampler. The source
     weighs by $\pi_{anchor}/\pi_{rollout}$ as well: ``inner={"name": "tis", ...}``.
 
+    *An average of weights* (``"average"``, PPO-EWMA). The anchor is a policy whose weights are the
+    exponential average of those after each update,
+
+    $$
+    \bar\theta_n = \frac{\sum_{k\le n} \beta^{n-k}\,\theta_k}{\sum_{k\le n} \beta^{n-k}}
+    $$
+
+    so that how old the anchor is, $\beta/(1-\beta)$ updates on average, depends neither on when the
+    samples were drawn nor on the size of a batch, and a constraint acts with one update per
+    generation, too. The source weighs by $\pi_{anchor}/\pi_{rollout}$ here as well. It costs a pass
+    without a gradient over each micro-batch, and a copy of what is trained.
+
     Args:
       inner: the method: its name, or a mapping with ``name`` and hyper-parameters. It must not
         need an exact divergence or entropy: nobody keeps the sampler's distribution.
-      anchor: ``"rollout"``, or ``"interpolated"``, which needs ``batch.lag``; ``"old"`` leaves
-        ``inner`` as it is.
+      anchor: ``"rollout"``; ``"interpolated"``, which needs ``batch.lag``; ``"average"``, which
+        needs ``batch.logp_average``; ``"old"`` leaves ``inner`` as it is.
+      decay: $\beta$ of ``"average"``, up to 1; 8/9 in the source: eight updates on average.
 
     Raises:
       ValueError: ``inner`` needs an exact divergence or entropy of the old policy, or statistics of
-        the generation, whose lag is not known yet.
+        the generation, of which lag and average are not known yet.
 
     Example:
       >>> import torch, trustclip as tc
@@ -64,24 +85,28 @@ class Anchored(Composite):
       Li et al., `A-3PO: accelerating asynchronous LLM training with staleness-aware proximal policy
       approximation <https://arxiv.org/abs/2512.06547>`_, 2025;
       Qi et al., `Rethinking the trust region in LLM reinforcement learning
-      <https://arxiv.org/abs/2602.04879>`_, 2026, Section 5.2
+      <https://arxiv.org/abs/2602.04879>`_, 2026, Section 5.2;
+      Hilton, Cobbe, Schulman, `Batch size-invariance for policy optimization
+      <https://arxiv.org/abs/2110.00641>`_, 2021
     """
 
     inner: Part = Clip()
-    anchor: Literal["rollout", "interpolated", "old"] = "rollout"
+    anchor: Literal["rollout", "interpolated", "average", "old"] = "rollout"
+    decay: UpToOne = 0.889
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.inner.requires:
             if self.anchor != "old" and name.startswith(("kl_", "top_k_", "entropy_old")):
                 raise ValueError(
-                    f"{self.inner.name!r} needs `{name}`, which no engine has from the policy that "
-                    "sampled: anchor a method of the token's own probability."
+                    f"{self.inner.name!r} needs `{name}`, which no engine has from its anchor: "
+                    "anchor a method of the token's own probability."
                 )
-        if self.anchor == "interpolated" and self.inner.statistics_over == "generation":
+        late = self.anchor in ("interpolated", "average")
+        if late and self.inner.statistics_over == "generation":
             raise ValueError(
-                f"{self.inner.name!r} measures a generation before its first update, when there is "
-                "nothing to interpolate to: use `anchor` 'rollout'."
+                f"{self.inner.name!r} measures a generation before its first update, when the "
+                f"anchor {self.anchor!r} is not known: use `anchor` 'rollout'."
             )
 
     @property
@@ -90,8 +115,7 @@ class Anchored(Composite):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        own = {"rollout": ("logp_rollout",), "interpolated": ("logp_rollout", "lag"), "old": ()}
-        return tuple(dict.fromkeys((*super().requires, *own[self.anchor])))
+        return tuple(dict.fromkeys((*super().requires, *_FIELDS[self.anchor])))
 
     @property
     def traits(self) -> Trait:
@@ -109,6 +133,8 @@ class Anchored(Composite):
 
     def _moved(self, batch: TokenBatch) -> TokenBatch:
         """The batch with the anchor for an old policy."""
+        if self.anchor == "average":
+            return replace(batch, logp_old=batch.given("logp_average"))
         if self.anchor != "interpolated":
             return batch.against(self.anchor)
         lag = batch.given("lag").clamp(min=1).to(batch.logp.dtype)  # [batch, time], as the others

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import divergences, gates, intervals, levels
-from trustclip.constraints.base import Method, Positive, Trait, clips, definition
+from trustclip.constraints.base import Method, Positive, Trait, clips, definition, spans
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 
@@ -23,9 +23,9 @@ class ATR(Method):
     with $1 - l_\delta < u_\delta - 1$ (Theorem 4.2): the ratio may rise further than fall.
     The same gradient as ``clip_higher`` with those bounds.
 
-    *Levels.* Beyond the paper, the constraint can be one of the prefix that ends in the token, or
-    of the whole sequence, on what ``reduction`` makes of its tokens ($s$ their geometric
-    mean ratio):
+    *Levels.* Beyond the paper, the constraint can be one of the prefix that ends in the token, of
+    an agent's turn, or of the whole sequence, on what ``reduction`` makes of its tokens ($s$ their
+    geometric mean ratio):
 
     $$
     k_3(s) \le \delta, \qquad \frac1T\sum_t k_3(w_t) \le \delta, \qquad
@@ -41,7 +41,8 @@ class ATR(Method):
       delta: $\delta$, nats: per token, or of the level's sum. 0.07 in the paper.
       side: ``"outward"`` cuts only steps away from ratio 1 (the paper's main text), ``"strict"``
         every unsatisfied token (its appendix).
-      level: ``"token"`` (the paper), ``"prefix"`` or ``"sequence"``: what the constraint covers.
+      level: what the constraint covers: the ``"token"`` (the paper), its ``"prefix"``, its
+        ``"turn"``, or the ``"sequence"``.
       reduction: ``"ratio"``, k3 of the level's geometric mean ratio; ``"mean"``, ``"sum"`` or
         ``"max"`` of its tokens' k3.
       weight: ``"level"`` weighs the gradient by the level's geometric mean ratio, ``"token"`` by
@@ -71,7 +72,7 @@ class ATR(Method):
             return Trait.CUTS | Trait.ESTIMATES_KL | clips(self.side)
         of_ratio = (self.reduction, self.weight) == ("ratio", "level")
         own = clips(self.side, self.level) if of_ratio else Trait(0)
-        return Trait.CUTS | Trait.SEES_OTHERS | own
+        return Trait.CUTS | spans(self.level) | own
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         if self.level != "token" and self.reduction != "ratio":

@@ -17,12 +17,13 @@ class Clip(Method):
     $$
 
     A step that would move an unsatisfied token further out is cut. ``level="sequence"`` measures
-    and weighs by the mean log-ratio of the sequence, which is GSPO's surrogate.
+    and weighs by the mean log-ratio of the sequence, which is GSPO's surrogate; ``level="turn"``
+    by that of an agent's turn, between two replies of a tool (SORL).
 
     Args:
       epsilon: half width of the interval, at most 1. 0.2 in PPO, TRL and verl.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
-      level: ``"token"``, ``"prefix"`` or ``"sequence"``: where the ratio is measured.
+      level: ``"token"``, ``"prefix"``, ``"turn"`` or ``"sequence"``: where the ratio is measured.
 
     Example:
       >>> import trustclip as tc
@@ -32,7 +33,9 @@ class Clip(Method):
     References:
       Schulman et al., `Proximal policy optimization algorithms
       <https://arxiv.org/abs/1707.06347>`_, 2017;
-      Shao et al., `DeepSeekMath <https://arxiv.org/abs/2402.03300>`_, 2024
+      Shao et al., `DeepSeekMath <https://arxiv.org/abs/2402.03300>`_, 2024;
+      Li et al., `Stabilizing off-policy training for long-horizon LLM agent via turn-level
+      importance sampling <https://arxiv.org/abs/2511.20718>`_, 2025
     """
 
     per_token = ("epsilon",)

@@ -29,7 +29,7 @@ class ClipHigher(Method):
       low: $\epsilon_{low}$, offset below ratio 1, at most 1.
       high: $\epsilon_{high}$, offset above ratio 1.
       side: ``"outward"`` cuts only steps away from ratio 1, ``"strict"`` every unsatisfied token.
-      level: ``"token"``, ``"prefix"`` or ``"sequence"``: where the ratio is measured.
+      level: ``"token"``, ``"prefix"``, ``"turn"`` or ``"sequence"``: where the ratio is measured.
 
     Example:
       With the bounds of ``atr`` at 0.07 it has the gradient of ``atr`` at 0.07:

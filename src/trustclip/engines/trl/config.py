@@ -284,6 +284,8 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         )
     if args.beta:
         yield "`replay` and `beta` compare policies over different sets of tokens: leave one out."
+    if "logp_average" in chosen.requires:
+        yield f"`replay` does not reach the average that {chosen.name!r} needs: leave one out."
     exact = [name for name in chosen.requires if name.startswith(("kl_", "top_k_"))]
     if exact or args.exact_kl_every:
         what = f"{chosen.name!r}" if exact else "`exact_kl_every`"

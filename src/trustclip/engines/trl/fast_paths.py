@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trustclip.constraints.base import Trait, of_own_token
+from trustclip.engines import limits
 from trustclip.engines.trl.config import undecodable
 from trustclip.engines.trl.sampling import sampled
 from trustclip.engines.trl.sampling.llama import unlike_llama
@@ -84,18 +85,25 @@ def check_sampler(trainer: Any) -> None:
             f"sampled with, and they cannot be recorded here: {reason}. Set use_vllm=True with "
             "vllm_importance_sampling_correction=False, or pass a rollout_func."
         )
+    alone = not (trainer.tools or trainer.rollout_func)
+    if alone and (problem := limits.refusal(trainer.method, limits.ALONE)):
+        raise ValueError(problem)
     _check_candidates(trainer)
     if brake.on and trainer.is_deepspeed_enabled:
         raise ValueError(
             "`brake` cannot act under DeepSpeed, which makes its step inside of the backward pass: "
             "leave `brake` out."
         )
-    if trainer.args.server == "reload" and (
-        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    ):
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    if trainer.args.server == "reload" and sharded:
         raise ValueError(
             "`server` gets the policy's weights from one process, and FSDP and DeepSpeed shard "
             "them: use DDP, or use_vllm."
+        )
+    if sharded and "logp_average" in trainer.method.requires:
+        raise ValueError(
+            f"{trainer.method.name!r} needs an average of the weights, and FSDP and DeepSpeed "
+            "shard them: use DDP, or another anchor."
         )
     _check_sequences(trainer)
     exact = any(name.startswith(("kl_", "top_k_")) for name in trainer.method.requires)

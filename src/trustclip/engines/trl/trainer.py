@@ -48,10 +48,15 @@ from trustclip.engines.trl.recording.shares import clip_ratios
 from trustclip.engines.trl.sampling import sampled, stopping
 from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
-from trustclip.engines.trl.scoring import candidates, foresight, hidden, sharing
+from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
-from trustclip.engines.trl.scoring.skipping import only_what_matters, rows_that_matter, widened
+from trustclip.engines.trl.scoring.skipping import (
+    only_what_matters,
+    rows_that_matter,
+    spread,
+    widened,
+)
 from trustclip.engines.trl.upstream import (
     GRPOTrainer,
     SFTTrainer,
@@ -122,6 +127,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         "method": schemas.Numbers,
         "old_head": Tensor | None,
         "copies": NotRequired[list[list[int | dict[str, Tensor]]]],
+        "average": NotRequired[list[int | float | list[Tensor]]],
         "logs": dict[str, Any],
     }
     _shape = (*Durable._shape, "num_generations", "steps_per_generation", "num_iterations")
@@ -151,6 +157,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self._server = None if args.server == "none" else Following(self)
         if self.rollout_func is not None:
             self.rollout_func = sampled.same_lengths(self.rollout_func)
+        decay = average.decay_of(self.method)
+        self._average = None if decay is None else average.Average(self._unwrapped(), decay)
         self._examined = not args.sampling().exact  # whether samples have been looked at
         self._copies = Copies(args.sampling(), args.kept_candidates())
         self._request = self._put_head()
@@ -373,6 +381,11 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         rows = rows_that_matter(inputs) if skips else None
         if rows is not None:
             input_ids, mask = input_ids[rows], mask[rows]
+        anchor = None
+        if self._average is not None:
+            self._average.follow(self.state.global_step)
+            with self._average.in_place():
+                anchor, *_ = self._score(None, model, input_ids, mask, *args, **kw)
         policy = "new" if self._watch.wants(inputs) and not on_policy else None
         foresees = self._mode == "train" and self._request is not None and self._takes("foresight")
         told = foresight.told(self, inputs, rows, on_policy) if foresees else nullcontext()
@@ -393,6 +406,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if on_policy:
             inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
         measured = {"entropy": entropies.detach(), **kl}
+        if anchor is not None:  # a skipped completion counts as one at ratio 1
+            measured["logp_average"] = anchor if rows is None else spread(anchor, rows, logps)
         if further is not None:
             measured["candidates"] = candidates.of_inputs(inputs, further, rows, on_policy)
         phase.gate = self._constrain(inputs, logps.detach(), measured)
@@ -540,6 +555,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             "method": self.method.state(),
             "old_head": self._watch.old_head,
             "copies": self._copies.state(),
+            "average": self._average.state() if self._average else [],
             "logs": stored_logs(self._logs) if self.log_completions else {},
         }
 
@@ -561,4 +577,6 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self.method = self.method.restored(progress["method"])
         self._watch.old_head = progress["old_head"]
         self._copies.restore(progress.get("copies", []))
+        if self._average and (kept := progress.get("average")):
+            self._average.restore(kept)
         restore_logs(self._logs, progress["logs"])

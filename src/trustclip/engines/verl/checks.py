@@ -3,12 +3,13 @@
 import importlib
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.engines.findings import Finding
+from trustclip.engines.limits import ENGINES, refusal
 from trustclip.engines.verl.limits import (
     CORRECTION,
     DECISIVE,
@@ -147,6 +148,7 @@ def findings(config: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
     yield from _replaced(config)
     yield from _unread(config, settings)
     if chosen is not None:
+        yield from _turns(config, chosen)
         yield from _sampler(config, settings, chosen)
         yield from _inert(config, chosen)
     yield from _scale(config)
@@ -216,6 +218,15 @@ def _replaced(config: Mapping[str, Any]) -> Iterator[Finding]:
         f"{BYPASS}=True: {trainer} replaces loss_mode by its own `bypass_mode`, so no method of "
         "trustclip acts; set it to False."
     )
+
+
+def _turns(config: Mapping[str, Any], chosen: Method) -> Iterator[Finding]:
+    """An error where verl drops single tokens, so that a gap in the mask is no end of a turn."""
+    masks = str(read(config, f"{CORRECTION}.rollout_rs") or "")
+    if "token" in masks and not read(config, BYPASS, False):
+        why = f"{CORRECTION}.rollout_rs={masks} masks tokens inside of turns"
+        if problem := refusal(chosen, replace(ENGINES["verl"], no_turns=why)):
+            yield _error(problem)
 
 
 def _sampler(

@@ -144,6 +144,7 @@ ANSWERS = {
     "suggest atr tokens.jsonl": None,
     "compare runs/a runs/b": None,
     "verify runs/a": None,
+    "push --help": None,
     "power runs/a runs/b": None,
     "grade integers.csv": None,
     "grade formulas.csv": "train",

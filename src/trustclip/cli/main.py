@@ -48,6 +48,7 @@ COMMANDS = {
     "microscope": ("inspection", "a page of completions token by token, under several methods"),
     "verify": ("inspection", "what of a run directory is whole, changed or missing"),
     "send": ("inspection", "send a stored run to trackio, tensorboard, wandb or mlflow"),
+    "push": ("inspection", "a run's model and its card, to the Hugging Face hub"),
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
     "shadow": ("shadows", "what other methods would have cut of the tokens of a run"),
     "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from trustclip.support.checked import UpToOne, Whole, checked
 
-#: The Llama family, which trustclip decodes and copies: classes of Transformers that differ in
+#: The Llama family, which trustclip decodes: classes of Transformers that differ in
 #: biases and in the norms of queries and keys alone.
 DECODED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -15,7 +15,8 @@ class Sampler:
 
     In production another program samples (vLLM, SGLang), in another precision and often with
     weights that are some updates old. These settings make the same mismatch on purpose, of known
-    size: only trustclip's decoder samples from such a copy.
+    size. A copy of any model samples by Transformers' `generate`, of the Llama family on a CPU by
+    trustclip's decoder.
 
     Example:
       >>> Sampler().exact, Sampler(dtype="bfloat16", lag=4).exact

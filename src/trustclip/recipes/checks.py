@@ -1,8 +1,6 @@
 """Checks beyond types: conflicting values, unknown names, packages and logins that are missing."""
 
-import contextlib
 import importlib.util
-import json
 from collections.abc import Iterator, Mapping
 from functools import singledispatch
 from pathlib import Path
@@ -11,11 +9,9 @@ from typing import Any
 from trustclip.constraints.base import Trait
 from trustclip.durable.mirror import check_url
 from trustclip.engines import limits
-from trustclip.engines.sampler import DECODED, Sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.recipes import rewarding
 from trustclip.recipes.rewarding import CORRECT
-from trustclip.recipes.tiny import BUILT_IN
 from trustclip.rewards.chosen import RESERVED
 from trustclip.settings.stages import (
     DemoSettings,
@@ -158,26 +154,6 @@ def _sampler(settings: RLStage) -> Iterator[Complaint]:
             ("top_p",),
             f"`top_p` = {settings.top_p:g} does not go with `sampler`: set `sampler.top_p` alone.",
         )
-
-
-def uncopied(sampler: Sampler, model: str) -> Iterator[str]:
-    """The complaint about a model of which no copy can sample, as far as its folder shows.
-
-    Args:
-      sampler: in what the copy differs.
-      model: folder, hub id, or the name of a built-in model.
-    """
-    config = Path(model) / "config.json"
-    if sampler.exact or model in BUILT_IN or not config.is_file():
-        return
-    # What is wrong with a damaged file, the loader says.
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
-        kinds = json.loads(config.read_text(encoding="utf-8")).get("architectures")
-        if kinds not in [[name] for name in DECODED]:
-            yield (
-                f"`sampler` copies {', '.join(DECODED)} only, and {model!r} is {kinds}: leave it "
-                "out."
-            )
 
 
 def absent(settings: Any) -> Iterator[str]:

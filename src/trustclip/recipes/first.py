@@ -150,7 +150,7 @@ def recipe_text(settings: InitSettings, data: str, tests: str | None, sizes: Siz
         "updates": 2 * steps,
         "total": 16 * steps,
     }
-    chosen = {"method": _yaml(plain(settings.method)), "reward": _yaml(plain(settings.reward))}
+    chosen = {"method": _yaml(_named(settings.method)), "reward": _yaml(plain(settings.reward))}
     limit = f"  limit: {settings.limit}\n" if settings.limit else ""
     parts.append(_RL.format(data=_yaml(data), asked=asked, limit=limit, **chosen, **numbers))
     if tests is None:
@@ -167,6 +167,16 @@ def _asked(settings: InitSettings) -> str:
     lines += [f"  prompt: {_yaml(prompt)}"] if prompt else []
     lines += [f"  columns: {_yaml(dict(settings.columns))}"] if settings.columns else []
     return "\n".join(lines)
+
+
+def _named(method: Any) -> dict[str, Any]:
+    """A method's name, its first hyper-parameter, and of the others those that are no default."""
+    cls, whole = type(method), enumerate(plain(method).items())
+    return {
+        name: value
+        for place, (name, value) in whole
+        if place < 2 or getattr(cls, name, None) != getattr(method, name)
+    }
 
 
 def _yaml(value: Any) -> str:
@@ -207,7 +217,7 @@ rl:
   dataset: {data}
 {limit}{asked}
   reward: {reward}
-  method: {method}                # the constraint: trustclip methods
+  method: {method}   # the constraint: trustclip methods
   max_completion_length: {length}      # tokens: {why}
   num_generations: {group}             # completions of each problem
   per_device_train_batch_size: 8

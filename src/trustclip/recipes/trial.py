@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from rich.console import Console
@@ -67,9 +68,15 @@ def trial(settings: TrySettings, console: Console, training: RLStage | None = No
         limit = sampling.max_tokens
         told(console, f"sampling {each * len(problems)} completions of at most {limit} tokens")
         start = time.perf_counter()
-        sampled = Local(model, tokenizer, sampling, settings.n).generate(
-            prompts, each, settings.seed
-        )
+        with console.status("") as status:
+            done = count(1)
+
+            def went_on() -> bool:
+                status.update(f"token {next(done)} of at most {limit}")
+                return False
+
+            backend = Local(model, tokenizer, sampling, each * len(prompts), went_on)
+            sampled = backend.generate(prompts, each, settings.seed)
         seconds = time.perf_counter() - start
         groups = [
             _graded(problem, completions, stage, rewards)

@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 # pyright: reportArgumentType=false, reportPrivateImportUsage=false
 import pytest
 import torch
 import trl_runs
 from llamas import small_llama
+from peft import LoraConfig, get_peft_model
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 from trl_runs import COMMON, constrained, fresh_model, plain
 
@@ -17,7 +18,7 @@ from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.engines.trl.sampling.sampled import oddity
-from trustclip.engines.trl.sampling.sampler import Copies, converted
+from trustclip.engines.trl.sampling.sampler import Copies, Twin, converted
 
 PROMPTS = [[5, 9, 17], [40, 3, 8, 77, 12], [5, 9, 17], [9]]
 
@@ -257,25 +258,81 @@ def test_a_correction_is_made_once(tmp_path):
 )
 def test_a_copy_that_cannot_be_decoded_is_refused(tmp_path, settings, words):
     given: dict[str, Any] = {**COMMON, "sampler": {"lag": 1}, **settings}
-    with pytest.raises(ValueError, match=f"`sampler` needs trustclip's decoder.*{words}"):
+    with pytest.raises(ValueError, match=f"`sampler` copies the policy, and no copy.*{words}"):
         ConstrainedGRPOConfig(str(tmp_path), **given)
 
 
-def test_a_copy_of_another_model_is_refused(tmp_path):
-    from datasets import Dataset
+def gpt2(vocabulary: int, lora: Any = None) -> Any:
+    """A model that the decoder does not know; its linear layers are transposed."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    _, tokenizer = fresh_model()
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2))
-    args = ConstrainedGRPOConfig(str(tmp_path), sampler={"dtype": "int8"}, **COMMON)
-    with pytest.raises(ValueError, match="the model is a GPT2LMHeadModel"):
-        ConstrainedGRPOTrainer(
-            model=model,
-            reward_funcs=trl_runs.share_of_even_digits,
-            args=args,
-            train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
-            processing_class=tokenizer,
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=1, n_head=2, **NO_DROPOUT)
+    model = GPT2LMHeadModel(config)
+    if lora is not None:
+        model = cast(
+            "Any", get_peft_model(model, LoraConfig(r=2, target_modules=["c_attn"], **lora))
         )
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_B" in name:
+                    weight.normal_()
+    return model.eval()
+
+
+NO_DROPOUT: dict[str, Any] = {f"{place}_pdrop": 0.0 for place in ("attn", "embd", "resid")}
+
+
+@pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_copy_of_any_model_samples_from_its_own_weights(dtype, lora):
+    model = gpt2(80, lora)
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    twin, version = Copies(Sampler(dtype=dtype, top_k=1), likeliest=2).next(model, 7)
+    assert isinstance(twin, Twin) and version == 7 and torch.equal(random, torch.get_rng_state())
+    whole = copy.deepcopy(model)
+    other = rounded(whole.merge_and_unload() if lora is not None else whole, dtype)
+    ended = []
+    for prompt, done in zip(PROMPTS, twin.decode(PROMPTS, 12, [3, 4], 0.8), strict=True):
+        want = logps_of(other, prompt, done.tokens, lambda z: z / 0.8)
+        assert done.logps == pytest.approx(want, abs=2e-5)
+        ours = logps_of(model, prompt, done.tokens, lambda z: z / 0.8)
+        moved = max(abs(a - b) for a, b in zip(done.logps, ours, strict=True))
+        assert (moved > 1e-5) == (dtype != "float32")
+        assert done.likeliest is not None and len(done.likeliest.logps) == len(done.tokens)
+        ended.append(len(done.tokens) < 12 or done.tokens[-1] in (3, 4))
+    assert all(ended)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def trained(tmp_path, sampler, lora=None, **settings):
+    from datasets import Dataset
+
+    _, tokenizer = fresh_model()
+    args = ConstrainedGRPOConfig(
+        str(tmp_path), method="icepop", sampler=sampler, **{**COMMON, "max_steps": 4, **settings}
+    )
+    return ConstrainedGRPOTrainer(
+        model=gpt2(len(tokenizer), lora),
+        reward_funcs=trl_runs.share_of_even_digits,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
+        processing_class=tokenizer,
+    )
+
+
+@pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])
+def test_a_copy_of_any_model_trains(tmp_path, lora):
+    trainer = trained(tmp_path, {"dtype": "int8", "lag": 1}, lora, num_iterations=2)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "trustclip/sampler/abs" in row]
+    assert rows and all(row["trustclip/sampler/abs"] > 1e-5 for row in rows)
+    assert len(trainer._copies.state()) == 1
+
+
+def test_a_copy_that_would_have_other_weights_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no copy can sample here: .* \(lm_head"):
+        trained(tmp_path, {"lag": 1}, {"modules_to_save": ["lm_head"]})
 
 
 def test_a_config_keeps_its_sampler():

@@ -1,13 +1,15 @@
-"""Commands that look into one stored run: its tokens, its hashes, its metrics in a tracker."""
+"""Commands on one stored run: its tokens, its hashes, its metrics to a tracker, its model out."""
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from trustclip.cli.arguments import reads
 from trustclip.settings.marks import Also, Argument
 from trustclip.support.terminal import Terminal, say
+from trustclip.support.text import readable
 
 
 @dataclasses.dataclass
@@ -124,4 +126,51 @@ def send(options: Send) -> int:
 
     count = send_run(options.run, options.sink)
     say(f"{count} rows of {options.run} sent to {options.sink}: {options.run / options.sink}")
+    return 0
+
+
+@dataclasses.dataclass
+class Push:
+    """Put a run's model and its card into a repository of the Hugging Face hub."""
+
+    run: Argument[Path]
+    """A finished run: all of its final/ goes."""
+    repo: Argument[str]
+    """The repository, owner/name; created if there is none."""
+    public: bool = False
+    """Let everybody see it; otherwise a new repository is private."""
+    report: bool = False
+    """Add the run's page as report.html, with prompts and completions in it."""
+    dry_run: bool = False
+    """Say what would go where, and send nothing."""
+    yes: bool = False
+    """Do not ask before anything is sent; needed where there is no terminal to ask in."""
+
+
+@reads(Push)
+def push(options: Push) -> int:
+    """``trustclip push RUN OWNER/NAME [--dry-run]``: its model, on the hub."""
+    from trustclip.runs import push as hub
+
+    page = None
+    if options.report:
+        from trustclip.report.page import write_page
+
+        page = write_page(options.run, options.run.resolve().name)
+    files = hub.to_push(options.run, options.repo, page)
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    for name, size in sizes.items():
+        say(f"{size:>15,} bytes  {name}")
+    kind = "public" if options.public else "private"
+    total = readable(sum(sizes.values()))
+    say(f"{len(sizes)} files, {total}, to {options.repo} on the hub ({kind} if it is new)")
+    if options.dry_run:
+        return 0
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise ValueError("nothing was pushed: without a terminal to ask in, give --yes.")
+        say("push? [y/N] ", end="", flush=True)
+        if input().strip().lower() not in ("y", "yes"):
+            return 0
+    say(hub.push(files, options.repo, public=options.public))
     return 0

@@ -18,14 +18,14 @@ _OWN = ("n", "each")
 def attempt(argv: Sequence[str]) -> int:
     """``trustclip try MODEL --dataset DATA``, or ``trustclip try RECIPE``."""
     positional, changes = changes_of(argv, TrySettings)
-    training = None
+    training, tuned = None, False
     if len(positional) == 1 and Path(positional[0]).suffix in (".yaml", ".yml"):
         from trustclip.recipes.files import load_recipe
         from trustclip.recipes.shipped import located
 
         own = {name: changes.pop(name) for name in _OWN if name in changes}
         recipe = load_recipe(located(Path(positional[0])), changes)
-        training = recipe.rl
+        training, tuned = recipe.rl, recipe.sft is not None
         place = {"model": recipe.model, "seed": recipe.seed, "dtype": recipe.dtype}
         chosen = TrySettings(dataset=training.dataset, **place, **own)
     else:
@@ -36,6 +36,8 @@ def attempt(argv: Sequence[str]) -> int:
     from trustclip.recipes.trial import trial
 
     trial(chosen, Terminal(), training)
+    if tuned:
+        say("This is the model before the recipe's fine-tuning, which comes first in a run.")
     return 0
 
 

@@ -60,7 +60,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         `trustclip.engines.trl.sampling` for the models it supports, with plain sampling, on a CPU;
         see ``docs/fast-paths.md``.
       sampler: a mapping of the fields of `trustclip.engines.sampler.Sampler`: completions are
-        sampled from a rounded, quantised or older copy of the policy. Needs the decoder.
+        sampled from a rounded, quantised or older copy of the policy.
       server: sample from a server with OpenAI's protocol: ``"reload"`` for a vLLM in development
         mode, which gets the policy's weights before each generation, ``"fixed"`` for any that names
         token ids with log-probabilities and keeps its own weights; ``"none"``. See
@@ -360,12 +360,12 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     yield from _no_replay(args, chosen)
     if args.braking().on and "logp_rollout" not in (given := supply(args)).fields:
         yield f"`brake` weighs completions by the sampler, and {given.missing['logp_rollout']}."
-    cut = (f"the decoder does not apply {setting}" for setting in args.cut_off())
+    cut = (f"a copy does not apply {setting}" for setting in args.cut_off())
     reason = next(iter([*undecodable(args), *cut]), None)
     if reason and not args.sampling().exact:
         yield (
-            f"`sampler` needs trustclip's decoder, and it cannot sample here: {reason}; leave "
-            "`sampler` out."
+            f"`sampler` copies the policy, and no copy can sample here: {reason}; leave `sampler` "
+            "out."
         )
     yield from _with_server(args, chosen)
     if (

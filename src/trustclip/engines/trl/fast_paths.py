@@ -16,6 +16,7 @@ from trustclip.engines.trl.config import undecodable
 from trustclip.engines.trl.sampling import sampled
 from trustclip.engines.trl.sampling.llama import unlike_llama
 from trustclip.engines.trl.sampling.plain import not_plain, own_generate, unlike_generate
+from trustclip.engines.trl.sampling.sampler import uncopied
 from trustclip.engines.trl.scoring import hidden, sharing
 from trustclip.engines.trl.scoring.foresight import KNOWN_BEFORE, LOSS_TYPES
 from trustclip.engines.trl.upstream import FUSED_HEAD
@@ -72,7 +73,7 @@ def check_sampler(trainer: Any) -> None:
 
     Raises:
       ValueError: a method, a shadow or the brake needs log-probabilities of sampling that nothing
-        gives, a sampler is set and the decoder cannot sample, the brake cannot reach the step, or
+        gives, a sampler is set and no copy can sample, the brake cannot reach the step, or
         the exact KL divergence cannot reach the output head.
     """
     brake = trainer.args.braking()
@@ -113,10 +114,8 @@ def check_sampler(trainer: Any) -> None:
             "the exact KL divergence needs the output head outside of the model's pass, and FSDP 1 "
             "has it flattened among other weights there: set `fsdp_version: 2`."
         )
-    if not trainer.args.sampling().exact and (reason := obstacle("decoder", trainer)):
-        raise ValueError(
-            f"`sampler` needs trustclip's decoder, and it cannot sample here: {reason}."
-        )
+    if not trainer.args.sampling().exact and (reason := next(_uncopied(trainer), None)):
+        raise ValueError(f"`sampler` copies the policy, and no copy can sample here: {reason}.")
 
 
 def _check_candidates(trainer: Any) -> None:
@@ -178,7 +177,17 @@ def _head(trainer: Any) -> Iterator[str]:
         yield "TRL's Triton kernels serve this device, and nothing faster was measured on it"
 
 
-def _decoder(trainer: Any) -> Iterator[str]:
+def _uncopied(trainer: Any) -> Iterator[str]:
+    if obstacle("decoder", trainer) is None:
+        return
+    yield from _elsewhere(trainer)
+    if reason := uncopied(trainer.accelerator.unwrap_model(trainer.model)):
+        yield reason
+    yield from _unrecorded(trainer)
+
+
+def _elsewhere(trainer: Any) -> Iterator[str]:
+    """Why neither the decoder nor a copy samples, whatever the model."""
     yield from undecodable(trainer.args)
     if trainer.use_vllm or trainer.use_transformers_continuous_batching:
         yield "another engine samples (vLLM or continuous batching)"
@@ -188,6 +197,10 @@ def _decoder(trainer: Any) -> Iterator[str]:
         yield f"passes run under {trainer.accelerator.mixed_precision} autocast"
     if trainer.accelerator.distributed_type not in ("NO", "MULTI_CPU"):
         yield f"the model is wrapped for {trainer.accelerator.distributed_type}"
+
+
+def _decoder(trainer: Any) -> Iterator[str]:
+    yield from _elsewhere(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
     yield from unlike_generate(model, trainer.generation_config.to_dict())
 

@@ -269,7 +269,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if self._server is not None:
             ids, logps, phase.lag = self._server.sample(prompt_ids)
             return ids, logps
-        if not self._takes("decoder"):
+        copied = self._mode == "train" and not self._copies.exact
+        if not copied and not self._takes("decoder"):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
             turn = stopping.stoppable(model, self.stopping, turn)

@@ -280,14 +280,18 @@ def _plan_table(recipe: Recipe, made: Plan, memory: Memory | None) -> Table:
     tuning = "none" if recipe.sft is None else _tuning(recipe.sft)
     passes = "" if made.passes is None else f": {made.passes:.3g} passes over the problems"
     answers = "" if made.evaluated is None else f", {made.evaluated:,} completions in total"
+
+    def of(problems: float) -> str:
+        return f" of {problems:,g} problem{'s' * (problems != 1)}"
+
     rows = {
         "model": recipe.model,
         "fine-tuning": tuning,
         "constraint": str(recipe.rl.method),
         "can it act?": ("yes: " if made.acts else "NO: ") + made.why,
         "updates": f"{made.updates:,}, {made.updates_per_generation:g} per generation",
-        "an update": f"{made.update_sequences:,} completions of {made.update_prompts:g} problems",
-        "a generation": f"{made.completions:,} completions of {made.prompts:,} problems",
+        "an update": f"{made.update_sequences:,} completions{of(made.update_prompts)}",
+        "a generation": f"{made.completions:,} completions{of(made.prompts)}",
         "total": f"{made.generations:,} generations, {made.all_completions:,} completions{passes}",
         "evaluations": f"{made.evaluations}{answers}",
         "checkpoints": f"{made.checkpoints} written, {made.kept} kept{size}",

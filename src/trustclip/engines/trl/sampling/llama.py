@@ -43,15 +43,22 @@ def unlike_llama(model: Any) -> str | None:
         return f"its attention is {sorted(filter(None, set(kinds)))}"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act!r}"
-    for name, module in inner.named_modules():
-        if hasattr(module, "base_layer") and not _plain_lora(module):
-            return f"{name} has an adapter other than LoRA on a linear layer"
+    if reason := odd_adapter(inner):
+        return reason
     blocks = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
     wanted = {*_OUTSIDE, *(block + name for block in blocks for name in _BLOCK)}
     allowed = wanted | {block + name for block in blocks for name in _OPTIONAL}
-    names = {name for name, *_ in _parts(inner)}
+    names = {name for name, *_ in parts(inner)}
     if odd := sorted((wanted - names) | (names - allowed)):
         return f"its weights are others ({odd[0]})"
+    return None
+
+
+def odd_adapter(inner: nn.Module) -> str | None:
+    """The reason why a model's adapter cannot be `merged` into a copy; None if it can."""
+    for name, module in inner.named_modules():
+        if hasattr(module, "base_layer") and not _plain_lora(module):
+            return f"{name} has an adapter other than LoRA on a linear layer"
     return None
 
 
@@ -60,11 +67,11 @@ def merged(model: Any) -> dict[str, Tensor]:
     """The weights of a model by name, with LoRA added to a copy; tied ones under both names."""
     return {
         name: weight if module is None else _with_lora(weight, module)
-        for name, weight, module in _parts(language_model(model))
+        for name, weight, module in parts(language_model(model))
     }
 
 
-def _parts(inner: nn.Module) -> Iterator[tuple[str, Tensor, Any]]:
+def parts(inner: nn.Module) -> Iterator[tuple[str, Tensor, Any]]:
     """Name and value of each parameter without an adapter, and the LoRA layer around it if any."""
     for path, module in inner.named_modules():
         name = path.removesuffix(".base_layer")

@@ -5,17 +5,97 @@ tokens with the policy in training, $\log\pi_{old}$. So the mismatch between the
 its cause is known.
 """
 
+import copy
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from trustclip.engines.rounding import converted
 from trustclip.engines.sampler import Sampler
-from trustclip.engines.trl.sampling.decoding import Decoder
-from trustclip.engines.trl.sampling.llama import merged
+from trustclip.engines.trl.sampling.decoding import Decoded, Decoder, unsupported
+from trustclip.engines.trl.sampling.llama import merged, odd_adapter, parts
+from trustclip.engines.trl.sampling.sampled import with_logps
+from trustclip.engines.trl.sampling.stopping import criteria
+from trustclip.engines.trl.scoring.hidden import language_model
 
 Weights = dict[str, Tensor]
+
+
+def uncopied(model: Any) -> str | None:
+    """The reason why no copy of a model can be made; None if one can."""
+    inner = language_model(model)
+    with torch.device("meta"):
+        plain = type(inner)(copy.deepcopy(inner.config))
+    names = {name for name, _ in plain.named_parameters(remove_duplicate=False)}
+    if odd := sorted(names ^ {name for name, *_ in parts(inner)}):
+        return f"its weights are others than those of a {type(inner).__name__} ({odd[0]})"
+    return odd_adapter(inner)
+
+
+class Twin:
+    """A second model of any architecture that samples by `generate`, in the place of a `Decoder`.
+
+    Args:
+      model: the policy in training, not `uncopied`; its configuration is the twin's.
+    """
+
+    def __init__(self, model: Any) -> None:
+        inner = language_model(model)
+        config, kind = copy.deepcopy(inner.config), inner.dtype
+        with torch.random.fork_rng(), inner.device:  # its first weights are drawn, and replaced
+            self._model = type(inner)._from_config(config, dtype=kind).eval()
+        self._model.generation_config = copy.deepcopy(inner.generation_config)
+
+    def of(self, weights: Weights, likeliest: int) -> "Twin":
+        """The twin with these weights, which reports so many of the likeliest tokens."""
+        self._model.load_state_dict(weights, strict=False)  # buffers are the configuration's
+        self._likeliest = likeliest
+        return self
+
+    def decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        limit: int,
+        ends: Collection[int],
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[Decoded]:
+        """As `Decoder.decode`."""
+        longest = max(map(len, prompts))
+        rows = [[0] * (longest - len(prompt)) + [*prompt] for prompt in prompts]
+        mask = [[int(i >= longest - len(p)) for i in range(longest)] for p in prompts]
+        config = GenerationConfig(
+            do_sample=True,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_new_tokens=limit,
+            eos_token_id=sorted(ends) or None,
+            pad_token_id=min(ends, default=0),
+        )
+
+        def turn() -> tuple[list[list[int]], None]:
+            ids, seen = torch.tensor([rows, mask], device=self._model.device)
+            found = self._model.generate(
+                ids, attention_mask=seen, generation_config=config, stopping_criteria=criteria(stop)
+            )
+            return [_ended(row, ends) for row in found[:, longest:].tolist()], None
+
+        tokens, logps, further = with_logps(self._model, turn, self._likeliest)
+        return [
+            Decoded(row, values, further[i] if further else None)
+            for i, (row, values) in enumerate(zip(tokens, logps, strict=True))
+        ]
+
+
+def _ended(tokens: list[int], ends: Collection[int]) -> list[int]:
+    """Tokens up to the first that ends them."""
+    return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), None)]
 
 
 class Copies:
@@ -34,15 +114,16 @@ class Copies:
         self.exact = self._sampler.exact
         self.cut_off: dict[str, Any] = {"top_p": self._sampler.top_p, "top_k": self._sampler.top_k}
         self._kept: list[tuple[int, Weights]] = []  # (updates done, weights), oldest first
+        self._twin: Twin | None = None
 
     @torch.no_grad()
     def next(
         self, model: nn.Module, step: int, dtype: torch.dtype | None = None
-    ) -> tuple[Decoder, int]:
-        """The decoder for the next generation, and the updates that its weights have seen.
+    ) -> tuple[Decoder | Twin, int]:
+        """What samples the next generation, and the updates that its weights have seen.
 
         Args:
-          model: the policy in training; see `trustclip.engines.trl.sampling.decoding.unsupported`.
+          model: the policy in training: not `unsupported` by the decoder, or not `uncopied`.
           step: updates done.
           dtype: of the products of the policy itself; that of its weights when None.
         """
@@ -55,7 +136,10 @@ class Copies:
                 self._kept.pop(0)
             self._kept.append((step, {name: weight.clone() for name, weight in now.items()}))
         rounded = {name: converted(weight, self._sampler.dtype) for name, weight in weights.items()}
-        return Decoder(model, rounded, likeliest=self.likeliest), version
+        if unsupported(model) is None:
+            return Decoder(model, rounded, likeliest=self.likeliest), version
+        self._twin = self._twin or Twin(model)
+        return self._twin.of(rounded, self.likeliest), version
 
     def state(self) -> list[Any]:
         """The kept policies, for a checkpoint: ``[updates done, weights]`` of each."""

@@ -115,8 +115,9 @@ def test_stopped_at_any_pass_and_continued_it_leaves_the_same_bytes(
             passes = Passes(trainer, patch, at, number=(signal.SIGTERM, signal.SIGINT)[at % 2])
             assert trainer.train_durably() is False and trainer.stopped_early
         assert passes.after == 0, f"{passes.after} passes after the signal"
-        saved = "before this generation" if passes.unfinished == "generation" else "of the last whole"
-        assert f"\nstopping: saving the state {saved}" in capfd.readouterr().err
+        states = {"generation": "before this generation", "update": "of the last whole update"}
+        said = f"\nstopping: saving the state {states[passes.unfinished]}; a second"
+        assert said in capfd.readouterr().err
         kept = [int(file.name[5:]) for file in (cut / "checkpoints").glob("step-*")]
         assert kept == [trainer.state.global_step] * (trainer.state.global_step > 0)
         assert different(cut, whole) == []

@@ -83,6 +83,8 @@ def tiny(monkeypatch):
 
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(http, "PAUSES", ())
+    # All questions of a generation at once; of more than wait in the queue, some are reset.
+    monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 128)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield served, f"http://127.0.0.1:{server.server_port}/v1"

@@ -8,6 +8,8 @@ import pytest
 from malicious.folders import FOLDERS, newest, seen
 
 from trustclip.cli.main import main
+from trustclip.recipes.models import save_model
+from trustclip.recipes.tiny import tiny_model
 
 UPDATES = {"max-steps": 3, "save-steps": 1, "save-total-limit": 2, "tokens-every": 1}
 BATCH = {"steps-per-generation": 2, "num-generations": 4, "per-device-train-batch-size": 8}
@@ -16,9 +18,12 @@ BATCH = {"steps-per-generation": 2, "num-generations": 4, "per-device-train-batc
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory):
     """A run of three updates, as if it had been killed after the second."""
-    run = tmp_path_factory.mktemp("stopped") / "run"
+    folder = tmp_path_factory.mktemp("stopped")
+    run, start = folder / "run", folder / "start"
+    save_model(*tiny_model(), start)  # knows nothing, and learns from noise
+    learn = ["rl", "--preset", "tiny", "--model", str(start), "--reward-noise", "0.5"]
     settings = [f"--{name}={value}" for name, value in (UPDATES | BATCH).items()]
-    assert main(["rl", "--preset", "tiny", *settings, "--output-dir", str(run)]) == 0
+    assert main([*learn, *settings, "--output-dir", str(run)]) == 0
     shutil.rmtree(newest(run))
     shutil.rmtree(run / "final")
     (run / "summary.json").unlink()

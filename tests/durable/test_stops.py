@@ -99,7 +99,9 @@ def different(cut, whole) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_stopped_at_any_pass_and_continued_it_leaves_the_same_bytes(tmp_path, monkeypatch, name):
+def test_stopped_at_any_pass_and_continued_it_leaves_the_same_bytes(
+    tmp_path, monkeypatch, capfd, name
+):
     make, settings = RUNS[name]
     uncut = make(tmp_path / "whole", **settings)
     with monkeypatch.context() as patch:
@@ -113,6 +115,9 @@ def test_stopped_at_any_pass_and_continued_it_leaves_the_same_bytes(tmp_path, mo
             passes = Passes(trainer, patch, at, number=(signal.SIGTERM, signal.SIGINT)[at % 2])
             assert trainer.train_durably() is False and trainer.stopped_early
         assert passes.after == 0, f"{passes.after} passes after the signal"
+        states = {"generation": "before this generation", "update": "of the last whole update"}
+        said = f"\nstopping: saving the state {states[passes.unfinished]}; a second"
+        assert said in capfd.readouterr().err
         kept = [int(file.name[5:]) for file in (cut / "checkpoints").glob("step-*")]
         assert kept == [trainer.state.global_step] * (trainer.state.global_step > 0)
         assert different(cut, whole) == []

@@ -11,7 +11,7 @@ import yaml
 
 import trustclip as tc
 from trustclip.engines.schedule import Schedule
-from trustclip.recipes.preflight.ranks import Load, World, asked_ranks, described, findings
+from trustclip.recipes.preflight.ranks import Load, World, asked_ranks, described, remarks
 
 LAUNCH = Path(__file__).parents[2] / "recipes" / "launch"
 SHARDS = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED"}
@@ -25,7 +25,7 @@ def load(**changes) -> Load:
 
 
 def errors(world: World, **changes) -> list[str]:
-    return [f.text for f in findings(world, load(**changes)) if f.level == "error"]
+    return [f.text for f in remarks(world, load(**changes)) if f.level == "error"]
 
 
 CPUS = World(["a cpu", "a cpu"], "gloo", "DistributedDataParallel")
@@ -51,7 +51,7 @@ def test_the_doctor_of_a_launcher_names_missing_packages(monkeypatch, tmp_path, 
 
 @pytest.mark.parametrize("world", [CPUS, GPUS, World(["a cpu"])])
 def test_nothing_is_wrong_with_what_was_asked_for(world):
-    assert list(findings(world, load())) == []
+    assert list(remarks(world, load())) == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_two_hosts_may_name_their_devices_alike():
 
 
 def test_an_exact_kl_under_fsdp_is_noted():
-    (finding,) = findings(dataclasses.replace(GPUS, wrapper="FSDP2"), load(method="full_kl"))
+    (finding,) = remarks(dataclasses.replace(GPUS, wrapper="FSDP2"), load(method="full_kl"))
     assert finding.level == "note" and "compare a few updates with DDP" in finding.text
 
 

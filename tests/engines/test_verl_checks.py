@@ -9,8 +9,8 @@ import yaml
 
 import trustclip as tc
 from trustclip.cli.main import main
-from trustclip.engines.findings import Finding
-from trustclip.engines.verl.checks import BUILT_IN, Installed, findings, installed
+from trustclip.engines.remarks import Remark
+from trustclip.engines.verl.checks import BUILT_IN, Installed, installed, remarks
 from trustclip.engines.verl.config import load
 from trustclip.engines.verl.limits import LOSS_MODES, TARGET, constraint
 
@@ -67,12 +67,12 @@ def with_changes(**changes: Any) -> dict[str, Any]:
 
 
 def said(config: dict[str, Any], verl: Installed = HERE, level: str = "error") -> list[str]:
-    return [found.text for found in findings(config, verl) if found.level == level]
+    return [found.text for found in remarks(config, verl) if found.level == level]
 
 
 def test_a_good_configuration_has_no_error() -> None:
-    assert list(findings(GOOD, HERE)) == [
-        Finding(
+    assert list(remarks(GOOD, HERE)) == [
+        Remark(
             "note",
             "data.train_batch_size / ppo_mini_batch_size x ppo_epochs = 1024 / 256 x 1 = 4 updates "
             "per generation; 'atr' can act.",

@@ -12,11 +12,13 @@ import pytest
 import torch
 from patience import NEVER
 from rich.console import Console
+from transformers import AutoTokenizer
 
+from trustclip.recipes.models import save_model
 from trustclip.recipes.preflight.dry_run import _at_most, dry_run, plan
 from trustclip.recipes.preflight.longest import longest, model_shape
 from trustclip.recipes.preflight.memory import LIBRARIES, PHASES, estimate, footprint, tuning
-from trustclip.recipes.tiny import BUILT_IN, tiny_tokenizer
+from trustclip.recipes.tiny import BUILT_IN, tiny_model, tiny_tokenizer
 from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
@@ -238,10 +240,26 @@ def test_a_model_that_cannot_be_read_is_told(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     (tmp_path / "tokenizer.json").write_text("{}")
     out = io.StringIO()
-    with pytest.raises(ValueError, match=r"cannot read the model"):
+    with pytest.raises(ValueError, match=r"cannot load the tokenizer of .*added_tokens"):
         made = recipe(tmp_path / "run", model=str(tmp_path), limit=64)
         dry_run(made, Console(file=out, width=100))
     assert "in 3 of the 4 updates" in out.getvalue()  # what is known is said all the same
+
+
+def test_a_dry_run_reads_the_tokenizer_once(tmp_path, monkeypatch):
+    save_model(*tiny_model(), tmp_path / "model")
+    seen, read = [], AutoTokenizer.from_pretrained
+
+    def counted(*words, **options):
+        seen.append(words)
+        return read(*words, **options)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", counted)
+    made = recipe(tmp_path / "run", model=str(tmp_path / "model"), limit=64, max_prompt_length=40)
+    tuned = SFTStage(dataset="arithmetic-primer", prompt_style="solution", limit=8)
+    out = io.StringIO()
+    dry_run(replace(made, sft=tuned), Console(file=out, width=100), batch=False)
+    assert "in fine-tuning" in out.getvalue() and len(seen) == 1
 
 
 @pytest.mark.parametrize(("name", "shape"), BUILT_IN.items())

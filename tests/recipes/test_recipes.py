@@ -6,12 +6,16 @@ import math
 import pytest
 from commands import trustclip
 
+from trustclip.recipes.models import save_model
+from trustclip.recipes.tiny import tiny_model
 from trustclip.support.jsonl import append_jsonl, read_jsonl, write_json
 
 
 def test_rl_writes_a_run_directory_that_others_can_load(tmp_path):
-    run = tmp_path / "run"
+    run, start = tmp_path / "run", tmp_path / "start"
+    save_model(*tiny_model(3), start)  # knows nothing, and learns from noise
     args = ("rl", "--preset", "tiny", "--max-steps", "6", "--seed", "3", "--output-dir", str(run))
+    args += ("--model", str(start), "--reward-noise", "0.5")
     done = trustclip(*args, "--method", "clip_higher", "--method.high", "0.3", "--save-steps", "3")
     assert done.returncode == 0, done.stderr
     assert "rl 6/6" in done.stdout and "gated" in done.stdout
@@ -31,6 +35,7 @@ def test_rl_writes_a_run_directory_that_others_can_load(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(run / "final")
     assert model.config.model_type == "qwen3"
     assert AutoTokenizer.from_pretrained(run / "final").chat_template
+    assert "| high | 0.3 |" in (run / "final/README.md").read_text()
     again = trustclip(*args)  # other settings: --method was left out
     assert again.returncode == 2 and "choose another --output-dir" in again.stderr
 
@@ -58,6 +63,7 @@ def test_real_text_through_sft_rl_and_eval(tmp_path):
         "--max-steps", "3", "--learning-rate", "1e-3",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "fine-tuned on" in (tmp_path / "sft/final/README.md").read_text()
     bad = read_jsonl(tmp_path / "sft" / "quarantine.jsonl")
     assert len(bad) == 1 and bad[0]["line"] == 41
     done = trustclip(
@@ -127,9 +133,6 @@ def test_ctrl_c_saves_what_was_done(tmp_path):
     import subprocess
     import sys
     import time
-
-    from trustclip.recipes.models import save_model
-    from trustclip.recipes.tiny import tiny_model
 
     run = tmp_path / "run"
     save_model(*tiny_model(), tmp_path / "model")

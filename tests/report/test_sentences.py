@@ -203,7 +203,7 @@ def test_a_shadow_around_the_method_itself_is_no_finding(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--shadows", "kl3"], "unknown method 'kl3'; did you mean 'atr'?"),
+        (["--shadows", "kl3"], "line: unknown method 'kl3'; did you mean 'atr'?"),
         (["--trl.dry-run", "true"], "dry_run"),
         (["--bf16", "true"], "a field of TRL's GRPOConfig: `trl: {bf16: ...}`, --trl.bf16"),
         (

@@ -244,3 +244,17 @@ def test_texts_are_escaped_where_they_are_written(tmp_path):
 
 def test_times_are_written_in_one_way():
     assert duration(3661) == "1 h 1 min" and duration(float("nan")) == "-"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen3-8B"),
+        ("models/smollm2/hf", "smollm2/hf"),
+        ("runs/a/final", "a/final"),
+        ("/home/me/models--Qwen--Qwen3-8B/snapshots/0a1b", "Qwen3-8B"),
+    ],
+)
+def test_a_model_has_a_name_that_says_which(tmp_path, model, name):
+    run = make_run(tmp_path / "run", Spec({"name": "atr"}, steps=4, every=4, model=model))
+    assert read_run(run).model == name

@@ -28,11 +28,11 @@ def run(trained, tmp_path):
 
 
 def states(folder):
-    return {finding.name: finding.state for finding in verify(folder).findings}
+    return {finding.name: finding.state for finding in verify(folder).checked}
 
 
 def findings(folder):
-    return {f.name: (f.state, f.text) for f in verify(folder).findings if f.state != "whole"}
+    return {f.name: (f.state, f.text) for f in verify(folder).checked if f.state != "whole"}
 
 
 def flip(path, place=0.5):
@@ -115,7 +115,7 @@ def test_of_a_run_that_goes_on_its_newest_rows_are_not_covered_yet(run):
         file.write('{"stage": "rl", "step": 6}\n')
     verification = verify(run)
     assert verification.whole and not verification.finished
-    assert any("newer than the last checkpoint" in f.text for f in verification.findings)
+    assert any("newer than the last checkpoint" in f.text for f in verification.checked)
     flip(run / "gates.jsonl")
     assert findings(run)["gates.jsonl"][0] == "changed"
 
@@ -183,5 +183,5 @@ def test_what_the_run_itself_noticed_to_be_lost_is_missing(tmp_path):
     with pytest.warns(UserWarning, match="was deleted"):
         run.log({"stage": "rl", "step": 2})
     run.summarize({"command": "rl", "finished": True})
-    found = [f for f in verify(tmp_path).findings if f.state == "missing"]
+    found = [f for f in verify(tmp_path).checked if f.state == "missing"]
     assert "metrics.jsonl was deleted" in found[0].text

@@ -142,6 +142,11 @@ class ServedSampler:
         return base.removesuffix("/v1") + path if path.startswith("/") else f"{base}/{path}"
 
 
+def logprobs_mode(config: Mapping[str, Any]) -> str | None:
+    """Of which distribution the log-probabilities are of a vLLM that is configured so."""
+    return config.get("model_config", {}).get("logprobs_mode")
+
+
 def _pairs(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
     """Ids and log-probabilities as llama.cpp has them, in pairs, or vLLM, apart."""
     given = choice["logprobs"]
@@ -186,8 +191,7 @@ def complaints(
             f"only vLLM in development mode can: start it by {START}, or set `server` to fixed, "
             "where every sample is of the policy that the server was started with."
         )
-    mode = None if config is None else config.get("model_config", {}).get("logprobs_mode")
-    if not plain and mode != PROCESSED:
+    if not plain and logprobs_mode(config or {}) != PROCESSED:
         yield (
             f"the server at {sampler.shown} does not say that its log-probabilities are those of "
             "the draw, with temperature and cut-offs (vLLM in development mode with "

@@ -442,7 +442,7 @@ def _explained(cls: type, item: ErrorDetails) -> str:
         return unknown("key", where, [".".join([*map(str, sections), name]) for name in allowed])
     if item["type"] in ("missing", "missing_argument"):
         return f"`{where}` is missing."
-    if not item["loc"] or item["loc"][-1] in ("method", "reward"):
+    if not item["loc"] or item["loc"][-1] in ("method", "reward", "shadows"):
         return rule(item["msg"])  # of all values together; or of a part, which names itself
     return f"`{where}` {rule(item['msg'])}, got {item['input']!r}{hint(item) or '.'}"
 

@@ -1,8 +1,10 @@
 """Loading and saving of models: a folder, a hub id, or a built-in one."""
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
@@ -253,16 +255,22 @@ def load_tokenizer(name: str, prompt_style: str | PromptStyle) -> Any:
     check_model(name)
     if name in BUILT_IN:
         return tiny_tokenizer()
-    from transformers import AutoTokenizer
-
     adapter, base = adapter_of(name), base_of(name)
     words = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
     try:
-        tokenizer = AutoTokenizer.from_pretrained(words, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot load the tokenizer of {name!r}: {error}") from error
+        tokenizer = copy.copy(_read_tokenizer(words))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot load the tokenizer of {name!r}: {error!r}") from error
     set_chat_template(tokenizer, prompt_style)
     return tokenizer
+
+
+@lru_cache(maxsize=1)
+def _read_tokenizer(name: str) -> Any:
+    """A tokenizer as it is stored; a dry run needs it in several styles."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 def _merged(model: Any, folder: Path) -> Any:

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -12,15 +11,13 @@ from urllib.request import urlopen
 
 from rich.console import Console
 
-from trustclip.engines.served import PROCESSED, ServedSampler, complaints
+from trustclip.engines.served import PROCESSED, ServedSampler, complaints, logprobs_mode
 from trustclip.settings.stages import RLStage
 from trustclip.support.secrets import redacted
 from trustclip.support.terminal import told
-from trustclip.support.text import one_line
 
-#: Seconds that a server has to answer, those that one which does has for its configuration, which
-#: waits for a busy engine, and those between two questions to one that is awaited.
-ANSWER, CONFIGURATION, AGAIN = 5.0, 120.0, 2.0
+#: Seconds that a server has to answer, and those between two questions to one that is awaited.
+ANSWER, AGAIN = 5.0, 2.0
 
 
 def unavailable(sink: str) -> Iterator[str]:
@@ -135,22 +132,17 @@ def incapable(url: str) -> str:
 
     TRL finds it out after the model has loaded, one thing at a time.
     """
-    try:
-        with urlopen(f"{url}/server_info?config_format=json", timeout=CONFIGURATION) as reply:
-            config = json.load(reply)["vllm_config"]
-            transfer, model = config.get("weight_transfer_config"), config["model_config"]
-            lacks = [
-                *(["no weight transfer"] if transfer is None else []),
-                *(["raw log-probabilities"] if model["logprobs_mode"] != PROCESSED else []),
-            ]
-    except HTTPError:
+    server = ServedSampler(url, 1)
+    config = server.configuration()
+    if config is None:
         lacks = ["no VLLM_SERVER_DEV_MODE=1, or it is no vLLM"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        lacks = [f"no configuration to be read: {one_line(str(error))}"]
+    else:
+        lacks = ["no weight transfer"] * (config.get("weight_transfer_config") is None)
+        lacks += ["raw log-probabilities"] * (logprobs_mode(config) != PROCESSED)
     if not lacks:
         return ""
     return (
-        f"the vLLM server at {redacted(url)} cannot serve a training ({', '.join(lacks)}): start "
+        f"the vLLM server at {server.shown} cannot serve a training ({', '.join(lacks)}): start "
         """it by VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config """
         f"""'{{"backend":"nccl"}}' --logprobs-mode {PROCESSED} --max-logprobs -1."""
     )

@@ -17,6 +17,7 @@ from trustclip.constraints.base import methods
 from trustclip.constraints.registry import interval
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.identity import with_method
+from trustclip.runs.run import cached_id
 from trustclip.runs.summary import read_summary
 from trustclip.support.inside import refuse_links
 from trustclip.support.jsonl import read_mapping, write_text
@@ -132,14 +133,12 @@ def base_model(name: object) -> str | None:
     Example:
       >>> base_model("Qwen/Qwen3-8B"), base_model("tiny")
       ('Qwen/Qwen3-8B', None)
-      >>> base_model("/home/me/.cache/models--Qwen--Qwen3-8B/snapshots/0a1b")
-      'Qwen/Qwen3-8B'
     """
     if not isinstance(name, str):
         return None
     folder = Path(name.rpartition("+")[2])
-    if cached := re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{folder}/"):
-        return f"{cached[1]}/{cached[2]}"
+    if cached := cached_id(folder):
+        return cached
     if not folder.is_dir():
         return _hub_id(str(folder))
     # The end of another run, fine-tuned perhaps from a third; a run's folder is no hub id.

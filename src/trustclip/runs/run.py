@@ -1,5 +1,6 @@
 """A run and its evaluations, as reports see them, wherever they were read from."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,8 @@ from trustclip.support.jsonl import Row
 MEASURED = ("rl", "sft", "eval")
 #: Stands for the last row of a training that has logged nothing.
 _NOTHING: Row = {"step": 0}
+#: Folders that say nothing of the model in them without their own folder.
+_COMMON = ("final", "hf", "model")
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,10 @@ class Run:
         if self.command == "demo":
             return "tiny"
         model = self.entry.get("model") or self.config.get("model") or "model"
+        if cached := cached_id(model):
+            return cached.rpartition("/")[2]
         parts = Path(str(model)).parts
-        return "/".join(parts[-2:]) if parts[-1:] == ("final",) else parts[-1]
+        return "/".join(parts[-2:]) if parts[-1] in _COMMON else parts[-1]
 
     @property
     def swept(self) -> Mapping[str, Any]:
@@ -164,6 +169,17 @@ class Run:
     def final(self) -> Evaluation | None:
         """The last evaluation after training."""
         return self.trained[-1] if self.trained else None
+
+
+def cached_id(model: object) -> str | None:
+    """Hub id of a model that is named by its folder in the hub's cache; else None.
+
+    Example:
+      >>> cached_id("/home/me/.cache/models--Qwen--Qwen3-8B/snapshots/0a1b")
+      'Qwen/Qwen3-8B'
+    """
+    found = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{model}/")
+    return found and f"{found[1]}/{found[2]}"
 
 
 def setting_of(model: str, swept: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursio
 
 
 @dataclass(frozen=True)
-class Finding:
+class Checked:
     """The state of one file, or of one checkpoint.
 
     Args:
@@ -50,22 +50,22 @@ class Verification:
     """What `verify` has found."""
 
     finished: bool
-    findings: list[Finding]
+    checked: list[Checked]
 
     @property
     def whole(self) -> bool:
         """Whether nothing is changed or missing."""
-        return not any(finding.state in ("changed", "missing") for finding in self.findings)
+        return not any(entry.state in ("changed", "missing") for entry in self.checked)
 
     @property
     def conclusion(self) -> str:
         """One sentence.
 
         Example:
-          >>> Verification(True, [Finding("metrics.jsonl", "whole", "")]).conclusion
+          >>> Verification(True, [Checked("metrics.jsonl", "whole", "")]).conclusion
           'whole: the 1 file or checkpoint with a recorded hash is as the run wrote it.'
         """
-        count = Counter(finding.state for finding in self.findings)
+        count = Counter(entry.state for entry in self.checked)
         if not self.whole:
             return f"not whole: {count['changed']} changed, {count['missing']} missing."
         if not count["whole"]:
@@ -89,11 +89,11 @@ def verify(folder: Path) -> Verification:
     if not any(os.path.lexists(folder / name) for name in _OF_A_RUN):
         raise ValueError(f"{str(folder)!r} is not a run directory: it has no config.yaml.")
     found = _Comparison(folder)
-    findings = [*found.findings()]
+    entries = [*found.entries()]
     if (folder / "sft" / "config.yaml").is_file():
         tuned = verify(folder / "sft")
-        findings += [Finding(f"sft/{f.name}", f.state, f.text) for f in tuned.findings]
-    return Verification(bool(found.summary.get("finished", found.summary)), findings)
+        entries += [Checked(f"sft/{f.name}", f.state, f.text) for f in tuned.checked]
+    return Verification(bool(found.summary.get("finished", found.summary)), entries)
 
 
 @dataclass
@@ -106,7 +106,7 @@ class _Comparison:
     #: By name of a file: what checkpoints record of it, the oldest first, then the summary.
     records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
 
-    def findings(self) -> Iterator[Finding]:
+    def entries(self) -> Iterator[Checked]:
         self.files = regular_files(self.folder)
         yield from self._checkpoints()
         yield from self._summary()
@@ -118,7 +118,7 @@ class _Comparison:
 
     # -- what is recorded --------------------------------------------------------------------------
 
-    def _checkpoints(self) -> Iterator[Finding]:
+    def _checkpoints(self) -> Iterator[Checked]:
         store = CheckpointStore(self.folder / "checkpoints")
         for step in store.steps():
             path = store.path(step)
@@ -129,20 +129,20 @@ class _Comparison:
                 stored = json.loads(shared.read_text("utf-8")) if shared.exists() else {}
                 self._take(stored.get("cursor", {}), f"the checkpoint of step {step}")
             except CheckpointError as error:
-                yield Finding(name, "changed", str(error).removeprefix(f"{path}: "))
+                yield Checked(name, "changed", str(error).removeprefix(f"{path}: "))
             except _MALFORMED as error:
-                yield Finding(name, "changed", f"shared.json cannot be read: {error!r}.")
+                yield Checked(name, "changed", f"shared.json cannot be read: {error!r}.")
             else:
-                yield Finding(name, "whole", "as its manifest says")
+                yield Checked(name, "whole", "as its manifest says")
         stock = self.folder / "cursors.jsonl"  # of a trainer with checkpoints of its own
         for line in scan(stock) if stock.is_file() else ():
             try:
                 row = line.row or {}
                 self._take(row["cursor"], f"the checkpoint of step {row['step']}")
             except _MALFORMED:
-                yield Finding(stock.name, "changed", f"line {line.number} cannot be read")
+                yield Checked(stock.name, "changed", f"line {line.number} cannot be read")
 
-    def _summary(self) -> Iterator[Finding]:
+    def _summary(self) -> Iterator[Checked]:
         name = "summary.json"
         if not os.path.lexists(self.folder / name):
             return
@@ -154,15 +154,15 @@ class _Comparison:
             if hashes is None:
                 done = self.summary.get("finished", True)
                 text = "no hashes recorded" if done else "the run is not finished"
-                yield Finding(name, "unrecorded", text)
+                yield Checked(name, "unrecorded", text)
                 return
             self._take({k: v for k, v in hashes.items() if k != name}, _END)
             same = digest(self.summary) == hashes[name]["sha256"]
         except _MALFORMED as error:
-            yield Finding(name, "changed", f"cannot be read: {error}")
+            yield Checked(name, "changed", f"cannot be read: {error}")
         else:
             state, text = ("whole", "") if same else ("changed", "not as the run wrote it")
-            yield Finding(name, state, text)
+            yield Checked(name, state, text)
 
     def _take(self, cursor: Mapping[str, Any], source: str) -> None:
         taken = {str(name): Record.of(extent, source) for name, extent in cursor.items()}
@@ -175,56 +175,56 @@ class _Comparison:
         """Whether a file is one that the run has written, or that is recorded."""
         return name in self.records or name == "config.yaml" or bool(GROWING.fullmatch(name))
 
-    def _file(self, name: str) -> Finding:
+    def _file(self, name: str) -> Checked:
         path, records = self.files.get(name), self.records.get(name, [])
         if path is None:
             there = os.path.lexists(self.folder / name)
-            return Finding(name, "missing", "no regular file" if there else "not there")
+            return Checked(name, "missing", "no regular file" if there else "not there")
         if not records:
             return self._unrecorded(name, path)
         try:
             spans, size = changed_spans(path, records), path.stat().st_size
         except _MALFORMED as error:
-            return Finding(name, "changed", f"its record cannot be read: {error}")
+            return Checked(name, "changed", f"its record cannot be read: {error}")
         last = max(record.bytes for record in records)
         if size < last:
             where = f", {spans[0].text(path)}" if spans else ""
-            return Finding(name, "missing", f"{size} bytes are left of {last}{where}")
+            return Checked(name, "missing", f"{size} bytes are left of {last}{where}")
         if spans:
-            return Finding(name, "changed", "; ".join(span.text(path) for span in spans))
+            return Checked(name, "changed", "; ".join(span.text(path) for span in spans))
         if size > last and records[-1].source == _END:
             more = Span(last, size, _END, "").text(path)
-            return Finding(name, "changed", f"{more}: added")
+            return Checked(name, "changed", f"{more}: added")
         if all(record.sha256 is None for record in records):
-            return Finding(name, "unrecorded", "only its size is recorded")
+            return Checked(name, "unrecorded", "only its size is recorded")
         newer = f"{size - last} bytes are newer than the last checkpoint" if size > last else ""
-        return Finding(name, "whole", newer)
+        return Checked(name, "whole", newer)
 
-    def _unrecorded(self, name: str, path: Path) -> Finding:
+    def _unrecorded(self, name: str, path: Path) -> Checked:
         if HASHES in self.summary and name != "config.yaml":
-            return Finding(name, "changed", "added: the finished run has no such file")
+            return Checked(name, "changed", "added: the finished run has no such file")
         lines = scan(path) if path.suffix == ".jsonl" else ()
         bad = [line.number for line in lines if line.row is None and not line.torn]
         if bad:
-            return Finding(name, "changed", f"line {bad[0]} is no JSON object")
-        return Finding(name, "unrecorded", "no hash recorded")
+            return Checked(name, "changed", f"line {bad[0]} is no JSON object")
+        return Checked(name, "unrecorded", "no hash recorded")
 
-    def _model(self) -> Iterator[Finding]:
+    def _model(self) -> Iterator[Checked]:
         """The model of a finished run without hashes, and settings that are gone."""
         if "config.yaml" not in self.files and "config.yaml" not in self.records:
-            yield Finding("config.yaml", "missing", "not there")
+            yield Checked("config.yaml", "missing", "not there")
         trained = self.summary.get("finished") and HASHES not in self.summary
         if trained and (self.folder / "checkpoints").exists():
             gone = missing_files(self.folder, self.summary)
             for name in gone:
-                yield Finding(name, "missing", "not there")
+                yield Checked(name, "missing", "not there")
             if not gone:
-                yield Finding(FINAL, "unrecorded", "no hash recorded")
+                yield Checked(FINAL, "unrecorded", "no hash recorded")
 
-    def _lost(self) -> Iterator[Finding]:
+    def _lost(self) -> Iterator[Checked]:
         """What the run itself has noticed to be lost."""
         metrics = self.files.get("metrics.jsonl")
         for line in scan(metrics) if metrics else ():
             if line.row is not None and line.row.get("notice") == LOST:
                 text = f"noticed after update {line.row.get('step')}: {line.row.get('text')}"
-                yield Finding("rows", "missing", text)
+                yield Checked("rows", "missing", text)

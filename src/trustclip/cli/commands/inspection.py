@@ -98,11 +98,11 @@ def verify(options: Verify) -> int:
     found = verify_run(options.run)
     if options.json:
         head = {"run": str(options.run), "whole": found.whole, "finished": found.finished}
-        say(json.dumps({**head, "files": [vars(finding) for finding in found.findings]}, indent=1))
+        say(json.dumps({**head, "files": [vars(entry) for entry in found.checked]}, indent=1))
     else:
-        width = max(len(finding.name) for finding in found.findings)
-        for finding in found.findings:
-            say(f"{finding.state:<10}  {finding.name:<{width}}  {finding.text}".rstrip())
+        width = max(len(entry.name) for entry in found.checked)
+        for entry in found.checked:
+            say(f"{entry.state:<10}  {entry.name:<{width}}  {entry.text}".rstrip())
         state = "finished" if found.finished else "not finished"
         say(f"{options.run} ({state}) is {found.conclusion}")
     return 0 if found.whole else 1

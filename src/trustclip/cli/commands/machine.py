@@ -11,7 +11,7 @@ from trustclip.support.terminal import say
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method
     from trustclip.constraints.sampler import Pairs
-    from trustclip.engines.findings import Finding
+    from trustclip.engines.remarks import Remark
     from trustclip.engines.schedule import Schedule
 
 
@@ -139,13 +139,13 @@ def _can_act(name: str, schedule: "Schedule") -> str:
 
 
 def _verl(arguments: Sequence[str]) -> int:
-    """Print the findings about a configuration of verl; 1 if any is an error."""
-    from trustclip.engines.verl.checks import findings, installed
+    """Print the remarks about a configuration of verl; 1 if any is an error."""
+    from trustclip.engines.verl.checks import installed, remarks
     from trustclip.engines.verl.config import load
     from trustclip.support.jsonl import bounded_yaml
 
     config = load(arguments, bounded_yaml)
-    return _report(list(findings(config, installed())))
+    return _report(list(remarks(config, installed())))
 
 
 @dataclasses.dataclass
@@ -173,11 +173,11 @@ def _distributed(arguments: Sequence[str]) -> int:
     import os
     from pathlib import Path
 
-    from trustclip.engines.findings import Finding
     from trustclip.engines.limits import check
+    from trustclip.engines.remarks import Remark
     from trustclip.recipes.checks import absent, schedule_of
     from trustclip.recipes.files import load_recipe
-    from trustclip.recipes.preflight.ranks import Load, described, findings, found
+    from trustclip.recipes.preflight.ranks import Load, described, found, remarks
     from trustclip.settings.stages import RLStage
 
     if arguments and not arguments[0].startswith("-"):
@@ -201,8 +201,8 @@ def _distributed(arguments: Sequence[str]) -> int:
         return 0  # the first rank reports for all
     for label, text in described(world, load):
         say(f"{label:<14}{text}")
-    lacking = (Finding("error", text) for text in absent(stage))
-    return _report([*findings(world, load), *lacking])
+    lacking = (Remark("error", text) for text in absent(stage))
+    return _report([*remarks(world, load), *lacking])
 
 
 def _sampler(arguments: Sequence[str]) -> int:
@@ -321,8 +321,8 @@ def _judged(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> 
     return 0 if verdict.harmless else 1
 
 
-def _report(found: "Sequence[Finding]") -> int:
-    """Print findings; 1 if any is an error."""
+def _report(found: "Sequence[Remark]") -> int:
+    """Print remarks; 1 if any is an error."""
     for finding in found:
         say(f"{finding.level + ':':<7}{finding.text}")
     errors = sum(finding.level == "error" for finding in found)

@@ -8,8 +8,8 @@ from importlib import metadata
 from typing import Any
 
 from trustclip.constraints.base import Method, Trait
-from trustclip.engines.findings import Finding
 from trustclip.engines.limits import ENGINES, refusal
+from trustclip.engines.remarks import Remark
 from trustclip.engines.verl.limits import (
     CORRECTION,
     DECISIVE,
@@ -65,8 +65,8 @@ _KEYS = {
 }
 
 
-def _error(text: str) -> Finding:
-    return Finding("error", text)
+def _error(text: str) -> Remark:
+    return Remark("error", text)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def read(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
     return value
 
 
-def findings(config: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
+def remarks(config: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
     """Errors and notes about a configuration of ``verl.trainer.main_ppo``.
 
     Args:
@@ -122,7 +122,7 @@ def findings(config: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
 
     Example:
       >>> config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "trustclip_art"}}}}
-      >>> for found in findings(config, Installed("0.9.1")):
+      >>> for found in remarks(config, Installed("0.9.1")):
       ...     print(found.level, found.text[:61])
       error unknown loss_mode 'trustclip_art'; did you mean 'trustclip_at
     """
@@ -137,7 +137,7 @@ def findings(config: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
         shadows(settings)
         if mode == WATCH:
             watched = check_watched(settings, verl.loss_modes)
-            yield Finding("note", f"loss_mode={mode!r} trains with {watched!r} and reports on it.")
+            yield Remark("note", f"loss_mode={mode!r} trains with {watched!r} and reports on it.")
         else:
             chosen = constraint(settings)
     except ValueError as error:
@@ -154,16 +154,16 @@ def findings(config: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
     yield from _scale(config)
 
 
-def _environment(verl: Installed) -> Iterator[Finding]:
+def _environment(verl: Installed) -> Iterator[Remark]:
     if verl.version is None:
-        yield Finding("note", "verl is not installed here: its own registry was not checked.")
+        yield Remark("note", "verl is not installed here: its own registry was not checked.")
         return
     release = tuple(int(part) for part in verl.version.split(".")[:2])
     if not RELEASES[0] <= release < RELEASES[1]:
-        yield Finding("note", f"verl {verl.version} is untested; known to work: 0.9.")
+        yield Remark("note", f"verl {verl.version} is untested; known to work: 0.9.")
 
 
-def _foreign(mode: object, settings: Mapping[str, Any], verl: Installed) -> Iterator[Finding]:
+def _foreign(mode: object, settings: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
     """Errors for a loss mode that is not trustclip's."""
     near = nearest(mode, LOSS_MODES)
     if mode not in verl.loss_modes:
@@ -179,7 +179,7 @@ def _foreign(mode: object, settings: Mapping[str, Any], verl: Installed) -> Iter
 
 def _reached(
     config: Mapping[str, Any], settings: Mapping[str, Any], verl: Installed
-) -> Iterator[Finding]:
+) -> Iterator[Remark]:
     """Errors if verl's processes would not import trustclip or not accept its settings."""
     targeted = settings.get("_target_") == TARGET
     library = str(read(config, "actor_rollout_ref.model.external_lib") or "")
@@ -199,7 +199,7 @@ def _reached(
             yield _error(unknown(f"key of {POLICY_LOSS}", key, _KEYS))
 
 
-def _replaced(config: Mapping[str, Any]) -> Iterator[Finding]:
+def _replaced(config: Mapping[str, Any]) -> Iterator[Remark]:
     """Findings about bypass mode, in which some of verl's trainers replace the policy loss."""
     if not read(config, BYPASS, False):
         return
@@ -208,7 +208,7 @@ def _replaced(config: Mapping[str, Any]) -> Iterator[Finding]:
     elif "async_training" in config or "n_gpus_per_node" in read(config, "rollout", {}):
         trainer = "the experimental asynchronous trainer"
     else:
-        yield Finding(
+        yield Remark(
             "note",
             f"{BYPASS}=True: the ratio is measured against the policy that sampled, not against "
             "the one the update started from, and verl's rollout_is and rollout_rs do not act.",
@@ -220,7 +220,7 @@ def _replaced(config: Mapping[str, Any]) -> Iterator[Finding]:
     )
 
 
-def _turns(config: Mapping[str, Any], chosen: Method) -> Iterator[Finding]:
+def _turns(config: Mapping[str, Any], chosen: Method) -> Iterator[Remark]:
     """An error where verl drops single tokens, so that a gap in the mask is no end of a turn."""
     masks = str(read(config, f"{CORRECTION}.rollout_rs") or "")
     if "token" in masks and not read(config, BYPASS, False):
@@ -231,7 +231,7 @@ def _turns(config: Mapping[str, Any], chosen: Method) -> Iterator[Finding]:
 
 def _sampler(
     config: Mapping[str, Any], settings: Mapping[str, Any], chosen: Method
-) -> Iterator[Finding]:
+) -> Iterator[Remark]:
     """Findings about where a method's log-probabilities of the sampler come from."""
     if "logp_rollout" not in chosen.requires:
         return
@@ -245,14 +245,14 @@ def _sampler(
     if not read(config, CALCULATE, True):
         yield _error(f"{CALCULATE}=False: {chosen.name!r} needs what it computes; set it to True.")
     if not made.get("bypass_mode"):
-        yield Finding(
+        yield Remark(
             "note",
             f"{CORRECTION}.rollout_is: the weights give {chosen.name!r} the log-probabilities of "
             "the sampler and weigh no token; what corrects is the method.",
         )
 
 
-def _unread(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Finding]:
+def _unread(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Remark]:
     """Errors for changed settings that only verl's own losses read."""
     for path, default in _UNREAD.items():
         value = read(config, path, default)
@@ -264,7 +264,7 @@ def _unread(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[
             )
 
 
-def _inert(config: Mapping[str, Any], chosen: Method) -> Iterator[Finding]:
+def _inert(config: Mapping[str, Any], chosen: Method) -> Iterator[Remark]:
     """An error for a schedule that trains on every token at ratio 1; else a note."""
     sizes = [
         read(config, path)
@@ -279,7 +279,7 @@ def _inert(config: Mapping[str, Any], chosen: Method) -> Iterator[Finding]:
         f"{updates} update{'s' if updates > 1 else ''} per generation"
     )
     if updates > 1 or Trait.ACTS_ON_POLICY in chosen.traits:
-        yield Finding("note", f"{text}; {chosen.name!r} can act.")
+        yield Remark("note", f"{text}; {chosen.name!r} can act.")
     else:
         yield _error(
             f"the constraint {chosen.name!r} would be inert: {text}, so every token is trained on "
@@ -288,7 +288,7 @@ def _inert(config: Mapping[str, Any], chosen: Method) -> Iterator[Finding]:
         )
 
 
-def _scale(config: Mapping[str, Any]) -> Iterator[Finding]:
+def _scale(config: Mapping[str, Any]) -> Iterator[Remark]:
     mode = read(config, f"{ACTOR}.loss_agg_mode")
     if mode == "seq-mean-token-sum-norm" and read(config, f"{ACTOR}.loss_scale_factor") is None:
         yield _error(

@@ -60,19 +60,16 @@ def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
     if name in BUILT_IN:
         model, tokenizer = tiny_model(**BUILT_IN[name])
         return model.config, tokenizer
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
-    from trustclip.recipes.models import base_of, check_tokenizer
-    from trustclip.tasks.prompts import set_chat_template
+    from trustclip.recipes.models import base_of, check_tokenizer, load_tokenizer
 
-    base = base_of(name)
     try:
-        config = AutoConfig.from_pretrained(base, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(base_of(name), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot read the model {name!r}: {error!r}") from error
+    tokenizer = load_tokenizer(name, style)
     check_tokenizer(tokenizer, config, name)
-    set_chat_template(tokenizer, style)
     return config, tokenizer
 
 

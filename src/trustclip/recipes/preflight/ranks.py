@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trustclip.constraints.base import Method, Trait
-from trustclip.engines.findings import Finding
+from trustclip.engines.remarks import Remark
 from trustclip.engines.schedule import Schedule
 
 #: Environment variables by which Accelerate records the requested model wrapper.
@@ -195,12 +195,12 @@ def _head(world: World) -> str:
     return "trustclip's" if world.on_cpu else "TRL's kernels (set head='trustclip' for trustclip's)"
 
 
-def findings(world: World, load: Load) -> Iterator[Finding]:
+def remarks(world: World, load: Load) -> Iterator[Remark]:
     """Settings that would fail or be ignored; every sentence names the remedy."""
     for text in (*_wrong_world(world), *_wrong_load(world, load)):
-        yield Finding("error", text)
+        yield Remark("error", text)
     if load.method.requires and world.wrapper.startswith("FSDP"):
-        yield Finding(
+        yield Remark(
             "note",
             f"{load.method.name!r} reads the model's head, which FSDP shards; gathering it has not "
             "been tested on GPUs: compare a few updates with DDP first.",

@@ -22,7 +22,7 @@ from trustclip.support.text import title_of
 
 #: Panels of Figure 2: metrics key, title, axis, factor.
 TRAINING = (
-    ("reward", "Return", "reward", 1.0),
+    ("reward", "Reward", "mean per completion", 1.0),
     ("entropy", "Entropy", "nats per token", 1.0),
     ("completions/mean_length", "Completion length", "tokens", 1.0),
 )

@@ -5,7 +5,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """One sentence about a configuration.
 
     Args:

@@ -1,4 +1,4 @@
-"""The mismatch experiment: its tables are those of the committed runs, and the docs quote them."""
+"""The mismatch experiment: its tables are those of the committed runs, and the folder's README quotes them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from trustclip_lab.stack.results import number, read
 from trustclip_lab.stack.warning import Watched, alarm, auc, auc_interval
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "mismatch-tiny"
-DOC = Path(__file__).parents[2] / "docs" / "sampler.md"
+DOC = FOLDER / "README.md"
 TASK = "needle"
 
 
@@ -60,7 +60,7 @@ def test_what_a_corrected_method_does_with_an_exact_sampler_is_its_inner_one(run
             assert value == end[f"clip-{variant}", sampler, rate]
 
 
-def test_the_docs_quote_the_tables():
+def test_the_readme_quotes_the_tables():
     tables = {}
     for part in (FOLDER / f"tables-{TASK}.md").read_text().split("\n## ")[1:]:
         rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line[:2] == "| "]

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from trustclip.stats import Contrast, RunSummary, contrasts
+from trustclip.stats import RunSummary
+from trustclip.stats.equivalence import Contrast, contrasts
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import load, run_lab
 from trustclip_lab.stack.results import read, written

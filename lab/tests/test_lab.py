@@ -8,12 +8,13 @@ from rich.console import Console
 import trustclip as tc
 from trustclip.cli.main import main
 from trustclip.constraints.aggregation import aggregate
+from trustclip.constraints.candidates import Candidates
 from trustclip.engines.limits import refusal
 from trustclip.engines.rounding import converted
 from trustclip.engines.sampler import Sampler
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import LabSettings, cells, load, run_lab, train
-from trustclip_lab.stack.constrained import SUPPLY, Constrained, batch_of
+from trustclip_lab.stack.constrained import SUPPLY, Constrained, batches_of
 from trustclip_lab.stack.policies import POLICIES, sample
 from trustclip_lab.stack.results import Curve, read
 from trustclip_lab.stack.streams import Stream
@@ -33,16 +34,18 @@ TRAINED = [name for name in tc.methods() if refusal(tc.method(name), SUPPLY) is 
 
 ADAPTIVE = {"name": "atr", "delta": {"controller": "target_gate", "share": 0.02}}
 #: A method for each way that one seed could reach another: none, its sequence, its group, random
-#: numbers, statistics of an update, statistics of a generation, a threshold that adapts.
-KINDS = ["atr", "gspo", "vespo", "kl_cov", "trpo", "m2po", "clip_cov", ADAPTIVE]
+#: numbers, statistics of an update or a generation, a threshold that adapts, candidates.
+KINDS = ["atr", "gspo", "vespo", "kl_cov", "trpo", "m2po", "clip_cov", ADAPTIVE, "centered"]
 
 
 @pytest.mark.parametrize("method", KINDS, ids=str)
 def test_a_seed_does_not_depend_on_its_neighbours(method):
-    settings = _brief(method=method, learning_rate=1e-2, sampler={"dtype": "int4", "lag": 1})
+    sampler = {"dtype": "int4", "lag": 1}
+    settings = _brief(method=method, learning_rate=1e-2, sampler=sampler, drift=True)
     three, alone = train(settings, [3, 8, 5]), train(settings, [8])
     assert torch.equal(three.scores[:, 1:2], alone.scores)
-    assert [rows[1] for rows in three.rows] == [rows[0] for rows in alone.rows]
+    for rows, own in zip(three.rows, alone.rows, strict=True):
+        assert rows[1] == pytest.approx(own[0], rel=0, abs=0, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +72,24 @@ def test_the_gradient_of_a_stack_is_the_librarys_of_each_seed(name):
     }  # fmt: skip
     positive = {"entropy", "entropy_old", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"}
     fields |= {n: 0.1 * torch.rand(shape, generator=g) for n in sorted(positive)}
+    three = (torch.randn(24, 5, 6, generator=g).log_softmax(-1) for _ in range(3))
+    fields["candidates"] = Candidates(*three)
     stacked, _ = Constrained(tc.method(name), 3).coefficient(fields)
-    for s in range(3):
-        own = batch_of({key: value[s : s + 1] for key, value in fields.items()})
+    for s, own in enumerate(batches_of(fields)):
         assert torch.equal(stacked[s], tc.coefficient(name, own))
+
+
+def test_centering_takes_a_drift_away_and_nothing_where_there_is_none():
+    brief = {"task": "needle", "sft_steps": 60, "prompts": 16, "depth": 1, "learning_rate": 1e-2}
+    centered = {"name": "centered", "inner": {"name": "reinforce"}}
+    for sampler, same in (({}, True), ({"dtype": "int4"}, False)):
+        plain, without = (
+            train(_brief(**brief, method=m, sampler=sampler), [0, 1]).rows[0]
+            for m in ("reinforce", centered)
+        )
+        k3 = [[row["k3"] for row in rows] for rows in (plain, without)]
+        assert min(k3[0]) > 1e-4
+        assert np.allclose(*k3, rtol=1e-3) == same
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -267,10 +284,9 @@ def test_pairs_are_by_seed():
     assert found.value == pytest.approx(0.05) and found.high - found.low < 1e-9
 
 
-@pytest.mark.parametrize("name", ["mismatch"])
-def test_the_recipes_are_valid(name):
-    file = LAB / f"{name}.yaml"
-    assert len(cells(load(file, {}))) == 36 * 3 * 6
+@pytest.mark.parametrize(("name", "many"), [("mismatch", 36 * 3 * 6), ("centering", 10 * 2 * 3)])
+def test_the_recipes_are_valid(name, many):
+    assert len(cells(load(LAB / f"{name}.yaml", {}))) == many
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.diagnostics import Window
 from trustclip.constraints.loss import gradient
 from trustclip.engines.limits import Supply
@@ -22,24 +23,34 @@ from trustclip.engines.limits import Supply
 SUPPLY = Supply(
     "the lab",
     frozenset({"entropy", "entropy_old", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"})
-    | {"logp_rollout", "groups", "keys", "lag"},
+    | {"logp_rollout", "groups", "keys", "lag", "candidates"},
     whole_loop=True,
 )
 
-#: Fields of a `TokenBatch`, each with the seeds first. Shape [seeds, n, time].
-Fields = Mapping[str, Tensor]
+#: Fields of a `TokenBatch`, each with the seeds first, [seeds, n, time]; ``candidates`` are those
+#: of all seeds in one, [seeds * n, time, vocabulary].
+Fields = Mapping[str, Any]
 
 
 def batch_of(fields: Fields, statistics: Mapping[str, Tensor] | None = None) -> TokenBatch:
     """The answers of all seeds as one batch. Every field [seeds * n, time]."""
-    flat: dict[str, Any] = {name: value.flatten(0, 1) for name, value in fields.items()}
+    flat: dict[str, Any] = {
+        name: value.flatten(0, 1) if isinstance(value, Tensor) else value
+        for name, value in fields.items()
+    }
     return TokenBatch(**flat, statistics=statistics)
 
 
 def batches_of(fields: Fields) -> list[TokenBatch]:
     """A batch for each seed. Every field [n, time]."""
-    seeds = len(fields["logp"])
-    return [batch_of({k: v[s : s + 1] for k, v in fields.items()}) for s in range(seeds)]
+    seeds, n = fields["logp"].shape[:2]
+
+    def of(value: Tensor | Candidates, s: int) -> Tensor | Candidates:
+        if isinstance(value, Candidates):
+            return value.map(lambda x: x[s * n : (s + 1) * n])
+        return value[s : s + 1]
+
+    return [batch_of({k: of(v, s) for k, v in fields.items()}) for s in range(seeds)]
 
 
 class Constrained:
@@ -71,6 +82,18 @@ class Constrained:
         if self.methods[0].statistics_over == "generation":
             found = zip(self.methods, batches_of(fields()), strict=True)
             self._statistics = [method.statistics(batch) for method, batch in found]
+
+    def objective(self, fields: Fields) -> Tensor:
+        """Values whose gradient is the method's, through ``logp`` and ``candidates``.
+
+        Returns:
+          Shape [seeds, n, time].
+        """
+        if Trait.MOVES_CANDIDATES in self.methods[0].traits:
+            found = self.methods[0].surrogate(batch_of(fields)).objective
+            return found.view(fields["logp"].shape)
+        c, _ = self.coefficient({**fields, "logp": fields["logp"].detach()})
+        return c * fields["logp"]
 
     def coefficient(self, fields: Fields) -> tuple[Tensor, Tensor]:
         """`trustclip.coefficient` of each token, and which keep their gradient.

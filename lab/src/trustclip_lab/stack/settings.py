@@ -79,6 +79,8 @@ class LabSettings:
     """Answers to each held-out prompt at the end, for Pass@K; 0 leaves it out."""
     distances: bool = True
     """Measure how far sampler, old and trained policy are from one another (`sampler/...`)."""
+    drift: bool = False
+    """Measure the drift of the method over the whole vocabulary (`drift/...`)."""
     collapse: Positive = 0.1
     """A run has collapsed if its score ends this far below its best (means of 3 evaluations)."""
     tail: Annotated[int, Field(ge=1)] = 3

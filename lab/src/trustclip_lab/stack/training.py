@@ -14,6 +14,8 @@ from torch import Tensor
 from trustclip.constraints import advantages as advantage_rules
 from trustclip.constraints import divergences
 from trustclip.constraints.aggregation import aggregate
+from trustclip.constraints.candidates import Candidates
+from trustclip.constraints.drift import drift_metrics
 from trustclip.constraints.sampler import sampler_metrics, summary
 from trustclip.engines.rounding import converted
 from trustclip.engines.sampler import Sampler
@@ -144,12 +146,14 @@ class Generation:
       seen: by the policy. Shape [seeds, n, time, inputs].
       tokens: sampled. Shape [seeds, n, time].
       every_old: log-probabilities of the old policy. Shape [seeds, n, time, vocabulary].
+      every_rollout: those of the policy that sampled; None where nothing asks for candidates.
       fields: of a `TokenBatch` but for ``logp``. Each [seeds, n, time].
     """
 
     seen: Tensor
     tokens: Tensor
     every_old: Tensor
+    every_rollout: Tensor | None
     fields: dict[str, Tensor]
 
     def part(self, index: Tensor) -> "Generation":
@@ -159,18 +163,23 @@ class Generation:
             return x[torch.arange(len(x), device=x.device)[:, None], index]
 
         fields = {name: taken(value) for name, value in self.fields.items()}
-        return Generation(taken(self.seen), taken(self.tokens), taken(self.every_old), fields)
+        rollout = None if self.every_rollout is None else taken(self.every_rollout)
+        every_old = taken(self.every_old)
+        return Generation(taken(self.seen), taken(self.tokens), every_old, rollout, fields)
 
     def under(
         self, policy: Policy, weights: Sequence[Tensor], required: Sequence[str]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    ) -> tuple[Fields, Tensor]:
         """Fields of a batch under weights, with those of the whole vocabulary that are required,
         and the log-probabilities of the whole vocabulary."""
         logp, every = scored(policy, weights, self.seen, self.tokens)
         now = every.detach()
-        exact = {
+        exact: dict[str, Any] = {
             name: PER_STATE[name](now, self.every_old) for name in required if name in PER_STATE
         }
+        if self.every_rollout is not None:
+            three = (every, self.every_old, self.every_rollout)
+            exact["candidates"] = Candidates(*(x.flatten(0, 1) for x in three))
         return {**self.fields, "logp": logp, **exact}, now
 
 
@@ -243,8 +252,7 @@ class _Training:
         order = torch.cat([self._stream.order(n) for _ in range(s.passes)], dim=1)
         for index in order.split(self._size, dim=1):
             fields, _ = generation.part(index).under(policy, self.step.weights, required)
-            c, _ = self.constrained.coefficient({k: v.detach() for k, v in fields.items()})
-            self.step.down(self._aggregate(-c * fields["logp"]))
+            self.step.down(self._aggregate(-self.constrained.objective(fields)))
             self.constrained.finish()
         with torch.no_grad():
             fields, every = generation.under(policy, self.step.detached, required)
@@ -265,6 +273,8 @@ class _Training:
         advantages = _advantages(s, torch.where(inverted, 1 - rewards, rewards))
         seen = world.policy.seen(features, tokens)
         logp_old, every_old = scored(world.policy, self.step.detached, seen, tokens)
+        candidates = s.drift or "candidates" in s.method.requires
+        every_rollout = scored(world.policy, sampler, seen, tokens)[1] if candidates else None
         fields = {
             "logp_old": logp_old,
             "logp_rollout": logp_rollout,
@@ -272,7 +282,7 @@ class _Training:
             "mask": torch.ones_like(tokens, dtype=torch.bool),
         }
         numbers = self._numbers(tokens, number, update - version)
-        return Generation(seen, tokens, every_old, {**fields, **numbers})
+        return Generation(seen, tokens, every_old, every_rollout, {**fields, **numbers})
 
     def _numbers(self, tokens: Tensor, number: int, lag: int) -> dict[str, Tensor]:
         """Integer fields: groups, keys that no other token of the seed has, and lag."""
@@ -316,11 +326,12 @@ def measured(
 
     ``entropy`` and ``k3`` are means over tokens, nats; ``gated`` is the share of tokens without
     gradient; ``sampler/...`` are `trustclip.constraints.sampler.sampler_metrics` of the whole
-    generation, with the effective sample sizes made from them.
+    generation, with the effective sample sizes made from them; ``drift/...`` are those of
+    `trustclip.constraints.drift.drift_metrics`.
 
     Args:
       constrained: the method.
-      fields: of the generation.
+      fields: of the generation; with candidates the drift is measured.
       every: log-probabilities of the vocabulary. Shape [seeds, n, time, vocabulary].
       distances: whether ``sampler/...`` are among them.
     """
@@ -332,10 +343,10 @@ def measured(
     }
     columns = {name: value.tolist() for name, value in own.items()}
     rows = [{name: value[s] for name, value in columns.items()} for s in range(len(kept))]
-    if not distances:
-        return rows
     without_lag = {name: value for name, value in fields.items() if name != "lag"}
-    for row, batch in zip(rows, batches_of(without_lag), strict=True):
-        pairs = sampler_metrics(batch)
+    each = batches_of(without_lag) if distances or "candidates" in fields else []
+    for row, batch, method in zip(rows, each, constrained.methods, strict=False):
+        pairs = sampler_metrics(batch) if distances else {}
         row |= summary({name: (x / n).item() for name, (x, n) in pairs.items()}, None)
+        row |= {name: (x / n).item() for name, (x, n) in drift_metrics(batch, method).items()}
     return rows

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import compared
 import numpy as np
 import pytest
 import yaml
@@ -226,7 +227,7 @@ def test_comparisons_are_those_of_the_statistics(suite):
     }  # fmt: skip
     strata = ["amc23"] * 20 + ["aime24"] * 10
     for kind, k in (("mean", None), ("pass", 4)):
-        expected = {row.name: row for row in stats.compare(nested, strata, k=k, same_seeds=True)}
+        expected = {row.name: row for row in compared.compare(nested, strata, k=k, same_seeds=True)}
         for c in compare(groups, kind):
             theirs = expected[c.group.label]
             assert c.difference == theirs.difference and c.metric == f"{kind}@4" and c.seeds == 2

@@ -96,14 +96,7 @@ def score(
 ) -> Scores:
     """`selected_logprobs`, and from the same pass the statistics that `bregman_kl` needs.
 
-    Args:
-      hidden: as there; so are ``weight``, ``ids``, ``bias``, ``temperature``, ``entropy``.
-      weight: as there.
-      ids: as there.
-      bias: as there.
-      temperature: as there.
-      entropy: as there.
-      mean: make `Scores.mean` also where no gradient needs it, at one product.
+    Arguments as there; with ``mean`` also `Scores.mean` where no gradient needs it, at one product.
 
     Returns:
       `Scores`; rows skipped by a negative id are 0.

@@ -1,6 +1,6 @@
 """The contents of a report: groups, tables, figures and findings of run directories."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -30,17 +30,6 @@ class Section:
     title: str
     figures: list[Figure]
     tables: Sequence[Table] = ()
-
-
-@dataclass(frozen=True)
-class Contents:
-    """A page that is not about run directories."""
-
-    headline: str
-    subject: str
-    findings: Sequence[Finding]
-    sections: Sequence[Section]
-    series: Mapping[str, int]
 
 
 @dataclass(frozen=True)

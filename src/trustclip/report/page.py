@@ -17,7 +17,7 @@ from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, rendered, script_hash
 from trustclip.report.microscope import SCRIPTS, microscope_page, tokens_data
 from trustclip.runs.reader import Run
-from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
+from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, viewed
 from trustclip.support.jsonl import write_text
 from trustclip.support.secrets import redacted, redacted_argv
 from trustclip.support.text import duration, percent, title_of
@@ -171,7 +171,7 @@ def _name(group: Group, run: Run) -> str:
 
 def _samples(report: Report) -> dict[str, Any]:
     """The completions in the viewer, and the number of all."""
-    problems = Problems()
+    problems: dict[str, int] = {}
     pairs = [(group, run) for group in report.groups for run in group.runs]
     share = MAX_CHARACTERS // max(len(pairs), 1)
     runs = [
@@ -185,6 +185,6 @@ def _samples(report: Report) -> dict[str, Any]:
     ]
     return {
         "columns": COLUMNS,
-        "problems": problems.texts,
+        "problems": list(problems),
         "runs": [run for run in runs if run["total"]],
     }

@@ -93,6 +93,7 @@ def required(
       seeds are nan if each model has one; all are inf if the gap is 0.
 
     Example:
+      >>> import numpy as np
       >>> a = Tally(np.tile([2, 5, 1, 7], 8)[None], np.full((1, 32), 8))
       >>> b = Tally(np.tile([1, 5, 1, 6], 8)[None], np.full((1, 32), 8))
       >>> found = required(a, b, gap=0.05)

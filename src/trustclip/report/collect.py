@@ -15,7 +15,7 @@ from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.learning import table_of
-from trustclip.report.reference import TITLES
+from trustclip.report.reference import TITLES, published
 from trustclip.report.tables import Table
 from trustclip.runs.reader import read_runs
 
@@ -142,7 +142,7 @@ def collect(
             Section("sampler", "Sampler", policies, _some(sampler.worst_table(groups))),
             Section("shadows", "Shadows", [], shadows.tables(groups)),
         ],
-        paper=[] if beside else results.printed_tables(),
+        paper=[] if beside else published().tables(),
     )
 
 

@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.stats import Difference
 from trustclip.stats.confidence import RunSummary
-from trustclip.stats.equivalence import Contrast, contrasts
-from trustclip.stats.planning import Spread, gap_for
-from trustclip.support.text import filled, markdown_table, percent
+from trustclip.stats.planning import Spread
+from trustclip.support.text import markdown_table, percent
+from trustclip_lab.pages import filled
+from trustclip_lab.stats.equivalence import Contrast, contrasts
+from trustclip_lab.stats.planning import gap_for
 
 ROOT = Path(__file__).parents[1]
 FOLDER, PAGE = ROOT / "benchmarks/smollm2", ROOT / "docs/smollm2.md"

@@ -25,14 +25,16 @@ from trustclip.cli.options import documented
 from trustclip.cli.registry import distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
-from trustclip.report.atlas import atlas_page, every_gate
-from trustclip.report.page import sections_page, token_page
+from trustclip.report.draw.figures import every_gate
+from trustclip.report.page import token_page
 from trustclip.report.rosetta import spelled
 from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.support.text import markdown_table
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.page import contents
 from trustclip_lab.arena.run import TABLE
+from trustclip_lab.pages import sections_page
+from trustclip_lab.pages.atlas import atlas_page
 
 #: Methods on the first page: a clip, one with a ceiling, one that bends, one that never cuts.
 FAMILIES = "atr, dual_clip, soft_gate, cispo"

@@ -9,7 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from trustclip.report.mathml import mathml
+from trustclip_lab.pages.mathml import mathml
 
 LOG = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ import numpy as np
 from coverage import Row, inside, print_row, print_summary, rates
 
 from trustclip.stats import RunSummary, holm
-from trustclip.stats.equivalence import contrasts, equivalence_p, paired_runs
 from trustclip.stats.scores import Floats
 from trustclip_lab.arena.analysis import answers
 from trustclip_lab.arena.choice import cell_scores, chosen, tuned
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.stats.aggregates import improvement, interquartile_interval, interquartile_mean
+from trustclip_lab.stats.equivalence import contrasts, equivalence_p, paired_runs
 from trustclip_lab.stats.rates import paired_rates
 
 Rng = np.random.Generator

@@ -18,7 +18,6 @@ from arena_parts import FIRST
 
 from trustclip.report.tables import Table, TableRow
 from trustclip.stats import Difference, RunSummary
-from trustclip.stats.equivalence import paired_runs
 from trustclip_lab.arena import plan
 from trustclip_lab.arena.analysis import Question, Runs
 from trustclip_lab.arena.entry import Entry, read_entry
@@ -29,6 +28,7 @@ from trustclip_lab.arena.settings import MAIN
 from trustclip_lab.arena.table import COLUMNS, parsed, read_runs, write_runs
 from trustclip_lab.arena.tables import signed
 from trustclip_lab.stack.results import read
+from trustclip_lab.stats.equivalence import paired_runs
 
 ROOT = Path(__file__).parent
 ARENA, CROSSED = ROOT / "arena", ROOT / "arena-crossed"

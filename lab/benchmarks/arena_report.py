@@ -16,17 +16,17 @@ import arena_trl
 from arena_crossed import Crossed, student
 from arena_parts import Parts, counted, seeds, verdict
 
-from trustclip.report.collect import Contents
 from trustclip.report.draw.figures import save
 from trustclip.report.tables import Table, markdown
 from trustclip.stats import Difference
-from trustclip.stats.equivalence import paired_runs
-from trustclip.support.text import filled, percent
+from trustclip.support.text import percent
 from trustclip_lab.arena.analysis import Answer, Question, Runs, answers, differences
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.page import contents, tables_text, write_figures, write_page
 from trustclip_lab.arena.tables import chance, in_words, signed
 from trustclip_lab.arena.tuning import width_effects
+from trustclip_lab.pages import Contents, filled
+from trustclip_lab.stats.equivalence import paired_runs
 
 ROOT = Path(__file__).parents[2]
 FOLDER, PAGE, PAPER = (

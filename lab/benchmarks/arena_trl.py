@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.reader import Run, find, read_run
 from trustclip.stats import Difference, RunSummary
-from trustclip.stats.equivalence import paired_runs
 from trustclip.stats.scores import Floats
 from trustclip.support.text import bracket, percent
 from trustclip_lab.arena.analysis import (
@@ -36,6 +35,7 @@ from trustclip_lab.arena.analysis import (
 from trustclip_lab.arena.table import COLUMNS, read_runs, write_runs
 from trustclip_lab.arena.tables import contrast_table
 from trustclip_lab.stats.aggregates import crossed_interval
+from trustclip_lab.stats.equivalence import paired_runs
 
 #: Margin of equivalence, and the fall from the best generation that counts as a collapse.
 MARGIN, FALL = 0.03, 0.10

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from pyarrow import Table, parquet
 
-from trustclip.support.text import filled, markdown_table
+from trustclip.support.text import markdown_table
 from trustclip_lab.control import PRESETS
 from trustclip_lab.control.suite import COLUMNS, cells, lines, middles, rows
+from trustclip_lab.pages import filled
 
 ROOT = Path(__file__).parents[2]
 RUNS, PAGE = ROOT / "lab/benchmarks/control/runs.parquet", ROOT / "docs/lab/control.md"

@@ -24,7 +24,8 @@ from trustclip.findings.learning import Learning, Number, learning, time_of
 from trustclip.runs.reader import read_runs
 from trustclip.runs.run import Run
 from trustclip.suite.table import markdown, remade
-from trustclip.support.text import bracket, filled, percent
+from trustclip.support.text import bracket, percent
+from trustclip_lab.pages import filled
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "lab/benchmarks/table3-tiny"

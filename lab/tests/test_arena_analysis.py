@@ -5,7 +5,6 @@ import pytest
 from arena_tables import EFFECTS, table
 
 from trustclip.stats import RunSummary
-from trustclip.stats.equivalence import concluded, contrasts, equivalence_p, paired_runs
 from trustclip_lab.arena.analysis import Question, Runs, answers, averaged, differences, standings
 from trustclip_lab.arena.tuning import at_equal, curve, sensitivities, width_effects
 from trustclip_lab.stats.aggregates import (
@@ -14,6 +13,7 @@ from trustclip_lab.stats.aggregates import (
     interquartile_mean,
     profile,
 )
+from trustclip_lab.stats.equivalence import concluded, contrasts, equivalence_p, paired_runs
 from trustclip_lab.stats.rates import mcnemar, paired_rates
 
 # Eleven runs in three tasks; what rliable 1.2.0 makes of them stands in the tests.

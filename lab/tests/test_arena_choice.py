@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from arena_tables import row, table
 
-from trustclip.stats.equivalence import paired_runs
 from trustclip_lab.arena.analysis import Question, Runs, differences
 from trustclip_lab.arena.choice import choices, tuned
+from trustclip_lab.stats.equivalence import paired_runs
 
 QUESTION = Question("better than plain", "better", "plain")
 

@@ -138,3 +138,21 @@ def test_the_command_adopts(tmp_path, table, monkeypatch):
     made = session(GpuOptions(out=tmp_path / "out", stages="correctness", adopt=True))
     # On a machine without a GPU there is nothing to.
     assert made[-1].title == "The head's table" and "Nothing to adopt" in made[-1].notes[0]
+
+
+def test_another_architecture_stays_in_the_table():
+    first = json.loads(record.with_measurement({}, (8, 0), frozen=0.9, trained=0.8))
+    both = json.loads(record.with_measurement(first, (9, 0), frozen=0.5, trained=0.6))
+    assert both == first | {"9.0": {"frozen": 0.5, "trained": 0.6}}
+
+
+@pytest.mark.parametrize("wrong", [{}, {"frozen": 1.0}, {"frozen": 1, "trained": -1}])
+def test_no_measurement_without_its_ratios(wrong):
+    with pytest.raises(ValueError, match="must be a ratio above 0"):
+        record.with_measurement({}, (9, 0), **wrong)
+
+
+def test_the_committed_table_is_well_formed():
+    for capability, entry in json.loads(measured.FILE.read_text()).items():
+        major, minor = map(int, capability.split("."))
+        record.with_measurement({}, (major, minor), **entry)

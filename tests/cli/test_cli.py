@@ -159,18 +159,6 @@ def test_bad_input_gets_one_clear_error(args, words, tmp_path):
         assert word in said
 
 
-def test_the_atlas_says_at_once_what_it_does(tmp_path, monkeypatch, capsys):
-    from trustclip.cli.commands.constraints import atlas
-    from trustclip.report import atlas as made
-
-    def page():
-        assert capsys.readouterr().out.startswith("atlas: every method at every setting")
-        return "page"
-
-    monkeypatch.setattr(made, "atlas_page", page)
-    assert atlas(["-o", str(tmp_path / "atlas.html")]) == 0
-
-
 def test_a_method_of_the_users_own(tmp_path):
     import os
 

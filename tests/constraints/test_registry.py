@@ -101,11 +101,12 @@ def test_recipes_of_other_distributions_are_run_by_their_commands():
 
 
 def test_a_report_without_published_results_shows_the_runs_alone(tmp_path, monkeypatch):
+    from trustclip.report import collect as collecting
     from trustclip.report import results
     from trustclip.report.draw import budget
 
     none = reference.Reference()
-    for module in (results, budget):
+    for module in (collecting, results, budget):
         monkeypatch.setattr(module, "published", lambda: none)
     tasks = {"amc23": 83, "aime24": 30, "aime25": 30}
     spec = Spec({"name": "atr", "delta": 0.07}, k=8, steps=8, every=8, tasks=tasks)

@@ -101,7 +101,6 @@ _ARITHMETIC = {"entropy.py": {1.96}, "trends.py": {0.95, 1.4826, 1e-18}, "rows.p
                "conditions.py": {40}, "learning.py": {0.01}}  # fmt: skip
 #: Modules of the report that show no finding: drawings, and the digits of tables.
 _OTHERS = {
-    "atlas.py",
     "live.py",
     "microscope.py",
     "tokens.py",

@@ -13,7 +13,7 @@ from synthetic_runs import Spec, make_run
 from trustclip.findings.groups import group_runs
 from trustclip.report.planning import Planned, planned, print_power
 from trustclip.runs.reader import read_runs
-from trustclip.stats.planning import Spread, gap_for, pooled, seeds_for, spread_of
+from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=1.5)
 CLIP = Spec({"name": "clip", "epsilon": 0.2}, gain=1.0)
@@ -143,16 +143,3 @@ def test_a_table_of_runs_is_a_pilot() -> None:
     assert len(found) == 34 and all(one.spread.paired and one.seeds == 10 for one in found)
     twin = next(one for one in found if one.names[0] == "exact-twin")
     assert twin.spread.std == 0
-
-
-@pytest.mark.parametrize("paired", [True, False])
-def test_the_gap_of_a_number_of_seeds_is_the_one_that_asks_for_them(paired: bool) -> None:
-    for seeds in (2, 6, 16, 200):
-        gap = gap_for(0.05, seeds, paired=paired, level=1 - 0.05 / 3)
-        wanted = [
-            seeds_for(0.05, gap * near, paired=paired, level=1 - 0.05 / 3)
-            for near in (1.001, 0.999)
-        ]
-        assert wanted == [seeds, seeds + 1]
-    with pytest.raises(ValueError, match="2 seeds or more; got 1"):
-        gap_for(0.05, 1)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import compared
 import numpy as np
 import pytest
 import yaml
@@ -226,7 +227,7 @@ def test_comparisons_are_those_of_the_statistics(suite):
     }  # fmt: skip
     strata = ["amc23"] * 20 + ["aime24"] * 10
     for kind, k in (("mean", None), ("pass", 4)):
-        expected = {row.name: row for row in stats.compare(nested, strata, k=k, same_seeds=True)}
+        expected = {row.name: row for row in compared.compare(nested, strata, k=k, same_seeds=True)}
         for c in compare(groups, kind):
             theirs = expected[c.group.label]
             assert c.difference == theirs.difference and c.metric == f"{kind}@4" and c.seeds == 2
@@ -483,14 +484,14 @@ def test_shown_completions_are_few_and_from_everywhere(tmp_path, monkeypatch):
 def test_shown_completions_have_their_problem_and_their_gates(tmp_path):
     path = make_run(tmp_path / "run", Spec(ATR, gated=0.2))
     run = read_run(path)
-    problems = samples.Problems()
+    problems: dict[str, int] = {}
     rows = samples.viewed(path, run.samples, 10**7, problems)
     shown = [dict(zip(samples.COLUMNS, row, strict=True)) for row in rows]
     trained = next(r for r in shown if r["stage"] == "rl" and r["step"] == 4 and r["k"] == 3)
     gates = [json.loads(line) for line in (path / "gates.jsonl").read_text().splitlines()]
     shares = [g["gated"][3] for g in gates if g["generated"][3] == 4]
     assert len(shares) == 4 and trained["gated"] == pytest.approx(np.mean(shares), abs=1e-4)
-    assert problems.texts[trained["problem"]] == "Find $x_{3}$ if <b>3</b> = x."
+    assert list(problems)[trained["problem"]] == "Find $x_{3}$ if <b>3</b> = x."
     assert {r["gated"] for r in shown if r["stage"] == "eval"} == {None}
     long = next(r for r in shown if isinstance(r["response"], list))
     head, left, tail = long["response"]

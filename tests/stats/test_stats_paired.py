@@ -4,6 +4,7 @@ from math import inf, isnan, nan, sqrt
 
 import numpy as np
 import pytest
+from compared import compare
 from scipy import stats as scipy_stats
 from simulated_answers import crossed_seeds, random_answers, rows, variance_parts
 
@@ -13,15 +14,12 @@ from trustclip.stats import (
     Required,
     RunSummary,
     Tally,
-    align,
-    compare,
     holm,
     mean_interval,
     paired_difference,
     pass_at_k,
     pass_interval,
     required,
-    tally,
     verdict,
     welch,
 )
@@ -503,23 +501,6 @@ def test_compare_by_pass_at_k_and_with_one_run():
     table = compare({"a": a, "b": b}, k=4)
     assert table[1].score == pass_interval(b, 4)
     assert table[1].difference == paired_difference(b, a, k=4)
-    with pytest.raises(ValueError, match="at least 2 runs"):
-        compare({"a": a})
-
-
-def test_align_orders_by_the_first_run_and_names_strangers():
-    problems, runs = align({"a": {"p": [1], "q": [0]}, "b": {"q": [1], "p": [0]}})
-    assert problems == ["p", "q"]
-    assert runs == {"a": [[1], [0]], "b": [[0], [1]]}
-    with pytest.raises(ValueError, match=r"a and b must hold the same problems; 2 .* only: q, r"):
-        align({"a": {"p": [1], "q": [0]}, "b": {"p": [1], "r": [0]}})
-
-
-def test_align_turns_seeds_outwards():
-    _, runs = align({"a": {"p": [[1, 0], [1]], "q": [[0], [0, 1]]}})
-    assert tally(runs["a"]).right.tolist() == [[1, 0], [1, 1]]
-    with pytest.raises(ValueError, match="same number of seeds"):
-        align({"a": {"p": [[1], [1]], "q": [[0]]}})
 
 
 # The edges

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import compared
 import pytest
 import yaml
 from patience import until
 from rich.console import Console
 
 import trustclip as tc
-from trustclip import method, stats
+from trustclip import method
 from trustclip.cli import arguments
 from trustclip.durable.lock import only_process
 from trustclip.durable.stops import TOGETHER
@@ -639,7 +640,7 @@ def test_the_numbers_of_the_table(folder):
     }
     strata = ["long"] * 4 + ["short"] * 2
     for metric, k in (("mean@4", None), ("pass@4", 4)):
-        expected = stats.compare(arms, strata, k=k, same_seeds=True)[1:]
+        expected = compared.compare(arms, strata, k=k, same_seeds=True)[1:]
         for row, theirs in zip((clip, none), expected, strict=True):
             ours = row["difference"][metric]
             assert theirs.difference is not None

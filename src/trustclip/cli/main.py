@@ -57,7 +57,6 @@ COMMANDS = {
     "grade": ("evidence", "re-grade stored completions"),
     "decontaminate": ("evidence", "find test problems that occur in a training set"),
     "methods": ("constraints", "the constraints and their hyper-parameters"),
-    "atlas": ("constraints", "a page of every method's gate, with sliders; methods compared"),
     "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
     "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
     "completion": ("machine", "a script with which bash, zsh or fish completes all of this"),

@@ -12,7 +12,9 @@ from typing import NamedTuple
 GROUP = "trustclip.commands"
 
 #: Distributions of this project that add commands -> these, to say what to install.
-KNOWN = {"trustclip-lab": ("lab", "arena", "theory", "tabular", "control", "paper", "bench")}
+KNOWN = {
+    "trustclip-lab": ("lab", "arena", "theory", "tabular", "control", "paper", "bench", "atlas")
+}
 
 #: Of `Command.first`: a file or a folder.
 PATH = ("PATH",)

@@ -219,7 +219,7 @@ def _alike(runs: Sequence[Run]) -> tuple[list[Evaluation], int | None]:
     return [found[step] for found in by_step], step
 
 
-def gain(group: Group, kind: str = "mean") -> stats.Difference | None:
+def gain(group: Group) -> stats.Difference | None:
     """Final minus initial score of a group, paired by problem; None if either is missing."""
     runs = [run for run in group.scored if run.initial is not None]
     before = [run.initial for run in runs if run.initial is not None]
@@ -228,8 +228,4 @@ def gain(group: Group, kind: str = "mean") -> stats.Difference | None:
     if not answers:
         return None
     a, b = answers[: len(after)], answers[len(after) :]
-    k = None if kind == "mean" else min(usual(run, strata) for run in answers)
-    if k is not None:
-        answers, strata = whole(answers, strata, k)
-        a, b = answers[: len(after)], answers[len(after) :]
-    return stats.paired_difference(a, b, strata, k=k, level=LEVEL, same_seeds=True)
+    return stats.paired_difference(a, b, strata, level=LEVEL, same_seeds=True)

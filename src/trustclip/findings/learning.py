@@ -9,7 +9,7 @@ from trustclip.findings.evaluated import collapsed, mean_of
 from trustclip.findings.groups import Group, shared_answers
 from trustclip.runs.run import Evaluation, Run
 from trustclip.stats import curves
-from trustclip.stats.equivalence import paired_runs
+from trustclip.stats.differences import paired_runs
 from trustclip.stats.scores import Floats
 
 #: A number with its interval, and a p-value where it is a difference; None where it is not known.

@@ -30,7 +30,6 @@ class Foreseen:
     product with the rows $g_i h_i$ makes the gradient.
 
     Args:
-      head: the head.
       ids: $y$. Shape [N].
       foresee: gives the coefficients, from indices below N.
       biased: whether the gradient of the bias is wanted.

@@ -96,14 +96,7 @@ def score(
 ) -> Scores:
     """`selected_logprobs`, and from the same pass the statistics that `bregman_kl` needs.
 
-    Args:
-      hidden: as there; so are ``weight``, ``ids``, ``bias``, ``temperature``, ``entropy``.
-      weight: as there.
-      ids: as there.
-      bias: as there.
-      temperature: as there.
-      entropy: as there.
-      mean: make `Scores.mean` also where no gradient needs it, at one product.
+    Arguments as there; with ``mean`` also `Scores.mean` where no gradient needs it, at one product.
 
     Returns:
       `Scores`; rows skipped by a negative id are 0.
@@ -198,13 +191,13 @@ class _Score(torch.autograd.Function):
         directed = of_hidden and (foreseen or not (of_weight or of_bias)) and head.cap is None
         plan = replace(plan, foresee=plan.foresee if foreseen else None)
         with torch.autocast(hidden.device.type, enabled=False):
-            found = _Pass(head, hidden, ids, replace(plan, mean=plan.mean or directed), of_bias)
-            running, mean = found.running, found.mean
+            planned = replace(plan, mean=plan.mean or directed)
+            running, mean, made = _pass(head, hidden, ids, planned, of_bias)
             direction = None
             if directed and mean is not None:
                 # d logp / d hidden, [rows, H]: the backward pass then needs no product.
                 direction = (head.rows_of(ids) - mean).div_(head.temperature)
-        ctx.head, ctx.made = head, found.made
+        ctx.head, ctx.made = head, made
         logp = running.logp
         if bias is not None and head.cap is None:
             logp = logp.masked_fill(logp < _IMPOSSIBLE, -torch.inf)
@@ -246,7 +239,9 @@ class _Score(torch.autograd.Function):
         return *found, *(None,) * 3
 
 
-class _Pass:
+def _pass(
+    head: Head, hidden: Tensor, ids: Tensor, plan: Plan, biased: bool
+) -> tuple[Running, Tensor | None, Foreseen | None]:
     """One pass over the head's tiles.
 
     Args:
@@ -255,64 +250,45 @@ class _Pass:
       ids: as columns of the head's own rows. Shape [N].
       plan: with ``foresee`` if the gradient of the weight is to be made.
       biased: that of the bias, too.
+
+    Returns:
+      Softmax statistics; expected rows of the weight [N, H], if planned; gradients of weight and
+      bias, if foreseen.
     """
-
-    def __init__(self, head: Head, hidden: Tensor, ids: Tensor, plan: Plan, biased: bool) -> None:
-        tokens, self._rounds = len(hidden), head.compute_dtype != head.dtype
-        self._head, self._ids = head, ids
-        running = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
-        #: Softmax statistics.
-        self.running: Running = running.of_tokens(self._rounds and plan.mean)
-        #: Expected rows of the weight, if planned. Shape [N, H].
-        self.mean: Tensor | None = None
-        if plan.mean:
-            self.mean = hidden.new_zeros(hidden.shape, dtype=head.dtype)
-        #: Gradients of weight and bias, if foreseen.
-        self.made: Foreseen | None = None
-        if plan.foresee is None:
-            self._rows = list(head.blocks(tokens))
-            self._weights = Tile(head, self._rows, head.compute_dtype)
-        else:
-            # Weights of a whole row of tiles: a gradient is made of them after the last.
-            self._rows = list(head.chunks(tokens))
-            self._weights = Chunk(head, self._rows, head.compute_dtype)
-            self.made = Foreseen(head, ids, plan.foresee, biased, self._weights)
-        self._run(hidden)
-
-    def _run(self, hidden: Tensor) -> None:
-        head = self._head
-        logits = Tile(head, self._rows, head.dtype) if self._rounds else self._weights
-        shrink = torch.empty_like(self.running.max)
-        for block in self._rows:
-            operand = head.operand(hidden[block])  # [rows, H]
-            tops = self._fold(block, operand, logits, shrink)
-            if self.made is not None:
-                part = self.running.at(block)
-                self.made.add(block, operand, part, part.max - torch.stack(tops))
-        if head.shard is not None:
-            head.shard.combine(self.running, self.mean)
-        if self.mean is not None:
-            self.mean.div_(self.running.mass[:, None])
-
-    def _fold(
-        self, block: slice, operand: Tensor, logits: Tile | Chunk, shrink: Tensor
-    ) -> list[Tensor]:
-        """Add the tiles of some rows to the statistics; their largest logits as of each tile, where
-        a gradient is made after the last."""
-        head, part = self._head, self.running.at(block)
+    tokens, rounds = len(hidden), head.compute_dtype != head.dtype
+    start = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
+    running, made = start.of_tokens(rounds and plan.mean), None
+    means = hidden.new_zeros(hidden.shape, dtype=head.dtype) if plan.mean else None  # [N, H]
+    if plan.foresee is None:
+        blocks = list(head.blocks(tokens))
+        weights = Tile(head, blocks, head.compute_dtype)
+    else:
+        # Weights of a whole row of tiles: a gradient is made of them after the last.
+        blocks = list(head.chunks(tokens))
+        weights = Chunk(head, blocks, head.compute_dtype)
+        made = Foreseen(head, ids, plan.foresee, biased, weights)
+    logits = Tile(head, blocks, head.dtype) if rounds else weights
+    shrinks, ones = torch.empty_like(running.max), torch.ones_like(running.max)
+    for block in blocks:
+        operand = head.operand(hidden[block])  # [rows, H]
         take, scale = kernel_for(fold, operand), kernel_for(scale_rows, operand)
-        ones, shrink = torch.ones_like(part.max), shrink[block]
-        mean = None if self.mean is None else self.mean[block]
-        tops = []
+        part, shrink = running.at(block), shrinks[block]
+        mean, tops = None if means is None else means[block], []
         for columns in head.columns(len(operand)):
             factor = head.factor(columns)  # [columns, H]
             # [rows, columns]
             z = head.logits(operand, factor, columns, logits.of(len(operand), columns))
-            e = self._weights.of(len(operand), columns)  # exp(z - max) after `take`
-            take(z, part, e, shrink, self._ids[block] - columns.start)
+            e = weights.of(len(operand), columns)  # exp(z - max) after `take`
+            take(z, part, e, shrink, ids[block] - columns.start)
             if mean is not None:
-                scale(mean, shrink, ones, mean)
+                scale(mean, shrink, ones[block], mean)
                 add_product(mean, e, factor)
-            if self.made is not None:
+            if made is not None:
                 tops.append(part.max.clone())
-        return tops
+        if made is not None:
+            made.add(block, operand, part, part.max - torch.stack(tops))
+    if head.shard is not None:
+        head.shard.combine(running, means)
+    if means is not None:
+        means.div_(running.mass[:, None])
+    return running, means, made

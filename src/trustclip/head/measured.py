@@ -56,35 +56,3 @@ def serves(device: torch.device, trained: bool) -> bool:
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return faster(torch.cuda.get_device_capability(device), trained)
-
-
-def with_measurement(
-    table: Mapping[str, Mapping[str, Any]], capability: tuple[int, int], **entry: Any
-) -> str:
-    """The text of `FILE` with one architecture's measurement put in, for programs that measure.
-
-    Args:
-      table: what the file holds.
-      capability: of the GPU.
-      **entry: ``frozen`` and ``trained``, seconds of this head over TRL's; ``device``, ``date``.
-
-    Raises:
-      ValueError: a ratio is missing or not positive.
-
-    Example:
-      >>> print(with_measurement({}, (9, 0), frozen=0.5, trained=0.75, device="H", date="2026"))
-      {
-        "9.0": {
-          "date": "2026",
-          "device": "H",
-          "frozen": 0.5,
-          "trained": 0.75
-        }
-      }
-    """
-    for name in ("frozen", "trained"):
-        ratio = entry.get(name)
-        if not isinstance(ratio, int | float) or not ratio > 0:
-            raise ValueError(f"`{name}` must be a ratio above 0, got {ratio!r}.")
-    whole = {**table, ".".join(map(str, capability)): entry}
-    return json.dumps(whole, indent=2, sort_keys=True)

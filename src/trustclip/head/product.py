@@ -246,13 +246,7 @@ def as_head(weight: Tensor | Head, bias: Tensor | None = None, temperature: floa
 
 
 class Tile:
-    """Memory reused for one tile after another.
-
-    Args:
-      head: the head that makes the tiles.
-      blocks: of the rows of hidden states.
-      dtype: of the entries.
-    """
+    """Memory reused for one tile after another."""
 
     def __init__(self, head: Head, blocks: Iterable[slice], dtype: torch.dtype) -> None:
         sizes = {block.stop - block.start for block in blocks}
@@ -267,13 +261,7 @@ class Tile:
 
 
 class Chunk:
-    """Memory that holds the tiles of a block of rows next to one another, all of the vocabulary.
-
-    Args:
-      head: the head that makes the tiles.
-      blocks: of the rows of hidden states.
-      dtype: of the entries.
-    """
+    """Memory that holds the tiles of a block of rows next to one another, all of the vocabulary."""
 
     def __init__(self, head: Head, blocks: Iterable[slice], dtype: torch.dtype) -> None:
         rows = max((block.stop - block.start for block in blocks), default=0)

@@ -1,6 +1,6 @@
 """The contents of a report: groups, tables, figures and findings of run directories."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +15,7 @@ from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.learning import table_of
-from trustclip.report.reference import TITLES
+from trustclip.report.reference import TITLES, published
 from trustclip.report.tables import Table
 from trustclip.runs.reader import read_runs
 
@@ -30,17 +30,6 @@ class Section:
     title: str
     figures: list[Figure]
     tables: Sequence[Table] = ()
-
-
-@dataclass(frozen=True)
-class Contents:
-    """A page that is not about run directories."""
-
-    headline: str
-    subject: str
-    findings: Sequence[Finding]
-    sections: Sequence[Section]
-    series: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -153,7 +142,7 @@ def collect(
             Section("sampler", "Sampler", policies, _some(sampler.worst_table(groups))),
             Section("shadows", "Shadows", [], shadows.tables(groups)),
         ],
-        paper=[] if beside else results.printed_tables(),
+        paper=[] if beside else published().tables(),
     )
 
 

@@ -11,13 +11,13 @@ import trustclip
 from trustclip.findings.differences import Said
 from trustclip.findings.groups import Group
 from trustclip.logs.tokens import TOKENS
-from trustclip.report.collect import Contents, Report, Section, collect
+from trustclip.report.collect import Report, Section, collect
 from trustclip.report.draw import charts
 from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, rendered, script_hash
 from trustclip.report.microscope import SCRIPTS, microscope_page, tokens_data
 from trustclip.runs.reader import Run
-from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, Problems, viewed
+from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, viewed
 from trustclip.support.jsonl import write_text
 from trustclip.support.secrets import redacted, redacted_argv
 from trustclip.support.text import duration, percent, title_of
@@ -71,39 +71,17 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
         runs=[_run(said) for said in report.said],
         scripts=scripts,
         hashes=[script_hash(script) for script in scripts],
-        figures=_figures(sections),
+        figures=figures(sections),
         samples=embedded(_samples(report)),
         tokens=embedded(_tokens(report)),
         version=trustclip.__version__,
         height=charts.height,
         colours={"light": PALETTE, "dark": DARK_PALETTE},
     )
-    return _writable(page)
+    return writable(page)
 
 
-def sections_page(contents: Contents, title: str) -> str:
-    """A page of figures and tables that are not those of run directories, as HTML."""
-    scripts = [Markup(charts.script()), *rendered("common.js.j2", "page.js.j2")]
-    sections = [part for part in contents.sections if part.figures or part.tables]
-    page = environment().get_template("sections.html.j2")
-    return _writable(
-        page.render(
-            title=title,
-            contents=contents,
-            sections=sections,
-            legend=[{"label": label, "series": n} for label, n in contents.series.items()],
-            scripts=scripts,
-            hashes=[script_hash(script) for script in scripts],
-            figures=_figures(sections),
-            samples=embedded({"columns": [], "problems": [], "runs": []}),
-            version=trustclip.__version__,
-            height=charts.height,
-            colours={"light": PALETTE, "dark": DARK_PALETTE},
-        )
-    )
-
-
-def _figures(sections: Sequence[Section]) -> Markup:
+def figures(sections: Sequence[Section]) -> Markup:
     """Every panel as a chart, with the colours of both grounds."""
     drawn = {
         f"{figure.key}/{i}": charts.spec(panel)
@@ -120,10 +98,10 @@ def token_page(paths: Sequence[Path], title: str) -> str:
     Raises:
       ValueError: there are no tokens, or a row is not as it should be.
     """
-    return _writable(microscope_page(paths, title))
+    return writable(microscope_page(paths, title))
 
 
-def _writable(page: str) -> str:
+def writable(page: str) -> str:
     """Without half a surrogate pair: a text from a run may hold one, and no file can."""
     return page.encode("utf-8", "backslashreplace").decode()
 
@@ -193,7 +171,7 @@ def _name(group: Group, run: Run) -> str:
 
 def _samples(report: Report) -> dict[str, Any]:
     """The completions in the viewer, and the number of all."""
-    problems = Problems()
+    problems: dict[str, int] = {}
     pairs = [(group, run) for group in report.groups for run in group.runs]
     share = MAX_CHARACTERS // max(len(pairs), 1)
     runs = [
@@ -207,6 +185,6 @@ def _samples(report: Report) -> dict[str, Any]:
     ]
     return {
         "columns": COLUMNS,
-        "problems": problems.texts,
+        "problems": list(problems),
         "runs": [run for run in runs if run["total"]],
     }

@@ -11,14 +11,12 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.registry import interval
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Estimate, Group, by_setting, names
-from trustclip.report.reference import TITLES, Row, published
+from trustclip.report.reference import TITLES, Column, published
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.reader import in_words
 from trustclip.support.text import bracket, one_line, percent, title_of
 
 NOTHING = Cell("-")
-#: A column: task (None for the average) and metric.
-Column = tuple[str | None, str]
 
 OPTIMISTIC = (
     "In parentheses: the best evaluation of each column, selected on the test problems as in the "
@@ -69,7 +67,7 @@ def single_table(groups: Sequence[Group]) -> Table:
                 for e, top in zip(found, highest, strict=True)
             ]
             rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
-            rows += _paper_row(published().single_run(group.model, group.method), cols)
+            rows += published().trained(group.model, group.method, cols, repeated=False)
     notes = [
         "95 % intervals in brackets, clustered by problem and, with several seeds, also by seed."
     ]
@@ -82,7 +80,7 @@ def single_table(groups: Sequence[Group]) -> Table:
             "One run of each method: none can be called better, because the intervals leave out "
             "how much training runs differ."
         )
-    return Table("scores", "Scores, percent", "method", _head(cols), rows, notes)
+    return Table("scores", "Scores, percent", "method", head_of(cols), rows, notes)
 
 
 def _one_training(group: Group) -> bool:
@@ -98,7 +96,7 @@ def _base_rows(
     if measured:
         # Runs of one seed begin alike: the first group that was measured stands for all.
         yield TableRow("before training", [_single_cell(e, False) for e in measured[0]], "base")
-    yield from _paper_row(published().base(groups[0].model), cols)
+    yield from published().base(groups[0].model, cols)
 
 
 def _single_cell(found: Estimate | None, strong: bool) -> Cell:
@@ -114,37 +112,13 @@ def _standing(group: Group) -> str:
     return ", ".join(part for part in (many, group.partial) if part)
 
 
-def _head(cols: Sequence[Column]) -> list[tuple[str, list[str]]]:
+def head_of(cols: Sequence[Column]) -> list[tuple[str, list[str]]]:
+    """Headings of columns: task over metrics."""
     head: dict[str, list[str]] = {}
     for task, metric in cols:
         over = "Average" if task is None else TITLES.get(task, task)
         head.setdefault(over, []).append(title_of(metric))
     return list(head.items())
-
-
-def _paper_row(row: Row | None, cols: Sequence[Column]) -> Iterator[TableRow]:
-    """The paper's row for the same columns, if it has any of them."""
-    if row is None:
-        return
-    texts = []
-    for task, metric in cols:
-        name = "avg" if task is None else task
-        cell = f"{name}_{metric.replace('@', '')}"
-        known = any(key.startswith(f"{cell}_") for key in row)
-        texts.append(_printed(row, cell) if known else "-")
-    # An average over other tasks than the paper's has nothing beside it.
-    own = {task for task, _ in cols if task is not None}
-    if own != set(published().tasks):
-        texts = ["-" if col[0] is None else text for col, text in zip(cols, texts, strict=True)]
-    if any(text != "-" for text in texts):
-        yield TableRow(f"paper: {row['method']}", [Cell(text) for text in texts], "paper")
-
-
-def _printed(row: Row, name: str) -> str:
-    if f"{name}_mean" in row:
-        return f"{row[f'{name}_mean']} ± {row[f'{name}_std']}"
-    best = row[f"{name}_best"]
-    return row[f"{name}_final"] + (f" ({best})" if best else "")
 
 
 def repeated_table(groups: Sequence[Group]) -> Table | None:
@@ -163,32 +137,13 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
         ]
         note = f"{len(group.scored)} seeds"
         rows.append(TableRow(label, cells, "ours", note, group.series))
-        rows += _paper_row(published().repeated_runs(group.model, group.method), cols)
+        rows += published().trained(group.model, group.method, cols, repeated=True)
     notes = ["Mean ± sample standard deviation (divisor n − 1) over seeds."]
     if any(row.kind == "paper" for row in rows):
         notes.append(
             "The paper's ± uses the divisor n; multiply it by 1.22 (three runs) to compare."
         )
-    return Table("seeds", "Final scores over seeds, percent", "method", _head(cols), rows, notes)
-
-
-def printed_tables() -> list[Table]:
-    """The published tables, as printed."""
-    theirs = published()
-    cols: list[Column] = [
-        (task, f"{kind}@{theirs.samples}")
-        for task in [*theirs.tasks, None]
-        for kind in ("mean", "pass")
-    ]
-    found = []
-    for printed in theirs.tables():
-        rows: list[TableRow] = []
-        for row in printed.rows:
-            rows += (
-                [TableRow(row, kind="section")] if isinstance(row, str) else _paper_row(row, cols)
-            )
-        found.append(Table(printed.key, printed.title, "method", _head(cols), rows))
-    return found
+    return Table("seeds", "Final scores over seeds, percent", "method", head_of(cols), rows, notes)
 
 
 def comparison_table(found: Sequence[Compared], key: str) -> Table | None:

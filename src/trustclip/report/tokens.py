@@ -111,11 +111,6 @@ class CutStrings:
             self._lifts.setdefault(name, Lifts()).add(there, sizes, hits)
 
     @property
-    def constraints(self) -> list[str]:
-        """Names, that of the run first."""
-        return list(self._lifts)
-
-    @property
     def tokens(self) -> int:
         """Tokens that count."""
         return max((lifts.items for lifts in self._lifts.values()), default=0)
@@ -137,19 +132,9 @@ class CutStrings:
         return rows
 
 
-class Texts:
-    """Texts of tokens in the page, each held once however often it occurs."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[str, int], int] = {}
-
-    def number(self, text: str, identity: int) -> int:
-        """Number of a text with a token's id, in order of first use."""
-        return self._numbers.setdefault((text, identity), len(self._numbers))
-
-    def listed(self) -> list[list[Any]]:
-        """[text, id] of all; the id is -1 where none was recorded."""
-        return [[text, identity] for text, identity in self._numbers]
+#: Numbers of the texts of tokens in the page, by text and id (-1 where none was recorded): each is
+#: held once, however often it occurs.
+Texts = dict[tuple[str, int], int]
 
 
 def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
@@ -162,10 +147,16 @@ def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     Raises:
       ValueError: a row is not as `trustclip.logs.tokens` says.
     """
-    texts, content = Texts(), bytearray()
+    texts: Texts = {}
+    content = bytearray()
     runs = [view(path, name, texts, content, len(named)) for name, path in named]
     tokens = base64.b64encode(zlib.compress(content, 6)).decode()
-    return {"columns": COLUMNS, "runs": runs, "texts": texts.listed(), "tokens": tokens}
+    return {
+        "columns": COLUMNS,
+        "runs": runs,
+        "texts": [[*text] for text in texts],
+        "tokens": tokens,
+    }
 
 
 def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1) -> dict[str, Any]:
@@ -244,7 +235,8 @@ def _packed(row: TokenRow, texts: Texts) -> bytes:
     kept = np.zeros(length, bool) if row.kept is None else row.kept
     flags = row.mask.astype("<u4") | kept.astype("<u4") << 1
     ids = np.full(length, -1) if row.token_id is None else row.token_id
-    places = [texts.number(t, int(i)) for t, i in zip(strings(row), ids, strict=True)]
+    named = zip(strings(row), map(int, ids), strict=True)
+    places = [texts.setdefault(text, len(texts)) for text in named]
     with np.errstate(over="ignore"):
         columns = np.concatenate(numbers).astype("<f4").tobytes()
     return columns + flags.tobytes() + np.asarray(places, dtype="<u4").tobytes()

@@ -3,7 +3,6 @@
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from trustclip.rewards.equivalence import alternatives, compare
@@ -136,12 +135,7 @@ class Verifier:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _judge(

@@ -1,7 +1,6 @@
 """Progress of a run: a live bar on a terminal, a plain line per step elsewhere."""
 
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -67,12 +66,7 @@ class Stage:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

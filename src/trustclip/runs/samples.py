@@ -145,25 +145,13 @@ def fingerprint(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-class Problems:
-    """Texts of problems, each held once however many runs used it."""
+def viewed(
+    folder: Path, samples: Samples, characters: int, problems: dict[str, int]
+) -> list[list[Any]]:
+    """Rows of `COLUMNS` of the completions that the page shows of a run.
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, text: str | None) -> int | None:
-        """Number of a text, in order of first use."""
-        if text is None:
-            return None
-        if text not in self._numbers:
-            self._numbers[text] = len(self.texts)
-            self.texts.append(text)
-        return self._numbers[text]
-
-
-def viewed(folder: Path, samples: Samples, characters: int, problems: Problems) -> list[list[Any]]:
-    """Rows of `COLUMNS` of the completions that the page shows of a run."""
+    Texts of problems become numbers in ``problems``, each held once however many runs used it.
+    """
     gated = _gated(folder / "gates.jsonl")
     texts = _texts(folder / "problems.jsonl")
     rows = []
@@ -171,9 +159,10 @@ def viewed(folder: Path, samples: Samples, characters: int, problems: Problems) 
         stage, task, identity = (_text(row.get(name)) for name in ("stage", "task", "id"))
         step, right = _whole(row.get("step")), row.get("correct", row.get("reward"))
         text = texts.get((task, identity), texts.get((None, identity)))
+        problem = None if text is None else problems.setdefault(text, len(problems))
         rows.append(
             [
-                stage, step, task, identity, _number(row), problems.number(text),
+                stage, step, task, identity, _number(row), problem,
                 _text(row.get("gold")), _text(row.get("extracted")), _whole(row.get("tokens")),
                 bool(row.get("truncated")), right if isinstance(right, int | float) else None,
                 gated.get((step, _whole(row.get("index")))) if stage == "rl" else None,

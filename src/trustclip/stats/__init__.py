@@ -16,10 +16,7 @@ from trustclip.stats.differences import Difference, holm, paired_difference, wel
 from trustclip.stats.power import (
     FEW_SEEDS,
     Budget,
-    Comparison,
     Required,
-    align,
-    compare,
     required,
     verdict,
 )
@@ -28,14 +25,11 @@ from trustclip.stats.scores import Tally, mean_at_k, mean_curve, pass_at_k, pass
 __all__ = [
     "FEW_SEEDS",
     "Budget",
-    "Comparison",
     "Difference",
     "Interval",
     "Required",
     "RunSummary",
     "Tally",
-    "align",
-    "compare",
     "holm",
     "mean_at_k",
     "mean_curve",

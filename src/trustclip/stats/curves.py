@@ -16,9 +16,6 @@ def trapezoids(at: Sequence[int]) -> Ints:
     $w_j = t_{j+1} - t_{j-1}$, with $t_{-1} = t_0$ and $t_{m+1} = t_m$, twice the usual ones:
     whole numbers.
 
-    Args:
-      at: updates at which the run was evaluated, rising, at least two.
-
     Raises:
       ValueError: fewer than two evaluations, or their updates do not rise.
 
@@ -38,10 +35,6 @@ def area(at: Sequence[int], scores: ArrayLike) -> float:
     The mean height of the line through the evaluations, in the unit of the score; see
     `trapezoids`.
 
-    Args:
-      at: updates at which the run was evaluated.
-      scores: its scores there.
-
     Example:
       >>> area([0, 10, 20], [0.0, 1.0, 1.0]), area([0, 10, 40], [0.0, 1.0, 1.0])
       (0.75, 0.875)
@@ -55,10 +48,6 @@ def area_tally(at: Sequence[int], evaluations: Sequence[Tally]) -> Tally:
     Of each problem, right over total is the `area` under its own curve, so that intervals and
     differences of areas are those of any other score. What depends on the number of answers drawn
     (Pass@k, the variance of sampling) has no meaning here.
-
-    Args:
-      at: updates of the evaluations.
-      evaluations: counts of each, all of the same seeds and problems.
 
     Example:
       >>> counts = [Tally(np.array([[right]]), np.array([[4]])) for right in (0, 4, 4)]

@@ -231,6 +231,34 @@ def _opened(low: float, high: float, unseen: float, informative: int) -> tuple[f
     return low - extra, high + extra
 
 
+def paired_runs(differences: RunSummary, level: float = 0.95) -> Difference:
+    """Student's interval and test of the differences of runs paired by seed.
+
+    Args:
+      differences: mean and spread of (ours - theirs) over seeds.
+      level: confidence, in (0, 1).
+
+    Returns:
+      `Difference`; without any spread the bounds are the value, and p is 1 if that is 0, else 0.
+
+    Example:
+      >>> result = paired_runs(RunSummary.of([0.02, 0.01, 0.03, 0.02]))
+      >>> print(f"{result.value:.2f} [{result.low:.3f}, {result.high:.3f}] p={result.p:.3f}")
+      0.02 [0.007, 0.033] p=0.016
+    """
+    interval = differences.interval(level)
+    p = 2 * chance_below(-abs(differences.mean), differences)
+    return Difference(interval.value, interval.low, interval.high, p)
+
+
+def chance_below(distance: float, differences: RunSummary) -> float:
+    """Student's distribution at a distance from the mean; a step where nothing spreads."""
+    error = differences.std / sqrt(differences.runs)
+    if error == 0:
+        return float((distance > 0) + 0.5 * (distance == 0))
+    return float(stdtr(differences.runs - 1, distance / error))
+
+
 def welch(a: RunSummary, b: RunSummary, level: float = 0.95) -> Difference:
     """Welch's t test of two sets of independent runs (Welch, 1947).
 

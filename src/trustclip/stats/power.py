@@ -1,21 +1,14 @@
 """Power of a comparison: what it could have detected, what limits it, and a verdict in words."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf, isnan, nan, sqrt
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 from scipy.special import chdtri, nctdtrinc
 
-from trustclip.stats.confidence import Interval, mean_interval, pass_interval, t_quantile
-from trustclip.stats.differences import (
-    Difference,
-    difference_variance,
-    holm,
-    paired_difference,
-    paired_scores,
-)
+from trustclip.stats.confidence import t_quantile
+from trustclip.stats.differences import Difference, difference_variance, paired_scores
 from trustclip.stats.scores import (
     Correct,
     Ints,
@@ -25,7 +18,6 @@ from trustclip.stats.scores import (
     strata_groups,
     tally,
 )
-from trustclip.support.names import some
 
 #: Chance to find a gap that is called detectable.
 POWER = 0.8
@@ -101,6 +93,7 @@ def required(
       seeds are nan if each model has one; all are inf if the gap is 0.
 
     Example:
+      >>> import numpy as np
       >>> a = Tally(np.tile([2, 5, 1, 7], 8)[None], np.full((1, 32), 8))
       >>> b = Tally(np.tile([1, 5, 1, 6], 8)[None], np.full((1, 32), 8))
       >>> found = required(a, b, gap=0.05)
@@ -243,115 +236,3 @@ def verdict(
 
 def _many(count: float, noun: str) -> str:
     return f"{count:.0f} {noun}" + ("" if count == 1 else "s")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One run of a comparison table.
-
-    `difference` is run - reference; it, `p_adjusted` (Holm over the table's runs) and `verdict`
-    are None, nan and "reference" for the reference itself.
-    """
-
-    name: str
-    score: Interval
-    difference: Difference | None
-    p_adjusted: float
-    verdict: str
-
-
-def compare(
-    runs: Mapping[str, Correct | Tally],
-    strata: Sequence[str] | None = None,
-    *,
-    k: int | None = None,
-    level: float = 0.95,
-    same_seeds: bool = False,
-) -> list[Comparison]:
-    """Compare every run with the first one, with Holm's correction over the family.
-
-    Args:
-      runs: name to 0/1 [problems, samples] or [seeds, problems, samples], or `Tally`; all hold
-        the same problems in the same order (see `align`).
-      strata: benchmark of each problem, for a macro-average.
-      k: compare Pass@k instead of Mean@K.
-      level: confidence, in (0, 1).
-      same_seeds: as in `paired_difference`.
-
-    Returns:
-      One `Comparison` for each run, the reference first.
-
-    Raises:
-      ValueError: if there are fewer than two runs, or their problems or seeds do not match.
-
-    Example:
-      >>> table = compare({"clip": [[1, 0, 0, 0]] * 20, "atr": [[1, 1, 1, 0]] * 20})
-      >>> print(table[1].verdict)
-      atr scored 50.0 points higher than clip (p = 1.9e-06), with one run each
-    """
-    if len(runs) < 2:
-        raise ValueError(f"a comparison needs at least 2 runs; got {list(runs)}")
-    (reference, base), *others = runs.items()
-    rows = [Comparison(reference, _score(base, strata, k, level), None, nan, "reference")]
-    found = [
-        paired_difference(run, base, strata, k=k, level=level, same_seeds=same_seeds)
-        for _, run in others
-    ]
-    for (name, run), difference, p in zip(
-        others, found, holm([f.p for f in found]).tolist(), strict=True
-    ):
-        family = 1 - (1 - level) / len(others)
-        budget = required(run, base, strata, k=k, level=family, same_seeds=same_seeds)
-        sentence = verdict(replace(difference, p=p), budget, names=(name, reference), level=level)
-        rows.append(Comparison(name, _score(run, strata, k, level), difference, p, sentence))
-    return rows
-
-
-def _score(
-    run: Correct | Tally, strata: Sequence[str] | None, k: int | None, level: float
-) -> Interval:
-    if k is None:
-        return mean_interval(run, strata, level)
-    return pass_interval(run, k, strata, level)
-
-
-def align(
-    runs: Mapping[str, Mapping[str, Sequence[Any]]],
-) -> tuple[list[str], dict[str, list[Any]]]:
-    """Arrange the answers of several runs in the same order of problems.
-
-    Args:
-      runs: run name to {problem id: 0/1 samples, or one such list for each seed}.
-
-    Returns:
-      (problem ids in the first run's order, run name to nested lists for `compare`).
-
-    Raises:
-      ValueError: if two runs differ in their problems (naming them), or a run's problems differ
-        in the number of seeds.
-
-    Example:
-      >>> align({"a": {"x": [1, 0], "y": [0, 0]}, "b": {"y": [1, 1], "x": [0, 1]}})
-      (['x', 'y'], {'a': [[1, 0], [0, 0]], 'b': [[0, 1], [1, 1]]})
-    """
-    first, *others = runs
-    problems = list(runs[first])
-    for other in others:
-        unmatched = sorted(runs[first].keys() ^ runs[other].keys())
-        if unmatched:
-            raise ValueError(
-                f"{first} and {other} must hold the same problems; {len(unmatched)} "
-                f"are in one of them only: {some(unmatched)}"
-            )
-    return problems, {
-        name: _by_seed(name, [answers[problem] for problem in problems])
-        for name, answers in runs.items()
-    }
-
-
-def _by_seed(name: str, rows: list[Any]) -> list[Any]:
-    if np.ndim(rows[0][0]) == 0:
-        return [list(row) for row in rows]
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError(f"{name}: every problem needs the same number of seeds")
-    return [[list(row[s]) for row in rows] for s in range(len(rows[0]))]

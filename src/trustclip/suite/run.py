@@ -3,10 +3,10 @@
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -76,12 +76,17 @@ def run_suite(
         console.print(_intention(suite))
         return 0
     slots = max_parallel or (1 if asked is None else len(suite.jobs))
-    with closing(_launcher(on, asked, slots)) as launcher, only_process(suite.out):
+    launcher = _launcher(on, asked, slots)
+
+    def start(job: Job, slot: int) -> Running:
+        return launcher.start(job.path, [*command, *_arguments(job)], slot)
+
+    with closing(launcher), only_process(suite.out):
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
         line = f"trustclip suite {shlex.quote(str(path))}{_options(on, resources or {})}"
         line += f" --max-parallel {slots}" if asked is None or max_parallel else ""
         line += _consent(dict(suite.methods))
-        return _Suite(suite, console, slots, _Start(launcher, command), line).run()
+        return _Suite(suite, console, slots, start, line).run()
 
 
 def _launcher(on: str, asked: Resources | None, slots: int) -> Launcher:
@@ -99,16 +104,12 @@ def _options(on: str, resources: Mapping[str, Any]) -> str:
     return "".join(texts)
 
 
-class _Start(NamedTuple):
-    launcher: Launcher
-    command: Sequence[str]
-
-    def __call__(self, job: Job, slot: int) -> Running:
-        return self.launcher.start(job.path, [*self.command, *_arguments(job)], slot)
+#: Starts a job in a slot.
+Start = Callable[[Job, int], Running]
 
 
 class _Suite:
-    def __init__(self, suite: Plan, console: Console, slots: int, start: _Start, line: str) -> None:
+    def __init__(self, suite: Plan, console: Console, slots: int, start: Start, line: str) -> None:
         self._plan, self._console, self._start_run = suite, console, start
         self._slots = slots
         self._results = Results(suite, line)

@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from rich.console import Console
@@ -118,12 +117,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.update(now=True)
         if self._live is not None:
             self._live.stop()

@@ -141,20 +141,3 @@ def markdown_table(
     rest = ("---:|" if numbers else "---|") * (len(header) - 1)
     lines.insert(1, "|---|" + rest)
     return "\n".join(lines)
-
-
-def filled(text: str, made: Mapping[str, str]) -> str:
-    """A page in Markdown with its blocks, ``<!-- NAME --> ... <!-- /NAME -->``, written anew.
-
-    Raises:
-      KeyError: the page has a block that is not among those made.
-
-    Example:
-      >>> filled("<!-- n -->old<!-- /n -->", {"n": "new"}).split()
-      ['<!--', 'n', '-->', 'new', '<!--', '/n', '-->']
-    """
-
-    def block(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- /{match[1]} -->"
-
-    return re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", block, text, flags=re.DOTALL)

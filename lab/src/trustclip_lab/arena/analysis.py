@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from trustclip import stats
 from trustclip.stats import curves
-from trustclip.stats.equivalence import (
+from trustclip.stats.scores import Floats
+from trustclip_lab.stats.aggregates import improvement, interquartile_interval, profile
+from trustclip_lab.stats.equivalence import (
     Contrast,
     Heterogeneity,
     adjusted_runs,
@@ -26,8 +28,6 @@ from trustclip.stats.equivalence import (
     heterogeneity,
     paired_runs,
 )
-from trustclip.stats.scores import Floats
-from trustclip_lab.stats.aggregates import improvement, interquartile_interval, profile
 from trustclip_lab.stats.rates import paired_rates
 
 #: What names a run: the constraint under a setting, in a cell of the design, from a seed.

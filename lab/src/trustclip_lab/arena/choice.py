@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trustclip.stats import Difference
-from trustclip.stats.equivalence import paired_runs
 from trustclip.stats.scores import Floats
 from trustclip_lab.arena.analysis import CELL, Question, Runs, differences
 from trustclip_lab.arena.tuning import TRIAL
+from trustclip_lab.stats.equivalence import paired_runs
 
 #: Times that the choice is made again.
 DRAWS = 1000

@@ -6,9 +6,8 @@ from itertools import count
 from pathlib import Path
 
 from trustclip.findings.finding import Finding
-from trustclip.report.collect import Contents, Section
+from trustclip.report.collect import Section
 from trustclip.report.draw.figures import save
-from trustclip.report.page import sections_page
 from trustclip.report.tables import Table, markdown
 from trustclip.support.text import bracket, percent
 from trustclip_lab.arena import figures, tables
@@ -23,6 +22,7 @@ from trustclip_lab.arena.analysis import (
 )
 from trustclip_lab.arena.entry import Entry
 from trustclip_lab.arena.tuning import sensitivities
+from trustclip_lab.pages import Contents, sections_page
 
 
 def contents(entry: Entry, links: Mapping[str, str]) -> Contents:

@@ -8,7 +8,6 @@ from math import isnan
 
 from trustclip import stats
 from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.stats.equivalence import paired_runs
 from trustclip.support.text import bracket, percent
 from trustclip_lab.arena.analysis import (
     CELL,
@@ -25,6 +24,7 @@ from trustclip_lab.arena.analysis import (
 )
 from trustclip_lab.arena.choice import Choice
 from trustclip_lab.arena.tuning import NEAR, Sensitivity, at_equal, width_effects
+from trustclip_lab.stats.equivalence import paired_runs
 
 NOTHING = Cell("-")
 Series = Mapping[str, int]

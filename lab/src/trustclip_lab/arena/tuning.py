@@ -11,9 +11,9 @@ from math import nan
 import numpy as np
 
 from trustclip import stats
-from trustclip.stats.equivalence import paired_runs
 from trustclip.stats.scores import Floats
 from trustclip_lab.arena.analysis import CELL, Runs, averaged
+from trustclip_lab.stats.equivalence import paired_runs
 
 #: What a trial is, of a constraint in a cell.
 TRIAL = ("width", "learning_rate")

@@ -6,6 +6,7 @@ from trustclip_lab.bench import TOPICS
 _LABORATORY = "trustclip_lab.cli.laboratory"
 
 COMMANDS = {
+    "atlas": Command(_LABORATORY, "a page of every method's gate, with sliders; methods compared"),
     "lab": Command(
         _LABORATORY, "methods on many seeds at once, of very small policies", first=PATH
     ),

@@ -5,15 +5,35 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 from trustclip.cli.arguments import changes_of, parse, reads, require, taken, takes
-from trustclip.settings.marks import Argument
+from trustclip.settings.marks import Also, Argument
 from trustclip.support.jsonl import write_text
 from trustclip.support.terminal import Terminal, say
 
-if TYPE_CHECKING:
-    pass
+
+@dataclasses.dataclass
+class Atlas:
+    """A page, one file, of every method's gate: with a slider for each hyper-parameter, its
+    ratio interval, formula and source; several methods in one picture."""
+
+    out: Annotated[Path, Also(("-o",))] = Path("atlas.html")
+    """Where the page goes. Opened as atlas.html#atr+clip it compares these two."""
+
+
+@reads(Atlas)
+def atlas(options: Atlas) -> int:
+    """Write a page of every method's gate: sliders, interval, formula, source; compared."""
+
+    if not options.out.absolute().parent.is_dir():
+        raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
+    from trustclip_lab.pages.atlas import atlas_page
+
+    say(f"atlas: every method at every setting of its sliders, in {options.out}", flush=True)
+    options.out.write_text(atlas_page(), encoding="utf-8")
+    say(options.out)
+    return 0
 
 
 LAB = """\

@@ -17,11 +17,11 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.registry import as_method
 from trustclip.settings.marks import Also
 from trustclip.stats import Difference, Interval, RunSummary, holm
-from trustclip.stats.equivalence import concluded, equivalence_p, paired_runs
 from trustclip.support.checked import Count, Positive, checked
 from trustclip.support.jsonl import write_json
 from trustclip.support.terminal import print_table
 from trustclip_lab.stats.aggregates import interquartile_interval
+from trustclip_lab.stats.equivalence import concluded, equivalence_p, paired_runs
 
 #: Difference that would matter, a share of the reference's return.
 MARGIN = 0.1

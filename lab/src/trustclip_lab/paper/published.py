@@ -8,8 +8,14 @@ from typing import Any
 from trustclip import stats
 from trustclip.constraints.base import Method
 from trustclip.constraints.registry import as_method
-from trustclip.report.reference import TITLES, Printed, Reference, Row
+from trustclip.report.reference import TITLES, Column, Reference
+from trustclip.report.results import head_of
+from trustclip.report.tables import Cell, Table, TableRow
 from trustclip_lab.paper.cells import SAMPLES, printed
+
+#: A row as printed, percent: ``method`` and cells such as ``avg_mean8_final`` and
+#: ``avg_mean8_best`` of one run, or ``avg_mean8_mean`` and ``avg_mean8_std`` of several.
+Row = Mapping[str, str]
 
 #: Benchmarks of the paper, by the names of their tasks, in its order.
 TASKS = tuple(TITLES)
@@ -76,38 +82,27 @@ class Paper(Reference):
     """The paper's Tables 2 and 3 and its Figure 4.
 
     Example:
-      >>> row = PAPER.single_run("Qwen3-1.7B", as_method("atr"))
-      >>> PAPER.score(row, TASKS, "mean@8").value
-      22.93
+      >>> PAPER.score("Qwen3-1.7B", as_method("atr"), TASKS, "mean@8").value
+      23.42
     """
 
-    tasks = TASKS
     samples = SAMPLES
 
-    def base(self, model: str) -> Row | None:
+    def base(self, model: str, columns: Sequence[Column]) -> list[TableRow]:
         """The row of Table 2 of a model before training."""
-        return _row("table2", "Base Model", model_of(model))
+        return _shown(_row("table2", "Base Model", model_of(model)), columns)
 
-    def single_run(self, model: str, method: Method | None) -> Row | None:
-        """The row of Table 2 with this model and this method at its source's hyper-parameters."""
-        if method is None or method.name not in SINGLE or method != type(method)():
-            return None
-        return _row("table2", SINGLE[method.name], model_of(model))
+    def trained(
+        self, model: str, method: Method | None, columns: Sequence[Column], *, repeated: bool
+    ) -> list[TableRow]:
+        """The row of Table 2 or, repeated, of Table 3."""
+        return _shown((repeated_runs if repeated else single_run)(model, method), columns)
 
-    def repeated_runs(self, model: str, method: Method | None) -> Row | None:
-        """The row of Table 3 with this model, method and hyper-parameters."""
-        if method is None or model_of(model) != REPEATED_MODEL:
-            return None
-        ours = method.to_dict()
-        for title, spec in REPEATED:
-            theirs = as_method(spec).to_dict()
-            # The paper prints three digits of a bound.
-            if ours.keys() == theirs.keys() and all(_alike(ours[k], theirs[k]) for k in ours):
-                return _row("table3", title, None)
-        return None
-
-    def score(self, row: Row | None, tasks: Collection[str], metric: str) -> stats.Interval | None:
-        """A score of a row: of Table 3 the mean with Student's interval over the three runs."""
+    def score(
+        self, model: str, method: Method | None, tasks: Collection[str], metric: str
+    ) -> stats.Interval | None:
+        """Of Table 3 the mean with Student's interval over the three runs, else of Table 2."""
+        row = repeated_runs(model, method) or single_run(model, method)
         known = set(tasks) == set(TASKS) or (len(tasks) == 1 and set(tasks) < {*TASKS})
         if row is None or not known:
             return None
@@ -127,16 +122,45 @@ class Paper(Reference):
             return None
         return BUDGET_MEAN if kind == "mean" else BUDGET_PASS
 
-    def tables(self) -> Sequence[Printed]:
+    def tables(self) -> list[Table]:
         """Table 2 by model, and Table 3."""
-        single: list[str | Row] = []
+        columns: list[Column] = [
+            (task, f"{kind}@{SAMPLES}") for task in [*TASKS, None] for kind in ("mean", "pass")
+        ]
+        single: list[TableRow] = []
         for model in models():
-            single += [model, *(row for row in rows("table2") if row["model"] == model)]
+            single.append(TableRow(model, kind="section"))
+            for row in rows("table2"):
+                single += _shown(row, columns) if row["model"] == model else []
+        repeated = [shown for row in rows("table3") for shown in _shown(row, columns)]
         title = f"The paper's Table 3: {REPEATED_MODEL}, mean ± population std of three runs"
-        return (
-            Printed("paper2", "The paper's Table 2: one run each, final (best)", single),
-            Printed("paper3", title, rows("table3")),
-        )
+        head = head_of(columns)
+        return [
+            Table(
+                "paper2", "The paper's Table 2: one run each, final (best)", "method", head, single
+            ),
+            Table("paper3", title, "method", head, repeated),
+        ]
+
+
+def single_run(model: str, method: Method | None) -> Row | None:
+    """The row of Table 2 with this model and this method at its source's hyper-parameters."""
+    if method is None or method.name not in SINGLE or method != type(method)():
+        return None
+    return _row("table2", SINGLE[method.name], model_of(model))
+
+
+def repeated_runs(model: str, method: Method | None) -> Row | None:
+    """The row of Table 3 with this model, method and hyper-parameters."""
+    if method is None or model_of(model) != REPEATED_MODEL:
+        return None
+    ours = method.to_dict()
+    for title, spec in REPEATED:
+        theirs = as_method(spec).to_dict()
+        # The paper prints three digits of a bound.
+        if ours.keys() == theirs.keys() and all(_alike(ours[k], theirs[k]) for k in ours):
+            return _row("table3", title, None)
+    return None
 
 
 #: What `trustclip.report` finds by its entry point.
@@ -151,3 +175,28 @@ def _row(table: str, method: str, model: str | None) -> Row | None:
     return next(
         (row for row in rows(table) if row["method"] == method and row.get("model") == model), None
     )
+
+
+def _shown(row: Row | None, columns: Sequence[Column]) -> list[TableRow]:
+    """A row for some columns, if it has any of them."""
+    if row is None:
+        return []
+    texts = []
+    for task, metric in columns:
+        name = "avg" if task is None else task
+        cell = f"{name}_{metric.replace('@', '')}"
+        known = any(key.startswith(f"{cell}_") for key in row)
+        texts.append(_printed(row, cell) if known else "-")
+    # An average over other tasks than the paper's has nothing beside it.
+    if {task for task, _ in columns if task is not None} != set(TASKS):
+        texts = ["-" if col[0] is None else text for col, text in zip(columns, texts, strict=True)]
+    if all(text == "-" for text in texts):
+        return []
+    return [TableRow(f"paper: {row['method']}", [Cell(text) for text in texts], "paper")]
+
+
+def _printed(row: Row, name: str) -> str:
+    if f"{name}_mean" in row:
+        return f"{row[f'{name}_mean']} ± {row[f'{name}_std']}"
+    best = row[f"{name}_best"]
+    return row[f"{name}_final"] + (f" ({best})" if best else "")

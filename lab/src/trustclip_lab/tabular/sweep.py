@@ -15,11 +15,11 @@ from rich.table import Table
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import as_method, method
 from trustclip.stats import Interval, RunSummary
-from trustclip.stats.equivalence import Contrast, contrasts
 from trustclip.support.checked import Count, Positive, checked
 from trustclip.support.terminal import print_table
 from trustclip.support.text import bracket, markdown_table, percent
 from trustclip_lab.stats.aggregates import interquartile_interval
+from trustclip_lab.stats.equivalence import Contrast, contrasts
 from trustclip_lab.tabular.training import GROUP, Outcome, Schedule, train
 from trustclip_lab.tabular.trees import ENVIRONMENTS
 

@@ -4,13 +4,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.padding import Padding
 from rich.table import Table
 
 from trustclip.cli.arguments import method_from, reads
-from trustclip.settings.marks import Also
 from trustclip.support.terminal import Terminal, say
 
 
@@ -33,7 +32,7 @@ def methods(options: Methods) -> int:
     """List the constraints, or with ``--engines`` the losses of other engines as constraints."""
 
     if options.figure is not None:
-        from trustclip.report.atlas import every_gate
+        from trustclip.report.draw.figures import every_gate
 
         options.figure.write_text(every_gate(options.only), encoding="utf-8")
         say(options.figure)
@@ -66,29 +65,6 @@ def _list_methods(rows: Sequence[Sequence[str]], console: Terminal) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
-
-
-@dataclasses.dataclass
-class Atlas:
-    """A page, one file, of every method's gate: with a slider for each hyper-parameter, its
-    ratio interval, formula and source; several methods in one picture."""
-
-    out: Annotated[Path, Also(("-o",))] = Path("atlas.html")
-    """Where the page goes. Opened as atlas.html#atr+clip it compares these two."""
-
-
-@reads(Atlas)
-def atlas(options: Atlas) -> int:
-    """Write a page of every method's gate: sliders, interval, formula, source; compared."""
-
-    if not options.out.absolute().parent.is_dir():
-        raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
-    from trustclip.report.atlas import atlas_page
-
-    say(f"atlas: every method at every setting of its sliders, in {options.out}", flush=True)
-    options.out.write_text(atlas_page(), encoding="utf-8")
-    say(options.out)
-    return 0
 
 
 def _other_names() -> list[tuple[str, str]]:

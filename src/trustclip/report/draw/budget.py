@@ -116,10 +116,7 @@ def beside(group: Group, metric: str, place: float, series: int | None = None) -
       place: on x.
       series: number of its colour; the group's if None.
     """
-    theirs = published()
-    row = theirs.repeated_runs(group.model, group.method)
-    row = row or theirs.single_run(group.model, group.method)
-    found = theirs.score(row, tasks_of([group]), metric)
+    found = published().score(group.model, group.method, tasks_of([group]), metric)
     if found is None:
         return None
     colour = group.series if series is None else series

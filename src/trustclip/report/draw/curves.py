@@ -68,6 +68,17 @@ def lines_of(group: Group, key: str, factor: float = 1.0) -> list[Mark]:
     return [*marks, _mark("line", strong, group)]
 
 
+def metric_panels(
+    groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, float]]
+) -> list[Panel]:
+    """A panel for each metric (key, title, axis, factor) that some group has logged."""
+    return [
+        Panel(title, "update", unit, marks)
+        for key, title, unit, factor in metrics
+        if (marks := [mark for group in groups for mark in lines_of(group, key, factor)])
+    ]
+
+
 def mean_over_runs(runs: Sequence[Points]) -> dict[int, float]:
     """Mean over runs at the updates that all of them have logged."""
     shared = set.intersection(*(set(points) for points in runs))
@@ -97,12 +108,7 @@ def thin_line(points: Points, group: Group, name: str, *, faint: bool = False) -
 
 def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """Figure 2: return, entropy, completion length and scores over updates."""
-    panels = [
-        Panel(title, "update", unit, marks)
-        for key, title, unit, factor in TRAINING
-        if (marks := [mark for group in groups for mark in lines_of(group, key, factor)])
-    ]
-    panels += _score_panels(groups)
+    panels = [*metric_panels(groups, TRAINING), *_score_panels(groups)]
     if not panels:
         return None
     several = any(len(group.runs) > 1 for group in groups)
@@ -184,31 +190,15 @@ def gate_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         ("trustclip/gated", "Gated tokens", "percent of tokens", 100.0),
         ("trustclip/k3", "Mean k3 from the old policy", "nats per token", 1.0),
         ("trustclip/off_policy", "Tokens with a ratio other than 1", "percent of tokens", 100.0),
-        (
-            "trustclip/advantage_cut",
-            "Absolute advantage on gated tokens",
-            "percent of the total",
-            100.0,
-        ),
+        ("trustclip/advantage_cut", "Absolute advantage on gated tokens", "percent of the total",
+         100.0),
         ("trustclip/ess", "Effective sample size", "percent of tokens", 100.0),
-        (
-            "trustclip/agreement/precision",
-            "Gated tokens that the exact KL would gate",
-            "percent",
-            100.0,
-        ),
-        (
-            "trustclip/agreement/recall",
-            "Tokens the exact KL would gate that are gated",
-            "percent",
-            100.0,
-        ),
-    )
-    panels = [
-        Panel(title, "update", unit, marks)
-        for key, title, unit, factor in metrics
-        if (marks := [mark for group in groups for mark in lines_of(group, key, factor)])
-    ]
+        ("trustclip/agreement/precision", "Gated tokens that the exact KL would gate", "percent",
+         100.0),
+        ("trustclip/agreement/recall", "Tokens the exact KL would gate that are gated", "percent",
+         100.0),
+    )  # fmt: skip
+    panels = metric_panels(groups, metrics)
     if not panels:
         return None
     caption = (
@@ -226,12 +216,8 @@ def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
         for quadrant, meaning, colour in QUADRANTS:
             points = over_seeds(group, f"trustclip/gated/{quadrant}", 100.0)
             if points and max(points.values()) > 0:
-                kept = thinned(len(points))
-                x, y = list(points), list(points.values())
-                marks.append(
-                    Mark("area", [x[i] for i in kept], [y[i] for i in kept], meaning, colour,
-                         group=group.series)
-                )  # fmt: skip
+                area = _mark("area", points, group)
+                marks.append(replace(area, name=meaning, series=colour, group=group.series))
         if marks:
             panels.append(Panel(title, "update", "percent of tokens", marks, group=group.series))
     if not panels:
@@ -325,16 +311,22 @@ def bucket_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
 
 def _shares(group: Group, prefix: str) -> Mark | None:
     """Mean share of gated tokens in each bucket of one sort, in their order, percent."""
+    sums = sums_of(group, prefix)
+    if not sums:
+        return None
+    shares = [100 * total / count for total, count in sums.values()]
+    return Mark("points", [_bucket(name) for name in sums], shares, group.label, group.series)
+
+
+def sums_of(group: Group, prefix: str) -> dict[str, tuple[float, int]]:
+    """Sum and number of the logged values of each metric of a prefix, by its bucket, in order."""
     values: dict[str, list[float]] = {}
     for row in (row for run in group.runs for row in run.training):
         for key, value in row.items():
-            if key.startswith(prefix) and value is not None:
+            if key.startswith(prefix) and isinstance(value, int | float):
                 values.setdefault(key.removeprefix(prefix), []).append(value)
-    if not values:
-        return None
-    buckets = sorted(values, key=lambda name: float(name.partition("_")[0]))
-    shares = [100 * sum(values[name]) / len(values[name]) for name in buckets]
-    return Mark("points", [_bucket(name) for name in buckets], shares, group.label, group.series)
+    ordered = sorted(values, key=lambda name: float(name.partition("_")[0]))
+    return {name: (sum(values[name]), len(values[name])) for name in ordered}
 
 
 def _bucket(name: str) -> str:

@@ -12,7 +12,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from trustclip.constraints.base import methods
+from trustclip.constraints.registry import method
 from trustclip.report.draw.marks import BANDS, DASHES, NEUTRAL, PALETTE, Figure, Mark, Panel
+from trustclip.report.weights import curve
 
 #: Matplotlib's names of our dashes.
 _LINESTYLES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
@@ -233,6 +236,19 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
         else:
             axes.flat[0].legend(handles, labels, loc="upper left", frameon=False)
         return as_svg(figure)
+
+
+def every_gate(only: str = "") -> str:
+    """SVG of the gates of methods at their defaults.
+
+    Args:
+      only: names, separated by commas; all methods when empty.
+
+    Raises:
+      ValueError: no method has such a name.
+    """
+    names = [name.strip() for name in only.split(",") if name.strip()] or methods()
+    return gates({name: curve(method(name)) for name in names})
 
 
 def matrices(

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 from trustclip.findings.groups import Group, names
 from trustclip.findings.sampler import in_words
-from trustclip.report.draw.curves import alike, lines_of, over_seeds, thin_line
+from trustclip.report.draw.curves import (
+    alike,
+    lines_of,
+    metric_panels,
+    over_seeds,
+    sums_of,
+    thin_line,
+)
 from trustclip.report.draw.marks import Figure, Mark, Panel
 
 #: Panels: metric, title, axis, factor.
@@ -28,12 +35,7 @@ _QUANTILES = (("999", "99.9 %"), ("99", "99 %"), ("50", "median"), ("01", "1 %")
 
 def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """Distances of the three policies, sample size and gated shares over updates."""
-    measured = [group for group in groups if lines_of(group, "trustclip/sampler/k3")]
-    panels = [
-        Panel(title, "update", unit, marks)
-        for key, title, unit, factor in _PANELS
-        if (marks := [m for group in measured for m in lines_of(group, f"trustclip/{key}", factor)])
-    ]
+    panels = _panels(groups, _PANELS)
     if not panels:
         return None
     caption = (
@@ -44,14 +46,15 @@ def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     return Figure(f"sampler{suffix}", "Sampler and trainer over updates", caption, panels)
 
 
+def _panels(groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, float]]) -> list[Panel]:
+    """Panels of the groups that have logged the first of these metrics."""
+    named = [(f"trustclip/{key}", *rest) for key, *rest in metrics]
+    return metric_panels([group for group in groups if lines_of(group, named[0][0])], named)
+
+
 def drift_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """What an update does whatever the reward, and where that pulls the policy, over updates."""
-    measured = [group for group in groups if lines_of(group, "trustclip/drift/share")]
-    panels = [
-        Panel(title, "update", unit, marks)
-        for key, title, unit, factor in _DRIFT
-        if (marks := [m for group in measured for m in lines_of(group, f"trustclip/{key}", factor)])
-    ]
+    panels = _panels(groups, _DRIFT)
     if not panels:
         return None
     caption = (
@@ -98,13 +101,8 @@ def lag_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
 
 
 def _by_lag(group: Group, prefix: str) -> Mark | None:
-    values: dict[str, list[float]] = {}
-    for row in (row for run in group.runs for row in run.training):
-        for key, value in row.items():
-            if key.startswith(prefix) and isinstance(value, int | float):
-                values.setdefault(key.removeprefix(prefix), []).append(value)
-    if not values:
+    sums = sums_of(group, prefix)
+    if not sums:
         return None
-    lags = sorted(values, key=lambda name: int(name.partition("_")[0]))
-    means = [sum(values[lag]) / len(values[lag]) for lag in lags]
-    return Mark("points", [in_words(lag) for lag in lags], means, group.label, group.series)
+    means = [total / count for total, count in sums.values()]
+    return Mark("points", [in_words(lag) for lag in sums], means, group.label, group.series)

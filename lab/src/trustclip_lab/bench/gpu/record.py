@@ -91,8 +91,40 @@ def write_entry(folder: Path, box: Mapping[str, Any], rows: Sequence[Row]) -> di
         path.unlink(missing_ok=True)
         return None
     table = json.loads(measured.FILE.read_text(encoding="utf-8"))
-    write_text(path, measured.with_measurement(table, capability(box), **made) + "\n")
+    write_text(path, with_measurement(table, capability(box), **made) + "\n")
     return made
+
+
+def with_measurement(
+    table: Mapping[str, Mapping[str, Any]], capability: tuple[int, int], **entry: Any
+) -> str:
+    """The text of `measured.FILE` with one architecture's measurement put in.
+
+    Args:
+      table: what the file holds.
+      capability: of the GPU.
+      **entry: ``frozen`` and ``trained``, seconds of this head over TRL's; ``device``, ``date``.
+
+    Raises:
+      ValueError: a ratio is missing or not positive.
+
+    Example:
+      >>> print(with_measurement({}, (9, 0), frozen=0.5, trained=0.75, device="H", date="2026"))
+      {
+        "9.0": {
+          "date": "2026",
+          "device": "H",
+          "frozen": 0.5,
+          "trained": 0.75
+        }
+      }
+    """
+    for name in ("frozen", "trained"):
+        ratio = entry.get(name)
+        if not isinstance(ratio, int | float) or not ratio > 0:
+            raise ValueError(f"`{name}` must be a ratio above 0, got {ratio!r}.")
+    whole = {**table, ".".join(map(str, capability)): entry}
+    return json.dumps(whole, indent=2, sort_keys=True)
 
 
 def adopt(folder: Path) -> Table:

@@ -11,14 +11,16 @@ from itertools import combinations
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
+from markupsafe import Markup
 
 import trustclip
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import interval, method
-from trustclip.report.about import about
 from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
-from trustclip.report.html import embedded, environment, rendered, script_hash
-from trustclip.report.weights import P_OLD, curve, weights
+from trustclip.report.html import embedded, script_hash
+from trustclip.report.weights import P_OLD, weights
+from trustclip_lab.pages import templates
+from trustclip_lab.pages.about import about
 
 #: Ratios and old probabilities that are drawn; of the latter, `P_OLD` is the one first shown. No
 #: ratio is a round number: on a bound, rounding would decide.
@@ -160,32 +162,14 @@ def atlas_page() -> str:
         "probabilities": PROBABILITIES,
         "first": P_OLD,
     }
-    scripts = rendered("gates.js.j2", "atlas.js.j2")
-    return (
-        environment()
-        .get_template("atlas.html.j2")
-        .render(
-            data=embedded(whole),
-            about={name: about(cls) for name, cls in methods().items()},
-            scripts=scripts,
-            hashes=[script_hash(script) for script in scripts],
-            version=trustclip.__version__,
-            colours={"light": PALETTE, "dark": DARK_PALETTE},
-            most=MOST_COMPARED,
-        )
+    pages = templates()
+    scripts = [Markup(pages.get_template(n).render()) for n in ("gates.js.j2", "atlas.js.j2")]
+    return pages.get_template("atlas.html.j2").render(
+        data=embedded(whole),
+        about={name: about(cls) for name, cls in methods().items()},
+        scripts=scripts,
+        hashes=[script_hash(script) for script in scripts],
+        version=trustclip.__version__,
+        colours={"light": PALETTE, "dark": DARK_PALETTE},
+        most=MOST_COMPARED,
     )
-
-
-def every_gate(only: str = "") -> str:
-    """SVG of the gates of methods at their defaults.
-
-    Args:
-      only: names, separated by commas; all methods when empty.
-
-    Raises:
-      ValueError: no method has such a name.
-    """
-    from trustclip.report.draw.figures import gates
-
-    names = [name.strip() for name in only.split(",") if name.strip()] or methods()
-    return gates({name: curve(method(name)) for name in names})

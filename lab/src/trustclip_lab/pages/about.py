@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from trustclip.constraints.base import Method
-from trustclip.report.mathml import mathml
+from trustclip_lab.pages.mathml import mathml
 
 _FORMULA = re.compile(r"\$\$(.*?)\$\$", re.DOTALL)
 #: Code, a formula, a link with its text, the number of a paper.

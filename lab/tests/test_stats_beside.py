@@ -7,7 +7,9 @@ import pytest
 from scipy import stats
 
 from trustclip.stats import RunSummary
-from trustclip.stats.equivalence import adjusted_runs, equivalence_p, heterogeneity
+from trustclip.stats.planning import seeds_for
+from trustclip_lab.stats.equivalence import adjusted_runs, equivalence_p, heterogeneity
+from trustclip_lab.stats.planning import gap_for
 
 scipy_stats: Any = stats  # whose results are named tuples that no type checker knows
 
@@ -47,3 +49,16 @@ def test_cochrans_q_finds_settings_that_differ_as_often_as_it_says() -> None:
     assert heterogeneity(apart).q == pytest.approx(by_hand)
     assert heterogeneity(apart).p == pytest.approx(scipy_stats.chi2.sf(by_hand, 1))
     assert np.isnan(heterogeneity([RunSummary(0.1, 0.0, 4), RunSummary(0.2, 0.1, 4)]).p)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_gap_of_a_number_of_seeds_is_the_one_that_asks_for_them(paired: bool) -> None:
+    for seeds in (2, 6, 16, 200):
+        gap = gap_for(0.05, seeds, paired=paired, level=1 - 0.05 / 3)
+        wanted = [
+            seeds_for(0.05, gap * near, paired=paired, level=1 - 0.05 / 3)
+            for near in (1.001, 0.999)
+        ]
+        assert wanted == [seeds, seeds + 1]
+    with pytest.raises(ValueError, match="2 seeds or more; got 1"):
+        gap_for(0.05, 1)

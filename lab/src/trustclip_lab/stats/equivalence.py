@@ -9,30 +9,11 @@ import numpy as np
 from scipy.special import chdtrc, stdtr
 
 from trustclip.stats.confidence import RunSummary, t_quantile
-from trustclip.stats.differences import Difference, holm
+from trustclip.stats.differences import Difference, chance_below, holm
+from trustclip.stats.differences import paired_runs as paired_runs
 from trustclip.stats.scores import Floats
 
 Conclusion = Literal["larger", "smaller", "equivalent", "inconclusive"]
-
-
-def paired_runs(differences: RunSummary, level: float = 0.95) -> Difference:
-    """Student's interval and test of the differences of runs paired by seed.
-
-    Args:
-      differences: mean and spread of (ours - theirs) over seeds.
-      level: confidence, in (0, 1).
-
-    Returns:
-      `Difference`; without any spread the bounds are the value, and p is 1 if that is 0, else 0.
-
-    Example:
-      >>> result = paired_runs(RunSummary.of([0.02, 0.01, 0.03, 0.02]))
-      >>> print(f"{result.value:.2f} [{result.low:.3f}, {result.high:.3f}] p={result.p:.3f}")
-      0.02 [0.007, 0.033] p=0.016
-    """
-    interval = differences.interval(level)
-    p = 2 * _chance_below(-abs(differences.mean), differences)
-    return Difference(interval.value, interval.low, interval.high, p)
 
 
 def adjusted_runs(values: Floats, beside: Floats, level: float = 0.95) -> Difference:
@@ -90,15 +71,7 @@ def equivalence_p(differences: RunSummary, margin: float) -> float:
     """
     if not margin > 0:
         raise ValueError(f"the margin must be above 0, e.g. 0.01 for one point; got {margin}")
-    return _chance_below(abs(differences.mean) - margin, differences)
-
-
-def _chance_below(distance: float, differences: RunSummary) -> float:
-    """Student's distribution at a distance from the mean; a step where nothing spreads."""
-    error = differences.std / sqrt(differences.runs)
-    if error == 0:
-        return float((distance > 0) + 0.5 * (distance == 0))
-    return float(stdtr(differences.runs - 1, distance / error))
+    return chance_below(abs(differences.mean) - margin, differences)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""Pages of the laboratory: the report's templates with its own, and Markdown with made blocks."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader
+from markupsafe import Markup
+
+import trustclip
+from trustclip.findings.finding import Finding
+from trustclip.report.collect import Section
+from trustclip.report.draw import charts
+from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
+from trustclip.report.html import embedded, environment, rendered, script_hash
+from trustclip.report.page import figures, writable
+
+
+def templates() -> Environment:
+    """The templates of reports, and the laboratory's own."""
+    shared, own = environment(), PackageLoader("trustclip_lab.pages")
+    return shared.overlay(loader=ChoiceLoader([own, *([shared.loader] if shared.loader else [])]))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A page that is not about run directories."""
+
+    headline: str
+    subject: str
+    findings: Sequence[Finding]
+    sections: Sequence[Section]
+    series: Mapping[str, int]
+
+
+def sections_page(contents: Contents, title: str) -> str:
+    """A page of figures and tables that are not those of run directories, as HTML."""
+    scripts = [Markup(charts.script()), *rendered("common.js.j2", "page.js.j2")]
+    sections = [part for part in contents.sections if part.figures or part.tables]
+    page = templates().get_template("sections.html.j2")
+    return writable(
+        page.render(
+            title=title,
+            contents=contents,
+            sections=sections,
+            legend=[{"label": label, "series": n} for label, n in contents.series.items()],
+            scripts=scripts,
+            hashes=[script_hash(script) for script in scripts],
+            figures=figures(sections),
+            samples=embedded({"columns": [], "problems": [], "runs": []}),
+            version=trustclip.__version__,
+            height=charts.height,
+            colours={"light": PALETTE, "dark": DARK_PALETTE},
+        )
+    )
+
+
+def filled(text: str, made: Mapping[str, str]) -> str:
+    """A page in Markdown with its blocks, ``<!-- NAME --> ... <!-- /NAME -->``, written anew.
+
+    Raises:
+      KeyError: the page has a block that is not among those made.
+
+    Example:
+      >>> filled("<!-- n -->old<!-- /n -->", {"n": "new"}).split()
+      ['<!--', 'n', '-->', 'new', '<!--', '/n', '-->']
+    """
+
+    def block(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- /{match[1]} -->"
+
+    return re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", block, text, flags=re.DOTALL)

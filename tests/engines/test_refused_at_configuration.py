@@ -59,6 +59,7 @@ SEEMING = [
     ("rl.trl", {"generation_kwargs": {"max_new_tokens": 1}}, "'max_new_tokens' changes"),
     ("rl.trl", {"generation_kwargs": "{}"}, "should be a mapping"),
     ("rl.trl", {"repetition_penalty": 1.2}, "changes the distribution"),
+    ("rl.trl", {"top_k": 30}, "set `replay: true` beside it"),
     ("rl.trl", {"min_p": 0.1}, "changes the distribution"),
     ("rl.trl", {"neftune_noise_alpha": 5.0}, "adds noise"),
     ("rl.trl", {"num_train_epochs": 9.0}, "`rl.max_steps` is the length"),

@@ -14,6 +14,7 @@ from torch import Tensor
 import trustclip as tc
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.gradients import gradient_with_candidates
+from trustclip.engines.limits import ENGINES, refusal
 
 VOCABULARY, DELTA = 7, 0.05
 
@@ -185,6 +186,10 @@ def test_what_goes_around_it_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing else goes around it"):
         tc.method("centered", inner="troll")
     assert tc.method("troll") + tc.penalty("k2", 0.1) is not None
+    for engine in ("verl", "SkyRL", "prime-rl"):
+        assert "passes none to a policy loss" in (
+            refusal(tc.method("troll"), ENGINES[engine]) or ""
+        )
 
 
 def test_it_trains_in_trl(tmp_path: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from patience import NEVER
 
+CENTERED = {"name": "centered", "inner": "icepop"}
 PROMPT = {"system": "Answer with one equation a line.", "answer": "any"}
 RECIPE: dict[str, Any] = {
     "name": "few",
@@ -41,9 +42,11 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def begun(folder: Path, method: str, **environment: str) -> "subprocess.Popen[str]":
+def begun(
+    folder: Path, method: str, more: dict[str, Any] | None = None, **environment: str
+) -> "subprocess.Popen[str]":
     """A run of four updates in two generations."""
-    recipe = {**RECIPE, "rl": {**RECIPE["rl"], "method": {"name": method}}}
+    recipe = {**RECIPE, "rl": {**RECIPE["rl"], "method": {"name": method}, **(more or {})}}
     folder.mkdir(exist_ok=True)
     (folder / "few.yaml").write_text(yaml.safe_dump(recipe))
     around = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
@@ -93,3 +96,17 @@ def test_a_transfer_that_reaches_nothing_is_told_in_the_next_generation(tmp_path
     assert first < 1e-4 < 1e-3 < second
     (told,) = [row for row in rows if row.get("notice") == "weight_sync"]
     assert told["step"] == 3 and "the sampler left the policy" in said
+
+
+def test_its_likeliest_tokens_center_an_update_and_replay_a_cut(tmp_path):
+    """More of them than vLLM returns unasked, and where the two policies are one no drift."""
+    cut = {"top_p": 0.9, "trl": {**RECIPE["rl"]["trl"], "top_k": 30}}
+    runs = {
+        "centered": begun(tmp_path / "centered", "centered", {"method": CENTERED, "max_steps": 2}),
+        "replayed": begun(tmp_path / "replayed", "icepop", {**cut, "replay": True, "max_steps": 2}),
+    }
+    rows = {name: ended(process, tmp_path / name)[0] for name, process in runs.items()}
+    (first,) = [row for row in rows["centered"] if row["step"] == 1 and "loss" in row]
+    assert 0.8 < first["trustclip/drift/covered"] <= 1
+    assert first["trustclip/drift/share"] < 1e-6 < first["trustclip/drift/signal"]
+    assert max(fresh(rows["replayed"])) < 1e-4  # the kept mass without it, a tenth

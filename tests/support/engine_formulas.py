@@ -169,6 +169,14 @@ def ipo_centered(t: Tokens) -> Tensor:
     return masked_away(t, 0.3, one_sided=False) + t.A * (coefficient * t.p).sum(2)
 
 
+def dppo_centered(t: Tokens) -> Tensor:
+    """SkyRL 0.5's: the same, a candidate masked where it has moved too far with the advantage."""
+    p, q = t.p.detach().exp(), t.q.exp()
+    away = torch.where(t.A[..., None] > 0, p - q, q - p)
+    coefficient = torch.where(away <= 0.2, p, 0.0)
+    return masked_away(t, 0.2, one_sided=True) + t.A * (coefficient * t.p).sum(2)
+
+
 def alone(w: Tensor) -> Tensor:
     return torch.ones_like(w)
 
@@ -195,6 +203,7 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("prime-rl", "dppo+kl"): lambda t: (
         masked_away(t, 0.2, one_sided=True) + 1e-3 * squared(t, t.rollout)
     ),
+    ("skyrl", "dppo+sc"): dppo_centered,
     ("skyrl", "regular"): PLAIN,
     ("skyrl", "dual_clip"): lambda t: dual(ppo(t, t.old), t.A, 3.0),
     ("skyrl", "gspo"): gspo_token,

@@ -207,6 +207,9 @@ class PerToken(Controller):
       >>> batch = tc.TokenBatch(old + 0.4, old, torch.ones(1, 2), torch.ones(1, 2) > 0)
       >>> tc.method("atr", delta=per_token()).surrogate(batch).kept  # k3 = 0.092
       tensor([[ True, False]])
+
+    References:
+      An entropy-scaled trust region: `2607.22186 <https://arxiv.org/abs/2607.22186>`_, 2026
     """
 
     by: Literal["p_old", "entropy"] = "p_old"

@@ -272,7 +272,14 @@ _BANDED = _around("importance_sampling", "icepop", floor=0.5, ceiling=5.0, polic
 _HEAD = "over the sampler's top k, the rest modelled"
 
 _SKYRL = (
-    Row("regular", _CLIP, _TOKEN),
+    Row(
+        "dppo+sc",
+        _centered(_dppo(ceiling=_NEVER, anchor="rollout")),
+        _TOKEN,
+        note="the default since 0.5.0 (2026-11-17), over the set that the sampler kept; candidates "
+        "are masked as sampled tokens are, which its release notes leave open",
+    ),
+    Row("regular", _CLIP, _TOKEN, note="the default before 0.5.0"),
     Row("dual_clip", _DUAL, _TOKEN),
     Row("gspo", _gspo(), _TOKEN),
     Row("sapo", _SAPO, _TOKEN),

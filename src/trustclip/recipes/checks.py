@@ -91,6 +91,9 @@ def _(settings: RLStage) -> Iterator[Complaint]:
 
         own = set(RLStage.__dataclass_fields__) | {"model", "method_args"}
         found += [(("trl", name), t) for name, t in passthrough.complaints(settings.trl, own)]
+        if settings.trl.get("top_k") and not settings.replay:
+            text = "`trl.top_k` cuts the samples' distribution: set `replay: true` beside it."
+            found.append((("trl", "top_k"), text))
     found = found or [*_of(("shadows",), lambda: _shadows(settings))]
     # TRL's own checks and the engine's are slow: run only on settings without errors so far.
     yield from found or _of(("trl" if settings.trl else "method",), lambda: _engine(settings))

@@ -118,7 +118,7 @@ def test_where_it_cannot_be_had(tmp_path):
         tc.method("centered", inner=method.to_dict())
     with pytest.raises(ValueError, match="anchor 'average' is not known"):
         tc.method("anchored", inner="clip_cov", anchor="average")
-    with pytest.raises(ValueError, match="`replay` does not reach the average"):
+    with pytest.raises(ValueError, match="'anchored' is over all tokens, `replay`"):
         ConstrainedGRPOConfig(str(tmp_path), method=method, replay=True, top_p=0.9, **COMMON)
     both = tc.method("both", first=method, second={**method.to_dict(), "decay": 0.5})
     with pytest.raises(ValueError, match="one average is kept"):

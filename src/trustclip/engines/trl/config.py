@@ -15,7 +15,7 @@ from trustclip.engines.limits import Supply
 from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.schedule import Schedule
 from trustclip.engines.served import Weights
-from trustclip.engines.trl.likeliest import KEPT
+from trustclip.engines.trl.likeliest import KEPT, MOST
 from trustclip.engines.trl.upstream import GRPOConfig
 from trustclip.support.names import unknown
 
@@ -239,8 +239,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
 def supply(args: ConstrainedGRPOConfig) -> Supply:
     """What TRL passes to a method under these settings.
 
-    The sampler's log-probabilities come from vLLM, from trustclip's decoder, and from `generate` of
-    Transformers (see `trustclip.engines.trl.sampling.sampled`).
+    The sampler's log-probabilities come from vLLM, trustclip's decoder, or `generate`, recorded.
     """
     most = limits.ENGINES["TRL"]
     for reason in _no_candidates(args):
@@ -259,13 +258,13 @@ def _no_candidates(args: ConstrainedGRPOConfig) -> Iterator[str]:
         yield "`candidates` is 0; leave it out, or set how many to keep"
     if args.head == "trl":
         yield "head='trl' computes that of the sampled token alone; leave `head` out"
-    if args.use_vllm or args.use_transformers_continuous_batching:
-        yield (
-            "vLLM and continuous batching return that of the sampled token alone; leave use_vllm "
-            "and use_transformers_continuous_batching out"
-        )
+    alone = "returns that of the sampled token alone; leave"
+    if args.use_transformers_continuous_batching:
+        yield f"continuous batching {alone} use_transformers_continuous_batching out"
+    if args.use_vllm and (args.candidates or 0) > MOST:
+        yield f"vLLM is asked for {MOST} tokens at most, and `candidates` is {args.candidates}"
     if args.server != "none":
-        yield "a server returns that of the sampled token alone; leave `server` out"
+        yield f"a server {alone} `server` out"
 
 
 def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
@@ -282,11 +281,15 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
             "`replay` has nothing to replay: no token is cut off; set top_p, top_k or min_p, or "
             "leave `replay` out."
         )
+    elif args.use_vllm and not 0 < args.top_k <= MOST:
+        yield (
+            "`replay` asks vLLM for the tokens that top_k leaves, and not for its sampling mask, "
+            f"which TRL does not turn on: set top_k, to {MOST} at most, beside top_p and min_p."
+        )
     if args.beta:
         yield "`replay` and `beta` compare policies over different sets of tokens: leave one out."
-    if "logp_average" in chosen.requires:
-        yield f"`replay` does not reach the average that {chosen.name!r} needs: leave one out."
-    exact = [name for name in chosen.requires if name.startswith(("kl_", "top_k_"))]
+    whole = ("kl_", "top_k_", "logp_average")
+    exact = [name for name in chosen.requires if name.startswith(whole)]
     if exact or args.exact_kl_every:
         what = f"{chosen.name!r}" if exact else "`exact_kl_every`"
         yield f"{what} is over all tokens, `replay` trains on a part of them: leave one out."

@@ -127,6 +127,8 @@ def _check_candidates(trainer: Any) -> None:
     reasons = [f"trustclip's head does not serve this model: {reason}" for reason in _head(trainer)]
     if trainer.rollout_func is not None:
         reasons.append("rollout_func returns that of the sampled token alone")
+    elif trainer.use_vllm and not hasattr(trainer.vllm_generation, "logprobs"):
+        reasons.append("this release of TRL asks vLLM for that of the sampled token alone")
     elif reason := unrecorded(trainer):
         reasons.append(reason)
     if trainer.tools:

@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+#: Most tokens that are asked of vLLM at a position: each is an object of Python there.
+MOST = 1024
+
 #: In place of a number: all tokens that can be drawn.
 KEPT = -1
 

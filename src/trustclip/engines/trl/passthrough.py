@@ -42,7 +42,7 @@ _SKEWS = "changes the distribution of the samples, which the ratio would not tak
 #: another value than the default would be ignored, or make the training wrong.
 _REFUSED = {
     **dict.fromkeys(("output_dir", "seed", "report_to", "disable_tqdm"), _SET),
-    **dict.fromkeys(("reward_weights", "top_k", "use_cpu"), _SET),
+    **dict.fromkeys(("reward_weights", "use_cpu"), _SET),
     "chat_template_kwargs": "would reach training and not the evaluations: set `prompt.thinking`",
     "auto_find_batch_size": "changes the batch, and with it groups and schedule, during training",
     "do_eval": _EVALUATES,

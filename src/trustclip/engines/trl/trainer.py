@@ -45,7 +45,7 @@ from trustclip.engines.trl.recording.records import (
     stored_logs,
 )
 from trustclip.engines.trl.recording.shares import clip_ratios
-from trustclip.engines.trl.sampling import sampled, stopping
+from trustclip.engines.trl.sampling import returned, sampled, stopping
 from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
 from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing
@@ -161,6 +161,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self._average = None if decay is None else average.Average(self._unwrapped(), decay)
         self._examined = not args.sampling().exact  # whether samples have been looked at
         self._copies = Copies(args.sampling(), args.kept_candidates())
+        if self.use_vllm and self._copies.likeliest:
+            returned.allow(self.vllm_generation, self._asked_of_vllm())
         self._request = self._put_head()
         self._watch = KLWatch(
             self._unwrapped(),
@@ -274,6 +276,12 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
             turn = stopping.stoppable(model, self.stopping, turn)
+            if self.use_vllm and (k := self._asked_of_vllm()):
+                every = 0 < self.args.top_k <= k
+                with returned.with_likeliest(self.vllm_generation, k, every) as further:
+                    output = turn()
+                phase.likeliest.append(further)
+                return output
             if supplied:
                 return turn()
             tokens, logps, further = sampled.with_logps(model, turn, self._copies.likeliest)
@@ -295,6 +303,10 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if copies.exact and decoder.dtype == torch.float32:  # else passes round otherwise
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
+
+    def _asked_of_vllm(self) -> int:
+        """How many of its likeliest tokens vLLM returns: all that top-k leaves, for a replay."""
+        return self.args.top_k if self.args.replay else self._copies.likeliest
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any

@@ -93,6 +93,7 @@ MEMBERS = (
     "training_step",
     "use_transformers_continuous_batching",
     "use_vllm",
+    "vllm_generation",
     "vllm_importance_sampling_correction",
 )
 

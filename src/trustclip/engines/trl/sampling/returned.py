@@ -1,0 +1,68 @@
+"""The likeliest tokens of vLLM, which returns them to TRL when it is asked, and TRL drops them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trustclip.engines.trl.likeliest import Likeliest
+
+#: What vLLM's server writes for the logarithm of 0.
+_NEVER = -9999.0
+
+
+def allow(generation: Any, k: int) -> None:
+    """Let TRL's colocated vLLM return k tokens at a position; a server has limits of its own."""
+    if generation.mode == "colocate":
+        config = generation.llm.llm_engine.model_config
+        if 0 <= config.max_logprobs < k:
+            config.max_logprobs = k
+
+
+@contextmanager
+def with_likeliest(generation: Any, k: int, all_drawn: bool) -> Iterator[list[Likeliest]]:
+    """Context in which TRL's `VLLMGeneration` asks for the k likeliest tokens of each position.
+
+    Args:
+      generation: of a trainer; `generate` returns the sampled tokens' log-probabilities as before.
+      k: how many; vLLM adds the sampled token where it is none of them.
+      all_drawn: whether sampling is cut to k tokens or fewer (top-k).
+
+    Yields:
+      A list that gets those of each completion.
+    """
+    found: list[Likeliest] = []
+    ask, before = generation.generate, generation.logprobs
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        prompts, tokens, logps, ids = ask(*args, **kwargs)
+        found.extend(_likeliest(*one, k, all_drawn) for one in zip(logps, ids, strict=True))
+        own = [
+            [[values[names.index(token)]] for token, values, names in zip(*row, strict=True)]
+            for row in zip(tokens, logps, ids, strict=True)
+        ]
+        return prompts, tokens, own, ids
+
+    generation.generate, generation.logprobs = generate, k
+    try:
+        yield found
+    finally:
+        generation.logprobs = before
+        del generation.generate
+
+
+def _likeliest(
+    logps: Sequence[Sequence[float | None]], ids: Sequence[Sequence[int]], k: int, all_drawn: bool
+) -> Likeliest:
+    """One completion's; positions hold them in order, behind them a sampled token of lower rank."""
+    table = torch.full((len(logps), k), -torch.inf)
+    names = torch.zeros(len(logps), k, dtype=torch.int32)
+    for at, (values, own) in enumerate(zip(logps, ids, strict=True)):
+        first = [math.nan if value is None else value for value in values[:k]]
+        table[at, : len(first)] = torch.tensor(first)
+        names[at, : len(first)] = torch.tensor(own[:k], dtype=torch.int32)
+    table[table <= _NEVER] = -torch.inf
+    complete = table.isneginf().any(dim=1) | all_drawn
+    return Likeliest(names, table, complete)

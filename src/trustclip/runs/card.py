@@ -18,6 +18,7 @@ from trustclip.constraints.registry import interval
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.identity import with_method
 from trustclip.runs.summary import read_summary
+from trustclip.settings.pretrained import PRETRAINED
 from trustclip.support.inside import refuse_links
 from trustclip.support.jsonl import read_mapping, write_text
 from trustclip.support.secrets import redacted, redacted_argv
@@ -133,13 +134,15 @@ def base_model(name: object) -> str | None:
       name: a hub id, a folder, or ``ADAPTER+BASE``.
 
     Example:
-      >>> base_model("Qwen/Qwen3-8B"), base_model("tiny")
-      ('Qwen/Qwen3-8B', None)
+      >>> base_model("Qwen/Qwen3-8B"), base_model("tiny"), base_model("smollm2")
+      ('Qwen/Qwen3-8B', None, 'HuggingFaceTB/SmolLM2-135M-Instruct')
       >>> base_model("/home/me/.cache/models--Qwen--Qwen3-8B/snapshots/0a1b")
       'Qwen/Qwen3-8B'
     """
     if not isinstance(name, str):
         return None
+    if name in PRETRAINED and not Path(name).is_dir():
+        return PRETRAINED[name].hub
     folder = Path(name.rpartition("+")[2])
     if cached := re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{folder}/"):
         return f"{cached[1]}/{cached[2]}"

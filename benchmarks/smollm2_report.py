@@ -421,14 +421,39 @@ def curves(blocks: Blocks) -> Figure:
     return Figure("curves", "Learning curves of four trust regions at two rates", caption, panels)
 
 
-def draw(blocks: Blocks) -> None:
-    """Write the figure, and name it among those of the documentation."""
+def learns(folder: Path) -> Figure:
+    """One run as the README shows it: `atr`, the first seed, the lower rate."""
+
+    def own(name: str) -> list[dict[str, Any]]:
+        rows = pq.read_table(folder / f"{name}.parquet").to_pylist()
+        first = min((row["seed"], row["rate"]) for row in rows if row["arm"] == "atr")
+        return [row for row in rows if (row["arm"], row["seed"], row["rate"]) == ("atr", *first)]
+
+    rollouts = sorted(own("generations"), key=lambda row: row["generation"])
+    x = [float(row["generation"]) for row in rollouts]
+    y = [100 * row["right"] / row["completions"] for row in rollouts]
+    tests = own("answers")
+    ends = sorted({row["update"] for row in tests})
+    shares = [[100 * r["right"] / r["samples"] for r in tests if r["update"] == u] for u in ends]
+    each = [RunSummary.of(np.array(share)).interval() for share in shares]
+    low, middle, high = ([getattr(one, n) for one in each] for n in ("low", "value", "high"))
+    marks = [
+        Mark("line", x, y, "rollouts, to problems seen for the first time", 5),
+        Mark("points", [0.0, x[-1]], middle, "held-out problems, 95 % interval", 0, low, high),
+    ]
+    title = "SmolLM2-135M counts letters"
+    panel = Panel(title, "generation", "right answers, %", marks, y_range=(0.0, 80.0))
+    return Figure("learns", title, "One run of `atr`, seed 0.", [panel])
+
+
+def _drawn(figure: Figure) -> None:
+    """Write a figure, and name it among those of the documentation."""
     from trustclip.report.draw.figures import save
 
-    pdf, _ = save(curves(blocks), FOLDER)
+    pdf, svg = save(figure, FOLDER)
     pdf.unlink()
     made = ROOT / "docs/figures.toml"
-    line = '"benchmarks/smollm2/curves.svg" = ["python benchmarks/smollm2_report.py"]\n'
+    line = f'"benchmarks/smollm2/{svg.name}" = ["python benchmarks/smollm2_report.py"]\n'
     if line not in (text := made.read_text(encoding="utf-8")):
         made.write_text(text + line, encoding="utf-8")
 
@@ -444,8 +469,9 @@ def main() -> None:
         return
     text = filled(PAGE.read_text(encoding="utf-8"), page_parts(options.folder))
     PAGE.write_text(text, encoding="utf-8")
+    _drawn(learns(options.folder))
     if blocks := there_are(options.folder):
-        draw(blocks)
+        _drawn(curves(blocks))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 import test_ranks
 from durable_runs import differences
 from test_ranks import Ended
+from trl_runs import fresh_model
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +94,7 @@ def two(two_of) -> tuple[Path, dict]:
         ("fsdp2", 4, "fsdp2"),
         ("fsdp2", 1, "ddp"),
         ("fsdp2+lora", 4, "fsdp2+lora"),
+        ("fsdp2+lora", 1, "ddp+lora"),
         pytest.param("zero2", 4, "zero2", marks=needs_deepspeed),
         pytest.param("zero3", 4, "zero3", marks=needs_deepspeed),
         pytest.param("zero3", 2, "zero2", marks=needs_deepspeed),
@@ -128,6 +130,33 @@ def test_only_the_adapters_are_stored_of_a_model_that_keeps_its_weights(two_of):
     for part in parts:
         weights = [name for name in load_file(part) if name.startswith("model.")]
         assert weights and all(".lora_A." in name or ".lora_B." in name for name in weights)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fsdp2+lora",
+        pytest.param("zero2+lora", marks=needs_deepspeed),
+        pytest.param("zero3+lora", marks=needs_deepspeed),
+    ],
+)
+def test_adapters_end_whole_beside_the_model_that_they_were_merged_into(two_of, kind):
+    import torch
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    folder, _ = two_of(kind)
+    adapter = load_file(folder / "final" / "adapter" / "adapter_model.safetensors")
+    shards = (folder / "checkpoints" / "step-000006" / "shards").iterdir()
+    stored = {name for part in shards for name in load_file(part) if name.startswith("model.")}
+    assert len(adapter) == len(stored) and any(w.any() for n, w in adapter.items() if "_B." in n)
+    base, _ = fresh_model()
+    with_it = PeftModel.from_pretrained(base, str(folder / "final" / "adapter")).merge_and_unload()
+    whole = AutoModelForCausalLM.from_pretrained(folder / "final")
+    want, got = with_it.state_dict(), whole.state_dict()
+    assert want.keys() == got.keys()
+    assert all(torch.allclose(want[name], got[name], atol=1e-6) for name in want)
 
 
 def test_a_whole_run_ends_with_a_model_that_transformers_loads(two):

@@ -32,9 +32,9 @@ def started(folder: Path, *command: str, **environment: str) -> Iterator["subpro
 
 
 @contextmanager
-def llama_cpp(folder: Path) -> Iterator[str]:
-    """Address of llama.cpp's server, with weights of four bits."""
-    with started(folder, str(HERE / "llama_server.py"), str(FILE), str(folder / "address")) as it:
+def llama_cpp(folder: Path, file: Path | None = FILE) -> Iterator[str]:
+    """Address of llama.cpp's server; with weights of four bits, if no other file is named."""
+    with started(folder, str(HERE / "llama_server.py"), str(file), str(folder / "address")) as it:
         until(lambda: (folder / "address").exists() or it.poll() is not None)
         yield (folder / "address").read_text()
 

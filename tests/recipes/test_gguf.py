@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 from trustclip.recipes import gguf as files  # noqa: E402
 from trustclip.recipes.models import base_of, check_model, load_model, load_tokenizer  # noqa: E402
 from trustclip.recipes.tiny import tiny_tokenizer  # noqa: E402
+from trustclip.settings.pretrained import PRETRAINED, Pretrained  # noqa: E402
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 HEADS, GROUPS = 4, 2
@@ -148,7 +149,8 @@ def test_an_installed_package_is_the_pretrained_model_of_its_name(
 def test_without_package_and_hub_the_error_names_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(files.PRETRAINED, "smollm2", files.Pretrained("o/n", "no-such", "no_such"))
+    absent = Pretrained("o/n", "no-such", "no_such")
+    monkeypatch.setitem(PRETRAINED, "smollm2", absent)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     check_model("smollm2")  # a recipe is read without asking the hub

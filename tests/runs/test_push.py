@@ -5,8 +5,9 @@ import sys
 
 import pytest
 import yaml
+from hub_server import TOKEN, Hub
+from synthetic_runs import Spec, make_run
 
-from tests.support.hub import TOKEN, Hub
 from trustclip.cli.main import main
 from trustclip.recipes.models import load_model, save_model
 
@@ -49,6 +50,15 @@ def test_all_of_final_is_committed_with_its_card_to_a_private_repository(hub, ru
     assert f"{len(want)} files, " in out and f"{hub.url}/ada/sums/commit/aaa" in out
     assert main(["push", str(run), "ada/sums", "--yes", "--public"]) == 0, "once more, as it is"
     assert hub.private == {"ada/sums": True}
+
+
+def test_the_page_of_a_run_goes_with_its_model(hub, run, capsys):
+    pytest.importorskip("plotly")
+    made = make_run(run.parent / "made", Spec({"name": "atr"}, steps=4, every=2))
+    (run / "final").rename(made / "final")
+    assert main(["push", str(made), "ada/made", "--yes", "--report"]) == 0
+    files = hub.files["ada/made"]
+    assert files["report.html"] == (made / "report.html").read_bytes() and "README.md" in files
 
 
 def test_a_dry_run_lists_files_and_asks_nobody(hub, run, capsys, monkeypatch):

@@ -114,7 +114,7 @@ def train(folder: Path, kind: str, changes: str = "{}") -> dict[str, Any]:
         warnings.simplefilter("always")
         trainer = grpo(folder, **{**settings_of(kind), "logging_steps": 1, **json.loads(changes)})
         assert trainer.train_durably()
-    save_model(trainer.model, trainer.processing_class, folder / "final")
+    save_model(trainer.model, trainer.processing_class, folder / "final", what="both")
     return {**told_of(trainer), "warned": [str(w.message) for w in caught]}
 
 

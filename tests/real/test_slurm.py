@@ -27,8 +27,8 @@ class Suite:
         self.out = folder / "out"
         written(folder)
 
-    def start(self) -> "subprocess.Popen[str]":
-        line = [sys.executable, "-m", "trustclip", "suite", "suite.yaml", "--on", "slurm"]
+    def start(self, *before: str) -> "subprocess.Popen[str]":
+        line = [*before, sys.executable, "-m", "trustclip", "suite", "suite.yaml", "--on", "slurm"]
         return subprocess.Popen(
             [*line, "--gpus", "0", "--cpus", "2"],
             cwd=self.folder, env=self.environment, text=True,
@@ -131,3 +131,18 @@ def test_a_job_that_is_cancelled_or_killed_is_told_and_the_next_call_finishes(su
     out, err = again.communicate(timeout=NEVER)
     assert again.returncode == 0 and suite.finished == 2, out + err
     assert suite.submitted == 4
+
+
+@pytest.mark.parametrize("suite", [False], ids=["without accounting"], indirect=True)
+def test_timeout_saves_the_runs_and_the_next_call_finishes(suite):
+    """GNU timeout signals the suite twice at once: itself, and as one of its group."""
+    first = suite.start("timeout", "1000")
+    suite.both_submitted()
+    until(lambda: list(suite.out.glob("*-seed*/worker.json")))
+    first.send_signal(signal.SIGTERM)  # passed on as at its own end
+    out, err = first.communicate(timeout=NEVER)
+    assert first.returncode != 0 and suite.events()["failed"] == 0, out + err
+    assert "kill" not in [file.read_text() for file in suite.out.glob("*/request.txt")]
+    again = suite.start()
+    out, err = again.communicate(timeout=NEVER)
+    assert again.returncode == 0 and suite.finished == 2, out + err

@@ -1,4 +1,4 @@
-"""The mismatch experiment: its tables are those of the committed runs, and the folder's README quotes them."""
+"""The mismatch experiment: its tables are those of the runs, and its README quotes them."""
 
 from pathlib import Path
 

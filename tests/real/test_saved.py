@@ -79,9 +79,7 @@ def written(folder: Path, path: Path) -> Path:
         if place in heads:  # pairs that rotate lie side by side
             halves = values.reshape(heads[place], 2, len(values) // heads[place] // 2, -1)
             values = halves.swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(
-            names.get_name(name, try_suffixes=(".weight",)) + ".weight", values.copy()
-        )
+        writer.add_tensor(names.get_name(name, (".weight",)), values.copy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -96,6 +96,6 @@ def test_llama_cpp_computes_the_merged_models_log_probabilities(saved, tmp_path)
             ).stdout
             for model in (saved, "smollm2")
         ]
-    same = r"verdict +(sampler and trainer agree|noise of half precision)"
-    assert re.match(same, said[0]), said[0]
-    assert not re.match(same, said[1]), said[1]
+    apart = [float(re.findall(r"differ by (\S+) nats on average", text)[0]) for text in said]
+    assert apart[0] < 0.01, "rounding: its cache of keys and values is in half precision"
+    assert apart[1] > 0.1, "another model"

@@ -56,6 +56,7 @@ def moved(source: Path, target: Path, step: int) -> Path:
         ("fsdp2+lora", 2),
         pytest.param("zero2", 2, marks=needs_deepspeed),
         pytest.param("zero3", 2, marks=needs_deepspeed),
+        pytest.param("zero3+lora", 2, marks=needs_deepspeed),
     ],
 )
 def test_every_cut_leaves_the_same_bits(tmp_path, kind, ranks):

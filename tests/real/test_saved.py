@@ -79,9 +79,7 @@ def written(folder: Path, path: Path) -> Path:
         if place in heads:  # pairs that rotate lie side by side
             halves = values.reshape(heads[place], 2, len(values) // heads[place] // 2, -1)
             values = halves.swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(
-            names.get_name(name, try_suffixes=(".weight",)) + ".weight", values.copy()
-        )
+        writer.add_tensor(names.get_name(name, (".weight",)), values.copy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -98,6 +96,6 @@ def test_llama_cpp_computes_the_merged_models_log_probabilities(saved, tmp_path)
             ).stdout
             for model in (saved, "smollm2")
         ]
-    same = r"verdict +(sampler and trainer agree|noise of half precision)"
-    assert re.match(same, said[0]), said[0]
-    assert not re.match(same, said[1]), said[1]
+    apart = [float(re.findall(r"differ by (\S+) nats on average", text)[0]) for text in said]
+    assert apart[0] < 0.01, "rounding: its cache of keys and values is in half precision"
+    assert apart[1] > 0.1, "another model"

@@ -114,3 +114,25 @@ def test_control_learns():
 
 def test_the_launch_of_verl_is_valid_shell():
     subprocess.run(["bash", "-n", EXAMPLES / "verl.sh"], check=True)
+
+
+def test_the_taskset_of_verifiers_loads_and_scores_as_verifiers_does_it(monkeypatch):
+    vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+    import asyncio
+
+    from verifiers.v1.trace import AgentInfo, TraceTask  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.utils.loaders import (  # pyright: ignore[reportMissingImports]
+        load_taskset,
+        taskset_config_type,
+    )
+
+    monkeypatch.syspath_prepend(str(EXAMPLES / "verifiers_letter_counts"))
+    kind = taskset_config_type("trustclip-letter-counts")
+    given = {"id": "trustclip-letter-counts", "problems": 3, "split": "test"}
+    first, *rest = load_taskset(kind.model_validate(given))
+    assert len(rest) == 2 and first.data.idx == 0 and "How many times" in first.data.prompt_text
+    for said, reward in ((f"So it is {first.data.answer}.", 1.0), ("None.", 0.0)):
+        own = TraceTask(type=type(first).__name__, data=first.data)
+        trace = vf.Trace(task=own, agent=AgentInfo(config=vf.AgentConfig()), root_reply=said)
+        asyncio.run(first.score(trace))
+        assert trace.reward == reward

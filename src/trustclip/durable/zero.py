@@ -6,6 +6,7 @@ one rank keeps; so any number of ranks, and FSDP2, can read what is stored, and 
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,29 @@ def gathered(model: nn.Module) -> dict[str, Tensor] | None:
         if torch.distributed.get_rank() == 0:
             found[name] = assembled.detach().cpu()
     return found
+
+
+def assembled(model: Any) -> Any:
+    """An adapted model of which ranks hold parts, on the first rank; None on the others.
+
+    Every rank must call it.
+    """
+    from peft import get_peft_model
+
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensor = whole(parameter)
+        if torch.distributed.get_rank() == 0:
+            found[name] = tensor.detach().cpu()
+    if not found:
+        return None
+    inner = model.get_base_model()
+    base: Any = next(cls for cls in type(inner).__mro__ if not cls.__name__.startswith("FSDP"))
+    with torch.device("meta"):
+        plain = get_peft_model(base(deepcopy(inner.config)), deepcopy(model.peft_config["default"]))
+    plain.load_state_dict(found, strict=False, assign=True)
+    plain.get_base_model().tie_weights()
+    return plain
 
 
 def whole(parameter: Any) -> Tensor:

@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -311,11 +310,11 @@ def save_model(
       what: of a model with adapters: "merged", the whole model; "adapter", the adapter alone, which
         names its base model; "both", with the adapter in the folder ``adapter``.
     """
-    from trustclip.durable.zero import gathered, in_parts
+    from trustclip.durable.zero import assembled, gathered, in_parts
 
     adapted = hasattr(model, "merge_and_unload")
     if adapted and in_parts(model):
-        model = _assembled(model)
+        model = assembled(model)
     weights = None if adapted else gathered(model)
 
     def finish(into: Path) -> None:
@@ -326,8 +325,7 @@ def save_model(
     def write() -> None:
         place, adapter = folder if what == "adapter" else folder / "adapter", None
         if adapted and what != "merged":
-            # Taken before the weights are merged, written after the folder around it: that must be
-            # new.
+            # Taken before the weights are merged, written after the folder, which must be new.
             own = {name: weight.clone() for name, weight in _adapter_of(model).items()}
             adapter = model.peft_config["default"], own
         whole = model.merge_and_unload() if adapted and what != "adapter" else model
@@ -344,32 +342,6 @@ def save_model(
             flush_tree(folder)
 
     by_first(write)
-
-
-def _assembled(model: Any) -> Any:
-    """An adapted model of which ranks hold parts, on the first rank; None on the others.
-
-    Every rank must call it.
-    """
-    import torch
-    from peft import get_peft_model
-
-    from trustclip.durable.zero import whole
-
-    found: dict[str, Any] = {}
-    for name, parameter in model.named_parameters():
-        assembled = whole(parameter)
-        if torch.distributed.get_rank() == 0:
-            found[name] = assembled.detach().cpu()
-    if not found:
-        return None
-    inner = model.get_base_model()
-    base = next(cls for cls in type(inner).__mro__ if not cls.__name__.startswith("FSDP"))
-    with torch.device("meta"):
-        plain = get_peft_model(base(deepcopy(inner.config)), deepcopy(model.peft_config["default"]))
-    plain.load_state_dict(found, strict=False, assign=True)
-    plain.get_base_model().tie_weights()
-    return plain
 
 
 def _adapter_of(model: Any) -> dict[str, Any]:

@@ -13,13 +13,13 @@ _TEXT = {".json", ".md", ".html", ".jinja", ".txt", ".yaml"}
 _VOCABULARY = {"tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"}
 
 
-def to_push(run: Path, repo: str, page: str | None = None) -> dict[str, Path]:
+def to_push(run: Path, repo: str, page: Path | None = None) -> dict[str, Path]:
     """The files that a repository of the hub gets: all of ``final/``, with its card.
 
     Args:
       run: folder of a finished run.
       repo: the repository, ``owner/name``.
-      page: name of a page of the run that goes with them.
+      page: a page of the run that goes with them.
 
     Returns:
       File by its name in the repository.
@@ -46,7 +46,7 @@ def to_push(run: Path, repo: str, page: str | None = None) -> dict[str, Path]:
         _refuse_secrets(path)
         if path.name == "adapter_config.json":
             _refuse_local_base(path)
-    return files | ({page: run / page} if page else {})
+    return files | ({page.name: page} if page else {})
 
 
 def _refuse_secrets(path: Path) -> None:

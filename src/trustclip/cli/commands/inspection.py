@@ -156,7 +156,7 @@ def push(options: Push) -> int:
     if options.report:
         from trustclip.report.page import write_page
 
-        page = write_page(options.run, options.run.resolve().name)
+        page = options.run / write_page(options.run, options.run.resolve().name)
     files = hub.to_push(options.run, options.repo, page)
     sizes = {name: path.stat().st_size for name, path in files.items()}
     for name, size in sizes.items():

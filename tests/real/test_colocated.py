@@ -102,8 +102,8 @@ def test_its_likeliest_tokens_center_an_update_and_replay_a_cut(tmp_path):
     """More of them than vLLM returns unasked, and where the two policies are one no drift."""
     cut = {"top_p": 0.9, "trl": {**RECIPE["rl"]["trl"], "top_k": 30}}
     runs = {
-        "centered": begun(tmp_path / "centered", "centered", {"method": CENTERED, "max_steps": 2}),
-        "replayed": begun(tmp_path / "replayed", "icepop", {**cut, "replay": True, "max_steps": 2}),
+        "centered": begun(tmp_path / "centered", "centered", {"method": CENTERED}),
+        "replayed": begun(tmp_path / "replayed", "icepop", {**cut, "replay": True}),
     }
     rows = {name: ended(process, tmp_path / name)[0] for name, process in runs.items()}
     seen = {name: [r for r in of if "trustclip/drift/share" in r] for name, of in rows.items()}

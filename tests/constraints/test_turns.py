@@ -1,5 +1,7 @@
 """The level of turns: each run of the policy's own tokens is a sequence of its own."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -54,7 +56,7 @@ def apart(whole: tc.TokenBatch) -> tuple[tc.TokenBatch, list[list[tuple[int, int
         return torch.tensor(rows, dtype=torch.float64)
 
     names = ("logp", "logp_old", "advantages", "logp_rollout")
-    fields = {name: split(getattr(whole, name)) for name in names}
+    fields: dict[str, Any] = {name: split(getattr(whole, name)) for name in names}
     mask = torch.tensor([[n < len(turn) for n in range(longest)] for turn in turns])
     return tc.TokenBatch(**fields, mask=mask), turns
 

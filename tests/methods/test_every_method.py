@@ -214,7 +214,7 @@ def tokens_of(method: tc.Method, batch: tc.TokenBatch) -> list[tuple[oracle.Toke
     given = {"x": batch.log_ratio, "advantage": batch.advantages}
     given |= {k: v for k in names[2:] if (v := getattr(batch, k)) is not None}
     given["turn"] = torch.tensor([turns_of(row) for row in batch.mask.tolist()])
-    flat = {k: v.detach().numpy().ravel() for k, v in given.items()}
+    flat: dict[str, Any] = {k: v.detach().numpy().ravel() for k, v in given.items()}
     if (among := batch.candidates) is not None:
         of_all = torch.cat([among.logp, among.logp_old, among.logp_rollout], dim=2)
         flat["candidates"] = of_all.detach().numpy().reshape(batch.mask.numel(), -1)

@@ -31,12 +31,12 @@ def logits(seed: int, spread: float, rows: int = 6) -> tuple[Tensor, Tensor]:
 def batch_of(new: Tensor, old: Tensor, sampled: Tensor, ids: Tensor | None = None) -> tc.TokenBatch:
     """One sequence; all tokens are candidates, or those of ``ids``."""
     logp, before = new.log_softmax(1), old.log_softmax(1)
-    own = (logp.gather(1, sampled[:, None]), before.gather(1, sampled[:, None]))
+    own, own_before = (x.gather(1, sampled[:, None])[:, 0][None] for x in (logp, before))
     shown = torch.arange(VOCABULARY).expand_as(new) if ids is None else ids
     among = [x.gather(1, shown)[None] for x in (logp, before, before)]
     advantages = torch.tensor([1.0, -1.0, 0.5, 2.0, -0.7, 0.0], dtype=torch.float64)[None]
     return tc.TokenBatch(
-        *(x[:, 0][None] for x in own), advantages, torch.ones(1, len(new)) > 0,
+        own, own_before, advantages, torch.ones(1, len(new)) > 0,
         candidates=Candidates(*among, partial=ids is not None),
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_beyond_the_candidates_is_one_more_outcome() -> None:
                 mix = p[row] ** s * q[row] ** (1 - s)
                 return kl((mix / mix.sum()).numpy(), q[row].numpy()) - DELTA
 
-            s = optimize.brentq(excess, 0, 1, xtol=1e-14)
+            s: Any = optimize.brentq(excess, 0, 1, xtol=1e-14)
             x = (new.log_softmax(1) - old.log_softmax(1))[row, y]
             want = (s * x).exp() / (p[row] ** s * q[row] ** (1 - s)).sum()
         assert got[row].item() == pytest.approx(want.item(), rel=1e-6)

@@ -102,11 +102,14 @@ def test_its_likeliest_tokens_center_an_update_and_replay_a_cut(tmp_path):
     """More of them than vLLM returns unasked, and where the two policies are one no drift."""
     cut = {"top_p": 0.9, "trl": {**RECIPE["rl"]["trl"], "top_k": 30}}
     runs = {
-        "centered": begun(tmp_path / "centered", "centered", {"method": CENTERED, "max_steps": 2}),
-        "replayed": begun(tmp_path / "replayed", "icepop", {**cut, "replay": True, "max_steps": 2}),
+        "centered": begun(tmp_path / "centered", "centered", {"method": CENTERED}),
+        "replayed": begun(tmp_path / "replayed", "icepop", {**cut, "replay": True}),
     }
     rows = {name: ended(process, tmp_path / name)[0] for name, process in runs.items()}
-    (first,) = [row for row in rows["centered"] if row["step"] == 1 and "loss" in row]
-    assert 0.8 < first["trustclip/drift/covered"] <= 1
-    assert first["trustclip/drift/share"] < 1e-6 < first["trustclip/drift/signal"]
-    assert max(fresh(rows["replayed"])) < 1e-4  # the kept mass without it, a tenth
+    seen = {name: [r for r in of if "trustclip/drift/share" in r] for name, of in rows.items()}
+    for row in (*seen["centered"], *seen["replayed"]):
+        assert row["trustclip/drift/share"] < 1e-3 < row["trustclip/drift/signal"]
+        assert row["trustclip/sampler/abs"] < 1e-4  # without a replay the kept mass, a tenth
+    assert all(0.8 < row["trustclip/drift/covered"] <= 1 for row in seen["centered"])
+    assert seen["centered"] and seen["replayed"]
+    assert all(abs(row["trustclip/drift/covered"] - 1) < 1e-4 for row in seen["replayed"])

@@ -19,8 +19,8 @@ class TROLL(Method):
     r"""TROLL: a token's ratio is that of the policy's projection onto a KL ball around the old one.
 
     $$
-    \tilde\pi = \arg\min_{\pi} KL(\pi\|\pi_\theta) \quad\text{with}\quad KL(\pi\|\pi_{old}) \le
-    \delta, \qquad J_t = A_t \frac{\tilde\pi(y_t)}{\pi_{old}(y_t)} - \alpha\,
+    \tilde\pi = \mathrm{arg}\min_{\pi} KL(\pi\|\pi_\theta) \quad\text{with}\quad
+    KL(\pi\|\pi_{old}) \le \delta, \qquad J_t = A_t \frac{\tilde\pi(y_t)}{\pi_{old}(y_t)} - \alpha\,
     KL\big(\pi_\theta \| \mathrm{sg}(\tilde\pi)\big)
     $$
 

@@ -426,8 +426,9 @@ def learns(folder: Path) -> Figure:
 
     def own(name: str) -> list[dict[str, Any]]:
         rows = pq.read_table(folder / f"{name}.parquet").to_pylist()
-        first = min((row["seed"], row["rate"]) for row in rows if row["arm"] == "atr")
-        return [row for row in rows if (row["arm"], row["seed"], row["rate"]) == ("atr", *first)]
+        rows = [row for row in rows if row["arm"] == "atr"]
+        first = min((row["seed"], row["rate"]) for row in rows)
+        return [row for row in rows if (row["seed"], row["rate"]) == first]
 
     rollouts = sorted(own("generations"), key=lambda row: row["generation"])
     x = [float(row["generation"]) for row in rollouts]

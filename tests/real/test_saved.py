@@ -98,4 +98,4 @@ def test_llama_cpp_computes_the_merged_models_log_probabilities(saved, tmp_path)
         ]
     apart = [float(re.findall(r"differ by (\S+) nats on average", text)[0]) for text in said]
     assert apart[0] < 0.01, "rounding: its cache of keys and values is in half precision"
-    assert apart[1] > 0.1, "another model"
+    assert apart[1] > 0.02, "another model"

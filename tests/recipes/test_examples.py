@@ -127,8 +127,9 @@ def test_the_taskset_of_verifiers_loads_and_scores_as_verifiers_does_it(monkeypa
     )
 
     monkeypatch.syspath_prepend(str(EXAMPLES / "verifiers_letter_counts"))
-    kind = taskset_config_type("trustclip-letter-counts")
-    given = {"id": "trustclip-letter-counts", "problems": 3, "split": "test"}
+    name = "trustclip_letter_counts".replace("_", "-")
+    kind = taskset_config_type(name)
+    given = {"id": name, "problems": 3, "split": "test"}
     first, *rest = load_taskset(kind.model_validate(given))
     assert len(rest) == 2 and first.data.idx == 0 and "How many times" in first.data.prompt_text
     for said, reward in ((f"So it is {first.data.answer}.", 1.0), ("None.", 0.0)):

@@ -38,7 +38,7 @@ class Hub:
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:

@@ -44,9 +44,9 @@ class Twin:
 
     def __init__(self, model: Any) -> None:
         inner = language_model(model)
-        config, kind = copy.deepcopy(inner.config), inner.dtype
+        config, self.dtype = copy.deepcopy(inner.config), inner.dtype
         with torch.random.fork_rng(), inner.device:  # its first weights are drawn, and replaced
-            self._model = type(inner)._from_config(config, dtype=kind).eval()
+            self._model = type(inner)._from_config(config, dtype=self.dtype).eval()
         self._model.generation_config = copy.deepcopy(inner.generation_config)
 
     def of(self, weights: Weights, likeliest: int) -> "Twin":

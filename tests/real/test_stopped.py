@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import yaml
@@ -25,9 +24,8 @@ RL = {
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
 def test_sigterm_ends_a_generation_at_the_next_token(tmp_path, monkeypatch, capfd, decoder):
     recipe = {"name": "long", "model": "smollm2", "output_dir": str(tmp_path / "run")}
-    recipe["rl"] = {**RL, "trl": {"decoder": decoder}}
-    file = Path(tmp_path / "long.yaml")
-    file.write_text(yaml.safe_dump(recipe))
+    file = tmp_path / "long.yaml"
+    file.write_text(yaml.safe_dump(recipe | {"rl": {**RL, "trl": {"decoder": decoder}}}))
     asked, tokens = Durable.stopping, []
 
     def counted(trainer):

@@ -596,9 +596,9 @@ def test_runs_of_single_commands_have_a_report(tmp_path, command):
     else:
         append_jsonl(path / "metrics.jsonl", [{"stage": command, "step": 1, "reward": 0.5}])
     report = collect([path])
-    assert report.groups[0].label == ("model" if command == "eval" else f"{command} {command}")
+    assert report.groups[0].label == ("some/model" if command == "eval" else f"{command} {command}")
     # Four right answers of four: 0.025 ** (1 / 4), Clopper and Pearson's lower bound.
-    scored = "model: Mean@1 100.0 % [39.8, 100.0]."
+    scored = "some/model: Mean@1 100.0 % [39.8, 100.0]."
     unscored = "No evaluation is complete yet."
     assert report.headline == (scored if command == "eval" else unscored)
     assert len(build([path], tmp_path / "out")) >= 4

@@ -14,11 +14,11 @@ import torch
 from rich.console import Console
 
 from trustclip.stats import RunSummary
-from trustclip.stats.equivalence import Contrast, contrasts
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import load, run_lab
 from trustclip_lab.stack.results import read, written
 from trustclip_lab.stack.table import collapse_rate, mean
+from trustclip_lab.stats.equivalence import Contrast, contrasts
 
 FOLDER = Path(__file__).parent / "centering"
 TASKS = ("teacher", "needle", "many")
@@ -79,12 +79,13 @@ def report(runs: Mapping[str, Runs]) -> str:
     lines.append("|---" * 8 + "|")
     for task in TASKS:
         for key, rows in _cells(runs[task]).items():
+            measured = [row for row in rows if row["drift/share"]]  # all but without an advantage
             collapsed = collapse_rate([{"collapsed": int(float(r["collapsed"]))} for r in rows])
             numbers = (
                 f"{100 * mean(rows, 'end').value:.1f}",
                 f"{100 * collapsed.value:.0f} %",
                 f"{mean(rows, 'k3').value:.3f}",
-                f"{100 * mean(rows, 'drift/share').value:.1f}",
+                f"{100 * mean(measured, 'drift/share').value:.1f}",
             )
             lines.append(f"| {' | '.join((task, *key, *numbers))} |")
     return "\n".join(lines) + "\n"

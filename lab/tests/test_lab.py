@@ -1,5 +1,7 @@
 """The lab: many seeds at once are each seed alone; tasks are verified; results continue exactly."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -62,7 +64,7 @@ def test_the_gradient_of_a_stack_is_the_librarys_of_each_seed(name):
     g = torch.Generator().manual_seed(0)
     shape = (3, 8, 5)
     old, rollout = (-torch.rand(shape, generator=g) - 0.1 for _ in range(2))
-    fields = {
+    fields: dict[str, Any] = {
         "logp": old + 0.3 * torch.randn(shape, generator=g), "logp_old": old,
         "logp_rollout": rollout, "mask": torch.ones(shape, dtype=torch.bool),
         "advantages": torch.randn(3, 8, 1, generator=g).expand(shape),

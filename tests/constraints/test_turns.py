@@ -11,7 +11,7 @@ from torch import Tensor
 import trustclip as tc
 from trustclip.constraints.levels import reduced
 from trustclip.engines.limits import ALONE, ENGINES, refusal
-from trustclip.engines.verl.checks import Installed, findings
+from trustclip.engines.verl.checks import Installed, remarks
 
 METHODS = [
     {"name": "clip", "epsilon": 0.1},
@@ -123,5 +123,5 @@ def test_verl_must_not_mask_single_tokens(masks: str, bypass: bool, refused: boo
         "actor_rollout_ref": {"actor": {"policy_loss": policy_loss}},
         "algorithm": {"rollout_correction": {"rollout_rs": masks, "bypass_mode": bypass}},
     }
-    errors = [found.text for found in findings(config, Installed("0.9.1"))]
+    errors = [found.text for found in remarks(config, Installed("0.9.1"))]
     assert any("masks tokens inside of turns" in text for text in errors) is refused

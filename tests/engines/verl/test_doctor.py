@@ -11,7 +11,7 @@ from engines.verl.test_main_ppo import ACTOR, LOSS, METHOD, SCHEDULE
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from trustclip.cli.main import main
-from trustclip.engines.verl.checks import BUILT_IN, findings, installed
+from trustclip.engines.verl.checks import BUILT_IN, installed, remarks
 from trustclip.engines.verl.config import load
 from trustclip.engines.verl.limits import LOSS_MODES, WATCH
 
@@ -28,7 +28,7 @@ def test_the_end_to_end_settings_are_found_good(capsys: pytest.CaptureFixture[st
 
 def test_verls_defaults_read_as_unchanged() -> None:
     config = load([*METHOD, "data.train_batch_size=1024"])
-    assert [found for found in findings(config, installed()) if found.level == "error"] == []
+    assert [found for found in remarks(config, installed()) if found.level == "error"] == []
 
 
 @pytest.mark.parametrize(

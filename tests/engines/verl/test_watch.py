@@ -17,7 +17,7 @@ from verl.workers.config import PolicyLossConfig
 from verl_calls import actor, called, settings_of
 
 from trustclip.engines.verl import TrustclipLossConfig
-from trustclip.engines.verl.checks import Installed, findings
+from trustclip.engines.verl.checks import Installed, remarks
 from trustclip.engines.verl.limits import TARGET, WATCH
 
 #: verl's own losses that gate, settings under which they do, and the method with their gate.
@@ -120,12 +120,12 @@ def test_wrong_settings_are_refused_by_verl_and_by_doctor(settings, words) -> No
     assert words in str(error.value)
     policy = {"loss_mode": WATCH, "_target_": TARGET, **settings}
     config = {"actor_rollout_ref": {"actor": {"policy_loss": policy}}}
-    found = [f.text for f in findings(config, Installed("0.9.1", tuple(POLICY_LOSS_REGISTRY)))]
+    found = [f.text for f in remarks(config, Installed("0.9.1", tuple(POLICY_LOSS_REGISTRY)))]
     assert any(words in text for text in found)
 
 
 def test_doctor_says_what_is_trained_with() -> None:
     policy = {"loss_mode": WATCH, "_target_": TARGET, "watched": "gspo"}
     config = {"actor_rollout_ref": {"actor": {"policy_loss": policy, "clip_ratio": 0.3}}}
-    found = list(findings(config, Installed("0.9.1", tuple(POLICY_LOSS_REGISTRY))))
+    found = list(remarks(config, Installed("0.9.1", tuple(POLICY_LOSS_REGISTRY))))
     assert [f.level for f in found] == ["note"] and "trains with 'gspo'" in found[0].text

@@ -558,6 +558,13 @@ def test_shipped_suites_hold_the_papers_methods(path):
         every = {"atr", "clip", "none"} | (set() if small else {"soft-gate"})
         assert {label.partition("-at-")[0] for label in made.methods} == every
         assert {job.model for job in made.jobs[:1]} == {"small" if small else "tiny"}
+    elif path.stem == "centering-tiny":
+        models = 1
+        plain = [label for label in made.methods if not label.endswith("-centered")]
+        for label in plain:
+            centered = made.methods[f"{label}-centered"]
+            assert centered == method("centered", inner=made.methods[label])
+        assert len(plain) == 4 and len(found) == 8
     elif path.stem == "trust-regions":
         models = 1
         low, high = map(float, tc.interval("atr", delta=0.07))

@@ -99,6 +99,29 @@ def written(folder: Path) -> dict[str, tuple[Path, str, int]]:
         ],
     }
 
+    responses = [
+        {
+            "id": f"step3_p0_sample{row.index}",
+            "reward": row.reward,
+            "advantage": 0.0,
+            "response_text": "".join(given["token"]),
+            "tokens": {
+                "ids": given["token_id"],
+                "strings": given["token"],
+                "log_probs": given["logp"],
+                "old_log_probs": given["logp_old"],
+                "advantages": given["advantage"],
+                "ref_log_probs": given["logp_old"],
+            },
+        }
+        for row, given in zip(rows, own, strict=True)
+    ]
+    header = {"algorithm": "ppo", "totalSteps": 1}
+    step = {"step": 3, "metrics": {"reward": 0.5}}
+    step["prompts"] = [{"prompt": "1 + 1?", "responses": responses}]
+    whole = {"header": header, "entries": [{"step": 2, "metrics": {}}, step]}
+    (folder / "unipo.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
+
     def lines(name: str, given: list[dict]) -> Path:
         path = folder / name
         path.write_text("\n".join(map(json.dumps, given)) + "\n", encoding="utf-8")
@@ -112,6 +135,11 @@ def written(folder: Path) -> dict[str, tuple[Path, str, int]]:
         "prime-rl": (lines("rank_0.jsonl", list(map(prime_rl, rows))), "prime-rl's token", length),
         "verl": (lines("3.jsonl", verl), "verl's rollouts", 0),
         "document": (folder / "document.json", "completions", length),
+        "UNIPO": (folder / "unipo.json", "UNIPO's steps", length),
+        "UNIPO's lines": (
+            lines("unipo.jsonl", [{"type": "header", **header}, {"type": "step", **step}]),
+            *("UNIPO's steps", length),
+        ),
     }
 
 
@@ -144,6 +172,8 @@ def test_files_of_every_program_open(page, tmp_path) -> None:
         assert tab.inner_text("#token-gold .text") == "1"
         assert "0 + 1?" in tab.inner_text("#token-problem .text")
         assert not tab.is_visible("#token-tables") and "nothing to colour" in tab.inner_text("main")
+        give(tab, given["UNIPO"][0])
+        assert tab.inner_text("#token-problem .text") == "1 + 1?"
         several = give(tab, given["own"][0], given["prime-rl"][0])
         assert several.count("6 completions") == 2
         assert tab.inner_text("#token-status") == "12 of 12 completions."

@@ -128,7 +128,7 @@ def microscope_page(paths: Sequence[Path], title: str) -> str:
 
     Args:
       paths: what is in it from the start: files of tokens, run directories, prime-rl's exports,
-        TRL's completions, verl's rollouts; the sample of this package where there are none.
+        TRL's completions, verl's rollouts, UNIPO's steps; without any, this package's sample.
       title: of the page.
 
     Raises:

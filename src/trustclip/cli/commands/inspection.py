@@ -54,7 +54,7 @@ class Microscope:
 
     files: Argument[tuple[Path, ...]] = ()
     """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export, TRL's
-    completions, verl's rollouts; a sample when none is given. The page opens further ones."""
+    completions, verl's rollouts, UNIPO's steps; without one, a sample. The page opens more."""
     out: Annotated[Path, Also(("-o",))] = Path("microscope.html")
     """Where the page goes."""
     open: bool = False

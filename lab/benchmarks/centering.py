@@ -1,6 +1,7 @@
 """Methods with and without their drift, in the lab: the runs, and the tables made of them.
 
     python lab/benchmarks/centering.py run      # continues what was interrupted
+    python lab/benchmarks/centering.py tiny runs/centering-tiny   # the suite's finished runs
     python lab/benchmarks/centering.py report   # tables.md, from the committed files alone
 
 The plan is docs/lab/centering.md; the files are in lab/benchmarks/centering.
@@ -9,10 +10,12 @@ The plan is docs/lab/centering.md; the files are in lab/benchmarks/centering.
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
+from trustclip.runs.reader import read_run
 from trustclip.stats import RunSummary
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import load, run_lab
@@ -24,10 +27,14 @@ FOLDER = Path(__file__).parent / "centering"
 TASKS = ("teacher", "needle", "many")
 METHODS = ("reinforce", "none", "tis", "atr", "dppo")
 SAMPLERS = ("exact", "int8", "lag4")
+#: Samplers of the suite on the tiny model.
+TINY = ("int4", "lag2")
 
 #: A difference that would not matter, and what is kept of each run.
 MARGIN = 0.02
 KEPT = ("start", "end", "area", "collapsed", "k3", "gated", "drift/share", "sampler/k3")
+
+LOGGED = ("drift/share", "sampler/k3")
 
 Runs = Sequence[Mapping[str, str]]
 
@@ -41,16 +48,42 @@ def run(out: Path, console: Console) -> None:
         written(FOLDER / f"runs-{task}.parquet", [{n: row[n] for n in names} for row in rows])
 
 
+def tiny(folder: Path) -> None:
+    """A row for each finished run of the suite on the tiny model."""
+    rows = []
+    for path in sorted(folder.glob("*-sampler*-seed*")):
+        run = read_run(path)
+        if not run.finished:
+            continue
+        method, sampler, seed = path.name.rsplit("-", 3)[:3]
+        scores = {row["step"]: row["mean@8"] for row in run.metrics["eval"]}
+        logged = run.training
+        means = {name: _mean(logged, f"trustclip/{name}") for name in ("k3", "gated", *LOGGED)}
+        rows.append(
+            {
+                **{"method": method, "sampler": sampler.removeprefix("sampler")},
+                **{"learning_rate": "0.0003", "seed": seed.removeprefix("seed")},
+                **{"start": scores[0], "end": scores[max(scores)], **means},
+            }
+        )
+    written(FOLDER / "runs-tiny.parquet", rows)
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Over the updates that have it; they lack it where no completion has an advantage."""
+    values = [row[name] for row in rows if name in row]
+    return sum(values) / len(values) if values else float("nan")
+
+
 def gains(runs: Runs, method: str, sampler: str, column: str = "end") -> RunSummary:
     """Centered minus plain, averaged over the rates and paired by seed."""
-    sums: dict[str, float] = {}
+    terms: dict[str, list[float]] = {}
     rates = {row["learning_rate"] for row in runs}
     for row in runs:
         sign = {method: -1, f"{method}-centered": 1}.get(row["method"], 0)
         if sign and row["sampler"] == sampler:
-            seed = row["seed"]
-            sums[seed] = sums.get(seed, 0.0) + sign * float(row[column]) / len(rates)
-    return RunSummary.of(list(sums.values()))
+            terms.setdefault(row["seed"], []).append(sign * float(row[column]) / len(rates))
+    return RunSummary.of([sum(of) for of in terms.values() if len(of) == 2 * len(rates)])
 
 
 def primary(runs: Mapping[str, Runs]) -> dict[tuple[str, str, str], Contrast]:
@@ -60,8 +93,24 @@ def primary(runs: Mapping[str, Runs]) -> dict[tuple[str, str, str], Contrast]:
     return dict(zip(keys, found, strict=True))
 
 
+def in_trl(runs: Runs) -> str:
+    """The contrasts of the suite on the tiny model, a family of their own, in Markdown."""
+    keys = [(method, sampler) for method in METHODS[1:] for sampler in TINY]
+    found = contrasts([gains(runs, *key) for key in keys], MARGIN)
+    lines = ["| method | sampler | plain, end % | centered | difference |", "|---" * 5 + "|"]
+    for (method, sampler), contrast in zip(keys, found, strict=True):
+        own = [row for row in runs if row["sampler"] == sampler]
+        arms = (method, f"{method}-centered")
+        ends = [100 * mean([r for r in own if r["method"] == m], "end").value for m in arms]
+        d = contrast.difference
+        text = f"{100 * d.value:+.1f} [{100 * d.low:.1f}, {100 * d.high:.1f}]".replace("-", "−")
+        shown = (f"{ends[0]:.1f}", f"{ends[1]:.1f}", f"{text}, {contrast.conclusion}")
+        lines.append(f"| `{method}` | {sampler} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
 def report(runs: Mapping[str, Runs]) -> str:
-    """Every table, in Markdown."""
+    """Every table of the lab, in Markdown."""
     tested = primary(runs)
     lines = ["| task | method | " + " | ".join(SAMPLERS) + " |", "|---" * 5 + "|"]
     for task in TASKS:
@@ -102,15 +151,18 @@ def _cells(runs: Runs) -> dict[tuple[str, str, str], list[Mapping[str, str]]]:
 def main() -> None:
     """Read the stage."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=["run", "report"])
-    parser.add_argument("--out", type=Path, default=Path("runs/centering"))
+    parser.add_argument("stage", choices=["run", "tiny", "report"])
+    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/centering"))
     options = parser.parse_args()
     if options.stage == "run":
         torch.set_num_threads(1)
         run(options.out, Console())
+    elif options.stage == "tiny":
+        tiny(options.out)
     else:
         text = report({task: read(FOLDER / f"runs-{task}.parquet") for task in TASKS})
         (FOLDER / "tables.md").write_text(text, "utf-8")
+        print(in_trl(read(FOLDER / "runs-tiny.parquet")))
 
 
 if __name__ == "__main__":

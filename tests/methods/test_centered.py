@@ -190,6 +190,21 @@ def test_on_policy_and_uncut_nothing_is_subtracted_but_noise() -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
+def test_a_rewarded_token_beyond_the_bound_goes_on_to_rise() -> None:
+    q = torch.tensor([0.2, 0.3, 0.2, 0.2, 0.1], dtype=torch.float64)
+    p = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.01], dtype=torch.float64)  # 2.5 q at the first
+    z = p.log().requires_grad_()
+    logp, one = z.log_softmax(0)[None, None], torch.ones(1, 1, dtype=torch.float64)
+    among = Candidates(logp, q.log()[None, None], q.log()[None, None])
+    batch = tc.TokenBatch(logp[..., 0], q.log()[None, :1], one, one > 0, candidates=among)
+    for method in ({"name": "clip", "epsilon": 0.2}, {"name": "atr", "delta": 0.07}):
+        surrogate = tc.method("centered", inner=method).surrogate(batch)
+        assert not surrogate.kept.any()
+        (found,) = torch.autograd.grad(surrogate.objective.sum(), z, retain_graph=True)
+        cut = torch.tensor([0.5, 0, 0, 0, 0], dtype=torch.float64)  # p of what the gate cuts
+        torch.testing.assert_close(found, cut - cut.sum() * p, rtol=0, atol=1e-12)
+
+
 # Published implementations -----------------------------------------------------------------------
 
 

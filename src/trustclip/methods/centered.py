@@ -33,8 +33,10 @@ class Centered(Composite):
     *What it takes away.* The drift of a clip or of ``atr`` points back to the sampler, for either
     sign of the advantage; that of REINFORCE away from it where the advantage is negative; full
     importance weights have none (`trustclip.constraints.drift`, and the metrics ``drift/*``). A
-    centered gate still cuts, but pulls nothing back: with several updates per generation keep an
-    eye on ``k3``.
+    centered gate pulls nothing back, and is no longer closed: where it cuts the sampled token, with
+    $C$ what it cuts among the candidates, $A \sum_{v \in C} p_v \nabla\log p_v$ is left, so that a
+    rewarded token beyond the bound goes on to rise. With several updates per generation watch
+    ``k3``, or center a method without a gate.
 
     Goes around all others: ``centered(inner=icepop(...))``. A sum with a penalty is one of the
     centered method: ``tc.method("centered", inner="clip") + tc.penalty("k2")``.

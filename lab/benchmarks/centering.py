@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mismatch_report import points
 from rich.console import Console
 
 from trustclip.runs.reader import read_run
 from trustclip.stats import RunSummary
+from trustclip.support.text import markdown_table
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import load, run_lab
 from trustclip_lab.stack.results import read, written
-from trustclip_lab.stack.table import collapse_rate, mean
+from trustclip_lab.stack.table import cells_of, collapse_rate, mean
 from trustclip_lab.stats.equivalence import Contrast, contrasts
 
 FOLDER = Path(__file__).parent / "centering"
@@ -32,9 +34,8 @@ TINY = ("int4", "lag2")
 
 #: A difference that would not matter, and what is kept of each run.
 MARGIN = 0.02
-KEPT = ("start", "end", "area", "collapsed", "k3", "gated", "drift/share", "sampler/k3")
-
-LOGGED = ("drift/share", "sampler/k3")
+LOGGED = ("k3", "gated", "drift/share", "sampler/k3")
+KEPT = ("start", "end", "area", "collapsed", *LOGGED)
 
 Runs = Sequence[Mapping[str, str]]
 
@@ -58,7 +59,7 @@ def tiny(folder: Path) -> None:
         method, sampler, seed = path.name.rsplit("-", 3)[:3]
         scores = {row["step"]: row["mean@8"] for row in run.metrics["eval"]}
         logged = run.training
-        means = {name: _mean(logged, f"trustclip/{name}") for name in ("k3", "gated", *LOGGED)}
+        means = {name: _mean(logged, f"trustclip/{name}") for name in LOGGED}
         rows.append(
             {
                 **{"method": method, "sampler": sampler.removeprefix("sampler")},
@@ -96,38 +97,31 @@ def primary(runs: Mapping[str, Runs]) -> dict[tuple[str, str, str], Contrast]:
 def in_trl(runs: Runs) -> str:
     """The contrasts of the suite on the tiny model, a family of their own, in Markdown."""
     keys = [(method, sampler) for method in METHODS[1:] for sampler in TINY]
-    found = contrasts([gains(runs, *key) for key in keys], MARGIN)
-    lines = ["| method | sampler | plain, end % | centered | difference |", "|---" * 5 + "|"]
-    for (method, sampler), contrast in zip(keys, found, strict=True):
-        own = [row for row in runs if row["sampler"] == sampler]
-        arms = (method, f"{method}-centered")
-        ends = [100 * mean([r for r in own if r["method"] == m], "end").value for m in arms]
-        d = contrast.difference
-        text = f"{100 * d.value:+.1f} [{100 * d.low:.1f}, {100 * d.high:.1f}]".replace("-", "−")
-        shown = (f"{ends[0]:.1f}", f"{ends[1]:.1f}", f"{text}, {contrast.conclusion}")
-        lines.append(f"| `{method}` | {sampler} | {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n"
+    each = [gains(runs, *key) for key in keys]
+    cells = cells_of(runs, ("method", "sampler"))
+    rows = []
+    for (method, sampler), gain, found in zip(keys, each, contrasts(each, MARGIN), strict=True):
+        arms = (cells[arm, sampler] for arm in (method, f"{method}-centered"))
+        plain, centered = (f"{100 * mean(arm, 'end').value:.1f}" for arm in arms)
+        shown = f"{points(gain.interval(), '+')}, {found.conclusion}"
+        rows.append([f"`{method}`", sampler, plain, centered, shown])
+    return markdown_table(["method", "sampler", "plain, end %", "centered", "difference"], rows)
 
 
 def report(runs: Mapping[str, Runs]) -> str:
     """Every table of the lab, in Markdown."""
     tested = primary(runs)
-    lines = ["| task | method | " + " | ".join(SAMPLERS) + " |", "|---" * 5 + "|"]
+    differences, cells = [], []
     for task in TASKS:
         for method in METHODS:
             shown = []
             for sampler in SAMPLERS:
-                interval = gains(runs[task], method, sampler).interval()
-                low, value, high = (100 * x for x in (interval.low, interval.value, interval.high))
-                text = f"{value:+.1f} [{low:.1f}, {high:.1f}]"
-                if contrast := tested.get((task, method, sampler)):
-                    text += f", {contrast.conclusion}"
-                shown.append(text.replace("-", "−"))
-            lines.append(f"| {task} | `{method}` | {' | '.join(shown)} |")
-    lines += ["", "| task | sampler | rate | method | end % | collapsed | k3 | drift % |"]
-    lines.append("|---" * 8 + "|")
-    for task in TASKS:
-        for key, rows in _cells(runs[task]).items():
+                contrast = tested.get((task, method, sampler))
+                text = points(gains(runs[task], method, sampler).interval(), "+")
+                shown.append(f"{text}, {contrast.conclusion}" if contrast else text)
+            differences.append([task, f"`{method}`", *shown])
+        names = ("sampler", "learning_rate", "method")
+        for key, rows in cells_of(runs[task], names).items():
             measured = [row for row in rows if row["drift/share"]]  # all but without an advantage
             collapsed = collapse_rate([{"collapsed": int(float(r["collapsed"]))} for r in rows])
             numbers = (
@@ -136,16 +130,10 @@ def report(runs: Mapping[str, Runs]) -> str:
                 f"{mean(rows, 'k3').value:.3f}",
                 f"{100 * mean(measured, 'drift/share').value:.1f}",
             )
-            lines.append(f"| {' | '.join((task, *key, *numbers))} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cells(runs: Runs) -> dict[tuple[str, str, str], list[Mapping[str, str]]]:
-    found: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
-    for row in runs:
-        key = (row["sampler"], row["learning_rate"], row["method"])
-        found.setdefault(key, []).append(row)
-    return found
+            cells.append([task, *key, *numbers])
+    head = ["task", "sampler", "rate", "method", "end %", "collapsed", "k3", "drift %"]
+    tables = markdown_table(["task", "method", *SAMPLERS], differences), markdown_table(head, cells)
+    return "\n\n".join(tables) + "\n"
 
 
 def main() -> None:

@@ -60,13 +60,18 @@ def whole(tmp_path_factory):
     yield from shown(atlas_page.atlas_page(), tmp_path_factory.mktemp("atlas"))
 
 
-def settings(name: str) -> list[tuple[list[int], dict[str, object], int]]:
-    """Positions of the dials of a method: its defaults and five others; and an old probability."""
+def settings(name: str) -> list[tuple[str, dict[str, object], int]]:
+    """Positions of the dials of a method as the page has them: its defaults and five others; what
+    they set, and the number of an old probability."""
     every, draw = atlas_page.dials(name), random.Random(name)
     at = [[d.start for d in every]]
     at += [[draw.randrange(len(d.values)) for d in every] for _ in range(5)]
     return [
-        (places, {d.name: d.values[i] for d, i in zip(every, places, strict=True)}, p)
+        (
+            json.dumps({"name": name, "at": places, "p": p, "rows": {}}),
+            {d.name: d.values[i] for d, i in zip(every, places, strict=True)},
+            p,
+        )
         for places, p in zip(at, (5, 0, 2, 4, 7, 9), strict=True)
     ]
 
@@ -74,8 +79,7 @@ def settings(name: str) -> list[tuple[list[int], dict[str, object], int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tc.methods())
 def test_weights_are_the_methods(whole, name: str) -> None:
-    for at, setting, p in settings(name):
-        one = json.dumps({"name": name, "at": at, "p": p, "rows": {}})
+    for one, setting, p in settings(name):
         got = whole.evaluate(f"[0, 1].map(sign => row({one}, sign))")
         try:
             method = tc.method(name, **setting)
@@ -89,8 +93,7 @@ def test_weights_are_the_methods(whole, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tc.methods())
 def test_intervals_are_the_methods(whole, name: str) -> None:
-    for at, setting, p in settings(name):
-        one = json.dumps({"name": name, "at": at, "p": p, "rows": {}})
+    for one, setting, p in settings(name):
         got = whole.evaluate(f"interval({one})")
         p_old = torch.tensor([atlas_page.PROBABILITIES[p]], dtype=torch.float64)
         try:

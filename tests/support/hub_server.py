@@ -4,8 +4,10 @@ import base64
 import hashlib
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from many_clients import Server
 
 #: The token that may write to repositories of `OWNER`.
 TOKEN, OWNER = "hf_" + "x" * 20, "ada"
@@ -26,7 +28,7 @@ class Hub:
         self.stored: dict[str, bytes] = {}
         self.calls: list[str] = []
         handler = type("Handler", (_Handler,), {"hub": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = Server(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 

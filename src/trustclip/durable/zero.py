@@ -5,7 +5,7 @@ one rank keeps; so any number of ranks, and FSDP2, can read what is stored, and 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -226,11 +226,16 @@ def gathered(model: nn.Module) -> dict[str, Tensor] | None:
     """
     if not in_parts(model):
         return None
+    return _on_first(weights.stored(model).items())
+
+
+def _on_first(named: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
+    """Whole tensors in the first rank's CPU memory; the other ranks get none."""
     found: dict[str, Tensor] = {}
-    for name, tensor in weights.stored(model).items():
-        assembled = whole(tensor)
+    for name, part in named:
+        tensor = whole(part)
         if torch.distributed.get_rank() == 0:
-            found[name] = assembled.detach().cpu()
+            found[name] = tensor.detach().cpu()
     return found
 
 
@@ -241,12 +246,7 @@ def assembled(model: Any) -> Any:
     """
     from peft import get_peft_model
 
-    found: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        tensor = whole(parameter)
-        if torch.distributed.get_rank() == 0:
-            found[name] = tensor.detach().cpu()
-    if not found:
+    if not (found := _on_first(model.named_parameters())):
         return None
     inner = model.get_base_model()
     base: Any = next(cls for cls in type(inner).__mro__ if not cls.__name__.startswith("FSDP"))

@@ -65,7 +65,7 @@ class Anchored(Composite):
         need an exact divergence or entropy: nobody keeps the sampler's distribution.
       anchor: ``"rollout"``; ``"interpolated"``, which needs ``batch.lag``; ``"average"``, which
         needs ``batch.logp_average``; ``"old"`` leaves ``inner`` as it is.
-      decay: $\beta$ of ``"average"``, up to 1; 8/9 in the source: eight updates on average.
+      decay: $\beta$ of ``"average"``, up to 1; 8/9 is eight updates on average.
 
     Raises:
       ValueError: ``inner`` needs an exact divergence or entropy of the old policy, or statistics of

@@ -1,10 +1,8 @@
 """Loading and saving of models: a folder, a hub id, or a built-in one."""
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
@@ -253,25 +251,28 @@ def load_tokenizer(name: str, prompt_style: str | PromptStyle) -> Any:
     Raises:
       ValueError: there is none, or its files are damaged.
     """
-    check_model(name)
     if name in BUILT_IN:
         return tiny_tokenizer()
-    adapter, base = adapter_of(name), base_of(name)
-    words = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
-    try:
-        tokenizer = copy.copy(_read_tokenizer(words))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot load the tokenizer of {name!r}: {error!r}") from error
+    tokenizer = stored_tokenizer(name)
     set_chat_template(tokenizer, prompt_style)
     return tokenizer
 
 
-@lru_cache(maxsize=1)
-def _read_tokenizer(name: str) -> Any:
-    """A tokenizer as it is stored; a dry run needs it in several styles."""
+def stored_tokenizer(name: str) -> Any:
+    """The tokenizer of a model that is not built in, with the chat template that it came with.
+
+    Raises:
+      ValueError: there is none, or its files are damaged.
+    """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    check_model(name)
+    adapter, base = adapter_of(name), base_of(name)
+    words = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
+    try:
+        return AutoTokenizer.from_pretrained(words, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot load the tokenizer of {name!r}: {error!r}") from error
 
 
 def _merged(model: Any, folder: Path) -> Any:

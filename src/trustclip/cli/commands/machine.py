@@ -323,8 +323,8 @@ def _judged(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> 
 
 def _report(found: "Sequence[Remark]") -> int:
     """Print remarks; 1 if any is an error."""
-    for finding in found:
-        say(f"{finding.level + ':':<7}{finding.text}")
+    for remark in found:
+        say(f"{remark.level + ':':<7}{remark.text}")
     errors = sum(finding.level == "error" for finding in found)
     say(f"{errors} error{'' if errors == 1 else 's'}" if errors else "no errors")
     return 1 if errors else 0

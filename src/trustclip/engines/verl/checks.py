@@ -200,7 +200,7 @@ def _reached(
 
 
 def _replaced(config: Mapping[str, Any]) -> Iterator[Remark]:
-    """Findings about bypass mode, in which some of verl's trainers replace the policy loss."""
+    """Remarks about bypass mode, in which some of verl's trainers replace the policy loss."""
     if not read(config, BYPASS, False):
         return
     if not read(config, "trainer.use_v1", True):
@@ -232,7 +232,7 @@ def _turns(config: Mapping[str, Any], chosen: Method) -> Iterator[Remark]:
 def _sampler(
     config: Mapping[str, Any], settings: Mapping[str, Any], chosen: Method
 ) -> Iterator[Remark]:
-    """Findings about where a method's log-probabilities of the sampler come from."""
+    """Remarks about where a method's log-probabilities of the sampler come from."""
     if "logp_rollout" not in chosen.requires:
         return
     made, forwarded = read(config, CORRECTION, {}) or {}, settings["rollout_correction"]

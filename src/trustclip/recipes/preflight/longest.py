@@ -1,5 +1,6 @@
 """The longest batch that a training can encounter, found in its data and run once."""
 
+import copy
 import gc
 import resource
 import sys
@@ -8,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from trustclip.recipes.tiny import BUILT_IN, tiny_model
 from trustclip.settings.stages import Recipe, RLStage
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import PromptStyle, messages, tokens_of
+from trustclip.tasks.prompts import PromptStyle, messages, set_chat_template, tokens_of
 
 #: On a CPU the longest batch is run only if it is expected to take less, in seconds.
 PATIENCE = 120.0
@@ -60,17 +62,27 @@ def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
     if name in BUILT_IN:
         model, tokenizer = tiny_model(**BUILT_IN[name])
         return model.config, tokenizer
+    from trustclip.recipes.models import check_tokenizer
+
+    config, stored = _stored(name)
+    tokenizer = copy.copy(stored)
+    set_chat_template(tokenizer, style)
+    check_tokenizer(tokenizer, config, name)
+    return config, tokenizer
+
+
+@lru_cache(maxsize=1)
+def _stored(name: str) -> tuple[Any, Any]:
+    """Configuration and tokenizer as a model has them; a dry run asks for several styles of it."""
     from transformers import AutoConfig
 
-    from trustclip.recipes.models import base_of, check_tokenizer, load_tokenizer
+    from trustclip.recipes.models import base_of, stored_tokenizer
 
     try:
         config = AutoConfig.from_pretrained(base_of(name), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot read the model {name!r}: {error!r}") from error
-    tokenizer = load_tokenizer(name, style)
-    check_tokenizer(tokenizer, config, name)
-    return config, tokenizer
+    return config, stored_tokenizer(name)
 
 
 def run_longest(

@@ -177,7 +177,7 @@ class Generation:
         exact: dict[str, Any] = {
             name: PER_STATE[name](now, self.every_old) for name in required if name in PER_STATE
         }
-        if self.every_rollout is not None:
+        if "candidates" in required and self.every_rollout is not None:
             three = (every, self.every_old, self.every_rollout)
             exact["candidates"] = Candidates(*(x.flatten(0, 1) for x in three))
         return {**self.fields, "logp": logp, **exact}, now
@@ -254,8 +254,9 @@ class _Training:
             fields, _ = generation.part(index).under(policy, self.step.weights, required)
             self.step.down(self._aggregate(-self.constrained.objective(fields)))
             self.constrained.finish()
+        wanted = (*required, *["candidates"] * s.drift)
         with torch.no_grad():
-            fields, every = generation.under(policy, self.step.detached, required)
+            fields, every = generation.under(policy, self.step.detached, wanted)
         return measured(self.constrained, fields, every, distances=s.distances)
 
     @torch.no_grad()

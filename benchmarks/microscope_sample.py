@@ -1,6 +1,6 @@
 """The sample of the microscope: `python benchmarks/microscope_sample.py RUN`.
 
-RUN is the run directory of `trustclip demo --generations 3 --sampler.dtype int8`. Of its recorded
+RUN is the run directory of `trustclip demo --model smollm2 --sampler.dtype int8`. Of its recorded
 completions those with the most cut tokens of each update go into the package, numbers to six
 digits.
 """

@@ -33,7 +33,7 @@ CHOSEN = ("clip", "atr", "dppo")
 #: Scripts of every page with tokens, in their order.
 SCRIPTS = ("gates.js.j2", "files.js.j2", "microscope.js.j2")
 #: What the sample is: `benchmarks/microscope_sample.py`.
-SAMPLE = "a sample: the tiny model of trustclip demo on sums, with a sampler of int8 weights"
+SAMPLE = "a sample: SmolLM2-135M on word sums, trained with atr, with a sampler of int8 weights"
 #: Largest file of another program that is put into a page, bytes.
 LARGEST = 64 << 20
 #: A slider ends at these factors of its start.

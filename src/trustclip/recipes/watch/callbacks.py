@@ -13,14 +13,7 @@ from trustclip.support.terminal import warn
 
 
 class Recorder(TrainerCallback):
-    """Writes every log line of a trainer to ``metrics.jsonl`` and shows it.
-
-    Args:
-      run: the run directory that holds the file.
-      stage: the progress display.
-      name: value of the column ``stage``.
-      sink: gets the lines too, if given.
-    """
+    """Writes every log line of a trainer to ``metrics.jsonl`` and a sink, and shows it."""
 
     def __init__(self, run: RunDirectory, stage: Stage, name: str, sink: Sink | None = None):
         self._run, self._stage, self._name, self._sink = run, stage, name, sink
@@ -41,12 +34,7 @@ class Recorder(TrainerCallback):
 
 
 class FirstGeneration(TrainerCallback):
-    """Says after the first generation of a run whether it can learn from such completions.
-
-    Args:
-      console: gets a line for each reason why not.
-      limit: ``max_completion_length``.
-    """
+    """Says after the first generation of a run why it cannot learn from such completions."""
 
     def __init__(self, console: Any, limit: int) -> None:
         self._console, self._limit, self._done = console, limit, False
@@ -63,13 +51,9 @@ class FirstGeneration(TrainerCallback):
 
 
 class Checkups(TrainerCallback):
-    """Evaluations before, during and after training.
+    """Evaluations before, after and every so many updates of a training; 0 for no others.
 
     Each comes after a checkpoint of its step, so that an interruption costs no update.
-
-    Args:
-      every: updates between evaluations; 0 for only the first and the last.
-      evaluate: evaluates the policy of a trainer.
     """
 
     def __init__(self, every: int, evaluate: Callable[[Any], None]) -> None:

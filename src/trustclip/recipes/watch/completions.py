@@ -17,10 +17,8 @@ _GOLD = ("answer", "solution", "ground_truth", "gold", "label", "target")
 class Completions:
     """Writes completions to ``samples.jsonl`` and gated shares to ``gates.jsonl``.
 
-    Args:
-      run: the run directory.
-      notice: gets warnings of the trainer.
-      rows: gets the rows of the data set that a generation answers.
+    ``notice`` gets warnings of the trainer, ``rows`` the rows of the data set that a generation
+    answers.
     """
 
     def __init__(

@@ -38,14 +38,10 @@ CORRECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def told(pairs: Pairs, length: int) -> Iterator[str]:
-    """Sentences about the damage at a length.
+    """Sentences about the damage at a length of completions, in tokens.
 
     The differences are shifted so that their ratios have the mean 1, as those of samples of the
     whole vocabulary must: over a long completion the error of a mean would be larger than they are.
-
-    Args:
-      pairs: the comparison, its tokens in the order of their completions.
-      length: tokens of a completion.
     """
     d = pairs.trainer.double().cpu() - pairs.sampler.double().cpu()
     d = d - d.clamp(max=10.0).exp().mean().log()
@@ -72,13 +68,7 @@ def told(pairs: Pairs, length: int) -> Iterator[str]:
 
 
 def too_tight(method: Method, pairs: Pairs, length: int) -> str:
-    """A sentence where the trainer's own noise closes a gate; empty where it does not.
-
-    Args:
-      method: of the training.
-      pairs: the comparison, with a noise floor.
-      length: tokens of a completion.
-    """
+    """A sentence where the trainer's own noise closes a gate; empty where it does not."""
     noise = (pairs.floor or {}).get("batch")
     if noise is None or method.requires:
         return ""

@@ -7,7 +7,6 @@ measure the margins), and states numbers and remedies.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,18 +40,6 @@ Row = Mapping[str, Any]
 
 class TooManySkips(TrainingError):
     """Too large a share of the updates had to be skipped."""
-
-
-@dataclass(frozen=True)
-class _Watch:
-    """One kind of failure: ``look`` returns its description, "" if all is well, None if unknown.
-
-    None is for rows without the metrics that it needs. The failure is reported after ``patience``
-    consecutive rows show it; rows with None are not counted.
-    """
-
-    look: "Callable[[Guards, Row], str | None]"
-    patience: int
 
 
 class Guards(TrainerCallback, ExportableState):
@@ -90,7 +77,6 @@ class Guards(TrainerCallback, ExportableState):
     def __init__(self, notice: Notice) -> None:
         self._notice = notice
         self._is_main = True
-        self._step = 0
         self._complete = False  # whether the row at hand completes a generation
         self._told: list[dict[str, Any]] = []
         self._skipped = 0
@@ -119,7 +105,7 @@ class Guards(TrainerCallback, ExportableState):
         """Skip an update if a gradient is not finite on any rank, by removing all gradients."""
         if args.fp16:  # the scaler skips by itself, on purpose, while it searches for its scale
             return
-        self._step = state.global_step + 1
+        step = state.global_step + 1
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         bad = _any_nonfinite([p.grad for p in parameters if p.grad is not None], args.device)
         self._recent_skips = [*self._recent_skips, int(bad)][-SKIP_WINDOW:]
@@ -127,20 +113,17 @@ class Guards(TrainerCallback, ExportableState):
             return
         if _any_nonfinite([p.detach() for p in parameters], args.device):
             raise TrainingError(
-                f"weights were not finite (NaN or infinite) before update {self._step} began, so "
+                f"weights were not finite (NaN or infinite) before update {step} began, so "
                 "no later gradient can be."
             )
         for parameter in parameters:
             parameter.grad = None
         self._skipped += 1
-        self._report(
-            "nonfinite_gradient",
-            words.nonfinite_gradient(),
-        )
+        self.report(step, "nonfinite_gradient", words.nonfinite_gradient())
         recent, updates = sum(self._recent_skips), len(self._recent_skips)
         if recent > MAX_SKIPPED * max(updates, SHORTEST):
             raise TooManySkips(
-                f"{recent} of the last {updates} updates, up to number {self._step}, had a "
+                f"{recent} of the last {updates} updates, up to number {step}, had a "
                 "gradient that is not finite and were skipped: this is not a rare batch. The "
                 "weights are those of the last good update. See the last rows of metrics.jsonl "
                 "(grad_norm, entropy, trustclip/ratio_q99), lower learning_rate, or check what the "
@@ -155,26 +138,19 @@ class Guards(TrainerCallback, ExportableState):
             self.read(state.global_step, logs)
 
     def read(self, step: int, row: Row) -> None:
-        """Check a row of metrics and report any failure.
-
-        Args:
-          step: the update after which it was logged.
-          row: metrics under the names of TRL and trustclip; a failure is not checked where the
-            metrics it shows in are missing.
-        """
-        self._step = step
+        """Check a row of metrics, logged after update ``step``, and report any failure."""
         if (accuracy := _number(row, "rewards/correct/mean")) is not None:
             self._accuracy = accuracy
         reported = {notice["notice"] for notice in self._told}
         self._complete = trends.follow(self._series, row)
-        for name, watch in _WATCHES.items():
+        for name, look in _WATCHES.items():
             if name in reported:
                 continue
-            wrong = watch.look(self, row)
+            wrong = look(self, row)
             if wrong is not None:
                 self._streaks[name] = self._streaks.get(name, 0) + 1 if wrong else 0
-            if wrong and self._streaks[name] >= watch.patience:
-                self._report(name, wrong)
+            if wrong and self._streaks[name] >= PATIENCE.get(name, 1):
+                self.report(step, name, wrong)
         if len(self._first_entropies) < FIRST_ROWS and _number(row, _ENTROPY) is not None:
             self._first_entropies.append(row[_ENTROPY])
         for name, before in self._recent.items():
@@ -182,16 +158,15 @@ class Guards(TrainerCallback, ExportableState):
                 self._recent[name] = [*before, abs(value)][-SPIKE_WINDOW:]
 
     def report(self, step: int, name: str, text: str) -> None:
-        """Report what the trainer itself has noticed."""
-        self._step = step
-        self._report(name, text)
+        """Report a failure, seen here or by the trainer itself, unless that was done before."""
+        if any(notice["notice"] == name for notice in self._told):
+            return
+        self._told.append({"step": step, "notice": name, "text": text})
+        if self._is_main:
+            self._notice(step, name, text)
 
     def replay(self, rows: Iterable[Row]) -> None:
-        """Read the rows that a run has logged so far, without reporting anything again.
-
-        Args:
-          rows: of ``metrics.jsonl``.
-        """
+        """Read the rows that a run has logged so far, without reporting anything again."""
         notice, self._notice = self._notice, lambda *_: None
         for row in rows:
             if row.get("stage") == "notice":
@@ -199,13 +174,6 @@ class Guards(TrainerCallback, ExportableState):
             elif "loss" in row:
                 self.read(row["step"], row)
         self._notice = notice
-
-    def _report(self, name: str, text: str) -> None:
-        if any(notice["notice"] == name for notice in self._told):
-            return
-        self._told.append({"step": self._step, "notice": name, "text": text})
-        if self._is_main:
-            self._notice(self._step, name, text)
 
     def _collapse(self, row: Row) -> str | None:
         entropy = _number(row, _ENTROPY)
@@ -247,30 +215,26 @@ class Guards(TrainerCallback, ExportableState):
         return words.spike(what, value, before)
 
 
-_WATCHES: dict[str, _Watch] = {
-    "entropy_collapse": _Watch(Guards._collapse, PATIENCE["entropy_collapse"]),
-    "constant_reward": _Watch(Guards._constant, PATIENCE["constant_reward"]),
-    "truncated": _Watch(Guards._cut_short, PATIENCE["truncated"]),
-    "gate_closed": _Watch(Guards._closed, PATIENCE["gate_closed"]),
-    "entropy_rise": _Watch(lambda g, row: g._trend(trends.entropy_rise), 1),
-    "mismatch_drift": _Watch(lambda g, row: g._trend(trends.mismatch_drift), 1),
-    "mismatch_jump": _Watch(lambda g, row: g._trend(trends.mismatch_jump), 1),
-    "weight_sync": _Watch(lambda g, row: trends.weight_sync(g._series), 1),
-    "ess_fall": _Watch(lambda g, row: g._trend(trends.ess_fall), 1),
-    "gradient_spike": _Watch(lambda g, row: g._spike(row, "grad_norm", "the gradient's norm"), 1),
-    "loss_spike": _Watch(lambda g, row: g._spike(row, "loss", "the loss"), 1),
+#: What each watch says of a row: a description of the failure, "" if all is well, None where the
+#: row lacks the metrics for it, which ends no streak of rows that show the failure.
+_WATCHES: dict[str, Callable[[Guards, Row], str | None]] = {
+    "entropy_collapse": Guards._collapse,
+    "constant_reward": Guards._constant,
+    "truncated": Guards._cut_short,
+    "gate_closed": Guards._closed,
+    "entropy_rise": lambda g, row: g._trend(trends.entropy_rise),
+    "mismatch_drift": lambda g, row: g._trend(trends.mismatch_drift),
+    "mismatch_jump": lambda g, row: g._trend(trends.mismatch_jump),
+    "weight_sync": lambda g, row: trends.weight_sync(g._series),
+    "ess_fall": lambda g, row: g._trend(trends.ess_fall),
+    "gradient_spike": lambda g, row: g._spike(row, "grad_norm", "the gradient's norm"),
+    "loss_spike": lambda g, row: g._spike(row, "loss", "the loss"),
 }
 
 #: Attributes of `Guards` that a checkpoint keeps: numbers, texts, lists and dictionaries.
 _KEPT = (
-    "_told",
-    "_skipped",
-    "_recent_skips",
-    "_streaks",
-    "_first_entropies",
-    "_accuracy",
-    "_recent",
-    "_series",
+    *("_told", "_skipped", "_recent_skips", "_streaks"),
+    *("_first_entropies", "_accuracy", "_recent", "_series"),
 )
 
 #: Mean entropy over tokens in reinforcement learning; in fine-tuning it is expected to fall.
@@ -278,7 +242,6 @@ _ENTROPY = "trustclip/entropy"
 
 
 def _number(row: Row, name: str) -> float | None:
-    """A finite number of the row, or None."""
     value = row.get(name)
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 

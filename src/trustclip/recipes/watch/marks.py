@@ -61,21 +61,13 @@ Cause = Literal[
 
 @dataclass(frozen=True)
 class Floor:
-    """What the trainer differs by from itself: means of the absolute differences, nats.
+    """What the trainer differs by from itself: means of the absolute differences, nats."""
 
-    Args:
-      kernels: in one precision: another batch, another order of the head's sums.
-      half: that, or bfloat16 against float32, whichever is larger.
-      largest: the largest difference of all.
-      tail: share of tokens in the tail of what a change of precision makes.
-      follows: correlation of the sampler's differences with that change.
-    """
-
-    kernels: float
-    half: float
-    largest: float
-    tail: float = 0.0
-    follows: float = 0.0
+    kernels: float  # in one precision: another batch, another order of the head's sums
+    half: float  # that, or bfloat16 against float32, whichever is larger
+    largest: float  # of all differences
+    tail: float = 0.0  # share of tokens in the tail of what a change of precision makes
+    follows: float = 0.0  # correlation of the sampler's differences with that change
 
 
 @dataclass(frozen=True)
@@ -262,12 +254,6 @@ def _grows(growth: Growth | None) -> bool:
     return growth is not None and growth.times > GROWS and growth.errors > GROWS_ERRORS
 
 
-def begins_far(marks: Marks) -> bool:
-    """Whether the first tokens of a completion differ most."""
-    early = marks.early
-    return early is not None and early.times > EARLY_TIMES and early.errors > EARLY_ERRORS
-
-
 def _errors(x: Tensor) -> float:
     """Mean in standard errors; 0 where all are alike."""
     return (x.mean() / (x.std() / len(x) ** 0.5)).nan_to_num(posinf=0.0, neginf=0.0).item()
@@ -285,7 +271,8 @@ def cause_of(marks: Marks) -> Cause:
     if marks.up <= ONE_SIDED * marks.down or below:
         # What a truncated sampler draws is likelier than the entropy says, not less likely.
         return "prompt" if unlikely(marks) else "truncation" if marks.mean < FAR else "weights"
-    if marks.down <= ONE_SIDED * marks.up or _above(marks):
+    above = marks.left_out < -SHIFT_ABOVE and marks.left_out_z < -SHIFT
+    if marks.down <= ONE_SIDED * marks.up or above:
         return "padding"
     return _two_sided(marks, concentrated)
 
@@ -296,17 +283,15 @@ def _two_sided(marks: Marks, concentrated: bool) -> Cause:
         return "stale"
     if _grows(marks.depth):
         return "depth"
-    if marks.mean > marks.half and begins_far(marks):
+    early = marks.early  # where the first tokens of a completion differ most
+    far = early is not None and early.times > EARLY_TIMES and early.errors > EARLY_ERRORS
+    if far and marks.mean > marks.half:
         return "prompt"
     fewest, most = TAIL_TOKENS
     heavy = marks.tail_weight >= TAIL_WEIGHT and fewest <= marks.tail <= most
     if concentrated or (heavy and marks.bulk <= marks.other):
         return "tail"
     return "precision" if marks.mean <= marks.other else "weights"
-
-
-def _above(marks: Marks) -> bool:
-    return marks.left_out < -SHIFT_ABOVE and marks.left_out_z < -SHIFT
 
 
 def _scaled(marks: Marks) -> bool:

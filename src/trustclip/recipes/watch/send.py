@@ -11,12 +11,7 @@ from trustclip.support.secrets import redacted
 def send(run: Path, sink: SinkName) -> int:
     """Send the metrics of a run directory to a tracker, in the order in which they were logged.
 
-    Args:
-      run: the folder.
-      sink: where to; its files go to a subfolder of its name.
-
-    Returns:
-      Number of rows sent.
+    Its files go to a subfolder of the tracker's name. Returns the number of rows sent.
 
     Raises:
       ValueError: no run, nothing logged, a tracker that already has it, or whose package is

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from trustclip.runs.identity import flat
 from trustclip.support.names import unknown
@@ -30,16 +30,14 @@ SinkName = Literal["none", "trackio", "tensorboard", "wandb", "mlflow"]
 Row = Mapping[str, Any]
 
 
-class Sink(Protocol):
-    """A receiver of the rows of ``metrics.jsonl``."""
+class Sink:
+    """A receiver of the rows of ``metrics.jsonl``; this one keeps nothing."""
 
     def log(self, row: Row) -> None:
         """Log one row."""
-        ...
 
     def close(self) -> None:
         """Flush and close; no row follows."""
-        ...
 
 
 def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Path) -> Sink:
@@ -48,8 +46,8 @@ def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: 
     A later failure of its package is reported once, as a warning, and stops only the sink.
 
     Args:
-      name: ``"none"``, ``"trackio"``, ``"tensorboard"``, ``"wandb"`` or ``"mlflow"``.
-      run_name: name of the run in the sink.
+      name: of the sink.
+      run_name: name of the run in it.
       config: settings to show with the metrics, nested as in ``config.yaml``.
       folder: the run directory; files go to a subfolder with the sink's name.
 
@@ -66,7 +64,7 @@ def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: 
     if name not in get_args(SinkName):
         raise ValueError(unknown("sink", name, get_args(SinkName)))
     if name == "none":
-        return _Nothing()
+        return Sink()
     return _Guarded(name, opened(name, run_name, config, folder))
 
 
@@ -83,7 +81,8 @@ def opened(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Pat
         "mlflow": _MLflow,
     }
     try:
-        return sinks[name](run_name, config, folder / name)
+        plain = json.loads(json.dumps(config, default=str))
+        return sinks[name](run_name, plain, folder / name)
     except ImportError as error:
         raise ValueError(_cannot_import(name, str(error))) from None
     except Exception as error:
@@ -125,6 +124,10 @@ def viewer(name: SinkName, folder: Path) -> str | None:
     return commands.get(name)
 
 
+def _database(folder: Path) -> str:
+    return f"sqlite:///{folder.resolve()}/mlflow.db"
+
+
 def _cannot_import(name: str, reason: str) -> str:
     return (
         f"the sink {name!r} cannot be used: {reason}; pip install {name}, or set the sink to "
@@ -148,33 +151,24 @@ def numbers(row: Row) -> dict[str, float]:
     }
 
 
-class _Nothing:
-    def log(self, row: Row) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _Guarded:
+class _Guarded(Sink):
     """A sink that is dropped, with a warning, when it fails."""
 
     def __init__(self, name: str, sink: Sink) -> None:
-        self._name = name
-        self._sink: Sink | None = sink
+        self._name, self._sink = name, sink
 
     def log(self, row: Row) -> None:
         self._try(lambda sink: sink.log(row))
 
     def close(self) -> None:
         self._try(lambda sink: sink.close())
-        self._sink = None
+        self._sink = Sink()
 
     def _try(self, action: Callable[[Sink], None]) -> None:
-        if self._sink is None:
-            return
         try:
             action(self._sink)
         except Exception as error:
-            self._sink = None
+            self._sink = Sink()
             warnings.warn(
                 f"the sink {self._name!r} failed and gets no more rows ({_shown(error)}); "
                 "training goes on and metrics.jsonl has everything.",
@@ -193,7 +187,7 @@ def _import(module: str, environment: Mapping[str, str]) -> ModuleType:
     return importlib.import_module(module)
 
 
-class _Trackio:
+class _Trackio(Sink):
     """Trackio, in a local database; see https://github.com/gradio-app/trackio."""
 
     def __init__(self, run_name: str, config: Mapping[str, Any], folder: Path) -> None:
@@ -202,7 +196,7 @@ class _Trackio:
         self._trackio: Any = _import("trackio", local)
         with contextlib.redirect_stdout(io.StringIO()):  # its banner would break the progress bar
             self._run = self._trackio.init(
-                project="trustclip", name=run_name, config=_plain(config), resume="allow",
+                project="trustclip", name=run_name, config=config, resume="allow",
                 auto_log_gpu=False, auto_log_cpu=False,
             )  # fmt: skip
 
@@ -215,7 +209,7 @@ class _Trackio:
             self._trackio.finish()
 
 
-class _Wandb:
+class _Wandb(Sink):
     """Weights & Biases, offline; ``wandb sync`` uploads the folder later, if wanted."""
 
     def __init__(self, run_name: str, config: Mapping[str, Any], folder: Path) -> None:
@@ -224,7 +218,7 @@ class _Wandb:
         )
         folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
-            project="trustclip", name=run_name, config=_plain(config), dir=str(folder),
+            project="trustclip", name=run_name, config=config, dir=str(folder),
             mode=os.environ["WANDB_MODE"],  # what was imported earlier may have read another
             # A resumed run keeps its id, so that its parts are one run when uploaded.
             id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16], resume="allow",
@@ -245,13 +239,13 @@ class _Wandb:
         self._run.finish()
 
 
-class _TensorBoard:
+class _TensorBoard(Sink):
     """TensorBoard event files, by PyTorch's writer."""
 
     def __init__(self, run_name: str, config: Mapping[str, Any], folder: Path) -> None:
         tensorboard: Any = _import("torch.utils.tensorboard", {})
         self._writer = tensorboard.SummaryWriter(str(folder))
-        text = json.dumps(_plain(config), indent=2)
+        text = json.dumps(config, indent=2)
         # Indented by four spaces, Markdown shows any content as code.
         self._writer.add_text(run_name, "\n".join("    " + line for line in text.splitlines()))
 
@@ -263,11 +257,7 @@ class _TensorBoard:
         self._writer.close()
 
 
-def _database(folder: Path) -> str:
-    return f"sqlite:///{folder.resolve()}/mlflow.db"
-
-
-class _MLflow:
+class _MLflow(Sink):
     """MLflow, in a local database unless ``MLFLOW_TRACKING_URI`` names a server."""
 
     def __init__(self, run_name: str, config: Mapping[str, Any], folder: Path) -> None:
@@ -291,8 +281,7 @@ class _MLflow:
         tags = {"trustclip.run": own}
         self._run = self._client.create_run(experiment, tags=tags, run_name=run_name).info.run_id
         settings = [
-            self._entities.Param(name, str(value)[:500])
-            for name, value in flat(_plain(config)).items()
+            self._entities.Param(name, str(value)[:500]) for name, value in flat(config).items()
         ]
         for first in range(0, len(settings), 100):  # MLflow's most in one call
             self._client.log_batch(self._run, params=settings[first : first + 100])
@@ -308,8 +297,3 @@ class _MLflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as plain JSON values."""
-    return json.loads(json.dumps(config, default=str))

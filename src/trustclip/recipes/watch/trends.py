@@ -35,7 +35,6 @@ MISMATCH, ESS = "trustclip/sampler/k3", "trustclip/sampler/current/sequence_ess"
 ENTROPY = "trustclip/entropy"
 #: Of samples of the policy that is trained next: only what a weight transfer missed is in it.
 FRESH = "trustclip/sampler/abs/lag_0"
-FOLLOWED = (MISMATCH, ESS, ENTROPY, FRESH)
 #: Logged in the first row of each generation.
 _BEGINS = "frac_reward_zero_std"
 
@@ -45,8 +44,7 @@ Series = dict[str, dict[str, list[float]]]
 
 
 def new_series() -> Series:
-    """Series without a value."""
-    return {name: {"means": [], "open": []} for name in FOLLOWED}
+    return {name: {"means": [], "open": []} for name in (MISMATCH, ESS, ENTROPY, FRESH)}
 
 
 def follow(series: Series, row: Mapping[str, Any]) -> bool:
@@ -101,13 +99,11 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 
 
 def rises(values: Sequence[float]) -> bool:
-    """Whether the values rise by `FACTOR` or more, beyond their noise."""
     factor, errors = trend(values)
     return factor >= FACTOR and errors >= SIGNIFICANT
 
 
 def falls(values: Sequence[float]) -> bool:
-    """Whether the values fall to 1 / `FACTOR` or less, beyond their noise."""
     factor, errors = trend(values)
     return factor <= 1 / FACTOR and errors <= -SIGNIFICANT
 
@@ -131,8 +127,10 @@ def jumped(values: Sequence[float]) -> float | None:
     return round(math.exp(least), 3)
 
 
+# Each of these describes its failure in a sentence, "" where there is none.
+
+
 def mismatch_drift(series: Series) -> str:
-    """Description of a mismatch of sampler and trainer that grows; "" without one."""
     means = series[MISMATCH]["means"]
     if not rises(means) or means[-1] < LEAST_MISMATCH:
         return ""
@@ -140,7 +138,6 @@ def mismatch_drift(series: Series) -> str:
 
 
 def mismatch_jump(series: Series) -> str:
-    """Description of a sudden mismatch of sampler and trainer; "" without one."""
     means = series[MISMATCH]["means"]
     times = jumped(means)
     if times is None or means[-1] < LEAST_MISMATCH:
@@ -149,7 +146,7 @@ def mismatch_jump(series: Series) -> str:
 
 
 def weight_sync(series: Series) -> str:
-    """Description of a sampler that has not got all of the new weights; "" without one.
+    """A sampler that has not got all of the new weights.
 
     The first generation is sampled by the weights that both have loaded. Where one of a later
     generation is `JUMP` times as far from the trainer as any before it, the update between them
@@ -163,7 +160,6 @@ def weight_sync(series: Series) -> str:
 
 
 def ess_fall(series: Series) -> str:
-    """Description of an effective sample size that falls; "" without one."""
     means = series[ESS]["means"]
     if not falls(means):
         return ""
@@ -171,7 +167,6 @@ def ess_fall(series: Series) -> str:
 
 
 def entropy_rise(series: Series) -> str:
-    """Description of an entropy that grows without end; "" without one."""
     means = series[ENTROPY]["means"]
     if not rises(means) or means[-1] < means[0] + LEAST_RISE:
         return ""

@@ -32,22 +32,14 @@ _TRUTH = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
 def require(*packages: str) -> None:
-    """Refuse a command at once, where a package that it imports at its end is missing.
-
-    Raises:
-      ModuleNotFoundError: naming the first; the program answers with the extra that holds it.
-    """
+    """Refuse a command at once, where a package that it imports at its end is missing."""
     for package in packages:
         if find_spec(package) is None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def takes(cls: type | str) -> Callable[[Command], Command]:
-    """Decorator of a command: these are its options, for the completion of shells.
-
-    Args:
-      cls: their class; or ``"module:Class"``, which is imported when it is asked for.
-    """
+    """Decorator of a command: the class of its options, or its ``"module:Class"``, for shells."""
 
     def with_options(command: Command) -> Command:
         command.options = cls  # type: ignore[attr-defined]
@@ -85,15 +77,8 @@ def parse(
 ) -> T:
     """Fill the class of a command's options; ``--help`` prints them and exits.
 
-    Args:
-      cls: class of the options.
-      argv: arguments after the command.
-      command: name of the command, for its help.
-      presets: defaults by name, for ``--preset NAME``.
-      usage: how the command is called and what it is, where its class does not say so.
-
-    Raises:
-      ValueError: wrong usage, unknown preset, or a value out of range.
+    Presets are defaults by name, for ``--preset NAME``; the usage says how the command is called
+    and what it is, where its class does not say so.
     """
     if {"-h", "--help"} & set(argv):
         say(help_of(cls, command, usage))
@@ -111,12 +96,7 @@ def parse(
 
 
 def _given(options: Sequence[Option], argv: Sequence[str], command: str) -> dict[str, Any]:
-    """The values that a command line gives, by field.
-
-    Raises:
-      ValueError: an unknown option, one without its value, a value of another type, an argument
-        too many, or one that is missing.
-    """
+    """The values that a command line gives, by field."""
     see = f"; see trustclip {command} --help."
     named = {flag: one for one in options if not one.positional for flag in one.flags}
     named |= {one.off: one for one in options if one.off}
@@ -158,14 +138,12 @@ def _given(options: Sequence[Option], argv: Sequence[str], command: str) -> dict
 
 
 def _room(one: Option | None) -> int:
-    """How many words an option takes at most."""
     if one is None or one.hint is bool:
         return 0
     return 10**6 if one.many else 1
 
 
 def _converted(one: Option, texts: Sequence[str], see: str) -> Any:
-    """The value that words are."""
     kind = get_args(one.hint)[0] if one.many else one.hint
     values = []
     for text in texts:
@@ -189,15 +167,8 @@ def _converted(one: Option, texts: Sequence[str], see: str) -> Any:
 def settings(cls: type[T], argv: Sequence[str], command: str, first: str = "") -> T:
     """Parse the settings of an experiment command; ``--help`` prints the options and exits.
 
-    Args:
-      cls: settings class.
-      argv: arguments after the command: options by name, ``--preset NAME``, ``--method.NAME
-        VALUE`` for a hyper-parameter and ``--trl.NAME VALUE`` for a field of TRL.
-      command: name of the command.
-      first: the setting that an argument without a name is.
-
-    Raises:
-      ValueError: all errors, as `trustclip.recipes.files.build` reports them.
+    Beside options by name it takes ``--preset NAME``, ``--method.NAME VALUE`` for a hyper-parameter
+    and ``--trl.NAME VALUE`` for a field of TRL; ``first`` is what an argument without a name sets.
     """
     if {"-h", "--help"} & set(argv):
         say(f"{help_of(cls, command)}\n\n{EXAMPLES[command]}")
@@ -220,15 +191,8 @@ def changes_of(
     """Positional arguments, and options as changes to settings: ``{dotted path: value}``.
 
     A value is parsed by the type of its field: text stays text, everything else is YAML. What the
-    class does not have is a change as well, which whoever builds the settings refuses.
-
-    Args:
-      argv: arguments.
-      cls: settings class that the options belong to.
-      aliases: short forms of dotted paths.
-
-    Raises:
-      ValueError: an option without its value.
+    class does not have is a change as well, which whoever builds the settings refuses. Aliases are
+    short forms of dotted paths.
 
     Example:
       >>> from trustclip.settings.stages import Recipe
@@ -269,9 +233,7 @@ def _name(option: str) -> str:
 def _words(argv: Sequence[str], room: Callable[[str], int]) -> Iterator[tuple[str, list[str]]]:
     """Each option with its words, in order; ``("", [argument])`` for one without a name.
 
-    Args:
-      argv: arguments.
-      room: how many words an option takes at most; a switch, 0, takes what says true or false.
+    An option takes at most as many words as it has room; a switch, 0, what says true or false.
     """
     rest = list(argv)
     while rest:
@@ -311,23 +273,16 @@ def _type_of(cls: Any, path: Sequence[str]) -> Any:
 
 def _value(path: str, hint: Any, text: str) -> Any:
     """Parse the text of an option for a field of type ``hint``."""
-    if path.rpartition(".")[2] == "method":
-        return _spec(text)
+    from trustclip.recipes.files import parse_scalar
+
+    if path.rpartition(".")[2] == "method":  # its name, or {name: ..., ...}
+        return parse_scalar(text) if text.lstrip().startswith("{") else text
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if NoneType in kinds and text in ("None", "none", "null"):
         return None
     if {str, Path} & set(kinds) or any(get_origin(kind) is Literal for kind in kinds):
         return text
-    from trustclip.recipes.files import parse_scalar
-
     return parse_scalar(text)
-
-
-def _spec(text: str) -> Any:
-    """A method's name, or the mapping written as ``{name: ..., ...}``."""
-    from trustclip.recipes.files import parse_scalar
-
-    return parse_scalar(text) if text.lstrip().startswith("{") else text
 
 
 def method_from(name: str, argv: Sequence[str], command: str) -> "Method":
@@ -335,9 +290,6 @@ def method_from(name: str, argv: Sequence[str], command: str) -> "Method":
 
     A controller may replace a number, written as YAML: ``["--delta", "{controller:
     target_gate, share: 0.02}"]``.
-
-    Raises:
-      ValueError: unknown hyper-parameter, a value out of range, or not a controller.
     """
     from trustclip.constraints.base import method_class
     from trustclip.constraints.registry import method

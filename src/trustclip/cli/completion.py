@@ -19,11 +19,7 @@ FIRST: dict[str, tuple[str, ...]] = dict.fromkeys(("bounds", "suggest"), tuple(m
 
 
 def script(shell: str) -> str:
-    """What a shell reads to complete commands, options, and values that can be listed.
-
-    Args:
-      shell: one of ``shtab.SUPPORTED_SHELLS``.
-    """
+    """What a shell of ``shtab.SUPPORTED_SHELLS`` reads to complete commands, options and values."""
     return shtab.complete(parser(), shell)
 
 

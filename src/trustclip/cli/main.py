@@ -17,13 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from trustclip.cli import registry
-from trustclip.cli.streams import (
-    Unheeded,
-    complain,
-    discard_output,
-    occupy_closed,
-    write_readably,
-)
+from trustclip.cli.streams import Unheeded, complain, discard_output, occupy_closed, write_readably
 from trustclip.durable.stops import Requests, listen, unlisten
 from trustclip.support.consent import ALL, consent, named
 from trustclip.support.names import unknown
@@ -84,7 +78,13 @@ INSTEAD = {
     "sweep": "suite",
 }
 
-USAGE = "usage: trustclip COMMAND [options]        trustclip COMMAND --help"
+USAGE = """\
+Policy-divergence constraints for GRPO.
+
+usage: trustclip COMMAND [options]        trustclip COMMAND --help
+       trustclip --version
+
+commands:"""
 
 #: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
 CONTINUED = ("demo", "sft", "rl", "eval", "run", "resume")
@@ -112,14 +112,7 @@ exit status:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-      The exit status: 0 for success, or for a run that was asked to stop and is saved; 1 for a
-      check that failed; 2 for bad input and for what the machine refuses, stated in one message;
-      130 and 143 after Ctrl-C and SIGTERM in a command that does not continue; 141 when the
-      reader of the output has closed the pipe.
-    """
+    """Run one command; returns its exit status, see `STATUS`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     before = listen(_requests(argv[0] if argv else ""))
     try:
@@ -129,7 +122,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _status(argv: Sequence[str]) -> int:
-    """Do what was asked for and say what failed; returns the exit status."""
     name = argv[0] if argv else "--help"
     write_readably()
     shown = Unheeded(sys.stdout) if name in RECORDED or _continues(name) else sys.stdout
@@ -157,7 +149,6 @@ def _status(argv: Sequence[str]) -> int:
 
 
 def _done(name: str, rest: Sequence[str]) -> int:
-    """Do what was asked for; returns the exit status."""
     if name in ("-h", "--help"):
         print(_help())
         return 0
@@ -181,19 +172,12 @@ def _done(name: str, rest: Sequence[str]) -> int:
 
 def function_of(name: str) -> Callable[[Sequence[str]], int]:
     """The function that is a command."""
-    module = importlib.import_module(_module(name))
+    own = f"trustclip.cli.commands.{COMMANDS[name][0]}" if name in COMMANDS else None
+    module = importlib.import_module(own or registry.added()[name].module)
     return getattr(module, {"eval": "evaluate", "try": "attempt"}.get(name, name))
 
 
-def _module(name: str) -> str:
-    """The module that has a command."""
-    if name in COMMANDS:
-        return f"trustclip.cli.commands.{COMMANDS[name][0]}"
-    return registry.added()[name].module
-
-
 def _continues(name: str) -> bool:
-    """Whether a command can be continued by the same command."""
     if name in COMMANDS or name.startswith("-"):
         return name in CONTINUED
     found = registry.added().get(name)
@@ -240,7 +224,6 @@ def _versions() -> str:
 
 
 def _no_command(name: str) -> str:
-    """What to type instead of an unknown command."""
     if near := INSTEAD.get(name.lower().strip("-")):
         return f"unknown command {name!r}; it is: trustclip {near}"
     if name.startswith("-"):
@@ -256,19 +239,7 @@ def _help() -> str:
     for package, commands in registry.distributions().items():
         lines += ["", f"commands of {package}:"]
         lines += [f"  {name:<{width}}  {one.does}" for name, one in commands.items()]
-    return "\n".join(
-        [
-            "Policy-divergence constraints for GRPO.",
-            "",
-            USAGE,
-            "       trustclip --version",
-            "",
-            "commands:",
-            *lines,
-            "",
-            STATUS,
-        ]
-    )
+    return "\n".join([USAGE, *lines, "", STATUS])
 
 
 def _requests(name: str) -> Requests:
@@ -345,7 +316,7 @@ def _refused_by_system(error: OSError) -> str:
 
 
 def _missing(error: ImportError) -> str | None:
-    """Instructions to install what could not be imported; None for a module of our own."""
+    """What to install for an import; None for a module of our own, whose failure is a bug."""
     module = (error.name or "").partition(".")[0]
     own = {one.module.partition(".")[0] for one in registry.added().values()}
     if module in {"trustclip", *own}:

@@ -67,21 +67,13 @@ examples:
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One option, or one argument without a name.
+    """One option, or one argument without a name."""
 
-    Args:
-      path: of the field, with dots where it is a field of a field.
-      hint: its type, without what stands beside it.
-      beside: marks, see `trustclip.settings.marks`.
-      text: what it is.
-      default: value where it is not given; `dataclasses.MISSING` where it must be.
-    """
-
-    path: str
-    hint: Any
-    beside: tuple[Any, ...]
-    text: str
-    default: Any
+    path: str  # of the field, with dots where it is a field of a field
+    hint: Any  # its type, without what stands beside it
+    beside: tuple[Any, ...]  # marks, see `trustclip.settings.marks`
+    text: str  # what it is
+    default: Any  # `dataclasses.MISSING` where it must be given
 
     @property
     def flags(self) -> list[str]:
@@ -97,17 +89,14 @@ class Option:
 
     @property
     def positional(self) -> bool:
-        """Whether it is an argument without a name."""
         return any(isinstance(mark, Positional) for mark in self.beside)
 
     @property
     def needed(self) -> bool:
-        """Whether it must be given."""
         return self.default is MISSING
 
     @property
     def many(self) -> bool:
-        """Whether it takes several words."""
         return get_origin(self.hint) is tuple
 
     @property
@@ -220,25 +209,15 @@ def described(cls: type) -> str:
     text = inspect.cleandoc(doc)
     for section in ("$$", "Args:", "Example:", "References:"):
         text = text.partition(f"\n{section}")[0]
-    width = _width()
+    width = shutil.get_terminal_size().columns - 2
     return "\n\n".join(
         paragraph if "\n  " in paragraph else textwrap.fill(paragraph, width)
         for paragraph in text.strip().split("\n\n")
     )
 
 
-def _width() -> int:
-    return shutil.get_terminal_size().columns - 2
-
-
 def help_of(cls: type, command: str, usage: str = "") -> str:
-    """The help text of a command.
-
-    Args:
-      cls: class of its options.
-      command: its name.
-      usage: how it is called, and what it is, in place of what the class says.
-    """
+    """The help text of a command, for the class of its options; ``usage`` replaces its head."""
     options = options_of(cls)
     head = usage.strip() or f"usage: {_usage(options, command)}\n\n{described(cls)}".strip()
     parser = argparse.ArgumentParser(

@@ -21,20 +21,14 @@ PATH = ("PATH",)
 
 
 class Command(NamedTuple):
-    """A command of another distribution.
+    """A command of another distribution."""
 
-    Args:
-      module: dotted name of the module whose function, named like the command, takes the arguments
-        and returns the exit status.
-      does: its help, a line without a full stop.
-      continues: whether the same command goes on after SIGTERM or Ctrl-C.
-      first: what its first argument may be, for the completion in shells; or `PATH`.
-    """
-
+    #: Dotted name of the module whose function, named like the command, takes the arguments and
+    #: returns the exit status.
     module: str
-    does: str
-    continues: bool = False
-    first: tuple[str, ...] = ()
+    does: str  # its help, a line without a full stop
+    continues: bool = False  # whether the same command goes on after SIGTERM or Ctrl-C
+    first: tuple[str, ...] = ()  # what its first argument may be, for shells; or `PATH`
 
 
 @cache
@@ -48,7 +42,6 @@ def distributions() -> dict[str, dict[str, Command]]:
 
 
 def added() -> dict[str, Command]:
-    """Every added command by its name."""
     return {name: one for commands in distributions().values() for name, one in commands.items()}
 
 

@@ -65,11 +65,9 @@ def schema(kind: Kind) -> Json:
         one, many = dict(text), made["properties"]["recipe"]
         said = many.pop("description", "")
         made["properties"]["recipe"] = {"anyOf": [one, many], "description": said}
-    head = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"trustclip {kind}",
-    }
-    return head | {key: value for key, value in made.items() if key != "title"}
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    made.pop("title", None)
+    return {"$schema": draft, "title": f"trustclip {kind}", **made}
 
 
 def text(kind: Kind) -> str:
@@ -120,7 +118,6 @@ def _part(value: Json) -> Json:
 
 
 def _spell_out(fields: Json) -> None:
-    """What the types of a training's settings leave open."""
     methods = {"$ref": f"#/$defs/{_METHOD}"}
     fields["method"] |= methods
     fields["shadows"] |= {"anyOf": [{"type": "string"}, {"type": "array", "items": methods}]}
@@ -143,11 +140,7 @@ def _reward() -> Json:
 
 
 def _methods(*, swept: bool) -> Json:
-    """Schemas of every method: by its name, or with hyper-parameters.
-
-    Args:
-      swept: whether a mapping may hold ``sweep``, as those of a suite do.
-    """
+    """Schemas of every method: by its name, or with hyper-parameters; in a suite with ``sweep``."""
     names = {"anyOf": [{"enum": [*methods(), *ALIASES]}, _CODE]}
     controllers = {
         "type": "object",

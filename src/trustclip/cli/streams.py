@@ -23,22 +23,18 @@ ASCII = str.maketrans(
 class Unheeded:
     """A stream whose failure ends nothing: what a run prints is no record of it.
 
-    After the first failure the rest of the output goes nowhere, which is said on standard error.
-
-    Args:
-      stream: the one that may fail, as on a full disk, or when its reader has left.
+    After the first failure, as on a full disk or when its reader has left, the rest of the output
+    goes nowhere, which is said on standard error.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, if that is possible."""
         self._tried(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush what is written, if that is possible."""
         self._tried(self._stream.flush)
 
     def _tried(self, action: Callable[..., Any], *values: Any) -> None:

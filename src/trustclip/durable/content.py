@@ -16,17 +16,11 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class Content:
-    """Files of one rank, and its parts of what all ranks hold together.
+    """Files of one rank, and its parts of what all ranks hold together."""
 
-    Args:
-      texts: files of text, by name.
-      tensors: safetensors files, by name.
-      shards: parts of tensors; see `trustclip.durable.shards.save`. None where nothing is sharded.
-    """
-
-    texts: dict[str, str] = field(default_factory=dict)
-    tensors: dict[str, Tensors] = field(default_factory=dict)
-    shards: Tensors | None = None
+    texts: dict[str, str] = field(default_factory=dict)  # files of text, by name
+    tensors: dict[str, Tensors] = field(default_factory=dict)  # safetensors files, by name
+    shards: Tensors | None = None  # parts of tensors, for `shards.save`; None where none is sharded
 
     def state(self, name: str, value: Any) -> None:
         """Add nested state, to be read by `states.load`."""
@@ -45,17 +39,12 @@ class Content:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors of this rank."""
         held = [tensor for tensors in self.tensors.values() for tensor in tensors.values()]
         held += map(shards.local, (self.shards or {}).values())
         return sum(tensor.nbytes for tensor in held)
 
     def write(self, folder: Path, ranks: Ranks) -> dict[str, Listed]:
-        """Write into a checkpoint's folder, on every rank, and to the disk.
-
-        Returns:
-          Size and SHA-256 of every file that these ranks wrote.
-        """
+        """Write into a checkpoint's folder, on every rank, and to the disk; lists all files."""
         found = ranks.everyone(lambda: self.write_own(folder))
         if self.shards is not None:
             parts = self.shards

@@ -28,7 +28,13 @@ def check_settings(trainer: Any) -> None:
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         problems.append("fsdp_version must be 2: FSDP1 flattens what it shards.")
     if trainer.is_deepspeed_enabled:
-        problems += _of_deepspeed(trainer.accelerator)
+        config = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
+        if config.get("zero_optimization", {}).get("stage", 0) not in (1, 2, 3):
+            problems.append(
+                "zero_optimization.stage must be 1, 2 or 3; use DDP in place of stage 0."
+            )
+        if trainer.accelerator.mixed_precision == "fp16":
+            problems.append("DeepSpeed's scale of fp16 gradients is not stored; use bf16.")
     if args.train_sampling_strategy == "group_by_length":
         problems.append(
             "the order of train_sampling_strategy='group_by_length' cannot be restored."
@@ -40,16 +46,6 @@ def check_settings(trainer: Any) -> None:
             f"cannot keep checkpoints with these settings: {' '.join(problems)} "
             "save_strategy='no' trains without checkpoints."
         )
-
-
-def _of_deepspeed(accelerator: Any) -> list[str]:
-    config = accelerator.state.deepspeed_plugin.deepspeed_config
-    problems = []
-    if config.get("zero_optimization", {}).get("stage", 0) not in (1, 2, 3):
-        problems.append("zero_optimization.stage must be 1, 2 or 3; use DDP in place of stage 0.")
-    if accelerator.mixed_precision == "fp16":
-        problems.append("DeepSpeed's scale of fp16 gradients is not stored; use bf16.")
-    return problems
 
 
 def identity(trainer: Any) -> dict[str, Any]:
@@ -70,13 +66,8 @@ def identity(trainer: Any) -> dict[str, Any]:
 def check_identity(own: dict[str, Any], checkpoint: Path) -> int:
     """Compare settings, data and base model with those of a checkpoint.
 
-    Another number of processes is allowed where they take as many examples a pass together.
-
-    Returns:
-      The number of processes that wrote it.
-
-    Raises:
-      ValueError: the checkpoint has others, or its ``shared.json`` is malformed.
+    Another number of processes, which is returned, may have written it, where they take as many
+    examples a pass together.
     """
     stored: dict[str, Any] = {**states.shared(checkpoint)["identity"]}
     if _together(stored) == _together(own):

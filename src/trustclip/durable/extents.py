@@ -94,15 +94,10 @@ class Extents:
             known.pop(path, None)
 
     def restore(self, path: Path, extent: Extent | int, *, cut: bool = True) -> None:
-        """Check a file up to an extent and cut it back to it.
+        """Check a file up to an extent of `of`, and cut it back to it unless told otherwise.
 
-        Args:
-          path: the file.
-          extent: an earlier return value of `of`; checkpoints of trustclip 0.1 hold only its size.
-          cut: remove what came after; otherwise the file is only checked.
-
-        Raises:
-          ValueError: the file is shorter than the extent, or holds something else; or it is a link.
+        A ValueError says that the file is shorter, or holds something else. Checkpoints of
+        trustclip 0.1 hold only the size of an extent.
         """
         size = extent if isinstance(extent, int) else extent["bytes"]
         found = path.stat().st_size if path.exists() else 0

@@ -32,10 +32,7 @@ def by_first(action: Callable[[], Any]) -> Any:
 
     Every rank of the job calls it, in the same order. The first one does not wait, except at its
     end and for a moment, for those that have not read yet. The others wait as long as it takes:
-    saving a large model may take longer than any collective call.
-
-    Args:
-      action: returns what JSON can hold.
+    saving a large model may take longer than any collective call. The result is what JSON can hold.
 
     Raises:
       TrainingError: on the other ranks, what it raised on the first.

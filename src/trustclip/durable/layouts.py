@@ -1,7 +1,7 @@
 """Where a training holds weights and optimizer: whole on each rank, or in parts over the ranks."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -11,27 +11,7 @@ from trustclip.durable.schemas import alike
 from trustclip.durable.zero import Zero
 
 
-class Layout(Protocol):
-    """How weights and optimizer get into a checkpoint, and back."""
-
-    def put(self, content: Content) -> dict[str, Any]:
-        """Add them to what this rank stores.
-
-        Returns:
-          What the state ``optimizer`` holds of the optimizer.
-        """
-        ...
-
-    def load_weights(self, folder: Path) -> None:
-        """Restore the weights, in place."""
-        ...
-
-    def load_optimizer(self, folder: Path, stored: dict[str, Any]) -> None:
-        """Restore the optimizer from what `put` returned and the files."""
-        ...
-
-
-def layout_of(trainer: Any) -> Layout:
+def layout_of(trainer: Any) -> "Whole | Partitioned":
     """The layout of a trainer, as it is now: trainers wrap their model when training begins."""
     if trainer.is_deepspeed_enabled and hasattr(trainer.model_wrapped, "zero_optimization_stage"):
         return Partitioned(trainer)
@@ -45,6 +25,7 @@ class Whole:
         self._trainer = trainer
 
     def put(self, content: Content) -> dict[str, Any]:
+        """Add them to what this rank stores; returns what the state ``optimizer`` holds of it."""
         trainer = self._trainer
         if not trainer.accelerator.is_main_process:
             return {}
@@ -52,6 +33,7 @@ class Whole:
         return {"optimizer": trainer.optimizer.state_dict()}
 
     def load_weights(self, folder: Path) -> None:
+        """Restore the weights, in place."""
         model = self._trainer._unwrapped()
         if (folder / shards.SHARDS).is_dir():
             tensors = weights.stored(model).items()
@@ -61,6 +43,7 @@ class Whole:
             weights.load(model, folder)
 
     def load_optimizer(self, folder: Path, stored: dict[str, Any]) -> None:
+        """Restore the optimizer from what `put` returned and the files."""
         optimizer = self._trainer.optimizer
         if "described" in stored:
             names = self._trainer._optimized()

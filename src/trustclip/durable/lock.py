@@ -32,9 +32,6 @@ def only_process(folder: Path) -> Iterator[None]:
 
     The ranks of a job are one process here: the first one holds the folder for all.
 
-    Raises:
-      ValueError: another process holds it, or the lock file is a link.
-
     Example:
       >>> import tempfile
       >>> folder = Path(tempfile.mkdtemp())

@@ -28,9 +28,6 @@ _FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "ftp", "hdfs"}
 def check_url(url: str) -> None:
     """Refuse a place that checkpoints cannot be sent to, before anything is computed.
 
-    Raises:
-      ValueError: no such protocol, its package is not installed, or a password in the URL.
-
     Example:
       >>> check_url("memory://checkpoints")
       >>> check_url("checkpoints")
@@ -67,10 +64,7 @@ class Mirror:
     """
 
     def __init__(
-        self,
-        url: str,
-        rows: Path | None = None,
-        place: Callable[[str], Path] | None = None,
+        self, url: str, rows: Path | None = None, place: Callable[[str], Path] | None = None
     ) -> None:
         import fsspec
 
@@ -99,11 +93,7 @@ class Mirror:
                 self._remove(f"{self._root}/{name}")
 
     def fetch(self, store: CheckpointStore) -> Path | None:
-        """Bring the newest complete checkpoint, and the run's files up to it, to a folder.
-
-        Returns:
-          The checkpoint in the store; None if there is none to bring.
-        """
+        """Bring the newest complete checkpoint, and rows up to it, to a store; None without one."""
         with self._explained("read"):
             names = self._steps()
         for name in reversed(names):

@@ -33,7 +33,7 @@ class Ranks:
         Raises:
           CheckpointError: on the other ranks, what it raised on the first.
         """
-        return self._gathered(action if self.first else lambda: None)[0]
+        return self.everyone(action if self.first else lambda: None)[0]
 
     def everyone(self, action: Callable[[], Any]) -> list[Any]:
         """Call a function on every rank; all get the results of all, or the first failure.
@@ -42,9 +42,6 @@ class Ranks:
           CheckpointError: it failed on another rank, which is named.
           NonFiniteError: the same, of a failure of this kind.
         """
-        return self._gathered(action)
-
-    def _gathered(self, action: Callable[[], Any]) -> list[Any]:
         result = error = None
         try:
             result = action()

@@ -13,20 +13,15 @@ class Mark:
 
     Tensors are not copied. Those of a trainer are replaced from update to update and never
     changed in place, but for the sum of the losses.
-
-    Args:
-      own: `Durable._own_state` of this rank, or why there is none: that fails who returns here.
-      state: attributes of the `TrainerState`.
-      callbacks: states of callbacks, in the order of `Durable._exportable`.
-      rows: the journal's `mark`; None on ranks that do not write it.
     """
 
     step: int
+    #: `Durable._own_state` of this rank, or why there is none: that fails who returns here.
     own: dict[str, Any] | Exception
-    state: dict[str, Any]
+    state: dict[str, Any]  # attributes of the `TrainerState`
     flos: float
-    callbacks: list[Any]
-    rows: Any
+    callbacks: list[Any]  # their states, in the order of `Durable._exportable`
+    rows: Any  # the journal's `mark`; None on ranks that do not write it
 
     @classmethod
     def of(cls, trainer: Any) -> "Mark":
@@ -39,14 +34,14 @@ class Mark:
         return cls(
             trainer.state.global_step,
             own,
-            {name: _own_list(value) for name, value in vars(trainer.state).items()},
+            # Lists of its own: the lines of a log stay as they are, but come to be more.
+            {n: list(v) if type(v) is list else v for n, v in vars(trainer.state).items()},
             trainer.current_flos,
             [copy.deepcopy(callback.state()["attributes"]) for callback in trainer._exportable()],
             rows,
         )
 
     def restore(self, trainer: Any, *, rows: bool) -> None:
-        """Return to this state."""
         if isinstance(self.own, Exception):
             raise self.own
         states.set_random_state(self.own["random"])
@@ -68,11 +63,6 @@ def _own(trainer: Any) -> dict[str, Any] | Exception:
         return error
     own["loop"]["loss"] = own["loop"]["loss"].clone()
     return own
-
-
-def _own_list(value: Any) -> Any:
-    """A list of its own: the lines of a log stay as they are, but come to be more."""
-    return list(value) if type(value) is list else value
 
 
 def still(value: Any) -> Any:

@@ -48,9 +48,6 @@ def roll_call(seconds: float) -> Iterator[None]:
     Every rank must enter it. With NCCL, torch's own watchdog ends a process whose wait is over, and
     no exception comes here; ``TORCH_NCCL_DESYNC_DEBUG=1`` makes it name the missing rank.
 
-    Args:
-      seconds: how long one collective call may wait, above 0.
-
     Raises:
       LostRankError: a collective call failed; the message names the ranks that do not answer.
     """
@@ -64,7 +61,8 @@ def roll_call(seconds: float) -> Iterator[None]:
     except Interrupted:  # on every rank, and no failure
         raise
     except Exception as error:
-        _sign()
+        store, key = _get_default_store(), _key(dist.get_rank())
+        _within_grace(lambda: store.set(key, ""))
         missing = _unsigned() if _collective(error) else ""
         if not missing:
             raise
@@ -139,11 +137,6 @@ def _signed() -> list[bool] | None:
     """Whether each rank has failed; None if the store does not answer."""
     store, ranks = _get_default_store(), range(dist.get_world_size())
     return _within_grace(lambda: [store.check([_key(rank)]) for rank in ranks])
-
-
-def _sign() -> None:
-    store = _get_default_store()
-    _within_grace(lambda: store.set(_key(dist.get_rank()), ""))
 
 
 def _unsigned() -> str:

@@ -41,11 +41,7 @@ class Saver:
         self.bytes_held = 0
 
     def save(self, step: int, fill: Callable[[Path], Content]) -> None:
-        """Save the state of a step; every rank calls it.
-
-        Raises:
-          CheckpointError: this checkpoint cannot be written, or the one before could not.
-        """
+        """Save the state of a step; every rank calls it. Fails for the one before, too."""
         self.settle()
         ranks, store = self._ranks, self._store
         folder: Path = ranks.together(lambda: store.begin(step))
@@ -68,13 +64,9 @@ class Saver:
             self._publish(step, folder, content, ranks)
 
     def settle(self, *, patient: bool = True) -> None:
-        """Wait for a checkpoint that is being written in the background.
+        """Wait for a checkpoint that is being written in the background, and raise its failure.
 
-        Args:
-          patient: False does not wait where other ranks may be lost, and raises nothing.
-
-        Raises:
-          CheckpointError: it could not be written.
+        Without patience it does not wait where other ranks may be lost, and raises nothing.
         """
         if self._thread is None or (not patient and self._ranks.world > 1):
             return

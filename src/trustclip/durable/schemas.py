@@ -110,23 +110,14 @@ def mapping(name: str, types: Mapping[str, Any], *, total: bool = True, more: bo
 
 
 def rank_of(progress: Mapping[str, Any], carried: Mapping[str, Any]) -> Any:
-    """The type of ``rank-N.json``.
-
-    Args:
-      progress: types of what a trainer carries from update to update, by name.
-      carried: types of its attributes among them, by name.
-    """
+    """The type of ``rank-N.json``, from those of what a trainer carries from update to update."""
     own = mapping("Carried", carried, total=False)  # earlier releases carried fewer
     inner = mapping("Progress", {"carried": own, **progress})
     return mapping("Rank", {"random": _Random, "loop": _Loop, "progress": inner})
 
 
 def conform(value: Any, kind: Any, where: str) -> None:
-    """Compare a value with a type.
-
-    Raises:
-      ValueError: it is something else; the message names the key.
-    """
+    """Compare a value with a type; the message of a ValueError names the key."""
     try:
         TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
@@ -140,9 +131,6 @@ def alike(value: Any, own: Any, where: str) -> None:
     """Compare a state with that of the object which is to take it: the same kinds of values.
 
     What is None in either, or in one of them alone, is not compared.
-
-    Raises:
-      ValueError: a value is of another kind; the message names it.
 
     Example:
       >>> alike({"last_epoch": 3}, {"last_epoch": 0}, "optimizer.json: scheduler")
@@ -171,11 +159,7 @@ def _kind(value: Any) -> str:
 
 
 def read_json(file: Path) -> Any:
-    """The value in a JSON file of a checkpoint.
-
-    Raises:
-      ValueError: it holds none, or one that is nested too deeply.
-    """
+    """The value in a JSON file of a checkpoint."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except RecursionError as error:

@@ -37,12 +37,7 @@ def of_state(name: str, key: str) -> str:
 
 
 def sharded(model: nn.Module) -> bool:
-    """Whether ranks hold parts of the weights, as `DTensor`.
-
-    Example:
-      >>> sharded(nn.Linear(2, 2))
-      False
-    """
+    """Whether ranks hold parts of the weights, as `DTensor`."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
@@ -57,11 +52,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None:
-    """Write every rank's parts into files of a folder; all ranks of the group call it.
-
-    Raises:
-      CheckpointError: a rank could not; the message names it.
-    """
+    """Write every rank's parts into files of a folder; all ranks of the group call it."""
     writer = HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True)
     try:
         save_planned(dict(tensors), storage_writer=writer, process_group=group)
@@ -70,11 +61,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill tensors in place from the files that `save` wrote, however many ranks wrote them.
-
-    Raises:
-      CheckpointError: one is missing, or stored with another shape.
-    """
+    """Fill tensors in place from the files that `save` wrote, however many ranks wrote them."""
     reader = HuggingFaceStorageReader(str(folder / SHARDS))
     try:
         load_planned(dict(tensors), storage_reader=reader)
@@ -96,14 +83,7 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def named(
     weights: Mapping[str, Tensor], names: list[list[str]], optimizer: Any
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of weights and optimizer by one name each, and a description of the latter.
-
-    Returns:
-      The tensors, and what `emptied` makes room by.
-
-    Raises:
-      ValueError: the optimizer keeps a sharded state that is not of its parameter's shape.
-    """
+    """The tensors of weights and optimizer by one name each, and what `emptied` makes room by."""
     tensors = {of_weight(name): tensor for name, tensor in weights.items()}
     described: dict[str, Any] = {"groups": [], "states": {}}
     for group, of_group in zip(optimizer.param_groups, names, strict=True):
@@ -120,11 +100,7 @@ def named(
 
 
 def emptied(described: Mapping[str, Any], names: list[list[str]], optimizer: Any) -> Any:
-    """Give an optimizer the settings and room for the states that `named` described.
-
-    Returns:
-      The tensors to fill, by name.
-    """
+    """Give an optimizer settings and room for what `named` described; returns tensors to fill."""
     tensors: dict[str, Tensor] = {}
     for group, own, of_group in zip(
         described["groups"], optimizer.param_groups, names, strict=True
@@ -166,6 +142,7 @@ def _room(parameter: Tensor, row: Mapping[str, Any]) -> Any:
 
 
 def _explained(error: CheckpointException) -> OSError:
+    """An error that names the rank which failed: a `CheckpointError`, or of the system."""
     rank, (cause, _) = min(error.failures.items())
     if code := getattr(cause, "errno", None):
         return OSError(code, f"rank {rank}: {getattr(cause, 'strerror', cause)}")

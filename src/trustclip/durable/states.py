@@ -22,18 +22,12 @@ Tensors = dict[str, Tensor]
 
 
 def pack(state: Any, name: str = "state") -> tuple[Tensors, Any]:
-    """Split nested state into named tensors and a JSON value.
+    """Split nested state into named tensors and a JSON value, the arguments of `unpack`.
 
     Args:
       state: None, bool, int, float, str, tensors, NumPy arrays and numbers, in lists, tuples and
         dictionaries. A tensor that occurs twice is stored once.
       name: what to call it in errors and in the tensors' names.
-
-    Returns:
-      ``(tensors, packed)``, the arguments of `unpack`.
-
-    Raises:
-      ValueError: a value of any other type, named by its place.
 
     Example:
       >>> tensors, packed = pack({"step": 3, 0: (torch.ones(2), None)}, "optimizer")
@@ -103,15 +97,9 @@ class _Packer:
 
 
 def unpack(tensors: Tensors, packed: Any, device: Any = None) -> Any:
-    """The nested state that `pack` split.
+    """The nested state that `pack` split; a tensor that occurred twice is one again.
 
-    Args:
-      tensors: by name, on the CPU; what occurred twice is one tensor again.
-      packed: the value from JSON.
-      device: where tensors go that were not on the CPU; None leaves them there.
-
-    Raises:
-      ValueError: a tag or a tensor that is not known.
+    Tensors that were not on the CPU go to the device, where one is given.
     """
     if isinstance(packed, list):
         return [unpack(tensors, item, device) for item in packed]
@@ -138,11 +126,7 @@ def unpack(tensors: Tensors, packed: Any, device: Any = None) -> Any:
 
 
 def load(folder: Path, name: str, device: Any = None) -> Any:
-    """Read ``name.json`` and, if there are tensors, ``name.safetensors`` of a folder.
-
-    Raises:
-      ValueError: they hold no state that `pack` has split.
-    """
+    """Read ``name.json`` and, if there are tensors, ``name.safetensors`` of a folder."""
     from safetensors.torch import load_file
 
     packed = read_json(folder / f"{name}.json")
@@ -157,11 +141,7 @@ def load(folder: Path, name: str, device: Any = None) -> Any:
 
 
 def shared(folder: Path) -> Shared:
-    """What all ranks share in a checkpoint, ``shared.json``.
-
-    Raises:
-      ValueError: it holds something else; the message names the key.
-    """
+    """What all ranks share in a checkpoint, ``shared.json``."""
     found = load(folder, "shared")
     conform(found, Shared, f"{folder}/shared.json")
     return found

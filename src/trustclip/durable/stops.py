@@ -22,8 +22,7 @@ Action = Callable[[int, FrameType | None], None]
 class Requests:
     """Handler of the signals that ask to stop; those of one kind within `TOGETHER` seconds are one.
 
-    Args:
-      base: what a request does, but for the next ones, which do what is in ``once``, last first.
+    The next requests do what is in ``once``, last first; all others what is in ``base``.
 
     Example:
       >>> requests = Requests()

@@ -88,11 +88,9 @@ def writing_to(path: Path, left: Callable[[], str] = lambda: "") -> Iterator[Non
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in one folder.
+    """The checkpoints of one run, in one folder; what else lies there is left alone.
 
-    Args:
-      folder: where; what else lies there is left alone.
-      keep: how many to keep, at least 1; None keeps all.
+    The newest ``keep`` of them are kept; None keeps all.
 
     Example:
       >>> import tempfile
@@ -156,11 +154,7 @@ class CheckpointStore:
     def origin(self, cursor: Callable[[], dict[str, int]]) -> dict[str, int]:
         """Sizes of the run's append-only files when it first started.
 
-        Args:
-          cursor: gives the sizes now; called, and the answer kept, on the very first start.
-
-        Raises:
-          CheckpointError: that cannot be written down, or no longer be read.
+        On the very first start the cursor is asked for them, and its answer kept.
         """
         path = self.folder / ORIGIN
         with self._explained(path):
@@ -313,11 +307,7 @@ def listed(folder: Path, files: Iterable[Path]) -> dict[str, Listed]:
 
 
 def verify(path: Path, run: str | None = None) -> None:
-    """Compare a checkpoint with its manifest, byte for byte.
-
-    Raises:
-      CheckpointError: what is wrong with it.
-    """
+    """Compare a checkpoint with its manifest, byte for byte, or raise a CheckpointError."""
     try:
         if path.is_symlink() or not path.is_dir():
             raise ValueError("it is not a folder.")

@@ -114,11 +114,7 @@ class Durable(Trainer):
         self.add_callback(_Watch(self))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train from the start, as Transformers does; use `train_durably` to continue.
-
-        Raises:
-          ValueError: there are checkpoints to continue from.
-        """
+        """Train from the start, as Transformers does; use `train_durably` to continue."""
         if resume_from_checkpoint:
             raise ValueError("continue with train_durably(): it finds the checkpoint itself.")
         if self.args.save_strategy != "no":
@@ -299,7 +295,6 @@ class Durable(Trainer):
         }
 
     def _check_finite(self) -> None:
-        """Raise a `NonFiniteError` if weights or optimizer states are not finite."""
         name = weights.nonfinite(self._unwrapped(), self.optimizer)
         if name is None:
             return
@@ -339,13 +334,11 @@ class Durable(Trainer):
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> Any:
-        if not self.is_deepspeed_enabled:
-            return super()._prepare_for_training(
-                max_steps, train_dataloader, resume_from_checkpoint
-            )
+        deepspeed = self.is_deepspeed_enabled
         # Transformers would look for the pickles of DeepSpeed's own checkpoints.
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
-        if resume_from_checkpoint is not None:
+        theirs = None if deepspeed else resume_from_checkpoint
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, theirs)
+        if deepspeed and resume_from_checkpoint is not None:
             self._load_from_checkpoint(resume_from_checkpoint)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         return prepared
@@ -397,11 +390,7 @@ class Durable(Trainer):
         scheduler._last_lr = rates  # what is logged
 
     def _read(self, folder: Path) -> None:
-        """Read what this rank continues from.
-
-        Raises:
-          ValueError: a file holds something else than a trainer writes; the message names it.
-        """
+        """Read what this rank continues from, and refuse what no trainer writes."""
         state = schemas.read_json(folder / _STATE)
         schemas.conform(state, schemas.State, f"{folder}/{_STATE}")
         known = {field.name for field in dataclasses.fields(TrainerState)}
@@ -434,7 +423,6 @@ class Durable(Trainer):
         return stored[self._ranks.rank % len(stored)]
 
     def _restore(self, progress: dict[str, Any]) -> None:
-        """Restore the state returned by `_progress`."""
         vars(self).update(progress["carried"])
         for mode, values in progress["metrics"].items():
             self._metrics[mode].clear()
@@ -530,11 +518,7 @@ class Durable(Trainer):
         return self._terminated and self._between
 
     def leave_if_asked(self) -> None:
-        """End training here if any rank was asked to stop; every rank calls it.
-
-        Raises:
-          Interrupted: so it was.
-        """
+        """End training here, by `Interrupted`, if any rank was asked to; every rank calls it."""
         if self._between and self.asked_to_stop():
             raise Interrupted
 

@@ -23,11 +23,7 @@ def _adapter(model: nn.Module) -> str | None:
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of the model's (or adapter's) file, by name; tied ones are listed once.
-
-    Raises:
-      ValueError: a tensor trains that the file would not hold.
-    """
+    """The tensors of the model's (or adapter's) file, by name; tied ones are listed once."""
     adapter = _adapter(model)
     if adapter is None:
         named = model.state_dict()
@@ -81,11 +77,7 @@ def save_config(model: Any, folder: Path) -> None:
 
 @torch.no_grad()
 def load(model: nn.Module, folder: Path) -> None:
-    """Load the weights that `save` wrote into the model, in place.
-
-    Raises:
-      ValueError: they are of another model.
-    """
+    """Load the weights of `files` into the model, in place, where they are of this model."""
     from safetensors.torch import load_file
 
     file = folder / _file(_adapter(model))

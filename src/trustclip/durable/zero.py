@@ -64,15 +64,11 @@ class Zero:
         return [key for key, v in state.items() if isinstance(v, Tensor) and v.dim() == 1]
 
     def held(self, rank: int, world: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What this rank stores: every ``world``-th parameter, whole, with its state.
-
-        Returns:
-          The tensors by name, and the description that `shards.emptied` takes.
-        """
+        """Every ``world``-th parameter, whole, with its state; and what `shards.emptied` takes."""
         self._linked()
         tensors: dict[str, Tensor] = {}
         states: dict[str, Any] = {}
-        for number, (name, parameter) in enumerate(self._stored()):
+        for number, (name, parameter) in enumerate(weights.stored(self._model).items()):
             mine = number % world == rank
             for key, value in self._assembled(name, parameter):
                 if mine:
@@ -107,7 +103,7 @@ class Zero:
         self._linked()
         room: dict[str, Tensor] = {}
         actions: list[Callable[[], None]] = []
-        for name, parameter in self._stored():
+        for name, parameter in weights.stored(self._model).items():
             rows = described["states"].get(name, {})
             room |= (found := self._room(name, parameter, rows))
             actions.append(lambda p=parameter, n=name, f=found: self._set(n, p, f))
@@ -121,12 +117,6 @@ class Zero:
             action()
         room.clear()
         actions.clear()
-
-    def _stored(self) -> Iterator[tuple[str, Tensor]]:
-        yield from weights.stored(self._model).items()
-
-    def _shape(self, parameter: Any) -> torch.Size:
-        return getattr(parameter, "ds_shape", parameter.shape)
 
     def _assembled(self, name: str, parameter: Any) -> Iterator[tuple[str, Tensor]]:
         full = None
@@ -143,7 +133,7 @@ class Zero:
                 yield shards.of_state(name, key), state
 
     def _room(self, name: str, parameter: Any, rows: Mapping[str, Any]) -> dict[str, Tensor]:
-        shape = self._shape(parameter)
+        shape = getattr(parameter, "ds_shape", parameter.shape)
         room = {shards.of_weight(name): torch.zeros(shape, dtype=parameter.dtype)}
         if parameter.requires_grad and parameter.dtype != torch.float32:
             room[shards.of_state(name, _MASTER)] = torch.zeros(shape)

@@ -92,11 +92,8 @@ def of_answers(answers: Mapping[str, Mapping[str, list[int]]]) -> dict[str, Any]
 def usual(correct: Sequence[Sequence[int]], strata: Sequence[str] | None = None) -> int:
     """K: the most answers that half of the problems of every benchmark have, or more.
 
-    Of a whole evaluation it is the number of all; a file that lost answers keeps its K.
-
-    Args:
-      correct: 0/1 by [problems, samples].
-      strata: benchmark of each problem.
+    Of a whole evaluation it is the number of all; a file that lost answers keeps its K. Correctness
+    is 0/1 by [problems, samples], and strata are the benchmark of each problem.
 
     Example:
       >>> usual([[1, 0, 0, 1]] * 9 + [[1, 0]])
@@ -113,10 +110,7 @@ def whole(
 ) -> tuple[list[list[list[int]]], list[str]]:
     """The problems that every run answered ``k`` times or more, which Pass@k is of.
 
-    Args:
-      runs: 0/1 by [runs, problems, samples].
-      strata: benchmark of each problem.
-      k: number of tries.
+    Correctness is 0/1 by [runs, problems, samples], and strata are the benchmark of each problem.
 
     Example:
       >>> whole([[[1, 0], [1]], [[0, 0], [1, 1]]], ["a", "b"], 2)

@@ -54,15 +54,7 @@ def conclude(run: RunDirectory, summary: Mapped) -> None:
 
 
 def write_card(run_folder: Path) -> Path:
-    """Write the model card ``final/README.md`` of a run directory.
-
-    Returns:
-      Path of the card.
-
-    Raises:
-      ValueError: the folder is not a run directory, one of its files is damaged, or a link in it
-        leads outside.
-    """
+    """Write the model card ``final/README.md`` of a run directory; returns its path."""
     refuse_links(run_folder)
     path = run_folder / "config.yaml"
     if not path.is_file():
@@ -125,11 +117,8 @@ def _hub_id(name: object) -> str | None:
 def base_model(name: object) -> str | None:
     """Hub id of the model that training began with; None where its folder does not tell.
 
-    A folder tells it as part of the hub's cache, as the end of another run, or in the name that its
-    own settings have.
-
-    Args:
-      name: a hub id, a folder, or ``ADAPTER+BASE``.
+    The name is a hub id, a folder, or ``ADAPTER+BASE``. A folder tells it as part of the hub's
+    cache, as the end of another run, or in the name that its own settings have.
 
     Example:
       >>> base_model("Qwen/Qwen3-8B"), base_model("tiny"), base_model("smollm2")
@@ -234,11 +223,9 @@ def _method(config: Mapped, summary: Mapped) -> Iterator[str]:
     name = chosen.pop("name", None)
     yield "## Method"
     known = methods().get(str(name))
-    does = (
-        (known.__doc__ or "").strip().splitlines()[0]
-        if known
-        else f"{markdown_text(name)} (not part of trustclip)."
-    )
+    does = f"{markdown_text(name)} (not part of trustclip)."
+    if known:
+        does = (known.__doc__ or "").strip().splitlines()[0]
     yield f"{does} {_bounds(known, chosen)}".strip()
     rows = [(key, value) for key, value in chosen.items()]
     rows += [(label, rl[key]) for key, label in SHOWN.items() if rl.get(key) is not None]
@@ -328,9 +315,8 @@ def _reproduction(config: Mapped, environment: Mapped) -> str:
         hint = "The command that was run:"
         argv = redacted_argv([str(argument) for argument in environment.get("argv") or ["--help"]])
         command = shlex.join(["trustclip", *argv])
-    needed = f"With trustclip {markdown_text(version)} and its extra `train` installed.".replace(
-        "  ", " "
-    )
+    needed = f"With trustclip {markdown_text(version)} and its extra `train` installed."
+    needed = needed.replace("  ", " ")  # the version of an old run is not known
     same = (
         "The same versions on the same hardware give the same model, bit for bit; other versions "
         "or hardware give a different one from the same distribution."
@@ -349,22 +335,16 @@ def _limitations(config: Mapped, summary: Mapped) -> str:
     if not (summary.get("final") or summary.get("after")):
         points.insert(0, "It was not evaluated in this run.")
     if skipped := summary.get("skipped_steps"):
-        points.append(
-            f"{markdown_text(skipped)} updates were skipped: their gradient was not finite."
-        )
+        points += [f"{markdown_text(skipped)} updates were skipped: their gradient was not finite."]
     for notice in summary.get("notices") or []:
-        points.append(
-            f"Warning at update {markdown_text(notice['step'])}: {markdown_text(notice['text'])}"
-        )
+        step, text = markdown_text(notice["step"]), markdown_text(notice["text"])
+        points.append(f"Warning at update {step}: {text}")
     if _stage(config, "rl").get("top_p", 1) != 1:
-        points.append(
-            "Training used nucleus sampling, so its samples are not from the full policy."
-        )
+        points += ["Training used nucleus sampling, so its samples are not from the full policy."]
     return "## Limitations\n\n" + "\n".join(f"- {point}" for point in points)
 
 
 def _overlap(summary: Mapped) -> str:
-    """What the run checked about test problems in its training data."""
     if not (overlap := summary.get("overlap")):
         return (
             "Whether test problems stand in the training data of this or the base model is not "

@@ -57,8 +57,6 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "m
 EXTENSIONS = "extensions.jsonl"
 #: What a run directory holds before anything was computed.
 UNBEGUN = {LOCK, "config.yaml", "environment.json", "problems.jsonl", "quarantine.jsonl"}
-#: What is said of a file that is gone, and of several.
-_THEY = ("is missing or cut", "are missing or cut")
 #: A shard of samples is followed by another when it has grown past this.
 SHARD_BYTES = 64 * 2**20
 #: Names that a cursor may hold: of the files that grow.
@@ -70,9 +68,6 @@ class RunDirectory:
 
     Under several ranks the first one creates the folder and writes the records of all; the others
     append only the completions that they have sampled themselves.
-
-    Raises:
-      ValueError: the folder already holds a run, or a link that leads out of it.
     """
 
     #: What a message calls another place to write to.
@@ -91,9 +86,7 @@ class RunDirectory:
     def resumed(cls, path: Path, command: str, settings: Any) -> Self:
         """The run that ``path`` holds, to be continued, or a new one where there is none.
 
-        Raises:
-          ValueError: the folder holds what another command or other settings have begun, or its
-            ``config.yaml`` is damaged; or it is to get more updates and kept no checkpoint.
+        A ValueError says what another command or other settings have begun there.
         """
         if not (path / "config.yaml").exists() or rank() != 0:
             return cls(path, command, settings)
@@ -107,7 +100,7 @@ class RunDirectory:
         for key in {**asked, **stored}:
             same = key in stored and key in asked and stored[key] == asked[key]
             if not same and key != allowed:
-                if not _begun(path):
+                if {entry.name for entry in path.iterdir()} <= UNBEGUN:
                     return cls._instead(path, command, settings)
                 values = stored.get(key), asked.get(key)
                 raise ValueError(unchangeable(path, command, key, values, cls.elsewhere))
@@ -119,11 +112,7 @@ class RunDirectory:
 
     @staticmethod
     def stopped(path: Path, command: str, settings: Any) -> bool:
-        """Whether the folder holds a run of exactly these settings that is not finished.
-
-        Raises:
-          ValueError: a file of it is damaged.
-        """
+        """Whether the folder holds a run of exactly these settings that is not finished."""
         config, summary = path / "config.yaml", path / "summary.json"
         if not config.exists() or (summary.exists() and read_summary(summary).get("finished")):
             return False
@@ -167,12 +156,10 @@ class RunDirectory:
 
     @property
     def final(self) -> Path:
-        """Folder of the trained model."""
         return self.path / "final"
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
@@ -190,16 +177,14 @@ class RunDirectory:
         """Whether the run is finished: its summary says so, and its model is there.
 
         A model of which files are gone is made again from the newest checkpoint, with a warning.
-
-        Raises:
-          ValueError: there is no checkpoint to make it from.
         """
         if not (summary := self.summary).get("finished"):
             return False
         gone = missing_files(self.path, summary)
         if not gone:
             return True
-        what = f"{self.path} is finished, but {', '.join(gone[:3])} {_THEY[len(gone) > 1]}"
+        are = "are" if len(gone) > 1 else "is"
+        what = f"{self.path} is finished, but {', '.join(gone[:3])} {are} missing or cut"
         if not CheckpointStore(self.checkpoints).steps():
             raise ValueError(
                 f"{what}, and no checkpoint is left to make the model from. Restore the folder "
@@ -222,11 +207,7 @@ class RunDirectory:
             self._step = row.get("step", self._step)
 
     def logged(self) -> list[dict[str, Any]]:
-        """Readable rows of ``metrics.jsonl`` from which training goes on.
-
-        Raises:
-          RuntimeError: before `rewind`: some of them may be cut off.
-        """
+        """Readable rows of ``metrics.jsonl`` from which training goes on, after `rewind`."""
         if not self._cut:
             raise RuntimeError("rows are read back after `rewind`, which may cut some of them off.")
         path = self.path / "metrics.jsonl"
@@ -332,11 +313,7 @@ class RunDirectory:
         self._cut = True
 
     def place(self, name: str) -> Path:
-        """The path of a file that grows, by its name in a `cursor`.
-
-        Raises:
-          OutsideError: it is not the name of such a file, or no regular file.
-        """
+        """The path of a file that grows, by its name in a `cursor`."""
         if not GROWING.fullmatch(str(name)):
             raise OutsideError(
                 f"the checkpoint of {self.path} names {name!r}, which is none of the files that a "
@@ -407,11 +384,6 @@ def samples(folder: Path) -> Iterator[dict[str, Any]]:
 def own_shards(folder: Path) -> list[Path]:
     """Shards of samples that a run has written; others of such a name are a user's own."""
     return following(folder, SHARD_BYTES)
-
-
-def _begun(path: Path) -> bool:
-    """Whether a run has done anything: more than its settings and problems are there."""
-    return not {entry.name for entry in path.iterdir()} <= UNBEGUN
 
 
 def _whole(path: Path, read: Callable[[Path], Mapping[str, Any]] = read_mapping) -> dict[str, Any]:

@@ -17,19 +17,12 @@ LENGTH: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Extension:
-    """A run that gets more updates.
+    """A run that gets more updates: a line of `trustclip.runs.directory.EXTENSIONS`."""
 
-    Args:
-      before: updates that it was to have.
-      now: updates that it will have.
-      exact: whether it ends as a run that was to have ``now`` from the start.
-      text: both, for people.
-    """
-
-    before: int
-    now: int
-    exact: bool
-    text: str
+    before: int  # updates that it was to have
+    now: int  # updates that it will have
+    exact: bool  # whether it ends as a run that was to have ``now`` from the start
+    text: str  # both, for people
 
 
 def extension(
@@ -50,9 +43,8 @@ def extension(
     schedule = asked.get(f"{place}lr_scheduler_type")
     warmup = asked.get(f"{place}warmup_steps", 0)
     head = f"{now} updates in place of {before}: "
-    if schedule == "constant" or (
-        schedule == "constant_with_warmup" and (warmup == 0 or warmup >= 1)
-    ):
+    warmed = schedule == "constant_with_warmup" and (warmup == 0 or warmup >= 1)
+    if schedule == "constant" or warmed:
         text = f"{head}the schedule is {schedule}, so the run ends as one of {now} from the start."
         return Extension(before, now, True, text)
     text = (

@@ -2,19 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trustclip.support.jsonl import Row
 
 #: Columns that a row may have besides ``id`` and ``correct``, and their values where unknown.
 _OPTIONAL: Mapping[str, Any] = {
-    "gold": "",
-    "response": "",
-    "extracted": "",
-    "tokens": math.nan,
-    "truncated": False,
-}
+    "gold": "", "response": "", "extracted": "", "tokens": math.nan, "truncated": False
+}  # fmt: skip
 
 
 def answer_rows(
@@ -22,13 +18,7 @@ def answer_rows(
 ) -> list[Row]:
     """Rows of the answers to the problems of a task, K to each.
 
-    Args:
-      task: name of the problem set.
-      answers: ``{problem: [1, 0, ...]}``, or rows with ``id`` and ``correct``.
-
-    Raises:
-      ValueError: no answers, a row without ``id``, an outcome that is not 0 or 1, or problems
-        with unequal numbers of answers.
+    Answers are ``{problem: [1, 0, ...]}``, or rows with ``id`` and ``correct``, 0 or 1.
 
     Example:
       >>> rows = answer_rows("sums", {"1+1": [1, 0]})
@@ -37,7 +27,9 @@ def answer_rows(
     """
     number: Counter[str] = Counter()
     rows: list[Row] = []
-    for row in _plain(answers):
+    if isinstance(answers, Mapping):
+        answers = [{"id": i, "correct": one} for i, given in answers.items() for one in given]
+    for row in answers:
         if "id" not in row or row.get("correct") not in (0, 1):
             raise ValueError(
                 f"an answer has `id`, its problem, and `correct`, 0 or 1; got {dict(row)!r:.200}."
@@ -49,24 +41,11 @@ def answer_rows(
         number[identity] += 1
     if not rows:
         raise ValueError(f"there are no answers to record for {task!r}.")
-    (least, fewest), (most, largest) = min(_turned(number)), max(_turned(number))
+    counts = [(count, identity) for identity, count in number.items()]
+    (least, fewest), (most, largest) = min(counts), max(counts)
     if least != most:
         raise ValueError(
             f"every problem needs the same number of answers: {fewest!r} has {least}, {largest!r} "
             f"has {most}."
         )
     return rows
-
-
-def _turned(number: Counter[str]) -> Iterator[tuple[int, str]]:
-    return ((count, identity) for identity, count in number.items())
-
-
-def _plain(
-    answers: Mapping[Any, Sequence[Any]] | Sequence[Mapping[str, Any]],
-) -> Iterator[Mapping[str, Any]]:
-    if not isinstance(answers, Mapping):
-        yield from answers
-        return
-    for identity, outcomes in answers.items():
-        yield from ({"id": identity, "correct": outcome} for outcome in outcomes)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,7 @@ def digest(summary: Mapping[str, Any]) -> str:
 def missing_files(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     """Names of a finished model's files that are gone, or have another size than it was saved with.
 
-    Args:
-      folder: the run directory.
-      summary: of the run; without hashes, a model is a configuration and weights.
+    Of a run whose summary has no hashes, a model is a configuration and weights.
     """
     files = regular_files(folder / FINAL, f"{FINAL}/")
     hashes = summary.get(HASHES)
@@ -70,14 +68,13 @@ def regular_files(folder: Path, before: str = "") -> dict[str, Path]:
 
     What is opened comes from here and not from a record, so no name in it can lead outside.
     """
-    return {before + path.relative_to(folder).as_posix(): path for path in _regular(folder)}
-
-
-def _regular(folder: Path) -> Iterator[Path]:
+    found: dict[str, Path] = {}
     for at, folders, names in os.walk(folder):
         folders.sort()
-        paths = (Path(at, name) for name in sorted(names))
-        yield from (path for path in paths if stat.S_ISREG(path.lstat().st_mode))
+        for path in (Path(at, name) for name in sorted(names)):
+            if stat.S_ISREG(path.lstat().st_mode):
+                found[before + path.relative_to(folder).as_posix()] = path
+    return found
 
 
 def _of_model(name: str) -> bool:

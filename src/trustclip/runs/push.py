@@ -14,19 +14,9 @@ _VOCABULARY = {"tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"}
 
 
 def to_push(run: Path, repo: str, page: Path | None = None) -> dict[str, Path]:
-    """The files that a repository of the hub gets: all of ``final/``, with its card.
+    """The files that a repository ``owner/name`` of the hub gets, by their names in it.
 
-    Args:
-      run: folder of a finished run.
-      repo: the repository, ``owner/name``.
-      page: a page of the run that goes with them.
-
-    Returns:
-      File by its name in the repository.
-
-    Raises:
-      ValueError: no name of a repository, no finished run, a link that leads out of it, an adapter
-        whose base model is a folder of this machine, or a text that holds a secret.
+    They are all of a finished run's ``final/``, with its card, and a page of the run where given.
     """
     from huggingface_hub.utils import validate_repo_id
 
@@ -72,19 +62,9 @@ def _refuse_local_base(path: Path) -> None:
 
 
 def push(files: Mapping[str, Path], repo: str, *, public: bool) -> str:
-    """Commit files to a repository of the hub, all of them at once or none.
+    """Commit files to a repository of the hub, all at once or none; returns the commit's address.
 
-    Args:
-      files: by their names in the repository.
-      repo: the repository, which is created if there is none.
-      public: whether everybody may see it.
-
-    Returns:
-      The commit's address.
-
-    Raises:
-      ValueError: nobody is logged in, the repository is public and should not be, or the hub
-        refuses or cannot be reached.
+    The repository is created if there is none.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 

@@ -23,11 +23,7 @@ _TEXTS = ("stage", "task")
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory in any state, finished or not, or the log of another trainer.
-
-    Raises:
-      ValueError: it is neither, or one of its files is damaged.
-    """
+    """Read a run directory in any state, finished or not, or the log of another trainer."""
     if is_table(path):
         raise ValueError(f"{path} is a table of runs; report and compare read it.")
     if not (path / "config.yaml").is_file():
@@ -51,9 +47,8 @@ def read_run(path: Path) -> Run:
         remarks.append(
             f"{unreadable} unreadable line{'s' * (unreadable > 1)} skipped, as left by a kill"
         )
-    run = Run(
-        path, config, environment, summary, metrics, evaluations, samples, remarks, _entry(path)
-    )  # fmt: skip
+    entry = _entry(path)
+    run = Run(path, config, environment, summary, metrics, evaluations, samples, remarks, entry)
     if not run.finished:
         remarks.insert(0, f"unfinished: {run.last_step} updates logged so far")
     elif run.silence:
@@ -62,11 +57,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read run directories, suites, logs and tables of runs: every run of each, once.
-
-    Raises:
-      ValueError: as `find` and `read_run`.
-    """
+    """Read run directories, suites, logs and tables of runs: every run of each, once."""
     found: list[Run] = []
     for path in dict.fromkeys(find(paths)):
         found += read_table(path) if is_table(path) else [read_run(path)]
@@ -74,7 +65,6 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _of_log(path: Path, log: Log) -> Run:
-    """A log as a run, for reports that compare it with others."""
     return Run(
         path=path,
         config={"command": log.trainer, "model": "unknown model", "log": str(path), **log.settings},
@@ -90,11 +80,7 @@ def _of_log(path: Path, log: Log) -> Run:
 
 
 def find(paths: Sequence[Path]) -> Iterator[Path]:
-    """Run directories, logs and tables among ``paths``: each itself, or all runs of a suite.
-
-    Raises:
-      ValueError: a path is neither; the message names it, and run directories near it.
-    """
+    """Run directories, logs and tables among ``paths``: each itself, or all runs of a suite."""
     for path in paths:
         if (path / "suite.yaml").is_file():
             planned = read_mapping(path / "suite.yaml").get("runs") or {}
@@ -199,11 +185,7 @@ def _logged_scores(rows: Sequence[Row]) -> Mapping[str, Any]:
 def _logged_part(row: Row) -> Mapping[str, Any]:
     names = [key for key in row if "@" in key and "/" not in key]
     intervals = {
-        name: {
-            "value": row[name],
-            "low": row.get(f"{name}/low"),
-            "high": row.get(f"{name}/high"),
-        }
+        name: {"value": row[name], "low": row.get(f"{name}/low"), "high": row.get(f"{name}/high")}
         for name in names
     }
     others = ("length", "truncated", "no_answer", "problems")
@@ -211,7 +193,6 @@ def _logged_part(row: Row) -> Mapping[str, Any]:
 
 
 def _summarised(summary: Mapping[str, Any], last: int | None) -> Iterator[Evaluation]:
-    """Evaluations in a summary."""
     for name, step in (("initial", 0), ("before", 0), ("final", last), ("after", last)):
         part = summary.get(name)
         if isinstance(part, Mapping) and part:

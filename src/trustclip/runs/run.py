@@ -21,23 +21,16 @@ _COMMON = ("final", "hf", "model")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers to all test problems at one point of a run.
+    """The answers to all test problems at one point of a run."""
 
-    Args:
-      step: updates done by then; None where no training took part.
-      scores: as `trustclip.evaluation.evaluate.scores` makes them.
-      answers: correctness, ``{task: {problem: [0, 1, ...]}}``; empty where samples are gone.
-      texts: digest of all completions; empty where samples are gone.
-    """
-
-    step: int | None
-    scores: Mapping[str, Any]
+    step: int | None  # updates done by then; None where no training took part
+    scores: Mapping[str, Any]  # as `trustclip.runs.answers.scores` makes them
+    #: Correctness, ``{task: {problem: [0, 1, ...]}}``; empty where samples are gone.
     answers: Mapping[str, Mapping[str, list[int]]]
-    texts: str = ""
+    texts: str = ""  # digest of all completions; empty where samples are gone
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks."""
         return list(self.scores["tasks"])
 
     @property
@@ -53,32 +46,21 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, or the log of another trainer's run.
+    """A run directory, or the log of another trainer's run."""
 
-    Args:
-      path: the folder, or the log's file.
-      summary: its ``summary.json``, empty as long as there is none.
-      metrics: rows of ``metrics.jsonl`` by stage; of a step logged twice, the later.
-      evaluations: complete ones, in order.
-      samples: where its completions are.
-      remarks: sentences about the state of this folder, for the reader of a report.
-      entry: its entry in its suite (label, model, seed, method), with its
-        reference and name and the score that it `reaches`; empty without one.
-      log: the log that it was read from, where that is another trainer's.
-      tabled: whether it was read from a table of runs, where all updates are one row of means.
-    """
-
-    path: Path
+    path: Path  # the folder, or the log's file
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    metrics: Mapping[str, Sequence[Row]]
-    evaluations: Sequence[Evaluation]
-    samples: Samples
-    remarks: Sequence[str]
+    summary: Mapping[str, Any]  # its ``summary.json``, empty as long as there is none
+    metrics: Mapping[str, Sequence[Row]]  # by stage; of a step logged twice, the later row
+    evaluations: Sequence[Evaluation]  # complete ones, in order
+    samples: Samples  # where its completions are
+    remarks: Sequence[str]  # on the state of this folder, for the reader of a report
+    #: Its entry in its suite (label, model, seed, method), with the suite's reference and name and
+    #: the score that it `reaches`; empty without one.
     entry: Mapping[str, Any]
-    log: Log | None = None
-    tabled: bool = False
+    log: Log | None = None  # where it was read from another trainer's
+    tabled: bool = False  # read from a table of runs, where all updates are one row of means
 
     @property
     def command(self) -> str:
@@ -125,7 +107,6 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete."""
         whole = bool(self.summary)
         return bool(self.summary.get("finished", whole and self.command not in ("run", "demo")))
 
@@ -136,7 +117,6 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """Last logged update."""
         return max((row["step"] for row in (self.training or (_NOTHING,))), default=0)
 
     @property
@@ -199,8 +179,5 @@ def in_words(swept: Mapping[str, Any]) -> list[str]:
       >>> in_words({"rl.reward_noise": 0.1})
       ['reward_noise 0.1']
     """
-    return [
-        f"{path.rpartition('.')[2]} {value:g}" if isinstance(value, float)
-        else f"{path.rpartition('.')[2]} {value}"
-        for path, value in swept.items()
-    ]  # fmt: skip
+    shown = {path: f"{v:g}" if isinstance(v, float) else v for path, v in swept.items()}
+    return [f"{path.rpartition('.')[2]} {value}" for path, value in shown.items()]

@@ -64,21 +64,15 @@ class Place:
 
 @dataclass
 class Samples:
-    """Locations of the completions of a run, and what an evaluation needs of them.
+    """Locations of the completions of a run, and what an evaluation needs of them."""
 
-    Args:
-      places: by (stage, step, task, problem, number); the later one of a completion written twice.
-      answers: rows of evaluations by stage and step, without their texts.
-      unreadable: lines left out.
-      repeated: answers of evaluations written twice, of which the later counts.
-      odd: answers of evaluations whose ``correct`` is neither 0 nor 1, in words.
-    """
-
+    #: By (stage, step, task, problem, number); the later one of a completion written twice.
     places: dict[Key, Place] = field(default_factory=dict)
+    #: Rows of evaluations by stage and step, without their texts.
     answers: dict[tuple[str | None, int | None], dict[Key, Row]] = field(default_factory=dict)
-    unreadable: int = 0
-    repeated: int = 0
-    odd: list[str] = field(default_factory=list)
+    unreadable: int = 0  # lines left out
+    repeated: int = 0  # answers of evaluations written twice, of which the later counts
+    odd: list[str] = field(default_factory=list)  # answers neither 0 nor 1, in words
 
     @classmethod
     def read(cls, folder: Path) -> "Samples":
@@ -192,9 +186,8 @@ def cut(text: str) -> str | list[Any]:
       >>> cut("short"), [len(part) if isinstance(part, str) else part for part in cut("x" * 20_000)]
       ('short', [12000, 4000, 4000])
     """
-    if len(text) <= HEAD + TAIL:
-        return text
-    return [text[:HEAD], len(text) - HEAD - TAIL, text[-TAIL:]]
+    left = len(text) - HEAD - TAIL
+    return text if left <= 0 else [text[:HEAD], left, text[-TAIL:]]
 
 
 def _reread(places: list[Place]) -> Iterator[Row]:
@@ -205,8 +198,7 @@ def _reread(places: list[Place]) -> Iterator[Row]:
         with shard.open("rb") as file:
             for place in here:
                 file.seek(place.offset)
-                row = parsed(file.read(place.length))
-                if row is not None:
+                if (row := parsed(file.read(place.length))) is not None:
                     yield row
 
 

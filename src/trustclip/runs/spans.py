@@ -14,19 +14,12 @@ _BLOCK = 2**20
 
 @dataclass(frozen=True)
 class Record:
-    """What a checkpoint, or the summary, records of a file.
+    """What a checkpoint, or the summary, records of a file."""
 
-    Args:
-      bytes: size of the file then.
-      sha256: of these bytes, in hexadecimal; None in checkpoints of trustclip 0.1.
-      chain: of `trustclip.durable.extents.Extent`.
-      source: what records it, in words.
-    """
-
-    bytes: int
-    sha256: str | None
-    chain: list[Link]
-    source: str
+    bytes: int  # size of the file then
+    sha256: str | None  # of these bytes, in hexadecimal; None in checkpoints of trustclip 0.1
+    chain: list[Link]  # of `trustclip.durable.extents.Extent`
+    source: str  # what records it, in words
 
     @classmethod
     def of(cls, extent: Any, source: str) -> Self:
@@ -74,9 +67,7 @@ class Span:
 def changed_spans(path: Path, records: Sequence[Record]) -> list[Span]:
     """Where a file is not as recorded, as narrow as the records tell; bytes after them are free.
 
-    Args:
-      path: the file.
-      records: of it, at least one; the longest one's chain locates, and every hash is compared.
+    The chain of the longest record locates, and every hash is compared.
 
     Example:
       >>> import hashlib, tempfile

@@ -28,24 +28,16 @@ _Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A method at the thresholds with the share asked for.
+    """A method at the thresholds with the share asked for."""
 
-    Args:
-      method: with its thresholds moved.
-      moved: lowest, suggested and highest value of each threshold moved: the ends of those whose
-        share's interval holds the share asked for.
-      share: the share of tokens that the method would have cut, with its 95 % interval.
-      clusters: number of what the intervals are clustered by.
-      unit: what that is: ``"generations"``, ``"prompts"`` or ``"completions"``.
-      tokens: of completions with an advantage.
-    """
-
-    method: Method
+    method: Method  # with its thresholds moved
+    #: Lowest, suggested and highest value of each threshold moved: the ends of those whose share's
+    #: interval holds the share asked for.
     moved: dict[str, tuple[float, float, float]]
-    share: Interval
-    clusters: int
-    unit: str
-    tokens: int
+    share: Interval  # of tokens that the method would have cut, with its 95 % interval
+    clusters: int  # number of what the intervals are clustered by
+    unit: str  # what that is: "generations", "prompts" or "completions"
+    tokens: int  # of completions with an advantage
 
 
 def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
@@ -53,16 +45,8 @@ def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
 
     All thresholds of the method are multiplied by one factor, so that their ratios stay. Shares
     are of the tokens of completions with an advantage; their intervals are Student's, clustered by
-    generation, or by prompt or completion where the log has fewer than 8 of these.
-
-    Args:
-      method: the method.
-      share: above 0, below 1.
-      paths: see `trustclip.runs.watched.sources`; read several times, in bounded memory.
-
-    Raises:
-      ValueError: a method without such a threshold, a share out of range, or one that no threshold
-        has.
+    generation, or by prompt or completion where the log has fewer than 8 of these. The files
+    (`trustclip.runs.watched.sources`) are read several times, in bounded memory.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share must be between 0 and 1, got {share:g}.")

@@ -69,11 +69,7 @@ _SUMMARY = mapping(
 
 
 def read_summary(path: Path) -> Mapping[str, Any]:
-    """The summary in a file; empty where there is none.
-
-    Raises:
-      ValueError: the file cannot be read, or a value has another form; the message names the key.
-    """
+    """The summary in a file, empty where there is none; a value of another form is refused."""
     summary = read_mapping(path)
     conform(summary, _SUMMARY, str(path))
     return summary

@@ -54,11 +54,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path) -> list[Run]:
-    """The runs of a table.
-
-    Raises:
-      ValueError: the table is of another version.
-    """
+    """The runs of a table."""
     import pyarrow.parquet as pq
 
     if (version := _metadata(path).get(_MARK)) != _VERSION:
@@ -99,14 +95,8 @@ def _schema() -> "pa.Schema":
 def _row(run: Run) -> dict[str, Any]:
     summary = {key: value for key, value in run.summary.items() if key not in _EVALUATED}
     environment = {k: value for k, value in run.environment.items() if k not in _OF_MACHINE}
-    record = {
-        "config": run.config,
-        "environment": environment,
-        "summary": summary,
-        "entry": run.entry,
-        "remarks": [*run.remarks],
-        "notices": run.notices,
-    }
+    record = {"config": run.config, "environment": environment, "summary": summary,
+              "entry": run.entry, "remarks": [*run.remarks], "notices": run.notices}  # fmt: skip
     return {
         "name": run.name,
         "model": run.model,

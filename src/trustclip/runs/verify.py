@@ -32,17 +32,11 @@ _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursio
 
 @dataclass(frozen=True)
 class Checked:
-    """The state of one file, or of one checkpoint.
+    """The state of one file, or of one checkpoint."""
 
-    Args:
-      name: relative to the run directory.
-      state: ``"unrecorded"`` where no hash is recorded that it could be compared with.
-      text: what is changed or missing, and where; or how much is whole.
-    """
-
-    name: str
-    state: State
-    text: str
+    name: str  # relative to the run directory
+    state: State  # "unrecorded" where no hash is recorded that it could be compared with
+    text: str  # what is changed or missing, and where; or how much is whole
 
 
 @dataclass(frozen=True)
@@ -81,11 +75,7 @@ class Verification:
 
 
 def verify(folder: Path) -> Verification:
-    """Compare a run directory with the hashes that are recorded in it; nothing is changed.
-
-    Raises:
-      ValueError: it is no run directory.
-    """
+    """Compare a run directory with the hashes that are recorded in it; nothing is changed."""
     if not any(os.path.lexists(folder / name) for name in _OF_A_RUN):
         raise ValueError(f"{str(folder)!r} is not a run directory: it has no config.yaml.")
     found = _Comparison(folder)
@@ -110,7 +100,9 @@ class _Comparison:
         self.files = regular_files(self.folder)
         yield from self._checkpoints()
         yield from self._summary()
-        names = {name for name in (*self.files, *self.records) if self._counts(name)}
+        # Files that the run has written, or that are recorded; others are a user's own.
+        written = {n for n in self.files if n == "config.yaml" or GROWING.fullmatch(n)}
+        names = written | self.records.keys()
         for name in sorted(names, key=lambda name: (name.count("/"), name)):
             yield self._file(name)
         yield from self._model()
@@ -170,10 +162,6 @@ class _Comparison:
             self.records[name].append(record)
 
     # -- what is there -----------------------------------------------------------------------------
-
-    def _counts(self, name: str) -> bool:
-        """Whether a file is one that the run has written, or that is recorded."""
-        return name in self.records or name == "config.yaml" or bool(GROWING.fullmatch(name))
 
     def _file(self, name: str) -> Checked:
         path, records = self.files.get(name), self.records.get(name, [])

@@ -23,11 +23,7 @@ _OPTIONAL = ("entropy", "logp_rollout")
 
 
 def sources(paths: Sequence[Path]) -> list[Path]:
-    """Files of tokens, or folders of them: a run directory stands for its folder ``tokens``.
-
-    Raises:
-      ValueError: a run directory without recorded tokens.
-    """
+    """Files of tokens, or folders of them: a run directory stands for its folder ``tokens``."""
     found = []
     for path in paths:
         run = (path / "config.yaml").is_file()
@@ -45,9 +41,6 @@ def chunks(paths: Sequence[Path]) -> Iterator[tuple[tuple[TokenRow, ...], TokenB
 
     Completions without an advantage are masked: no constraint acts on them, and the metrics of a
     run leave them out, too.
-
-    Raises:
-      ValueError: no tokens, or a row that is not as `trustclip.logs.tokens` says.
     """
     rows = chain.from_iterable(map(token_rows, sources(paths)))
     while some := tuple(islice(rows, ROWS)):
@@ -63,32 +56,21 @@ def supplied(paths: Sequence[Path]) -> set[str]:
 
 @dataclass(frozen=True)
 class Watched:
-    """What methods would have kept of the tokens in files.
+    """What methods would have kept of the tokens in files."""
 
-    Args:
-      acting: name of what the others are compared with.
-      metrics: those of `trustclip.constraints.shadow.Shadows`, and ``gated`` of the acting method.
-      completions: with an advantage.
-      tokens: of these completions.
-    """
-
-    acting: str
+    acting: str  # name of what the others are compared with
     labels: Sequence[str]
+    #: Those of `trustclip.constraints.shadow.Shadows`, and ``gated`` of the acting method.
     metrics: dict[str, float]
-    completions: int
-    tokens: int
+    completions: int  # with an advantage
+    tokens: int  # of these completions
 
 
 def watch(paths: Sequence[Path], methods: Sequence[Method], acting: Method) -> Watched:
     """Compare methods on files of tokens with what the run recorded of its own method.
 
-    Args:
-      paths: see `sources`; read once, in bounded memory.
-      methods: the shadows; see `shadow_methods`.
-      acting: what to compare with, where a row lacks ``coefficient`` or ``kept``.
-
-    Raises:
-      ValueError: no tokens, or none with an advantage.
+    Where a row lacks ``coefficient`` or ``kept``, the acting method stands for it. The files
+    (`sources`) are read once, in bounded memory.
     """
     shadows, recorded = Shadows(methods), True
     cut = tokens = completions = 0
@@ -123,12 +105,6 @@ def _recorded(rows: Sequence[TokenRow], batch: TokenBatch) -> tuple[Tensor, Tens
 
 def able(methods: Sequence[Method], fields: set[str]) -> tuple[list[Method], dict[str, str]]:
     """The methods that can be shadows of a log, and the reason why each of the others cannot."""
-    why: dict[str, str] = {}
-    found = []
-    for method in methods:
-        reason = refusal(method, fields, "this log")
-        if reason is None:
-            found.append(method)
-        else:
-            why[method.name] = reason
-    return found, why
+    reasons = {method.name: refusal(method, fields, "this log") for method in methods}
+    why = {name: reason for name, reason in reasons.items() if reason is not None}
+    return [method for method in methods if method.name not in why], why

@@ -23,10 +23,7 @@ _NAME = re.compile(r"(?<![\w./:@~-])(?:[\w./~-]+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\
 
 @contextmanager
 def consent(*names: str) -> Iterator[None]:
-    """Within, only these names may be imported, and those of a surrounding `consent`.
-
-    Args:
-      *names: as ``"package.module:Class"``; `ALL` for any.
+    """Within, only these names may be imported, or `ALL`, and those of a surrounding `consent`.
 
     Example:
       >>> import trustclip as tc
@@ -45,11 +42,7 @@ code then runs here: if you trust it, allow it with --allow-code.
 
 
 def require(name: str) -> None:
-    """Refuse to import what ``name`` stands for without `consent`.
-
-    Raises:
-      ValueError: a file names it, and nobody has allowed it.
-    """
+    """Refuse to import what a file names, where nobody has allowed it."""
     if allowed(name):
         return
     module, _, _ = name.rpartition(":")

@@ -22,14 +22,8 @@ def ask(url: str, question: Any = None) -> bytes:
     """The reply to a question.
 
     The environment's ``OPENAI_API_KEY``, where set, is sent as the bearer token. Overload (status
-    429), server errors (5xx) and lost connections are tried again, any other refusal is not.
-
-    Args:
-      url: of the server and the resource.
-      question: sent as JSON, by POST; without one, the resource is read.
-
-    Raises:
-      ValueError: the server refused or could not be reached.
+    429), server errors (5xx) and lost connections are tried again, any other refusal is not. A
+    question is sent as JSON, by POST; without one, the resource is read.
     """
     data = None if question is None else json.dumps(question).encode()
     request = Request(url, data=data, headers={"Content-Type": "application/json"} if data else {})
@@ -72,27 +66,20 @@ _OPENER = build_opener(_Stay)
 
 
 def check_address(base_url: str) -> None:
-    """Refuse the address of a server that cannot be asked.
-
-    Raises:
-      ValueError: what is wrong with it.
-    """
-    if wrong := _wrong(base_url):
+    """Refuse the address of a server that cannot be asked."""
+    if not base_url.startswith(("http://", "https://")):
+        wrong = "must start with http:// or https://"
+    elif any(c.isspace() or not c.isprintable() for c in base_url):
+        wrong = "holds a space or a control character"
+    else:
+        try:
+            parts = urlsplit(base_url)
+            named = parts.hostname is not None and parts.port != 0
+        except ValueError:
+            named = False
+        wrong = "" if named else "names no server: such as http://127.0.0.1:8000/v1"
+    if wrong:
         raise ValueError(f"base_url={redacted(base_url)!r} {wrong}.")
-
-
-def _wrong(address: str) -> str:
-    """What is wrong with the address of a server; nothing if it can be asked."""
-    if not address.startswith(("http://", "https://")):
-        return "must start with http:// or https://"
-    if any(c.isspace() or not c.isprintable() for c in address):
-        return "holds a space or a control character"
-    try:
-        parts = urlsplit(address)
-        named = parts.hostname is not None and parts.port != 0
-    except ValueError:
-        named = False
-    return "" if named else "names no server: such as http://127.0.0.1:8000/v1"
 
 
 class _Passing(ValueError):
@@ -105,11 +92,7 @@ def start_of(body: bytes) -> str:
 
 
 def first_model(base_url: str) -> str:
-    """Name of the first model that a server with OpenAI's protocol has.
-
-    Raises:
-      ValueError: the server refused, could not be reached, or names none.
-    """
+    """Name of the first model that a server with OpenAI's protocol has."""
     url = base_url.rstrip("/") + "/models"
     body = ask(url)
     try:

@@ -16,14 +16,7 @@ from trustclip.support.names import nearest
 def imported(path: str, kind: str) -> Any:
     """The object that a text names, within the caller's `trustclip.support.consent.consent`.
 
-    A module is looked for where Python looks, then in the working directory.
-
-    Args:
-      path: ``"package.module:name"`` or ``"file.py:name"``, the file by its path.
-      kind: what it is, for messages, e.g. ``"method"``.
-
-    Raises:
-      ValueError: nobody has allowed it, there is no such module, file or name, or the file fails.
+    A module is looked for where Python looks, then in the working directory; a file by its path.
 
     Example:
       >>> imported("math:hypot", "reward")(3, 4)
@@ -36,7 +29,11 @@ def imported(path: str, kind: str) -> Any:
     require(path)
     where, _, name = path.rpartition(":")
     try:
-        module = _of_file(Path(where)) if where.endswith(".py") else _module(where)
+        if where.endswith(".py"):
+            module = _of_file(Path(where))
+        else:
+            _look_in(Path.cwd())
+            module = importlib.import_module(where)
     except Exception as error:  # whatever the module's own code raises
         kind_of = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         reason = f"{kind_of}{error}{_line(error, where)}"
@@ -62,9 +59,7 @@ def names_code(text: object) -> bool:
 def beside(value: Any, folder: Path) -> Any:
     """A value of a file in ``folder``, with the Python files that it names found beside it.
 
-    Args:
-      value: text, or lists and mappings of them.
-      folder: where to look first; a file that is not there stays relative to the working directory.
+    A file that is not there stays relative to the working directory.
     """
     if isinstance(value, Mapping):
         return {key: beside(item, folder) for key, item in value.items()}
@@ -75,11 +70,6 @@ def beside(value: Any, folder: Path) -> Any:
     where, colon, name = value.rpartition(":")
     found = folder / where
     return f"{found}{colon}{name}" if where.endswith(".py") and found.is_file() else value
-
-
-def _module(name: str) -> ModuleType:
-    _look_in(Path.cwd())
-    return importlib.import_module(name)
 
 
 def _of_file(path: Path) -> ModuleType:

@@ -23,8 +23,7 @@ class OutsideError(ValueError):
 class Inside:
     """The files in a folder, by names that a file states.
 
-    Args:
-      root: the folder, which may be reached by a link itself: the user has named it.
+    The folder itself may be reached by a link: the user has named it.
 
     Example:
       >>> import tempfile
@@ -90,13 +89,10 @@ def part_of(path: Path) -> Path:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a folder that holds a link out of it, at any depth.
+    """Refuse a folder that holds a link out of it, at any depth, by an `OutsideError`.
 
     The folder itself may be reached by a link. Links that stay inside do no harm, and what wandb
     keeps in its own folder, links to its log among it, is neither read nor continued.
-
-    Raises:
-      OutsideError: it holds one.
     """
     root = Path(os.path.realpath(folder))
     for at, folders, files in os.walk(root):

@@ -18,19 +18,12 @@ Row = dict[str, Any]
 
 
 class Line(NamedTuple):
-    """One line of a JSON-lines file.
+    """One line of a JSON-lines file."""
 
-    Args:
-      number: of the line among those read, from 1.
-      offset: of its first byte in the file.
-      content: its bytes, with the newline that ends it.
-      row: its object; None where it holds none.
-    """
-
-    number: int
-    offset: int
-    content: bytes
-    row: Row | None
+    number: int  # among those read, from 1
+    offset: int  # of its first byte in the file
+    content: bytes  # with the newline that ends it
+    row: Row | None  # its object; None where it holds none
 
     @property
     def torn(self) -> bool:
@@ -39,11 +32,7 @@ class Line(NamedTuple):
 
 
 def scan(path: Path, start: int = 0) -> Iterator[Line]:
-    """Lines of a JSON-lines file, readable or not; empty ones are left out.
-
-    Args:
-      path: the file.
-      start: byte to begin at, the first of a line.
+    """Lines of a JSON-lines file, readable or not, from a byte on; empty ones are left out.
 
     Raises:
       ValueError: it is a pipe or a device, at which a reader could wait for ever.

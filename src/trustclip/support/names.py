@@ -10,13 +10,7 @@ LIKE = 0.6
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str], meant: str | None = None) -> str:
-    """Sentence for an unknown name, with the nearest right one when there is one.
-
-    Args:
-      kind: what the name should have been, e.g. ``"method"``.
-      given: what was given.
-      allowed: every right name.
-      meant: the right one, where it is known and spelled otherwise.
+    """Sentence for an unknown name, with the nearest right one, or the one that is meant.
 
     Example:
       >>> unknown("method", "art", ["atr", "clip"])

@@ -42,12 +42,9 @@ class Terminal(Console):
 
 
 def print_table(console: Console, table: Table, keys: int = 1) -> None:
-    """Print a table; one too wide for the terminal in parts below each other, no cell cut.
+    """Print a table without box; one too wide for the terminal in parts below each other.
 
-    Args:
-      console: where to.
-      table: without box, its rows complete.
-      keys: columns at the left that say what a row is; every part repeats them.
+    No cell is cut, and every part repeats the columns at the left that say what a row is.
     """
     for part in parts(table, console.width, keys):
         console.print(part)

@@ -29,8 +29,6 @@ class Methods:
 
 @reads(Methods)
 def methods(options: Methods) -> int:
-    """List the constraints, or with ``--engines`` the losses of other engines as constraints."""
-
     if options.figure is not None:
         from trustclip.report.draw.figures import every_gate
 
@@ -117,7 +115,6 @@ def _method_row(name: str, cls: Any) -> tuple[str, str, str, str]:
 
 
 def bounds(argv: Sequence[str]) -> int:
-    """``trustclip bounds METHOD [--hyper-parameter VALUE ...]``."""
     if not argv or argv[0].startswith("-"):
         say(
             "usage: trustclip bounds METHOD [--HYPER-PARAMETER VALUE ...]\n\n"
@@ -155,7 +152,8 @@ def _print_interval(chosen: Any) -> None:
         return
     assert isinstance(low, float) and isinstance(high, float)
     say(f"ratio interval  [{low:.12f}, {high:.12f}]")
-    say(f"log-ratio       [{_log(low):.12f}, {_log(high):.12f}]")
+    logs = (math.log(ratio) if ratio > 0 else -math.inf for ratio in (low, high))
+    say("log-ratio       [{:.12f}, {:.12f}]".format(*logs))
 
 
 def _print_thresholds(chosen: Any) -> None:
@@ -190,10 +188,6 @@ def _print_by_probability(chosen: Any) -> None:
         table.add_row(f"{p:g}", f"{float(low):.6f}", f"{float(high):.6f}", f"{1 / p:.4g}")
     Terminal().print(table)
     say("the interval depends on the token's old probability")
-
-
-def _log(x: float) -> float:
-    return math.log(x) if x > 0 else -math.inf
 
 
 def print_twins(chosen: Any) -> None:

@@ -25,7 +25,6 @@ class Grade:
 
 @reads(Grade)
 def grade(options: Grade) -> int:
-    """``trustclip grade RUN [--style STYLE] [--out FILE]``."""
     from trustclip.evaluation.offline import grade as regrade
     from trustclip.evaluation.offline import read_samples
     from trustclip.support.jsonl import append_jsonl
@@ -54,8 +53,6 @@ class Compare:
 
 @reads(Compare)
 def compare(options: Compare) -> int:
-    """``trustclip compare RUN_A RUN_B ...``: the last evaluations of runs, with p-values."""
-
     if not options.runs:
         raise ValueError("a comparison needs two runs or more; see trustclip compare --help.")
     from trustclip.report.console import print_comparison
@@ -82,8 +79,6 @@ class Power:
 
 @reads(Power)
 def power(options: Power) -> int:
-    """``trustclip power RUNS... --gap 3``: how many seeds would find a gap."""
-
     if not options.runs:
         raise ValueError("give the runs of a pilot; see trustclip power --help.")
     from trustclip.report.planning import print_power
@@ -100,7 +95,6 @@ def power(options: Power) -> int:
 
 @reads(DecontaminateConfig)
 def decontaminate(options: DecontaminateConfig) -> int:
-    """Find test problems that occur in a training set."""
     from trustclip.tasks.decontaminate import run
 
     return run(options)
@@ -125,8 +119,6 @@ class Report:
 
 @reads(Report)
 def report(options: Report) -> int:
-    """``trustclip report RUNS... -o FOLDER``: one page, tables and figures; or ``--serve``."""
-
     if options.serve:
         from trustclip.report.live import serve
 
@@ -151,8 +143,6 @@ class Explain:
 
 @reads(Explain)
 def explain(options: Explain) -> int:
-    """``trustclip explain PATH``: what the constraint of a run did."""
-
     from trustclip.report.explain import explain as paragraphs
 
     console = Terminal(width=min(Terminal().width, 100), highlight=False)

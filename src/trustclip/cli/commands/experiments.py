@@ -1,10 +1,11 @@
 """Commands that train and evaluate; each takes arguments and returns an exit status."""
 
 import dataclasses
+import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from trustclip.cli.arguments import changes_of, reads, require, settings, takes
+from trustclip.cli.arguments import Command, changes_of, reads, require, settings, takes
 from trustclip.settings.marks import Argument
 from trustclip.settings.stages import (
     DemoSettings,
@@ -18,7 +19,6 @@ from trustclip.support.terminal import Terminal, say
 
 @takes(DemoSettings)
 def demo(argv: Sequence[str]) -> int:
-    """Train a small policy under a constraint, and write a page about it."""
     chosen = settings(DemoSettings, argv, "demo")
     require("transformers", "trl", "plotly", "jinja2")  # the last two of the page it ends with
     _be_quiet()
@@ -31,52 +31,25 @@ def demo(argv: Sequence[str]) -> int:
     return 0
 
 
-@takes(SFTSettings)
-def sft(argv: Sequence[str]) -> int:
-    """Supervised fine-tuning."""
-    rest, dry = _dry(argv)
-    chosen = settings(SFTSettings, rest, "sft")
-    _be_quiet()
-    if dry:
-        from trustclip.recipes.preflight.stages import dry_sft
+def _stage(cls: type, name: str, work: str, plan: str) -> Command:
+    """The command of one stage: does the work, or with ``--dry-run`` says what would be done."""
 
-        return dry_sft(chosen, Terminal())
-    from trustclip.recipes.sft import sft as run
+    @takes(cls)
+    def command(argv: Sequence[str]) -> int:
+        rest, dry = _dry(argv)
+        chosen = settings(cls, rest, name)
+        _be_quiet()
+        done = pkgutil.resolve_name(f"trustclip.recipes.{plan if dry else work}")(
+            chosen, Terminal()
+        )
+        return done if dry else 0
 
-    run(chosen, Terminal())
-    return 0
-
-
-@takes(RLSettings)
-def rl(argv: Sequence[str]) -> int:
-    """Reinforcement learning."""
-    rest, dry = _dry(argv)
-    chosen = settings(RLSettings, rest, "rl")
-    _be_quiet()
-    if dry:
-        from trustclip.recipes.preflight.stages import dry_rl
-
-        return dry_rl(chosen, Terminal())
-    from trustclip.recipes.rl import rl as run
-
-    run(chosen, Terminal())
-    return 0
+    return command
 
 
-@takes(EvalSettings)
-def evaluate(argv: Sequence[str]) -> int:
-    """Evaluation."""
-    rest, dry = _dry(argv)
-    chosen = settings(EvalSettings, rest, "eval")
-    _be_quiet()
-    if dry:
-        from trustclip.recipes.preflight.stages import dry_eval
-
-        return dry_eval(chosen, Terminal())
-    from trustclip.recipes.eval import run_evaluation
-
-    run_evaluation(chosen, Terminal())
-    return 0
+sft = _stage(SFTSettings, "sft", "sft:sft", "preflight.stages:dry_sft")
+rl = _stage(RLSettings, "rl", "rl:rl", "preflight.stages:dry_rl")
+evaluate = _stage(EvalSettings, "eval", "eval:run_evaluation", "preflight.stages:dry_eval")
 
 
 def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:
@@ -119,7 +92,6 @@ Options of the sections: trustclip sft --help, trustclip rl --help, trustclip ev
 
 @takes(Recipe)
 def run(argv: Sequence[str]) -> int:
-    """``trustclip run FILE``: a whole experiment."""
     if not argv or {"-h", "--help"} & set(argv):
         say(RUN_USAGE)
         return 0 if argv else 2
@@ -161,7 +133,6 @@ the start; with another schedule the command says what differs.
 
 @takes(Recipe)
 def resume(argv: Sequence[str]) -> int:
-    """``trustclip resume RUN``: what is left of a run, or more of it."""
     if not argv or {"-h", "--help"} & set(argv):
         say(RESUME_USAGE)
         return 0 if argv else 2
@@ -212,8 +183,6 @@ class Suite:
 
 @reads(Suite)
 def suite(options: Suite) -> int:
-    """``trustclip suite FILE``: methods x seeds x models."""
-
     from trustclip.recipes.shipped import located
     from trustclip.suite import run_suite
     from trustclip.suite.launchers.base import resources_of
@@ -245,8 +214,6 @@ class Recipes:
 
 @reads(Recipes)
 def recipes(options: Recipes) -> int:
-    """``trustclip recipes``: those that come with trustclip."""
-
     from trustclip.recipes.shipped import command_of, copied, shipped, title
 
     if options.name is not None:

@@ -31,8 +31,6 @@ class Tokens:
 
 @reads(Tokens)
 def tokens(options: Tokens) -> int:
-    """``trustclip tokens RUN [--update N] [--worst]``: completions, and what was cut in them."""
-
     if options.count < 1:
         raise ValueError(f"--count must be at least 1, got {options.count}.")
     from trustclip.report.token_console import print_tokens
@@ -63,8 +61,6 @@ class Microscope:
 
 @reads(Microscope)
 def microscope(options: Microscope) -> int:
-    """``trustclip microscope FILES...``: tokens under several methods, as a page."""
-
     if not options.out.absolute().parent.is_dir():
         raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
     from trustclip.report.page import token_page
@@ -91,8 +87,6 @@ class Verify:
 
 @reads(Verify)
 def verify(options: Verify) -> int:
-    """``trustclip verify RUN``: its files against the hashes that the run has recorded."""
-
     from trustclip.runs.verify import verify as verify_run
 
     found = verify_run(options.run)
@@ -120,8 +114,6 @@ class Send:
 
 @reads(Send)
 def send(options: Send) -> int:
-    """``trustclip send RUN --sink NAME``: the metrics of a stored run, to a tracker."""
-
     from trustclip.recipes.watch.send import send as send_run
 
     count = send_run(options.run, options.sink)
@@ -149,7 +141,6 @@ class Push:
 
 @reads(Push)
 def push(options: Push) -> int:
-    """``trustclip push RUN OWNER/NAME [--dry-run]``: its model, on the hub."""
     from trustclip.runs import push as hub
 
     page = None

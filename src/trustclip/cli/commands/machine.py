@@ -33,8 +33,6 @@ class Completion:
 
 @reads(Completion)
 def completion(options: Completion) -> int:
-    """Print the completion script of a shell."""
-
     from trustclip.cli.completion import script
 
     say(script(options.shell), end="")
@@ -55,7 +53,6 @@ class Schema:
 
 @reads(Schema)
 def schema(options: Schema) -> int:
-    """Print the JSON Schema of a kind of file."""
     from trustclip.cli.schema import text
 
     say(text(options.kind), end="")
@@ -88,12 +85,6 @@ class Doctor:
 
 @takes(Doctor)
 def doctor(argv: Sequence[str]) -> int:
-    """Versions, devices, and the schedule; ``--verl CONFIG`` checks a configuration of verl.
-
-    ``--distributed [RECIPE]``, run under the launcher that will train, checks its processes;
-    ``--sampler RECIPE|FILE.jsonl`` compares the sampler with the trainer on the first completions,
-    ``--sampler --server URL --model MODEL`` a server with a model.
-    """
     if "--verl" in argv:
         return _verl(argv[list(argv).index("--verl") + 1 :])
     if "--sampler" in argv:
@@ -139,7 +130,6 @@ def _can_act(name: str, schedule: "Schedule") -> str:
 
 
 def _verl(arguments: Sequence[str]) -> int:
-    """Print the remarks about a configuration of verl; 1 if any is an error."""
     from trustclip.engines.verl.checks import installed, remarks
     from trustclip.engines.verl.config import load
     from trustclip.support.jsonl import bounded_yaml
@@ -206,11 +196,7 @@ def _distributed(arguments: Sequence[str]) -> int:
 
 
 def _sampler(arguments: Sequence[str]) -> int:
-    """Compare sampler and trainer on the first completions of a recipe, or on recorded ones.
-
-    Returns:
-      0 if they agree, or differ as half precision or other kernels make them; 1 otherwise.
-    """
+    """Compare sampler and trainer on the first completions of a recipe, or on recorded ones."""
     from pathlib import Path
 
     from trustclip.cli.arguments import changes_of
@@ -293,12 +279,10 @@ def _of_server(arguments: Sequence[str]) -> "Pairs":
 
 
 def _judged(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> int:
-    """Print the verdict, where the two differ, and what that costs; 0 if it is harmless.
+    """Print the verdict, where the two differ, and what that costs at a length in tokens.
 
-    Args:
-      pairs: the comparison.
-      length: tokens of a completion; that of the longest one compared if 0.
-      method: of the training, if there is one.
+    Returns:
+      0 if they agree, or differ as half precision or other kernels make them; 1 otherwise.
     """
     from trustclip.recipes.watch import anatomy, damage
     from trustclip.recipes.watch.agreement import compare

@@ -38,8 +38,6 @@ class Shadow:
 
 @reads(Shadow)
 def shadow(options: Shadow) -> int:
-    """``trustclip shadow LOGS... [--methods all|a,b,c]``."""
-
     if not options.logs or not options.methods.strip():
         raise ValueError("give at least one file of tokens, and one method.")
     from trustclip.constraints.base import methods as every
@@ -91,7 +89,6 @@ def _print_shadows(seen: Any, console: Terminal) -> None:
 
 
 def suggest(argv: Sequence[str]) -> int:
-    """``trustclip suggest METHOD --share 0.02 LOGS... [--HYPER-PARAMETER VALUE ...]``."""
     if not argv or argv[0].startswith("-"):
         from trustclip.constraints.base import methods
 
@@ -110,7 +107,6 @@ def suggest(argv: Sequence[str]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Paths, and the options with their values."""
     paths: list[Path] = []
     flags: list[str] = []
     rest = list(argv)

@@ -16,7 +16,6 @@ _OWN = ("n", "each")
 
 @takes(TrySettings)
 def attempt(argv: Sequence[str]) -> int:
-    """``trustclip try MODEL --dataset DATA``, or ``trustclip try RECIPE``."""
     positional, changes = changes_of(argv, TrySettings)
     training, tuned = None, False
     if len(positional) == 1 and Path(positional[0]).suffix in (".yaml", ".yml"):
@@ -43,7 +42,6 @@ def attempt(argv: Sequence[str]) -> int:
 
 @takes(InitSettings)
 def init(argv: Sequence[str]) -> int:
-    """``trustclip init``: a first recipe, its dry run, and the commands to go on with."""
     chosen = settings(InitSettings, argv, "init", first="file")
     from trustclip.recipes.watch.callbacks import silence_libraries
 
@@ -73,7 +71,6 @@ def init(argv: Sequence[str]) -> int:
 
 
 def _answered(chosen: InitSettings, lacking: Callable[..., Any]) -> InitSettings:
-    """Settings with what is missing asked for."""
     if chosen.model is None:
         say("Which model? A folder, a hub id owner/name, a GGUF file, smollm2 or tiny.")
         chosen = replace(chosen, model=_ask("model", "smollm2"))

@@ -56,10 +56,6 @@ def test_the_policy_is_told_the_opposite_and_the_file_the_truth(tmp_path, noise:
                     rewards={"correct": given},
                     total=given,
                     advantages=torch.zeros(64),
-                    truncated=[False] * 64,
-                    mask=torch.ones(64, 1, dtype=torch.bool),
-                    logp_old=None,
-                    logp_rollout=None,
                 )
             )
     finally:

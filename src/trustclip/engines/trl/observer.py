@@ -14,10 +14,9 @@ from torch import Tensor
 from trustclip.constraints.base import Method
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
-from trustclip.constraints.shadow import WatchedWindow, shadow_methods
+from trustclip.constraints.shadow import shadow_methods
 from trustclip.constraints.twins import NEVER
 from trustclip.engines.trl.inputs import token_batch
-from trustclip.engines.trl.phases import Rewarded
 from trustclip.engines.trl.recording.records import Recorded, attach_recorders
 from trustclip.engines.trl.upstream import GRPOTrainer
 
@@ -43,7 +42,7 @@ def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
       ``observe(trainer, shadows=["atr", {"name": "clip", "epsilon": 0.1}]).train()``
     """
     cls = type(trainer)
-    if hasattr(trainer, "_shadows"):
+    if isinstance(trainer, _Observed):
         raise ValueError("this trainer is observed already.")
     if not isinstance(trainer, GRPOTrainer) or cls._compute_loss is not GRPOTrainer._compute_loss:
         raise ValueError(
@@ -56,9 +55,8 @@ def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
     # A subclass made on the spot: `super()` is whatever class the trainer has.
     observed: Any = trainer
     observed.__class__ = type(f"Observed{cls.__name__}", (_Observed, cls), {})
-    observed._acting, observed._shadows = acting, watched
-    observed._scored = observed._rewarded = None
-    observed._windows = {mode: WatchedWindow(watched) for mode in ("train", "eval")}
+    observed.method, observed._scored = acting, None
+    observed._watch_with(watched)
     attach_recorders(observed)
     return trainer
 
@@ -152,40 +150,15 @@ def _of_loss(args: Any, anchor: str) -> Method:
 class _Observed(Recorded, GRPOTrainer):
     """Methods in front of those of a trainer; `observe` makes a class of both."""
 
-    accelerator: Any
-    model: Any
-    _acting: Method
-    _shadows: list[Method]
-    _windows: dict[str, WatchedWindow]
+    method: Method  # with the gradient of this trainer's loss
     #: Log-probabilities and entropies of the loss being computed; None outside of it.
     _scored: list[tuple[Tensor, Tensor]] | None
-    #: What the generation under way was rewarded with.
-    _rewarded: Rewarded | None
-
-    @property
-    def method(self) -> Method:
-        """The method with the gradient of this trainer's loss."""
-        return self._acting
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self._rewarded = None
         output = super()._generate_and_score_completions(inputs)
         self._number_completions(output)
-        self._record_generation(self._rewarded, output, training=self.model.training)
+        self._record_generation(output)
         return output
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
-        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)
-        first = self.accelerator.process_index * len(prompts)
-        own = rewards[first : first + len(prompts)]  # TRL has gathered those of all ranks
-        self._rewarded = Rewarded(inputs, completions, ids, own)
-        return rewards
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients:
-            self._record_update()
-        return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         scores = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -206,16 +179,7 @@ class _Observed(Recorded, GRPOTrainer):
     def _watch(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor) -> None:
         old = inputs.get("old_per_token_logps")
         batch = token_batch(inputs, logp, logp if old is None else old, 0, entropy=entropy)
-        c, surrogate = gradient(self._acting, batch)
-        mode = "train" if self.model.training else "eval"
-        self._windows[mode].add(batch, surrogate, self._acting, c)
-        if mode == "train":
+        c, surrogate = gradient(self.method, batch)
+        self._windows[self._mode].add(batch, surrogate, self.method, c)
+        if self._mode == "train":
             self._record_loss(inputs, batch, surrogate, c, batch)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        mode = "train" if self.model.training else "eval"
-        window, self._windows[mode] = self._windows[mode], WatchedWindow(self._shadows)
-        summary = window.read(lambda x: self.accelerator.reduce(x, reduction="sum"))
-        prefix = "trustclip/" if mode == "train" else "eval_trustclip/"
-        logs.update({prefix + name: value for name, value in summary.items()})
-        super().log(logs, start_time)

@@ -11,23 +11,6 @@ from trustclip.engines.trl.likeliest import Likeliest, padded
 from trustclip.engines.trl.scoring.exact_kl import Evidence
 
 
-@dataclass
-class Rewarded:
-    """The completions and rewards passed to TRL's reward computation.
-
-    Args:
-      rows: of the data set.
-      completions: as reward functions get them.
-      tokens: ids of each completion.
-      rewards: of this rank. Shape [batch, functions].
-    """
-
-    rows: list[Any]
-    completions: list[Any]
-    tokens: list[list[int]]
-    rewards: Tensor
-
-
 @dataclass(frozen=True)
 class Seen:
     """What a pass over the completions gave and left.
@@ -52,14 +35,12 @@ class Generating:
     Args:
       sampled: log-probabilities that our decoder sampled with, by its calls and completions.
       passes: what the passes gave and left.
-      rewarded: what has been rewarded.
       lag: updates since the weights of the sampler, where it is an older copy of the policy.
       likeliest: the sampler's likeliest tokens, by its calls and completions, where they are kept.
     """
 
     sampled: list[list[list[float]]] = field(default_factory=list)
     passes: list[Seen] = field(default_factory=list)
-    rewarded: Rewarded | None = None
     lag: int = 0
     likeliest: list[list[Likeliest]] = field(default_factory=list)
 

@@ -29,7 +29,6 @@ from trustclip.constraints import diagnostics
 from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.gradients import gradient, gradient_with_candidates
-from trustclip.constraints.shadow import WatchedWindow
 from trustclip.durable import schemas
 from trustclip.durable.rollcall import own_port
 from trustclip.durable.trainer import Durable
@@ -37,7 +36,7 @@ from trustclip.engines.trl import fast_paths, redistribute
 from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
-from trustclip.engines.trl.phases import Generating, Rewarded, Seen, Training
+from trustclip.engines.trl.phases import Generating, Seen, Training
 from trustclip.engines.trl.recording.records import (
     Recorded,
     attach_recorders,
@@ -140,7 +139,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             raise ValueError(f"`args` must be a ConstrainedGRPOConfig, got {type(args).__name__}.")
         self.method = args.constraint()
         self._phase: Generating | Training | None = None
-        self._windows = {mode: WatchedWindow(args.watched()) for mode in ("train", "eval")}
+        self._watch_with(args.watched())
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
         self._last_closed = 0  # update in which the gate last closed on a token
         self._declined: set[str] = set()
@@ -233,7 +232,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if old is not None and self.method.statistics_over == "generation":
             statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
             output |= {STATISTICS + name: value for name, value in statistics.items()}
-        self._record_generation(phase.rewarded, output, training=self._mode == "train")
+        self._record_generation(output)
         if self._mode == "train":
             self._record_entropy(output)
         return output
@@ -307,16 +306,6 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     def _asked_of_vllm(self) -> int:
         """How many of its likeliest tokens vLLM returns: all that top-k leaves, for a replay."""
         return self.args.top_k if self.args.replay else self._copies.likeliest
-
-    def _calculate_rewards(
-        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
-    ) -> Tensor:
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if isinstance(self._phase, Generating):
-            first = self.accelerator.process_index * len(prompts)
-            own = rewards[first : first + len(prompts)]  # TRL has gathered those of all ranks
-            self._phase.rewarded = Rewarded(inputs, completions, completion_ids_list, own)
-        return rewards
 
     # -- scoring: TRL asks for log-probabilities in both phases ------------------------------------
 
@@ -493,14 +482,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             self._braking.add(batch)
             self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, seen)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients:
-            self._finish_update()
-        return loss
-
     def _finish_update(self) -> None:
-        """Adapt the thresholds to the metrics over all ranks, and record what the gate did."""
+        # Gradients are complete and the optimizer has not stepped: the brake's factor is in time.
         if Trait.ADAPTS in self.method.traits:
             window, self._update = self._update, diagnostics.Window()
             if metrics := window.read(self._sum):
@@ -508,7 +491,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if self._braking.brake.on:
             factor = self._braking.measure(self.accelerator.gather)
             self._metrics["train"]["trustclip/brake"].append(factor)
-        self._record_update()
+        super()._finish_update()
 
     # -- the batch ---------------------------------------------------------------------------------
 
@@ -525,27 +508,9 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         generated = inputs.get("generated")
         return generated is not None and bool((generated == self.state.global_step).all())
 
-    def _sum(self, x: Tensor) -> Tensor:
-        """Sum over ranks."""
-        return self.accelerator.reduce(x, reduction="sum")  # type: ignore[return-value]
-
-    @property
-    def _mode(self) -> str:
-        return "train" if self.model.training else "eval"
-
     # -- logs and checkpoints ----------------------------------------------------------------------
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        fresh = WatchedWindow(self.args.watched())
-        window, self._windows[self._mode] = self._windows[self._mode], fresh
-        summary = window.read(self._sum)
-        prefix = "trustclip/" if self._mode == "train" else "eval_trustclip/"
-        logs.update({prefix + name: value for name, value in summary.items()})
-        if self._mode == "train" and summary:
-            self._warn_if_inert(summary)
-        super().log(logs, start_time)
-
-    def _warn_if_inert(self, summary: dict[str, float]) -> None:
+    def _examine(self, summary: dict[str, float]) -> None:
         """Warn once when the constraint has done nothing for ``inert_patience`` updates."""
         step = self.state.global_step
         if summary["gated"] > 0 or (

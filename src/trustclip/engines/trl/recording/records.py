@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from trustclip.constraints.base import Method
 from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.shadow import WatchedWindow
 from trustclip.engines.trl.inputs import token_mask
-from trustclip.engines.trl.phases import Rewarded
 from trustclip.engines.trl.recording.mismatch import Mismatch
 from trustclip.engines.trl.recording.shares import GateShares
 from trustclip.engines.trl.recording.tokens import TokenSampler
-from trustclip.engines.trl.upstream import end_tokens
 
 #: What TRL shows of the last generation: columns, and tables of them.
 _COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
@@ -35,12 +35,6 @@ class Generation:
       rewards: reward of each completion, by name of the reward function; NaN where it gave none.
       total: their weighted sum.
       advantages: of each completion. Shape [batch].
-      truncated: whether the completion has no end mark.
-      mask: tokens that count. Shape [batch, time].
-      logp_old: log-probabilities under the policy in training, nats; None where TRL needs none.
-        Shape [batch, time].
-      logp_rollout: log-probabilities that the sampler gave, nats; None where it gives none.
-        Shape [batch, time].
     """
 
     step: int
@@ -51,35 +45,6 @@ class Generation:
     rewards: Mapping[str, Sequence[float]]
     total: Sequence[float]
     advantages: Tensor
-    truncated: Sequence[bool]
-    mask: Tensor
-    logp_old: Tensor | None
-    logp_rollout: Tensor | None
-
-
-def generation_of(trainer: Any, done: Rewarded, output: Mapping[str, Any]) -> Generation:
-    """The generation that a trainer has just rewarded.
-
-    Args:
-      trainer: a `ConstrainedGRPOTrainer`.
-      done: what was rewarded.
-      output: TRL's dictionary of it.
-    """
-    ends = end_tokens(trainer)
-    return Generation(
-        step=trainer.state.global_step,
-        index=output["sample_index"].tolist(),
-        rows=done.rows,
-        completions=done.completions,
-        tokens=done.tokens,
-        rewards=dict(zip(trainer.reward_func_names, done.rewards.T.tolist(), strict=True)),
-        total=output["reward"].tolist(),
-        advantages=output["advantages"],
-        truncated=[not ids or ids[-1] not in ends for ids in done.tokens],
-        mask=token_mask(output),
-        logp_old=output.get("old_per_token_logps"),
-        logp_rollout=output.get("sampling_per_token_logps"),
-    )
 
 
 def surprisal(sums: Tensor, of_each: int) -> tuple[float | None, float | None]:
@@ -118,35 +83,31 @@ class Recorder(Protocol):
         ...
 
     def gates(self, row: dict[str, Any]) -> None:
-        """Record the share of gated tokens of each completion of an update.
+        """Record the share of gated tokens of each completion of an update; called on rank 0.
 
         Args:
-          row: ``{"step": n, "generated": [...], "index": [...], "gated": [...]}``, of all ranks;
-            called on the first. A completion is the ``index``-th of the generation that was sampled
-            after ``generated`` updates. ``worst``, where the sampler gave log-probabilities, are
-            the tokens on which it and the proximal policy agree least; see
-            `trustclip.engines.trl.recording.mismatch.Mismatch`.
+          row: ``{"step": n, "generated": [...], "index": [...], "gated": [...]}``, of all ranks. A
+            completion is the ``index``-th of the generation that was sampled after ``generated``
+            updates. ``worst`` is that of `Mismatch.read`.
         """
         ...
 
     def notice(self, step: int, name: str, text: str) -> None:
-        """Record a warning of the trainer's, and show it; called on every rank.
-
-        Args:
-          step: updates done.
-          name: of what it warns of.
-          text: the warning.
-        """
+        """Record a warning of the trainer's by its name, and show it; called on every rank."""
         ...
 
 
 class Recorded:
-    """What every trainer here tells its recorder; a mixin that goes before TRL's trainer."""
+    """What every trainer here measures, logs and tells its recorder; it goes before TRL's class."""
 
     accelerator: Any
+    model: Any
     processing_class: Any
     state: Any
     num_generations: int
+    reward_func_names: list[str]
+    reward_weights: Tensor
+    method: Method
     _metrics: Any
 
     #: Gets every generation and the gated share of its completions; see `Recorder`.
@@ -154,6 +115,11 @@ class Recorded:
     #: Records a sample of completions token by token; set it on every rank or on none.
     token_sampler: TokenSampler | None = None
     _recorded_tokens = 0
+    #: Methods to watch with, and the metrics since the last log, by mode.
+    _shadows: list[Method]
+    _windows: dict[str, WatchedWindow]
+    #: Arguments and rewards of TRL's last reward computation.
+    _rewarded: tuple[Any, Any, Any, Tensor]
 
     @cached_property
     def _shares(self) -> GateShares:
@@ -164,6 +130,25 @@ class Recorded:
         """What the updates say about the sampler."""
         return Mismatch()
 
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Sum over ranks."""
+        return self.accelerator.reduce(x, reduction="sum")
+
+    def _watch_with(self, shadows: list[Method]) -> None:
+        self._shadows = shadows
+        self._windows = {mode: WatchedWindow(shadows) for mode in ("train", "eval")}
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)  # type: ignore[misc]
+        first = self.accelerator.process_index * len(prompts)
+        own = rewards[first : first + len(prompts)]  # TRL has gathered those of all ranks
+        self._rewarded = inputs, completions, ids, own
+        return rewards
+
     def _number_completions(self, output: dict[str, Any]) -> None:
         """Give each completion its number in the generation, and the update that it is of."""
         ids = output["completion_ids"]
@@ -171,15 +156,24 @@ class Recorded:
         output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
         output["generated"] = torch.full_like(output["sample_index"], self.state.global_step)
 
-    def _record_generation(
-        self, done: Rewarded | None, output: dict[str, Any], *, training: bool
-    ) -> None:
-        if done is None:
-            return
-        weights = self.reward_weights.to(done.rewards.device)  # type: ignore[attr-defined]
-        output["reward"] = (done.rewards * weights).nansum(dim=1)  # [batch]
-        if self.recorder is not None and training:
-            self.recorder.generation(generation_of(self, done, output))
+    def _record_generation(self, output: dict[str, Any]) -> None:
+        """Add the weighted sum of its rewards to a generation, and record it if it trains."""
+        rows, completions, tokens, rewards = self._rewarded  # rewards: [batch, functions]
+        weights = self.reward_weights.to(rewards.device)
+        output["reward"] = (rewards * weights).nansum(dim=1)  # [batch]
+        if self.recorder is not None and self._mode == "train":
+            self.recorder.generation(
+                Generation(
+                    step=self.state.global_step,
+                    index=output["sample_index"].tolist(),
+                    rows=rows,
+                    completions=completions,
+                    tokens=tokens,
+                    rewards=dict(zip(self.reward_func_names, rewards.T.tolist(), strict=True)),
+                    total=output["reward"].tolist(),
+                    advantages=output["advantages"],
+                )
+            )
 
     @torch.no_grad()
     def _record_entropy(self, output: Mapping[str, Any]) -> None:
@@ -225,7 +219,13 @@ class Recorded:
             if kept is not None:
                 kept.forget()
 
-    def _record_update(self) -> None:
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        if self.accelerator.sync_gradients:
+            self._finish_update()
+        return loss
+
+    def _finish_update(self) -> None:
         """Record what the gate did in the update that ends."""
         gather = self.accelerator.gather
         if self.recorder is not None:
@@ -236,6 +236,19 @@ class Recorded:
         if self.token_sampler is not None:
             given = (self.state.global_step, self._recorded_tokens, gather)
             self._recorded_tokens = self.token_sampler.finish(*given)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = self._mode
+        window, self._windows[mode] = self._windows[mode], WatchedWindow(self._shadows)
+        summary = window.read(self._sum)
+        prefix = "trustclip/" if mode == "train" else "eval_trustclip/"
+        logs.update({prefix + name: value for name, value in summary.items()})
+        if mode == "train" and summary:
+            self._examine(summary)
+        super().log(logs, start_time)  # type: ignore[misc]
+
+    def _examine(self, summary: dict[str, float]) -> None:
+        """Look at the metrics of the updates since the last log."""
 
 
 def attach_recorders(trainer: Any) -> None:

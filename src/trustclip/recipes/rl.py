@@ -209,7 +209,9 @@ class RunRecorder(Completions):
     the binary reward is inverted, and in a ``noisy`` training ``turned``, whether it was.
     """
 
-    def __init__(self, run: RunDirectory, rewards: Rewards, noisy: bool, notice: Notice) -> None:
+    def __init__(
+        self, run: RunDirectory, rewards: Rewards, noisy: bool, notice: Notice | None = None
+    ) -> None:
         super().__init__(run, notice)
         self._rewards, self._noisy = rewards, noisy
 

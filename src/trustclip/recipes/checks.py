@@ -33,11 +33,7 @@ Complaint = tuple[tuple[str, ...], str]
 def complaints(settings: Any) -> Iterator[Complaint]:
     """Settings that would fail, or silently have no effect, once a model is loaded.
 
-    Args:
-      settings: an `SFTStage`, `RLStage` or `EvalStage`, or the name of a model.
-
-    Yields:
-      Path of the setting, and what is wrong.
+    Yields the path of each setting, or of none for the name of a model, and what is wrong.
     """
     raise TypeError(f"not settings of a stage: {type(settings).__name__}")
 
@@ -80,7 +76,11 @@ def _(settings: SFTStage) -> Iterator[Complaint]:
 def _(settings: RLStage) -> Iterator[Complaint]:
     found = [*_source(settings.dataset, settings.split, settings.columns)]
     found += [*_schedule(settings), *_options(settings), *_adapters(settings)]
-    found += _sampler(settings)
+    if settings.top_p < 1 and not settings.sampler.exact:  # no copy of the policy can sample so
+        text = (
+            f"`top_p` = {settings.top_p:g} does not go with `sampler`: set `sampler.top_p` alone."
+        )
+        found.append((("top_p",), text))
     if problem := limits.refusal(settings.method, limits.ALONE):
         found.append((("method",), problem))
     if importlib.util.find_spec("trl") is None:
@@ -94,17 +94,12 @@ def _(settings: RLStage) -> Iterator[Complaint]:
         if settings.trl.get("top_k") and not settings.replay:
             text = "`trl.top_k` cuts the samples' distribution: set `replay: true` beside it."
             found.append((("trl", "top_k"), text))
-    found = found or [*_of(("shadows",), lambda: _shadows(settings))]
-    # TRL's own checks and the engine's are slow: run only on settings without errors so far.
-    yield from found or _of(("trl" if settings.trl else "method",), lambda: _engine(settings))
-
-
-def _shadows(settings: RLStage) -> None:
-    """Raise ValueError for a method that cannot watch beside that of the settings."""
-    if settings.shadows:
+    if settings.shadows and not found:
         from trustclip.engines.trl.config import shadows
 
-        shadows(settings.shadows, settings.method)
+        found += _of(("shadows",), lambda: shadows(settings.shadows, settings.method))
+    # TRL's own checks and the engine's are slow: run only on settings without errors so far.
+    yield from found or _of(("trl" if settings.trl else "method",), lambda: _engine(settings))
 
 
 def _adapters(settings: SFTStage | RLStage) -> Iterator[Complaint]:
@@ -148,23 +143,8 @@ def _options(settings: RLStage) -> Iterator[Complaint]:
         yield from _of(("save_to",), lambda: check_url(settings.save_to or ""))
 
 
-def _sampler(settings: RLStage) -> Iterator[Complaint]:
-    """Settings with which no copy of the policy can sample in its place."""
-    if settings.sampler.exact:
-        return
-    if settings.top_p < 1:
-        yield (
-            ("top_p",),
-            f"`top_p` = {settings.top_p:g} does not go with `sampler`: set `sampler.top_p` alone.",
-        )
-
-
 def absent(settings: Any) -> Iterator[str]:
-    """Packages, logins and servers that settings need and that are missing here, if not elsewhere.
-
-    Args:
-      settings: of a stage or a command.
-    """
+    """Packages, logins and servers that settings need and that are missing here."""
     from trustclip.recipes.services import unavailable
     from trustclip.recipes.watch.sinks import missing
 
@@ -242,11 +222,7 @@ def _vllm(settings: Any) -> Iterator[str]:
 
 
 def refuse(settings: Any) -> None:
-    """Raise one error that lists all problems of a command's settings, its model included.
-
-    Raises:
-      ValueError: all `complaints`, and what is `absent`.
-    """
+    """Raise one ValueError of all `complaints`, the model's included, and what is `absent`."""
     found = [*(text for _, text in complaints(settings)), *absent(settings), *_vllm(settings)]
     if getattr(settings, "backend", None) != "openai":
         found += [text for _, text in complaints(settings.model)]
@@ -255,11 +231,7 @@ def refuse(settings: Any) -> None:
 
 
 def refuse_sources(settings: Any) -> None:
-    """Raise one error that lists all problems of a command's settings and of its model's name.
-
-    Raises:
-      ValueError: all `complaints`.
-    """
+    """Raise one ValueError of all `complaints` about a command's settings and its model's name."""
     found = [text for of in (settings, settings.model) for _, text in complaints(of)]
     if found:
         raise ValueError("\n".join(found))

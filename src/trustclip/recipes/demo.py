@@ -20,11 +20,7 @@ from trustclip.settings.stages import DemoSettings
 
 
 def demo(settings: DemoSettings, console: Console) -> RunDirectory:
-    """Run `trustclip demo`: prime, evaluate, reinforce, evaluate.
-
-    Raises:
-      ValueError: settings that cannot be trained, or a run directory that is taken.
-    """
+    """Run `trustclip demo`: prime, evaluate, reinforce, evaluate."""
     # A model this small gains nothing from threads, and their number would change the numbers.
     torch.set_num_threads(1)
     chosen = settings.method

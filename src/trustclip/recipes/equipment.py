@@ -17,11 +17,7 @@ from trustclip.support.secrets import redacted
 class Equipment:
     """Rewards and tracker of a training, and where it reports; closed at the end of a ``with``.
 
-    Args:
-      settings: of the training.
-      place: its model and seed: the settings of `trustclip rl`, or the recipe.
-      run: its run directory.
-      console: gets its progress.
+    Model and seed are those of ``place``: the settings of `trustclip rl`, or the recipe.
 
     Raises:
       ValueError: a reward that cannot be made, a tracker that cannot start, or a vLLM server that

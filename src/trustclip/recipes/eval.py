@@ -26,10 +26,6 @@ def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
 
     A run directory with the same settings is resumed: completions it holds are not sampled again.
     It is the work of one process: of several ranks, those after the first have nothing to do.
-
-    Raises:
-      ValueError: a model, task, run directory or server that cannot be used, or another process
-        uses the run directory.
     """
     refuse(settings)
     if settings.backend == "openai":
@@ -82,22 +78,13 @@ def _run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
 
 
 def open_backend(settings: EvalSettings) -> Backend:
-    """The backend that the settings name, ready to generate.
-
-    Raises:
-      ValueError: no such model, vLLM is not installed, or an invalid address.
-    """
+    """The backend that the settings name, ready to generate."""
     sampling = Sampling(settings.temperature, settings.top_p, settings.max_tokens)
     if settings.backend == "openai":
         from trustclip.evaluation.backends.served import Served
 
-        return Served(
-            settings.base_url,
-            settings.model,
-            sampling,
-            settings.concurrency,
-            settings.style.thinking,
-        )
+        where, thinking = (settings.base_url, settings.model), settings.style.thinking
+        return Served(*where, sampling, settings.concurrency, thinking)
     if settings.backend == "vllm":
         if settings.model in BUILT_IN:
             raise ValueError(

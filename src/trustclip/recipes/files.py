@@ -55,17 +55,10 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "eval": {"tiny": {"limit": 32}},
 }
 
-#: Settings that a complaint about another one depends on.
-DEPENDS = {
-    name: {
-        "per_device_train_batch_size",
-        "steps_per_generation",
-        "num_iterations",
-        "gradient_accumulation_steps",
-        "method",
-        "allow_inert",
-    }
-    for name in ("num_iterations", "num_generations")
+#: Settings that complaints about the size of a generation, or an inert constraint, depend on.
+_SCHEDULE = {
+    *("per_device_train_batch_size", "steps_per_generation", "num_iterations"),
+    *("gradient_accumulation_steps", "method", "allow_inert"),
 }
 
 #: Keys and list items that a file may have once its aliases are written out, and how deep.
@@ -86,24 +79,15 @@ _Loader.add_implicit_resolver(
 
 
 class Source(NamedTuple):
-    """Where plain values come from, for messages.
+    """Where plain values come from, for messages."""
 
-    Args:
-      name: of the file; empty for a command without one.
-      lines: line of each key in it.
-      changes: by dotted path, from the command line.
-    """
-
-    name: str = ""
-    lines: Mapping[Where, int] = {}
-    changes: Mapping[str, Any] = {}
+    name: str = ""  # of the file; empty for a command without one
+    lines: Mapping[Where, int] = {}  # of each key in it
+    changes: Mapping[str, Any] = {}  # by dotted path, from the command line
 
 
 def load_yaml(path: Path) -> tuple[Any, Lines]:
-    """Content of a YAML file, and the line of every key in it.
-
-    Returns:
-      The content, and ``{(key, key, ...): line}``.
+    """Content of a YAML file, and the line of every key in it: ``{(key, key, ...): line}``.
 
     Raises:
       ValueError: no such file, not YAML, a key given twice, or more than a settings file holds.
@@ -145,11 +129,7 @@ def load_yaml(path: Path) -> tuple[Any, Lines]:
 
 
 def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
-    """Command, settings class and plain values of the run that a folder holds.
-
-    Raises:
-      ValueError: it holds none.
-    """
+    """Command, settings class and plain values of the run that a folder holds."""
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} is not a run directory: it has no config.yaml.")
     content, _ = load_yaml(folder / "config.yaml")
@@ -159,13 +139,6 @@ def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
     if command != "eval":
         content = completed(content)
     return command, OF_COMMAND[command], content | {"output_dir": str(folder)}
-
-
-def _found_beside(section: Any, folder: Path) -> Any:
-    """A section in which the Python files that it names are found beside the recipe."""
-    if not isinstance(section, dict):
-        return section
-    return {key: beside(value, folder) if key in _OWN else value for key, value in section.items()}
 
 
 def parse_scalar(text: str) -> Any:
@@ -184,11 +157,8 @@ def parse_scalar(text: str) -> Any:
 def _mark(node: yaml.Node, path: Where, lines: Lines, left: list[int]) -> Iterator[str]:
     """Fill ``lines``; yields a complaint for every duplicate key, and for a document too large.
 
-    Args:
-      node: of the document.
-      path: keys that lead to it.
-      lines: line of each key, filled here.
-      left: one number, the nodes still allowed: aliases can multiply a few nodes into many.
+    ``path`` are the keys that lead to the node. ``left`` is one number, the nodes still allowed:
+    aliases can multiply a few nodes into many.
     """
     left[0] -= 1
     line = node.start_mark.line + 1
@@ -250,16 +220,14 @@ def read_recipe(path: Path, changes: Mapping[str, Any]) -> Recipe:
         raise ValueError(f"{path} is a suite, not a recipe: trustclip suite {path}")
     content.pop("command", None)  # config.yaml of a run directory is a recipe, too
     for stage in ("rl", "eval"):
-        if stage in content:
-            content[stage] = _found_beside(content[stage], path.parent)
+        if isinstance(section := content.get(stage), dict):
+            own = {key: beside(section[key], path.parent) for key in _OWN & section.keys()}
+            content[stage] = {**section, **own}
     return build(Recipe, content, Source(str(path), lines, changes))
 
 
 def preset(command: str, name: str) -> dict[str, Any]:
     """Plain values of ``--preset NAME`` of a command.
-
-    Raises:
-      ValueError: unknown preset.
 
     Example:
       >>> preset("rl", "tiny")["max_steps"]
@@ -270,12 +238,8 @@ def preset(command: str, name: str) -> dict[str, Any]:
         raise ValueError(unknown(f"preset of {command}", name, presets))
     recipe, _ = load_yaml(TINY_RECIPE)
     section = {key: value for key, value in recipe[command].items() if key != "every"}
-    return {
-        "model": recipe["model"],
-        "output_dir": f"runs/{command}-{name}",
-        **section,
-        **presets[name],
-    }
+    place = {"model": recipe["model"], "output_dir": f"runs/{command}-{name}"}
+    return {**place, **section, **presets[name]}
 
 
 def demo_recipe(settings: DemoSettings, output_dir: Path) -> Recipe:
@@ -298,12 +262,9 @@ def demo_recipe(settings: DemoSettings, output_dir: Path) -> Recipe:
 
 
 def build(cls: type[T], content: dict[str, Any], source: Source) -> T:
-    """Build settings from plain values and changes to them.
+    """Build a recipe, or a command's settings, from plain values and the changes of their source.
 
-    Args:
-      cls: settings class: `Recipe`, or that of a command.
-      content: values by key, nested; changed in place.
-      source: where they come from; its changes are applied here.
+    ``content`` is changed in place.
 
     Raises:
       ValueError: all errors, each with its place.
@@ -419,10 +380,12 @@ def _without(cls: type, given: Mapping[str, Any], wrong: set[Any]) -> Any:
 
 def _complaints(stage: Any, wrong: set[Any]) -> Iterator[tuple[Where, str]]:
     """Conflicts between settings, except those that involve an invalid value."""
-    if stage is not None:
-        for where, text in complaints(stage):
-            if not wrong & (DEPENDS.get(where[0], set()) | set(where)):
-                yield where, text
+    if stage is None:
+        return
+    for where, text in complaints(stage):
+        schedule = _SCHEDULE if where[0] in ("num_iterations", "num_generations") else set()
+        if not wrong & (schedule | set(where)):
+            yield where, text
 
 
 def as_mapping(recipe: Recipe) -> dict[str, Any]:

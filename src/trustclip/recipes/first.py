@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.recipes.models import load_tokenizer
-from trustclip.recipes.problems import unrecorded
+from trustclip.recipes.problems import training_problems
 from trustclip.recipes.rewarding import check_data
 from trustclip.recipes.shipped import modeline
 from trustclip.settings.stages import InitSettings, RLStage
@@ -28,19 +28,12 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data say of a recipe's numbers.
+    """What the data say of a recipe's numbers."""
 
-    Args:
-      problems: number to train on.
-      solved: whether they have worked solutions.
-      prompt: longest prompt measured, tokens.
-      answer: longest solution measured, tokens; 0 without solutions.
-    """
-
-    problems: int
-    solved: bool
-    prompt: int
-    answer: int
+    problems: int  # number to train on
+    solved: bool  # whether they have worked solutions
+    prompt: int  # longest prompt measured, tokens
+    answer: int  # longest solution measured, tokens; 0 without solutions
 
     @property
     def completion(self) -> int:
@@ -51,12 +44,7 @@ class Sizes:
 def lacking(dataset: str, columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Parts of a problem that a data set's first row does not show, and the columns that it has.
 
-    Args:
-      dataset: a source; of generated problems nothing is lacking.
-      columns: names given so far, by part.
-
-    Raises:
-      ValueError: no such source, or it cannot be read.
+    ``columns`` are the names given so far, by part; of generated problems nothing is lacking.
     """
     if dataset in GENERATED:
         return [], []
@@ -64,24 +52,17 @@ def lacking(dataset: str, columns: Mapping[str, str]) -> tuple[list[str], list[s
     row = next((row for _, row, _ in rows if isinstance(row, Mapping)), {})
     fields = mapped(rules.fields, columns)
     parts = {"problem": fields.problem, "answer": (*fields.answer, *fields.solution)}
-    return [part for part, names in parts.items() if not _any(row, names)], list(row)
-
-
-def _any(row: Mapping[str, Any], names: Sequence[str]) -> bool:
-    return any(name.partition(".")[0] in row for name in names)
+    found = {part: any(n.partition(".")[0] in row for n in names) for part, names in parts.items()}
+    return [part for part, there in found.items() if not there], list(row)
 
 
 def write_recipe(settings: InitSettings) -> Path:
-    """Write the recipe of `trustclip init`; the data are read, and no model is loaded.
-
-    Raises:
-      ValueError: the file exists, or data or a tokenizer that cannot be used.
-    """
+    """Write the recipe of `trustclip init`; the data are read, and no model is loaded."""
     if settings.file.exists():
         raise ValueError(f"{settings.file} exists; name another file: trustclip init FILE.")
     data, tests = sources(settings)
     stage = settings.training
-    problems = unrecorded(replace(stage, dataset=data), settings.model or "", settings.seed)
+    problems = training_problems(replace(stage, dataset=data), None, settings.seed)
     check_data(problems, stage)
     tokenizer = load_tokenizer(settings.model or "", stage.style)
     text = recipe_text(settings, data, tests, measured(problems, tokenizer, stage))
@@ -120,14 +101,7 @@ def measured(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Siz
 
 
 def recipe_text(settings: InitSettings, data: str, tests: str | None, sizes: Sizes) -> str:
-    """The recipe, with comments.
-
-    Args:
-      settings: of the command.
-      data: source of the training problems.
-      tests: source of the test problems; None for no evaluation.
-      sizes: what the data say.
-    """
+    """The recipe, with comments; without evaluation where ``tests`` is None."""
     name = settings.file.stem
     asked = _asked(settings)
     parts = [_HEAD.format(
@@ -140,10 +114,9 @@ def recipe_text(settings: InitSettings, data: str, tests: str | None, sizes: Siz
     if tuning:
         length = -(-(sizes.prompt + sizes.answer) // 8) * 8
         parts.append(_SFT.format(data=_yaml(data), asked=asked, length=length))
-    why = "twice the longest solution" if sizes.answer else "raise it if answers are cut off"
     numbers = {
         "length": sizes.completion,
-        "why": why,
+        "why": "twice the longest solution" if sizes.answer else "raise it if answers are cut off",
         "group": GROUP,
         "steps": steps,
         "samples": steps * GROUP,

@@ -23,9 +23,8 @@ _CONVERSION = 1
 def gguf_of(name: str) -> Path | None:
     """The GGUF file that a model's name stands for; None if it stands for something else.
 
-    Args:
-      name: a ``.gguf`` file, a folder that holds one and no ``config.json``, or one of
-        `PRETRAINED` whose package is installed.
+    The name is that of a ``.gguf`` file, of a folder that holds one and no ``config.json``, or one
+    of `PRETRAINED` whose package is installed.
 
     Raises:
       ValueError: a folder holds several.

@@ -12,12 +12,7 @@ if TYPE_CHECKING:
 
 
 def grpo_config(settings: RLStage, output_dir: Path, seed: int = 0) -> "ConstrainedGRPOConfig":
-    """Build the engine's configuration.
-
-    Args:
-      settings: of the training.
-      output_dir: where checkpoints go.
-      seed: random seed.
+    """Build the engine's configuration; checkpoints go to ``output_dir``.
 
     Raises:
       ValueError: settings that TRL, Transformers or the engine refuses.

@@ -17,11 +17,6 @@ def opened(command: str, settings: Any, console: Console) -> Iterator[tuple[RunD
 
     No other process works in its folder meanwhile. Every rank of the job calls it.
 
-    Args:
-      command: its name, e.g. ``"rl"``.
-      settings: of the command, with an ``output_dir``.
-      console: is told of what there is.
-
     Raises:
       ValueError: the folder holds another run, another process uses it, or a finished run's model
         is gone and cannot be made again.

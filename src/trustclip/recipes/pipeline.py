@@ -88,7 +88,15 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
         model, tokenizer = starting_model(place, recipe.rl.style, run, console)
         problems = short_enough(data.training, tokenizer, recipe.rl)
         prompt = record(recipe.rl.style, tokenizer, problems[0].problem)
-        identity = {**_identity(recipe), "overlap": data.overlap, "prompt": prompt}
+        identity: dict[str, Any] = {
+            "command": "run",
+            "name": recipe.name,
+            "model": recipe.model,
+            "seed": recipe.seed,
+            "method": recipe.rl.method.to_dict(),
+            "overlap": data.overlap,
+            "prompt": prompt,
+        }
         if recipe.eval is not None and recipe.eval.style.asked != recipe.rl.style.asked:
             identity["eval_prompt"] = record(recipe.eval.style, tokenizer)
         run.summarize({**identity, "finished": False})
@@ -96,24 +104,16 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
         if recipe.eval is not None and evaluation is not None:
             evaluation.tokenizer = tokenizer
             checkups = Checkups(recipe.eval.every, evaluation)
-        trained = reinforce(model, tokenizer, problems, recipe.rl, equipment, checkups)
-    if trained is None:
-        return
+        trainer, metrics = reinforce(model, tokenizer, problems, recipe.rl, equipment, checkups)
     if evaluation is not None:
-        evaluation(trained.trainer)
-    save_model(trained.trainer.model, tokenizer, run.final, prompt, recipe.rl.save)
-    by_first(
-        lambda: conclude(run, {**identity, **_course(run), **trained.metrics, "finished": True})
-    )
+        evaluation(trainer)
+    save_model(trainer.model, tokenizer, run.final, prompt, recipe.rl.save)
+    by_first(lambda: conclude(run, {**identity, **_course(run), **metrics, "finished": True}))
     _report(run, console)
 
 
 def _refuse_before_tuning(recipe: Recipe, problems: Sequence[Problem]) -> None:
-    """Raise now, rather than after the fine-tuning, what reinforcement learning would refuse.
-
-    Raises:
-      ValueError: the data fit into no table, or no prompt is short enough.
-    """
+    """Raise now, rather than after the fine-tuning, what reinforcement learning would refuse."""
     data_table(problems, recipe.rl)
     if recipe.rl.max_prompt_length is not None:
         tuned = (recipe.sft or recipe.rl).style
@@ -157,12 +157,7 @@ def without_copies(overlap: Mapping[str, Any]) -> str:
 
 
 def conclude_scores(folder: Path, console: Console) -> None:
-    """Say at the end of a run that its score fell, or that its constraint did nothing.
-
-    Args:
-      folder: the run directory.
-      console: gets a line for each, and one for what to do.
-    """
+    """Say at the end of a run that its score fell, or that its constraint did nothing."""
     for finding in of_run(read_run(folder)):
         if finding.subject in ("gate", "scores") and finding.troubles:
             warn(console, finding.sentence)
@@ -186,24 +181,11 @@ def _tuned(recipe: Recipe, run: RunDirectory, problems: Sequence[Problem], conso
     return str(done.final)
 
 
-def _identity(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "command": "run",
-        "name": recipe.name,
-        "model": recipe.model,
-        "seed": recipe.seed,
-        "method": recipe.rl.method.to_dict(),
-    }
-
-
 class _Evaluation:
     """Evaluations of one recipe: the same problems and sampling at every step.
 
     Made before the model, so that a reward that cannot be made is known; ``tokenizer`` is set once
     there is one.
-
-    Raises:
-      ValueError: a reward of the evaluation cannot be made.
     """
 
     tokenizer: Any = None
@@ -223,11 +205,7 @@ class _Evaluation:
             run.problems(problems, task)
 
     def __call__(self, trainer: Any) -> None:
-        """Evaluate a trainer's policy; the rows come after every checkpoint, so none is a repeat.
-
-        Raises:
-          Interrupted: the run was asked to stop.
-        """
+        """Evaluate a trainer's policy; rows come after every checkpoint, so none is a repeat."""
         s, step = self._settings, trainer.state.global_step
         plan = Plan(s.k, s.style, derived_seed(self._seed, step), s.batch_size, self._measures)
         model, training = trainer.model, trainer.model.training
@@ -275,10 +253,13 @@ class _Watched:
 
 def _course(run: RunDirectory) -> dict[str, Any]:
     """Scores before and after training and at the best step; empty without evaluations."""
-    evaluations = _evaluations(run)
+    evaluations: dict[int, list[Row]] = defaultdict(list)
+    for row in samples(run.path):
+        if row["stage"] == "eval":
+            evaluations[row["step"]].append(row)
     if not evaluations:
         return {}
-    results = {step: scores(rows) for step, rows in evaluations.items()}
+    results = {step: scores(rows) for step, rows in sorted(evaluations.items())}
     name = next(iter(results[0]["average"]))
     trained = [step for step in results if step > 0] or [0]
     best = max(trained, key=lambda step: results[step]["average"][name]["value"])
@@ -309,14 +290,6 @@ def clean_scores(
         "final_clean": scores(kept[max(kept)]),
         "difference_clean": vars(difference(kept)),
     }
-
-
-def _evaluations(run: RunDirectory) -> dict[int, list[dict[str, Any]]]:
-    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in samples(run.path):
-        if row["stage"] == "eval":
-            found[row["step"]].append(row)
-    return dict(sorted(found.items()))
 
 
 def difference(evaluations: Mapping[int, Sequence[Row]]) -> stats.Difference:

@@ -1,7 +1,6 @@
 """Problems for a recipe, generated or from a source, with training and test problems disjoint."""
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from trustclip.settings.stages import (
     OWN_TESTS,
     EvalStage,
     Recipe,
-    RLSettings,
     RLStage,
     Training,
     source_of,
@@ -37,31 +35,19 @@ PRIMED = 2560
 
 @dataclass(frozen=True)
 class RecipeData:
-    """All problems of a recipe, training and test problems apart.
+    """All problems of a recipe, training and test problems apart."""
 
-    Args:
-      tuning: problems with solutions, for fine-tuning; empty without that stage.
-      training: problems for reinforcement learning.
-      tests: problems to evaluate on, by task; empty without evaluations.
-      overlap: by stage, what `kept_apart` found, for ``summary.json``.
-    """
-
-    tuning: list[Problem]
+    tuning: list[Problem]  # with solutions; empty without fine-tuning
     training: list[Problem]
-    tests: dict[str, list[Problem]]
-    overlap: dict[str, Any]
+    tests: dict[str, list[Problem]]  # by task; empty without evaluations
+    overlap: dict[str, Any]  # by stage, what `kept_apart` found, for summary.json
 
 
-def recipe_problems(recipe: Recipe, run: RunDirectory) -> RecipeData:
-    """Load all problems of a recipe and keep training and test problems apart.
+# Bad rows go to the ``quarantine.jsonl`` of a run; without one, what is wrong is written nowhere.
 
-    Args:
-      recipe: `exclude` of its stages decides what happens to test problems in the training data.
-      run: bad rows go to its ``quarantine.jsonl``.
 
-    Raises:
-      ValueError: a source that cannot be used, or too few problems for one generation.
-    """
+def recipe_problems(recipe: Recipe, run: RunDirectory | None = None) -> RecipeData:
+    """Load all problems of a recipe and keep training and test problems apart."""
     data = {"rl": training_problems(recipe.rl, run, recipe.seed)}
     if recipe.sft is not None:
         data["sft"] = training_problems(recipe.sft, run, recipe.seed, solutions=True)
@@ -78,23 +64,17 @@ def recipe_problems(recipe: Recipe, run: RunDirectory) -> RecipeData:
 
 
 def further_tests(
-    settings: Training, run: RunDirectory, folder: Path | str | None = None
+    settings: Training, run: RunDirectory | None, folder: Path | str | None = None
 ) -> dict[str, list[Problem]]:
     """The test sets that `exclude` names beside those of the recipe, by name.
 
-    Args:
-      settings: of the stage.
-      run: bad rows go to its ``quarantine.jsonl``.
-      folder: where to look for files first.
-
-    Raises:
-      ValueError: no such test set.
+    Files are looked for in ``folder`` first.
     """
     if settings.exclude == NOTHING:
         return {}
     names = [name for part in settings.exclude.split(",") if (name := part.strip())]
     return {
-        name: load_task(name, folder, quarantine=run.quarantine)
+        name: load_task(name, folder, quarantine=run and run.quarantine)
         for name in names
         if name != OWN_TESTS and name not in GENERATED
     }
@@ -105,17 +85,11 @@ def kept_apart(
 ) -> tuple[list[Problem], dict[str, Any]]:
     """Training problems without the test problems among them, verbatim or reworded.
 
-    Args:
-      problems: to train on.
-      tests: to evaluate on, by task.
-      settings: its `exclude`; where that is "none", all problems are kept.
+    All are kept where `exclude` is "none".
 
     Returns:
       The problems to train on, and what was found: ``excluded``, the number of training
       ``problems``, and the ids of the ``tests`` found among them, by task.
-
-    Raises:
-      ValueError: none is left.
 
     Example:
       >>> from trustclip.settings.stages import RLStage
@@ -157,11 +131,7 @@ def kept_apart(
 
 
 def enough(problems: Sequence[Problem], settings: RLStage) -> None:
-    """Refuse fewer problems than one generation takes: the trainer would make no update at all.
-
-    Raises:
-      ValueError: there are fewer; the message shows the arithmetic.
-    """
+    """Refuse fewer problems than one generation takes: the trainer would make no update at all."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     steps = settings.steps_per_generation or settings.gradient_accumulation_steps
     completions = settings.per_device_train_batch_size * steps * processes
@@ -196,18 +166,11 @@ def overlap_text(overlap: Mapping[str, Any]) -> list[str]:
 
 
 def training_problems(
-    settings: Training, run: RunDirectory, seed: int, *, solutions: bool = False
+    settings: Training, run: RunDirectory | None, seed: int, *, solutions: bool = False
 ) -> list[Problem]:
     """Load the problems to train on; of a data set with splits, the training split.
 
-    Args:
-      settings: which ones.
-      run: bad rows go to its ``quarantine.jsonl``.
-      seed: of generated problems.
-      solutions: keep only problems that have one, and leave ``settings.limit`` to the caller.
-
-    Raises:
-      ValueError: no such source, too many bad rows, or no problem with a solution.
+    ``solutions`` keeps only problems that have one, and leaves ``settings.limit`` to the caller.
     """
     if settings.dataset in GENERATED:
         return GENERATED[settings.dataset](seed=seed).train(settings.limit or MANY)
@@ -218,7 +181,7 @@ def training_problems(
         source_of(settings.dataset, settings.split),
         limit=None if solutions else settings.limit,
         max_bad_rows=settings.max_bad_rows,
-        quarantine=run.quarantine,
+        quarantine=run and run.quarantine,
         wanted=Wanted(
             settings.columns,
             answers=rl is None or needs_answers(rl),
@@ -236,20 +199,10 @@ def training_problems(
     return solved
 
 
-def unrecorded(stage: RLStage, model: str, seed: int) -> list[Problem]:
-    """`training_problems` for a look at them: what is wrong with a row is written nowhere."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = RLSettings(**vars(stage), model=model, output_dir=Path(folder), seed=seed)
-        return training_problems(stage, RunDirectory(Path(folder), "rl", settings), seed)
-
-
-def test_problems(settings: EvalStage, run: RunDirectory) -> dict[str, list[Problem]]:
+def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[str, list[Problem]]:
     """Load the problems to evaluate on, by task; of a data set with splits, the test split.
 
     Generated problems are the same for every seed.
-
-    Raises:
-      ValueError: no such task, two tasks of one name, or bad rows in a known benchmark.
     """
     names = [part.strip() for part in settings.tasks.split(",") if part.strip()]
     labels = [stem_of(Path(name)) if Path(name).suffix else name for name in names]
@@ -265,7 +218,9 @@ def test_problems(settings: EvalStage, run: RunDirectory) -> dict[str, list[Prob
             wanted = Wanted(
                 settings.columns, answers=needs_answers(settings), further=has_own(settings)
             )
-            problems = load_task(name, settings.data_dir, quarantine=run.quarantine, wanted=wanted)
+            problems = load_task(
+                name, settings.data_dir, quarantine=run and run.quarantine, wanted=wanted
+            )
         tasks[label] = problems[: settings.limit]
         check_columns(chosen(settings.reward), columns_of(problems[0]), name)
     return tasks

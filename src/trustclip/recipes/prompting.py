@@ -19,10 +19,7 @@ FILE = "prompt.json"
 def record(style: PromptStyle, tokenizer: Any = None, problem: str | None = None) -> dict[str, Any]:
     """A prompt in plain values, for ``summary.json`` and for `FILE`.
 
-    Args:
-      style: of the prompt.
-      tokenizer: where there is one, its chat template is recorded by its hash.
-      problem: one is shown as the model gets it.
+    With the hash of a tokenizer's chat template, and a problem as the model gets it.
     """
     found = {"style": style.name, **style.asked}
     if tokenizer is not None:
@@ -43,12 +40,7 @@ def trained_with(model: str) -> dict[str, Any] | None:
 
 
 def unlike(model: str, style: PromptStyle) -> Iterator[str]:
-    """The sentence about a model that was trained with other prompts than it will get.
-
-    Args:
-      model: folder, hub id, or the name of a built-in model.
-      style: of the prompts to come.
-    """
+    """The sentence about a model that was trained with other prompts than it will get."""
     before = trained_with(model)
     if before is not None and (names := _differing(before, style.asked)):
         yield (

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +27,7 @@ from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.callbacks import Checkups, FirstGeneration, Recorder, silence
 from trustclip.recipes.watch.completions import Completions
 from trustclip.recipes.watch.guards import Guards, Notice
-from trustclip.recipes.watch.recorder import outcome, plan_of, shown_too, token_sampler
+from trustclip.recipes.watch.recorder import outcome, shown_too, token_sampler
 from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
@@ -47,8 +46,11 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
     """
     refuse(settings)
     with opened("rl", settings, console) as (run, finished):
-        if not finished:
-            _rl(settings, run, console)
+        try:
+            if not finished:
+                _rl(settings, run, console)
+        except Interrupted:
+            console.print(f"stopped; the same command continues {run.path}.", highlight=False)
         return run
 
 
@@ -63,19 +65,13 @@ def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
     show(console, unlike(settings.model, settings.style))
     told(console, opening(settings, len(problems)))
     with Equipment(settings, settings, run, console) as equipment:
-        try:
-            model, tokenizer = starting_model(settings, settings.style, run, console)
-        except Interrupted:
-            console.print(f"stopped; the same command continues {run.path}.", highlight=False)
-            return
+        model, tokenizer = starting_model(settings, settings.style, run, console)
         problems = short_enough(problems, tokenizer, settings)
-        trained = reinforce(model, tokenizer, problems, settings, equipment)
-    if trained is None:
-        return
+        trainer, metrics = reinforce(model, tokenizer, problems, settings, equipment)
     prompt = record(settings.style, tokenizer, problems[0].problem)
-    save_model(trained.trainer.model, tokenizer, run.final, prompt, settings.save)
+    save_model(trainer.model, tokenizer, run.final, prompt, settings.save)
     counts = {"problems": len(problems), "overlap": {"rl": overlap}, "prompt": prompt}
-    summary = {"command": "rl", **counts, "finished": True, **trained.metrics}
+    summary = {"command": "rl", **counts, "finished": True, **metrics}
     by_first(lambda: conclude(run, summary))
     console.print(f"model in {run.final}", highlight=False)
 
@@ -116,14 +112,6 @@ def starting_model(
     return load_model(str(primed), style, dtype=place.dtype)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The result of a completed training."""
-
-    trainer: Any
-    metrics: dict[str, Any]
-
-
 def reinforce(
     model: Any,
     tokenizer: Any,
@@ -131,20 +119,14 @@ def reinforce(
     settings: RLStage,
     equipment: Equipment,
     checkups: Checkups | None = None,
-) -> Trained | None:
+) -> tuple[Any, dict[str, Any]]:
     """Train ``model`` in place on verified rewards, from the newest checkpoint if there is one.
 
-    Args:
-      model: a Hugging Face causal language model.
-      tokenizer: its tokenizer.
-      problems: to train on.
-      settings: of the training.
-      equipment: rewards, the run directory that gets metrics, samples, gated shares, checkpoints
-        and notices, and the console that gets the progress.
-      checkups: evaluations during training.
-
     Returns:
-      None when SIGTERM or Ctrl-C stopped it; everything is saved, and the same call continues.
+      The trainer, and what ``summary.json`` says of the training.
+
+    Raises:
+      Interrupted: SIGTERM or Ctrl-C stopped it; everything is saved, and the same call continues.
     """
     run, console, rewards = equipment.run, equipment.console, equipment.rewards
     run.start_over()
@@ -165,9 +147,8 @@ def reinforce(
     if complete and not trainer.state.global_step:
         raise ValueError("training made no update: the model is unchanged and was not saved.")
     if not complete:
-        console.print(f"stopped; the same command continues {run.path}.", highlight=False)
-        return None
-    return Trained(trainer, {"training": outcome(trainer.state.log_history), **guards.summary()})
+        raise Interrupted
+    return trainer, {"training": outcome(trainer.state.log_history), **guards.summary()}
 
 
 def _trainer(
@@ -191,8 +172,7 @@ def _trainer(
     trainer.journal = run
     if settings.tokens_every:
         budget = settings.tokens_every, settings.tokens_completions, settings.tokens_megabytes
-        plan = plan_of(trainer.args, budget, settings.max_steps)
-        trainer.token_sampler = token_sampler(trainer, plan, run)
+        trainer.token_sampler = token_sampler(trainer, budget, settings.max_steps, run)
     silence(trainer)
     if settings.lora_r and trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         raise ValueError("FSDP 1 has no adapters to save at the end: set `fsdp_version: 2`.")
@@ -200,16 +180,12 @@ def _trainer(
 
 
 def data_table(problems: Sequence[Problem], settings: RLStage) -> Any:
-    """The trainer's data set.
-
-    Raises:
-      ValueError: a column holds values of several types.
-    """
-    style = settings.style
-    return _table([training_row(problem, style) for problem in problems])
+    """The trainer's data set."""
+    return _table([training_row(problem, settings.style) for problem in problems])
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
+    """A data set of these rows; an error names the column with values of several types."""
     from datasets import Dataset
     from pyarrow import ArrowException
 
@@ -229,12 +205,8 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 class RunRecorder(Completions):
     """Writes completions with the rewards of a recipe.
 
-    Args:
-      run: the run directory.
-      rewards: of the training; ``samples.jsonl`` has the total, the value of each where there are
-        several, the true ones where the binary reward is inverted, and ``turned`` where it was.
-      noisy: whether it inverts any.
-      notice: gets warnings of the trainer.
+    ``samples.jsonl`` has the total, the value of each where there are several, the true ones where
+    the binary reward is inverted, and in a ``noisy`` training ``turned``, whether it was.
     """
 
     def __init__(
@@ -260,11 +232,7 @@ class RunRecorder(Completions):
 def short_enough(
     problems: Sequence[Problem], tokenizer: Any, settings: RLStage
 ) -> Sequence[Problem]:
-    """The problems with prompts of at most ``max_prompt_length`` tokens.
-
-    Raises:
-      ValueError: none is left, or fewer than one generation takes.
-    """
+    """The problems with prompts of at most ``max_prompt_length`` tokens, if they are enough."""
     limit, style = settings.max_prompt_length, settings.style
     if limit is None:
         return problems

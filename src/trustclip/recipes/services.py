@@ -32,7 +32,9 @@ def unavailable(sink: str) -> Iterator[str]:
             f"WANDB_MODE to offline, {instead}"
         )
     if sink == "trackio" and os.environ.get("TRACKIO_SPACE_ID"):
-        if not _hub_token():
+        from huggingface_hub import get_token
+
+        if not get_token():
             yield (
                 "TRACKIO_SPACE_ID names a Space and there is no Hugging Face token: `hf auth "
                 f"login`, set HF_TOKEN, unset TRACKIO_SPACE_ID, {instead}"
@@ -45,12 +47,7 @@ def unavailable(sink: str) -> Iterator[str]:
 
 
 def answers(url: str, *, healthy: bool = False) -> bool:
-    """Whether a server answers.
-
-    Args:
-      url: of it.
-      healthy: whether an answer with an error does not count.
-    """
+    """Whether a server answers; to be ``healthy``, without an error."""
     try:
         with urlopen(url, timeout=ANSWER):
             return True
@@ -69,30 +66,30 @@ def vllm_server(settings: RLStage) -> str | None:
 
 
 def await_server(settings: RLStage, console: Console) -> None:
-    """Wait for the vLLM server as long as TRL would, but before a model loads, and check it.
-
-    Raises:
-      ValueError: no server has answered, or it cannot serve a training.
-    """
+    """Wait for the vLLM server as long as TRL would, but before a model loads, and check it."""
     url = vllm_server(settings)
     if url is None or os.environ.get("RANK", "0") != "0":
         return
     if not answers(f"{url}/health", healthy=True):
-        _await(url, settings, console)
+        patience = float(_of_trl(settings, "timeout"))
+        told(
+            console,
+            f"waiting for the vLLM server at {redacted(url)}, {patience:g} s at most "
+            "(trl.vllm_server_timeout)",
+        )
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            time.sleep(min(AGAIN, patience))
+            if answers(f"{url}/health", healthy=True):
+                break
+        else:
+            raise ValueError(unanswered(url))
     if lacks := incapable(url):
         raise ValueError(lacks)
 
 
 def check_sampling(settings: RLStage, model: str) -> None:
-    """Refuse a server that cannot sample for a training.
-
-    Args:
-      settings: of the training.
-      model: whose tokenizer the server must have.
-
-    Raises:
-      ValueError: what it lacks, in one sentence.
-    """
+    """Refuse a server that cannot sample for a training, or has not the model's tokenizer."""
     if settings.server == "none" or os.environ.get("RANK", "0") != "0":
         return
     from trustclip.recipes.models import load_tokenizer
@@ -102,21 +99,6 @@ def check_sampling(settings: RLStage, model: str) -> None:
     sampler = ServedSampler(settings.server_url, 2)
     for text in complaints(sampler, settings.server, tokenizer, plain=plain):
         raise ValueError(text)
-
-
-def _await(url: str, settings: RLStage, console: Console) -> None:
-    patience = float(_of_trl(settings, "timeout"))
-    told(
-        console,
-        f"waiting for the vLLM server at {redacted(url)}, {patience:g} s at most "
-        "(trl.vllm_server_timeout)",
-    )
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
-        time.sleep(min(AGAIN, patience))
-        if answers(f"{url}/health", healthy=True):
-            return
-    raise ValueError(unanswered(url))
 
 
 def unanswered(url: str) -> str:
@@ -165,9 +147,3 @@ def _wandb_knows_a_key() -> bool:
             return bool(wandb.login(prompt=False))
         except Exception:  # an older one that would prompt, or a key that it cannot verify now:
             return True  # the tracker starts before a model loads, and says it
-
-
-def _hub_token() -> str | None:
-    from huggingface_hub import get_token
-
-    return get_token()

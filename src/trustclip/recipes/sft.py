@@ -37,10 +37,7 @@ def sft(
 ) -> RunDirectory:
     """Run `trustclip sft`: load, train, save to ``final/``; resumes an unfinished run.
 
-    Args:
-      settings: of the fine-tuning.
-      console: gets the progress.
-      problems: problems with solutions; those of ``settings.dataset`` if None.
+    Without ``problems``, which have solutions, those of ``settings.dataset`` are learned from.
 
     Returns:
       The run; its summary is not ``finished`` when SIGTERM or Ctrl-C stopped it: everything is
@@ -95,18 +92,8 @@ def _sft(
 def prime(folder: Path, model: str, seed: int, console: Console, *, steps: int = 60) -> Path:
     """Make a built-in model and teach it the answer format, from mostly terse and wrong solutions.
 
-    Args:
-      folder: run directory of this fine-tuning; a finished one is taken as it is.
-      model: its name.
-      seed: of weights, problems and order.
-      console: gets the progress.
-      steps: updates of 32 solutions. After 320, 97 % of tiny's worked chains are right.
-
-    Returns:
-      Folder of the model.
-
-    Raises:
-      Interrupted: asked to stop; the same call continues.
+    A finished run in ``folder`` is taken as it is. ``steps`` are updates of 32 solutions: after
+    320, 97 % of tiny's worked chains are right. Returns the model's folder.
     """
     changes = {"model": model, "output_dir": folder, "seed": seed, "max_steps": steps}
     settings = build(SFTSettings, preset("sft", "tiny"), Source(changes=changes))
@@ -122,9 +109,6 @@ def format_examples(
 
     Of a set of reasoning traces (OpenMathReasoning, or a file named after it) only short ones with
     a numeric answer, as in the public notebook; of any other set all. Then the first ``limit``.
-
-    Raises:
-      ValueError: none is left.
     """
     source = named_after(Path(settings.dataset).stem) or hub_source(settings.dataset)
     if source is not None and source.kind == "sft":

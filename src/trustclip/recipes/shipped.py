@@ -23,9 +23,6 @@ MODELINE = "# yaml-language-server: $schema="
 def modeline(kind: str) -> str:
     """The line of a user's file that tells editors where the schema of its kind is.
 
-    Args:
-      kind: "recipe" or "suite".
-
     Example:
       >>> modeline("recipe").endswith("schema/recipe.json")
       True
@@ -54,8 +51,7 @@ def shipped() -> dict[str, Path]:
 def located(path: Path) -> Path:
     """A file that the user named, or the one of that name that comes with trustclip.
 
-    Args:
-      path: a file, a name (``tiny``), or where the repository has it (``recipes/tiny.yaml``).
+    Named by ``tiny``, or by where the repository has it (``recipes/tiny.yaml``).
 
     Example:
       >>> located(Path("tiny")).name, located(Path("mine.yaml")).name
@@ -94,18 +90,7 @@ def title(path: Path) -> str:
 
 
 def copied(name: str, to: Path) -> Path:
-    """Copy a shipped file, to change it.
-
-    Args:
-      name: of a recipe or suite.
-      to: an existing folder, or the copy's name.
-
-    Returns:
-      The copy.
-
-    Raises:
-      ValueError: no such name, or a file is there already.
-    """
+    """Copy a shipped file, to change it, to an existing folder or to a name; returns the copy."""
     known = shipped()
     if name not in known:
         raise ValueError(unknown("recipe", name, known))

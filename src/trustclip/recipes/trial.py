@@ -11,7 +11,7 @@ from rich.console import Console
 from trustclip.evaluation.backends.local import Completion, Local, Sampling
 from trustclip.findings.start import of_trial
 from trustclip.recipes.models import load_model
-from trustclip.recipes.problems import unrecorded
+from trustclip.recipes.problems import training_problems
 from trustclip.recipes.prompting import show, unlike
 from trustclip.recipes.rewarding import Rewards, check_data
 from trustclip.rewards import extract_answer
@@ -27,36 +27,23 @@ LINES, CHARACTERS = 12, 900
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one problem.
-
-    Args:
-      problem: the problem.
-      completions: of the model.
-      answers: read from each; None for none.
-      rewards: the total of each; None where none applies.
-    """
+    """The completions of one problem."""
 
     problem: Problem
     completions: Sequence[Completion]
-    answers: Sequence[str | None]
-    rewards: Sequence[float | None]
+    answers: Sequence[str | None]  # read from each; None for none
+    rewards: Sequence[float | None]  # the total of each; None where none applies
 
 
 def trial(settings: TrySettings, console: Console, training: RLStage | None = None) -> list[Group]:
     """Run `trustclip try`: sample a few completions, grade them, and print what one looks at.
 
-    Args:
-      settings: of the command.
-      console: gets prompts, completions, rewards, and what they say together.
-      training: the stage of a recipe to look at, in place of ``settings.training``.
-
-    Raises:
-      ValueError: data, rewards or a model that cannot be used; data and rewards before the model
-        loads.
+    ``training`` is the stage of a recipe to look at, in place of ``settings.training``. Data and
+    rewards that cannot be used are refused before the model loads.
     """
     stage = training or settings.training
     each = min(settings.each, settings.n)
-    problems = unrecorded(stage, settings.model, settings.seed)[: -(-settings.n // each)]
+    problems = training_problems(stage, None, settings.seed)[: -(-settings.n // each)]
     check_data(problems, stage)
     rewards = Rewards(stage, stage.style.extraction, settings.seed)
     try:

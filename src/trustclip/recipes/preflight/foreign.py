@@ -8,7 +8,7 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.evaluation.backends.local import Conversation, Sampling, derived_seed
 from trustclip.evaluation.backends.served import Served
 from trustclip.recipes.models import load_model
-from trustclip.recipes.watch.floor import floor_of, with_floor
+from trustclip.recipes.watch.floor import with_floor
 from trustclip.support.http import first_model
 from trustclip.tasks.prompts import PromptStyle
 
@@ -21,14 +21,8 @@ def asked(
 ) -> Pairs:
     """Ask a server for completions with log-probabilities, and score them by a model.
 
-    Sampled at temperature 1 from the whole vocabulary, as a training would.
-
-    Args:
-      url: address of an OpenAI-compatible server, up to the version.
-      model: folder or hub id of the model to compare with, which is loaded in float32.
-      style: prompt style, for a tokenizer without a chat template.
-      prompts: one completion is drawn of each.
-      served: the server's name of its model; the first that it has, if empty.
+    Sampled at temperature 1 from the whole vocabulary, as a training would: one completion of each
+    prompt. ``served`` is the server's name of its model, the first that it has if empty.
 
     Raises:
       ValueError: a server that cannot be asked or returns no token ids, or no such model.
@@ -61,4 +55,4 @@ def asked(
         sequences.append((whole[0, :start].tolist(), tokens.tolist()))
     columns: dict[str, Any] = {name: torch.cat(parts) for name, parts in found.items()}
     pairs = Pairs(sequences=sequences, **columns)
-    return with_floor(pairs, lambda: floor_of(network, pairs))
+    return with_floor(pairs, network)

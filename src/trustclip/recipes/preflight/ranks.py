@@ -22,61 +22,40 @@ _ASKED = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpeed"
 
 @dataclass(frozen=True)
 class World:
-    """The processes that a launcher started.
+    """The processes that a launcher started."""
 
-    Args:
-      devices: host and device of each rank, in order.
-      backend: of collective calls, None for a single process.
-      wrapper: class that the model would be wrapped in; empty for none.
-      asked_ranks: number of ranks that the launcher was asked for, None where unknown.
-      asked_wrapper: ``"FSDP"``, ``"DeepSpeed"`` or empty.
-      zero_stage: of DeepSpeed.
-    """
-
-    devices: Sequence[str]
-    backend: str | None = None
-    wrapper: str = ""
-    asked_ranks: int | None = None
-    asked_wrapper: str = ""
-    zero_stage: int = 0
+    devices: Sequence[str]  # host and device of each rank, in order
+    backend: str | None = None  # of collective calls, None for a single process
+    wrapper: str = ""  # class that the model would be wrapped in; empty for none
+    asked_ranks: int | None = None  # that the launcher was asked for, None where unknown
+    asked_wrapper: str = ""  # "FSDP", "DeepSpeed" or empty
+    zero_stage: int = 0  # of DeepSpeed
 
     @property
     def ranks(self) -> int:
-        """Number of processes that train together."""
         return len(self.devices)
 
     @property
     def on_cpu(self) -> bool:
-        """Whether every rank computes on a CPU."""
         return all(device.endswith("cpu") for device in self.devices)
 
 
 @dataclass(frozen=True)
 class Load:
-    """The work of each rank, in TRL's terms.
-
-    Args:
-      method: the constraint.
-      batch: ``per_device_train_batch_size``, completions per micro-batch and rank.
-      num_generations: completions per prompt.
-      schedule: of updates.
-      vllm: ``"colocate"``, ``"server"`` or empty.
-      saves: whether checkpoints are to be kept.
-    """
+    """The work of each rank, in TRL's terms."""
 
     method: Method
-    batch: int
-    num_generations: int
+    batch: int  # per_device_train_batch_size, completions per micro-batch and rank
+    num_generations: int  # completions per prompt
     schedule: Schedule
-    vllm: str = ""
-    saves: bool = False
+    vllm: str = ""  # "colocate", "server" or empty
+    saves: bool = False  # whether checkpoints are to be kept
 
 
 def found(trl: Mapping[str, Any]) -> World:
     """Join the other ranks and describe what was started. Collective: every rank must call it.
 
-    Args:
-      trl: settings of TRL, of which ``fsdp`` and ``deepspeed`` are read.
+    Of the settings of TRL, ``fsdp`` and ``deepspeed`` are read.
     """
     import torch
     from accelerate import Accelerator
@@ -89,7 +68,11 @@ def found(trl: Mapping[str, Any]) -> World:
         cpu=not torch.cuda.is_available(),
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config) if config else None,
     )
-    asked = [name for variable, name in _ASKED.items() if _is_on(os.environ.get(variable))]
+    asked = [
+        name
+        for variable, name in _ASKED.items()
+        if os.environ.get(variable, "").lower() in ("1", "true")
+    ]
     deepspeed = accelerator.state.deepspeed_plugin
     backend = None
     if accelerator.use_distributed and torch.distributed.is_initialized():
@@ -115,10 +98,6 @@ def _wrapper(accelerator: Any) -> str:
     return "" if wrapped is plain else type(wrapped).__name__
 
 
-def _is_on(value: str | None) -> bool:
-    return (value or "").lower() in ("1", "true")
-
-
 def _parents() -> list[list[str]]:
     """Command lines of the processes above this one, nearest first."""
     import psutil
@@ -135,9 +114,7 @@ def _parents() -> list[list[str]]:
 def asked_ranks(parents: Sequence[Sequence[str]], environment: Mapping[str, str]) -> int | None:
     """Number of ranks that a launcher was asked for, or None where unknown.
 
-    Args:
-      parents: command lines of the processes above this one.
-      environment: variables of this one.
+    Read in the command lines of the processes above this one, and in its environment.
     """
     for line in parents:
         names = [os.path.basename(part) for part in line]

@@ -12,8 +12,7 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.recipes.preflight.longest import model_shape, trial
 from trustclip.recipes.problems import training_problems
 from trustclip.recipes.rl import short_enough
-from trustclip.recipes.watch.floor import WAYS, floor_of, with_floor
-from trustclip.runs.directory import RunDirectory
+from trustclip.recipes.watch.floor import WAYS, with_floor
 from trustclip.settings.stages import Recipe
 from trustclip.support.jsonl import read_jsonl
 
@@ -33,8 +32,7 @@ class _Enough(Exception):
 def first_completions(recipe: Recipe) -> Pairs:
     """Sample the first update's completions as the recipe would, and score them; nothing is saved.
 
-    Args:
-      recipe: what would run; fine-tuning is left out, so that ``model`` is the one compared.
+    Fine-tuning is left out, so that ``model`` is the one compared.
 
     Raises:
       ValueError: data or a model that cannot be used, or a sampler without log-probabilities.
@@ -45,20 +43,18 @@ def first_completions(recipe: Recipe) -> Pairs:
         seen.append(pairs)
         raise _Enough
 
+    problems = training_problems(recipe.rl, None, recipe.seed)
+    tokenizer = model_shape(recipe.model, recipe.rl.style)[1]
+    problems = short_enough(problems, tokenizer, recipe.rl)
+    once = replace(recipe, rl=replace(recipe.rl, max_steps=1))
     with tempfile.TemporaryDirectory() as folder:
-        run = RunDirectory(Path(folder) / "run", "run", recipe)
-        problems = training_problems(recipe.rl, run, recipe.seed)
-        tokenizer = model_shape(recipe.model, recipe.rl.style)[1]
-        problems = short_enough(problems, tokenizer, recipe.rl)
-        once = replace(recipe, rl=replace(recipe.rl, max_steps=1))
         trainer = trial(once, problems, Path(folder))
         trainer.recorder, trainer.mismatch.listener = _Nothing(), stop
         try:
             trainer.train()
         except _Enough:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            temperature = trainer.temperature
-            return with_floor(seen[0], lambda: floor_of(model, seen[0], temperature))
+            return with_floor(seen[0], model, trainer.temperature)
     raise ValueError(
         "this recipe's sampler reports no log-probabilities to compare with; vLLM (use_vllm), "
         "continuous batching and trustclip's own decoder do."

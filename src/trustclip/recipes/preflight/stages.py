@@ -1,7 +1,6 @@
 """Dry runs of single commands: what `trustclip sft`, `rl` and `eval` would do, without a model."""
 
 import math
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +17,6 @@ from trustclip.recipes.problems import (
     training_problems,
 )
 from trustclip.recipes.prompting import show, unlike
-from trustclip.runs.directory import RunDirectory
 from trustclip.settings.marks import fields_of
 from trustclip.settings.stages import EvalSettings, Recipe, RLSettings, RLStage, SFTSettings
 from trustclip.support.terminal import quoted, told, warn
@@ -37,18 +35,12 @@ def dry_rl(settings: RLSettings, console: Console) -> int:
 
 
 def dry_sft(settings: SFTSettings, console: Console) -> int:
-    """`trustclip sft ... --dry-run`: number and length of the solutions, updates, an example.
-
-    Raises:
-      ValueError: settings or data that cannot be used.
-    """
+    """`trustclip sft ... --dry-run`: number and length of the solutions, updates, an example."""
     from trustclip.recipes.sft import format_examples
 
     refuse(settings)
-    with tempfile.TemporaryDirectory() as folder:
-        run = RunDirectory(Path(folder), "sft", settings)
-        loaded = training_problems(settings, run, settings.seed, solutions=True)
-        problems, overlap = kept_apart(loaded, further_tests(settings, run), settings)
+    loaded = training_problems(settings, None, settings.seed, solutions=True)
+    problems, overlap = kept_apart(loaded, further_tests(settings, None), settings)
     for line in overlap_text({"sft": overlap}):
         told(console, line)
     show(console, unlike(settings.model, settings.style))
@@ -80,14 +72,9 @@ def dry_sft(settings: SFTSettings, console: Console) -> int:
 
 
 def dry_eval(settings: EvalSettings, console: Console) -> int:
-    """`trustclip eval ... --dry-run`: tasks, number of completions, a prompt.
-
-    Raises:
-      ValueError: settings, problems or rewards that cannot be used.
-    """
+    """`trustclip eval ... --dry-run`: tasks, number of completions, a prompt."""
     refuse(settings)
-    with tempfile.TemporaryDirectory() as folder:
-        tasks = test_problems(settings, RunDirectory(Path(folder), "eval", settings))
+    tasks = test_problems(settings)
     Measures(settings.reward, settings.style.extraction).close()
     show(console, unlike(settings.model, settings.style))
     count = sum(map(len, tasks.values()))

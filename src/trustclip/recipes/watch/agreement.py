@@ -36,26 +36,19 @@ from trustclip.findings.facts import (
     ONE_SIDED,
 )
 from trustclip.recipes.watch.damage import too_tight
-from trustclip.recipes.watch.floor import floor_of, with_floor
+from trustclip.recipes.watch.floor import with_floor
 from trustclip.recipes.watch.marks import Cause, Growth, Marks, cause_of, likely, marks_of
 from trustclip.runs.directory import RunDirectory
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the comparison found.
+    """What the comparison found."""
 
-    Args:
-      cause: the likeliest one; ``"none"`` if the two agree.
-      text: the numbers, the cause, and what to set.
-      harmless: whether training can go on as it is.
-      title: the verdict in a few words.
-    """
-
-    cause: Cause
-    text: str
-    harmless: bool
-    title: str
+    cause: Cause  # the likeliest one; "none" if the two agree
+    text: str  # the numbers, the cause, and what to set
+    harmless: bool  # whether training can go on as it is
+    title: str  # the verdict in a few words
 
     @property
     def adds_up(self) -> bool:
@@ -68,11 +61,8 @@ def compare(pairs: Pairs) -> Verdict:
 
     Without entropies, neither a temperature nor another prompt is told from other causes.
 
-    Args:
-      pairs: finite log-probabilities; at least `FEWEST_TOKENS` tokens.
-
     Raises:
-      ValueError: too few tokens.
+      ValueError: fewer than `FEWEST_TOKENS` tokens.
 
     Example:
       >>> import torch
@@ -89,11 +79,18 @@ def compare(pairs: Pairs) -> Verdict:
         )
     marks = marks_of(pairs)
     cause = cause_of(marks)
-    slight = marks.mean <= _slight(cause, marks)
+    # Up to which mean difference training can go on. Weights a few updates old have a tail as
+    # routing has, on top of more than half precision makes.
+    most = {"none": marks.other, "precision": marks.other, "tail": marks.half}.get(cause, -1.0)
+    slight = marks.mean <= most
     sharper = slight and likely(marks)
     parts = [_numbers(marks), _floor(marks), _WHY[cause](marks, pairs)]
     parts += [_SHARPER] if sharper else []
-    title = _DRAWN if sharper else _title(cause, marks)
+    title = _TITLES[cause]
+    if sharper:
+        title = "drawn from a sharper distribution than reported"
+    elif cause == "precision" and marks.between:
+        title = "noise below that of bfloat16: a finer precision, or slightly older weights"
     return Verdict(cause, " ".join(filter(None, parts)), slight and not sharper, title)
 
 
@@ -282,17 +279,13 @@ def _weights(marks: Marks, pairs: Pairs) -> str:
     return text
 
 
-def _fixed(text: str) -> "Callable[[Marks, Pairs], str]":
-    return lambda marks, pairs: text
-
-
 _WHY: dict[Cause, Callable[[Marks, Pairs], str]] = {
-    "none": _fixed(""),
+    "none": lambda marks, pairs: "",
     "precision": _precision,
     "tail": _tail,
     "temperature": _temperature,
     "truncation": _truncation,
-    "padding": _fixed(
+    "padding": lambda marks, pairs: (
         "The sampler finds the tokens less likely than the trainer: its vocabulary has rows that "
         "the trainer's lacks (padding of the output head, added tokens). Give both the same "
         "vocabulary size, or let the sampler mask the padding."
@@ -317,22 +310,6 @@ _TITLES: dict[Cause, str] = {
     "stale": "samples of older weights",
     "weights": "other weights, or another prompt",
 }
-_DRAWN = "drawn from a sharper distribution than reported"
-
-
-def _title(cause: Cause, marks: Marks) -> str:
-    if cause == "precision" and marks.between:
-        return "noise below that of bfloat16: a finer precision, or slightly older weights"
-    return _TITLES[cause]
-
-
-def _slight(cause: Cause, marks: Marks) -> float:
-    """Mean difference up to which training can go on, by cause.
-
-    Weights a few updates old have a tail as routing has, on top of more than half precision makes.
-    """
-    return {"none": marks.other, "precision": marks.other, "tail": marks.half}.get(cause, -1.0)
-
 
 _SHARPER = (
     "But the tokens are likelier than the trainer's entropy says: they were drawn at a lower "
@@ -346,11 +323,7 @@ class FirstCompletions(TrainerCallback):
 
     A row of ``metrics.jsonl`` with ``"stage": "sampler"`` holds it; one that is not harmless is a
     notice as well, and is printed. A resumed run whose rows hold a verdict is not compared again.
-
-    Args:
-      run: the run directory.
-      console: gets a verdict that is not harmless.
-      trainer: one that records; see `trustclip.engines.trl.recording.records.Recorded`.
+    The trainer is one that records (`trustclip.engines.trl.recording.records.Recorded`).
     """
 
     def __init__(self, run: RunDirectory, console: Console, trainer: Any) -> None:
@@ -365,22 +338,19 @@ class FirstCompletions(TrainerCallback):
         """Compare the tokens of the first update, if there are enough of them."""
         if len(pairs.trainer) < FEWEST_TOKENS:
             return
-        pairs = self._measured(pairs)
+        trainer = self._trainer
+        # The noise floor takes a process that holds the whole model.
+        if pairs.sequences is not None and trainer.accelerator.distributed_type == "NO":
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            pairs = with_floor(pairs, model, trainer.temperature)
         verdict = compare(pairs)
         row = {"cause": verdict.cause, "harmless": verdict.harmless, "text": verdict.text}
         self._run.log({"stage": "sampler", "step": 0, **row})
         if not verdict.harmless:
             self._run.notice(0, "sampler_mismatch", verdict.text)
             self._console.print(f"sampler: {verdict.text}", highlight=False, markup=False)
-        if pairs.floor:
-            length = self._trainer.max_completion_length
-            if text := too_tight(self._trainer.method, pairs, length):
-                self._run.notice(0, "bound_in_noise", text)
-                self._console.print(f"gate: {text}", highlight=False, markup=False)
-
-    def _measured(self, pairs: Pairs) -> Pairs:
-        """With the noise floor, where one process holds the whole model."""
-        if pairs.sequences is None or self._trainer.accelerator.distributed_type != "NO":
-            return pairs
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        return with_floor(pairs, lambda: floor_of(model, pairs, self._trainer.temperature))
+        if pairs.floor and (
+            text := too_tight(trainer.method, pairs, trainer.max_completion_length)
+        ):
+            self._run.notice(0, "bound_in_noise", text)
+            self._console.print(f"gate: {text}", highlight=False, markup=False)

@@ -6,7 +6,7 @@ hundred. So all three are measured where the model is at hand, each by one forwa
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -142,14 +142,9 @@ def _fits(model: nn.Module, dtype: torch.dtype) -> bool:
     return needed <= free / 2
 
 
-def with_floor(pairs: Pairs, measure: Callable[[], dict[str, Tensor]]) -> Pairs:
-    """The comparison with its noise floor, where that can be measured.
-
-    Args:
-      pairs: the comparison.
-      measure: makes `floor_of`; an error of it leaves the comparison as it is.
-    """
+def with_floor(pairs: Pairs, model: nn.Module, temperature: float = 1.0) -> Pairs:
+    """The comparison with its noise floor, where that can be measured; see `floor_of`."""
     try:
-        return replace(pairs, floor=measure() or None)
+        return replace(pairs, floor=floor_of(model, pairs, temperature) or None)
     except (RuntimeError, AttributeError):  # memory, or an odd architecture
         return pairs

@@ -26,7 +26,7 @@ from trustclip.runs.given import answer_rows
 from trustclip.runs.progress import SAMPLING_ENTROPY
 from trustclip.settings.marks import Trl, marked
 from trustclip.settings.stages import RLStage, SFTStage
-from trustclip.support.jsonl import Line, append_jsonl, read_jsonl, scan
+from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
 from trustclip.support.terminal import Terminal, warn
 
 #: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe; others in ``trl``.
@@ -140,24 +140,24 @@ class Recorder(TrainerCallback):
         """Continue the folder, or refuse it, before the first update."""
         run = self.run
         assert self._guards is not None
-        if state.global_step and not hasattr(self._trainer, "journal") and run.leads:
-            self.rewind(self._stored(state.global_step))
-        if run.leads and not state.global_step and self._trained():
-            raise ValueError(
-                f"{self.path} already holds a run, which this training does not continue; choose "
-                "another folder, or continue its checkpoints (train_durably, or "
-                "resume_from_checkpoint of a stock trainer)."
-            )
-        if run.leads and not state.global_step:
+        if run.leads and state.global_step:
+            if not hasattr(self._trainer, "journal"):
+                self.rewind(self._stored(state.global_step))
+        elif run.leads:
+            if self._trained():
+                raise ValueError(
+                    f"{self.path} already holds a run, which this training does not continue; "
+                    "choose another folder, or continue its checkpoints (train_durably, or "
+                    "resume_from_checkpoint of a stock trainer)."
+                )
             run.rewind(run.cursor())  # all of it: nothing was trained
         self._guards.on_train_begin(args, state, control)
         if run.leads:
             self._guards.replay(run.logged())
         FirstCompletions(run, self._console, self._trainer).on_train_begin(args, state, control)
-        every, completions, megabytes = self._tokens
-        if every:
-            plan = plan_of(args, (every, completions, megabytes), state.max_steps)
-            self._trainer.token_sampler = token_sampler(self._trainer, plan, run)
+        if self._tokens[0]:
+            sampler = token_sampler(self._trainer, self._tokens, state.max_steps, run)
+            self._trainer.token_sampler = sampler
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Remember where the files end; `Durable` has that in its checkpoints."""
@@ -213,7 +213,8 @@ class Recorder(TrainerCallback):
           ValueError: no answers, an outcome that is not 0 or 1, or problems with unequal numbers
             of answers.
         """
-        rows, step = answer_rows(task, answers), self._step
+        rows = answer_rows(task, answers)
+        step = 0 if self._trainer is None else self._trainer.state.global_step
         result = scores(rows)
         if self.run.leads:
             self.run.sample({"stage": "eval", "step": step, **row} for row in rows)
@@ -221,18 +222,12 @@ class Recorder(TrainerCallback):
                 self.run.log(row)
         return result
 
-    @property
-    def _step(self) -> int:
-        return 0 if self._trainer is None else self._trainer.state.global_step
-
-    def _rows(self) -> Iterator[Line]:
-        metrics = self.path / "metrics.jsonl"
-        return scan(metrics) if metrics.exists() else iter(())
-
     def _trained(self, size: float = math.inf) -> bool:
         """Whether the first bytes of the metrics are of a training that has begun."""
-        lines = (line for line in self._rows() if line.offset < size)
-        return any(line.row is not None and line.row.get("stage") == "rl" for line in lines)
+        metrics = self.path / "metrics.jsonl"
+        lines = scan(metrics) if metrics.exists() else ()
+        rows = (line.row for line in lines if line.offset < size)
+        return any(row is not None and row.get("stage") == "rl" for row in rows)
 
     def _stored(self, step: int) -> dict[str, Any]:
         """The cursor of a stock trainer's checkpoint.
@@ -264,12 +259,7 @@ class _Problems:
 
 
 def shown_too(run: RunDirectory, console: Any) -> Notice:
-    """Record what a guard notices, and show it to whoever watches the terminal.
-
-    Args:
-      run: gets a row of ``metrics.jsonl``.
-      console: gets a line.
-    """
+    """Record what a guard notices, and show it to whoever watches the terminal."""
 
     def notice(step: int, name: str, text: str) -> None:
         run.notice(step, name, text)
@@ -278,19 +268,19 @@ def shown_too(run: RunDirectory, console: Any) -> Notice:
     return notice
 
 
-def plan_of(args: Any, budget: tuple[int, int, float], updates: int) -> Plan:
-    """Which completions a training records token by token.
+def token_sampler(
+    trainer: Any, budget: tuple[int, int, float], updates: int, run: RunDirectory
+) -> TokenSampler:
+    """Records a sample of a training's completions token by token.
 
-    Args:
-      args: TRL's configuration.
-      budget: of every so many updates one; most completions of it; most megabytes of all.
-      updates: of the whole training.
+    ``budget``: of every so many updates one; most completions of it; most megabytes of all.
     """
+    args = trainer.args
     every, completions, megabytes = budget
     schedule = Schedule(
         int(args.steps_per_generation or 1), args.num_iterations, args.gradient_accumulation_steps
     )
-    return Plan(
+    plan = Plan(
         every,
         completions,
         int(megabytes * 2**20),
@@ -298,17 +288,6 @@ def plan_of(args: Any, budget: tuple[int, int, float], updates: int) -> Plan:
         per_generation=schedule.updates_per_generation,
         seed=args.seed,
     )
-
-
-def token_sampler(trainer: Any, plan: Plan, run: RunDirectory) -> TokenSampler:
-    """What records the tokens of a sample of completions.
-
-    Args:
-      trainer: of TRL.
-      plan: which completions.
-      run: gets the tokens.
-    """
-    args = trainer.args
     samples = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
     prompts = samples // args.num_generations
     return TokenSampler(
@@ -317,10 +296,7 @@ def token_sampler(trainer: Any, plan: Plan, run: RunDirectory) -> TokenSampler:
 
 
 def outcome(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over the run: the values of the last updates alone are too noisy.
-
-    Args:
-      history: logged rows.
+    """Means over the logged rows: the values of the last updates alone are too noisy.
 
     Example:
       >>> outcome([{"reward": 0.5, "entropy": 1.0}, {"reward": 1.0}])
@@ -337,11 +313,7 @@ def outcome(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """The settings of a trainer, laid out as a recipe's in ``config.yaml``.
-
-    Args:
-      trainer: a `ConstrainedGRPOTrainer`, or a `trl.GRPOTrainer` that is observed.
-    """
+    """The settings of a trainer of TRL, laid out as a recipe's in ``config.yaml``."""
     args = trainer.args
     given = args.to_dict()
     name = getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type

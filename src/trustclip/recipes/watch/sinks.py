@@ -43,13 +43,8 @@ class Sink:
 def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Path) -> Sink:
     """Open the sink with a given name.
 
-    A later failure of its package is reported once, as a warning, and stops only the sink.
-
-    Args:
-      name: of the sink.
-      run_name: name of the run in it.
-      config: settings to show with the metrics, nested as in ``config.yaml``.
-      folder: the run directory; files go to a subfolder with the sink's name.
+    A later failure of its package is reported once, as a warning, and stops only the sink. Files go
+    to a subfolder of the run directory with the sink's name.
 
     Raises:
       ValueError: unknown name, or its package is missing or cannot start.
@@ -69,11 +64,7 @@ def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: 
 
 
 def opened(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Path) -> Sink:
-    """The same, of a sink that is not none, whose failures are errors.
-
-    Raises:
-      ValueError: its package is missing or cannot start.
-    """
+    """The same, of a sink that is not none, whose failures are errors."""
     sinks: dict[str, Callable[..., Sink]] = {
         "trackio": _Trackio,
         "tensorboard": _TensorBoard,

@@ -106,7 +106,11 @@ def _given(options: Sequence[Option], argv: Sequence[str], command: str) -> dict
     def meant(flag: str) -> Option | None:
         return named.get(flag.replace("_", "-"))
 
-    for flag, values in _words(argv, lambda flag: _room(meant(flag))):
+    def room(flag: str) -> int:
+        one = meant(flag)
+        return 0 if one is None or one.hint is bool else 10**6 if one.many else 1
+
+    for flag, values in _words(argv, room):
         if flag:
             one = meant(flag)
             if one is None:
@@ -135,12 +139,6 @@ def _given(options: Sequence[Option], argv: Sequence[str], command: str) -> dict
         place = given.setdefault(section, {}) if section else given
         place[name] = _converted(one, texts, see)
     return given
-
-
-def _room(one: Option | None) -> int:
-    if one is None or one.hint is bool:
-        return 0
-    return 10**6 if one.many else 1
 
 
 def _converted(one: Option, texts: Sequence[str], see: str) -> Any:

@@ -166,7 +166,9 @@ def _done(name: str, rest: Sequence[str]) -> int:
         )
         return 2
     _be_quiet()
-    with consent(*_consented(rest)):
+    # What the user has typed may be imported; what files name, only with consent.
+    typed = named([argument for argument in rest if not os.path.exists(argument)])
+    with consent(*([ALL] if ALLOW_CODE in rest else typed)):
         return function_of(name)([argument for argument in rest if argument != ALLOW_CODE])
 
 
@@ -201,13 +203,6 @@ def command() -> NoReturn:
     sys.exit(status)
 
 
-def _consented(argv: Sequence[str]) -> frozenset[str]:
-    """Names that may be imported: those that the user has typed, or all."""
-    if ALLOW_CODE in argv:
-        return frozenset([ALL])
-    return named([argument for argument in argv if not os.path.exists(argument)])
-
-
 def _versions() -> str:
     """The versions of what results depend on, read without an import."""
     from importlib.metadata import PackageNotFoundError, version
@@ -228,7 +223,7 @@ def _no_command(name: str) -> str:
         return f"unknown command {name!r}; it is: trustclip {near}"
     if name.startswith("-"):
         return f"unknown option {name!r}; see trustclip --help."
-    if package := registry.to_install(name):
+    if package := next((p for p, known in registry.KNOWN.items() if name in known), None):
         return f"{name} is a command of the package {package}: pip install {package}."
     return unknown("command", name, [*COMMANDS, *registry.added()])
 

@@ -45,11 +45,6 @@ def added() -> dict[str, Command]:
     return {name: one for commands in distributions().values() for name, one in commands.items()}
 
 
-def to_install(name: str) -> str | None:
-    """The distribution that has a command and is not installed, if any."""
-    return next((known for known, commands in KNOWN.items() if name in commands), None)
-
-
 def extra(module: str) -> str | None:
     """What to install for a module: an extra of trustclip or of another distribution, quoted."""
     wanted = {"yaml": "pyyaml"}.get(module, module).lower()

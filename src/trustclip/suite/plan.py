@@ -34,23 +34,16 @@ from trustclip.tasks.sources import task_file
 
 @dataclass(frozen=True)
 class Job:
-    """One process of a suite: a run, or the SFT that several runs start from.
-
-    Args:
-      settings: plain values of its recipe, or of the command ``sft``.
-      label: of the method; ``"sft"`` for an SFT.
-      model: named by the recipe, before any SFT.
-      needs: run directory of the SFT that must be finished first.
-      swept: values of the settings that the suite sweeps, or their labels, by their paths.
-    """
+    """One process of a suite: a run, or the SFT that several runs start from."""
 
     path: Path
-    settings: Mapping[str, Any]
-    label: str
-    model: str
+    settings: Mapping[str, Any]  # plain values of its recipe, or of the command ``sft``
+    label: str  # of the method; ``"sft"`` for an SFT
+    model: str  # named by the recipe, before any SFT
     seed: int
     method: Method | None = None
-    needs: Path | None = None
+    needs: Path | None = None  # run directory of the SFT that must be finished first
+    #: Values of the settings that the suite sweeps, or their labels, by their paths.
     swept: Mapping[str, Scalar] = field(default_factory=dict)
 
     @property
@@ -60,7 +53,6 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Name of the run directory."""
         return self.path.name
 
     @property
@@ -89,7 +81,6 @@ class Plan:
 
     @property
     def out(self) -> Path:
-        """Folder of the suite."""
         return self.settings.output_dir
 
     @property
@@ -124,10 +115,8 @@ class Plan:
 def plan(file: Path) -> Plan:
     """Read a suite's file and expand it into runs.
 
-    It and its recipes may name modules to import within `consent` alone.
-
-    Raises:
-      ValueError: with all errors in it and its recipes, and their places.
+    It and its recipes may name modules to import within `consent` alone. A ValueError has all
+    errors in it and its recipes, and their places.
     """
     document, lines = load_yaml(file)
     if not isinstance(document, dict):
@@ -150,7 +139,7 @@ def plan(file: Path) -> Plan:
                     errors.append((("method_changes", label), text))
             found = list(_settings(file.parent, settings, methods, errors))
             if not errors:
-                jobs = _jobs(settings, methods, found, errors)
+                jobs = _jobs(settings, found, errors)
     if settings is None or errors:
         reasons = dict.fromkeys(f"\n  {_place(lines, where)}{text}" for where, text in errors)
         raise ValueError(f"{file} is not a suite that can run:" + "".join(reasons))
@@ -201,12 +190,7 @@ def _settings(
             errors.append((("recipe",), str(error).replace("\n", "\n  ")))
 
 
-def _jobs(
-    settings: SuiteSettings,
-    methods: Mapping[str, Method],
-    found: Sequence[_Setting],
-    errors: list[Complaint],
-) -> list[Job]:
+def _jobs(settings: SuiteSettings, found: Sequence[_Setting], errors: list[Complaint]) -> list[Job]:
     jobs: dict[Path, Job] = {}
     for seed in settings.seeds:
         for swept, recipes in found:

@@ -64,9 +64,6 @@ def run_suite(
 
     Returns:
       Exit status: 0 if every run is finished, 1 if not, 128 + signal after one.
-
-    Raises:
-      ValueError: with all errors of the file, or if another process runs a suite in its folder.
     """
     if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel must be at least 1, got {max_parallel}.")
@@ -207,9 +204,8 @@ class _Suite:
         else:
             lines = process.last_lines()
             self._states[job.name] = "failed"
-            self._failures[job.name] = (
-                f"{_ending(status)}: {one_line(lines[-1]) if lines else 'no output'}"
-            )
+            end = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
+            self._failures[job.name] = f"{end}: {one_line(lines[-1]) if lines else 'no output'}"
             self._note(job.name, "failed", seconds=seconds, status=status, log=lines)
 
     def _finish(self, job: Job) -> None:
@@ -221,12 +217,11 @@ class _Suite:
         except (OSError, ValueError, KeyError) as error:
             self._failures[job.name] = f"finished, but cannot be read: {error!r}"
 
-    def _note(self, name: str | None, event: str, **details: Any) -> None:
+    def _note(self, name: str, event: str, **details: Any) -> None:
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": name, "event": event, **details}
         append_jsonl(self._plan.out / "events.jsonl", [row])
-        if name is not None:
-            reason = f" ({self._failures[name]})" if event == "failed" else ""
-            self._display.event(f"{name}: {event}{reason}")
+        reason = f" ({self._failures[name]})" if event == "failed" else ""
+        self._display.event(f"{name}: {event}{reason}")
 
     def _conclude(self, status: int) -> int:
         file = self._results.write()
@@ -240,10 +235,6 @@ class _Suite:
                     f"  {name}: {reason}", highlight=False, markup=False, soft_wrap=True
                 )
         return status
-
-
-def _ending(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
 
 
 def _arguments(job: Job) -> list[str]:

@@ -37,15 +37,10 @@ Sweep = dict[str, Annotated[Any, AfterValidator(_values)]]
 
 
 class Swept(NamedTuple):
-    """One combination of swept settings.
+    """One combination of swept settings."""
 
-    Args:
-      shown: by path, the value, or the label that stands for it.
-      changes: by path, the value itself.
-    """
-
-    shown: Mapping[str, Scalar]
-    changes: Mapping[str, Any]
+    shown: Mapping[str, Scalar]  # by path, the value, or the label that stands for it
+    changes: Mapping[str, Any]  # by path, the value itself
 
 
 @checked
@@ -98,11 +93,7 @@ OWN_PATHS = ("name", "output_dir", "seed", "model", "method", "rl.method", "rl.m
 
 
 def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> SuiteSettings | None:
-    """Read settings from a YAML mapping; errors in it are appended to ``errors``.
-
-    Returns:
-      The settings without their unknown keys, or None where a value is wrong.
-    """
+    """Settings from a YAML mapping, None where a value is wrong; errors are appended."""
     known = [f.name for f in fields(SuiteSettings)]  # type: ignore[arg-type]
     errors += [((key,), unknown("key", key, known)) for key in document if key not in known]
     try:
@@ -202,25 +193,24 @@ def labelled_methods(
     """
     found: dict[str, Method] = {}
     for label, spec in methods.items():
+        where = ("methods", label)
         try:
-            variants = list(_variants(spec))
+            variants = _variants(spec)
         except ValueError as error:
-            errors.append((("methods", label), f"{label}: {error}"))
+            errors.append((where, f"{label}: {error}"))
             continue
         for swept, arguments in variants:
             try:
                 method = as_method(arguments)
             except (ValueError, TypeError) as error:
-                errors.append((("methods", label), f"{label}: {error}"))
+                errors.append((where, f"{label}: {error}"))
                 continue
             full = label + "".join(f"-{key}{_text(getattr(method, key))}" for key in swept)
+            allowed = "use letters, digits and, not first, ._+-"
             if full in found:
-                errors.append((("methods", label), f"a second method with the label {full!r}."))
+                errors.append((where, f"a second method with the label {full!r}."))
             elif not LABEL.fullmatch(full):
-                text = (
-                    f"the label {full!r} names a folder: use letters, digits and, not first, ._+-"
-                )
-                errors.append((("methods", label), text))
+                errors.append((where, f"the label {full!r} names a folder: {allowed}"))
             found[full] = method
     return found
 

@@ -38,11 +38,6 @@ class Results:
         self._runs: dict[tuple[str, str], list[Run]] = {}
 
     def add(self, job: Job) -> None:
-        """Read a finished run.
-
-        Raises:
-          ValueError: its folder cannot be read.
-        """
         entry = {
             "label": job.label, "model": job.model, "seed": job.seed, "swept": dict(job.swept)
         }  # fmt: skip
@@ -142,8 +137,7 @@ def _row(
 ) -> dict[str, Any]:
     final = _moment(group, "final")
     tasks = final[0].tasks if final else []
-    found = [_gated(run) for run in group.runs]
-    gated = [share for share in found if share is not None]
+    gated = _mean([_mean([row.get("trustclip/gated") for row in r.training]) for r in group.runs])
     return {
         "setting": group.setting,
         "model": group.model,
@@ -153,7 +147,7 @@ def _row(
         "final": _final(group),
         "best": _scores(group, _moment(group, "best")),
         "tasks": {task: _final(group, task) for task in tasks},
-        "gated": sum(gated) / len(gated) if gated else None,
+        "gated": gated,
         "learning": None if way is None else vars(way),
         "difference": {one.metric: _difference(one) for one in compared},
     }
@@ -174,25 +168,25 @@ def _best(run: Run) -> Evaluation | None:
     return max(run.trained, key=score, default=None)
 
 
-def _gated(run: Run) -> float | None:
-    """Share of gated tokens, mean over updates."""
-    found = [row.get("trustclip/gated") for row in run.training]
-    shares = [share for share in found if share is not None]
-    return sum(shares) / len(shares) if shares else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _scores(group: Group, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    found = {metric: pooled(evaluations, None, metric) for metric in group.metrics}
-    return {metric: _interval(e) for metric, e in found.items() if e is not None}
+    return _intervals({metric: pooled(evaluations, None, metric) for metric in group.metrics})
 
 
 def _final(group: Group, task: str | None = None) -> dict[str, Any]:
-    found = {metric: group.estimate(task, metric) for metric in group.metrics}
-    return {metric: _interval(e) for metric, e in found.items() if e is not None}
+    return _intervals({metric: group.estimate(task, metric) for metric in group.metrics})
 
 
-def _interval(estimate: Estimate) -> dict[str, float | None]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+def _intervals(found: Mapping[str, Estimate | None]) -> dict[str, Any]:
+    return {
+        metric: {"value": e.value, "low": e.low, "high": e.high}
+        for metric, e in found.items()
+        if e is not None
+    }
 
 
 def _difference(found: Compared) -> dict[str, Any]:

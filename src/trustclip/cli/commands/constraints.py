@@ -9,6 +9,7 @@ from typing import Any
 from rich.padding import Padding
 from rich.table import Table
 
+import trustclip
 from trustclip.cli.arguments import method_from, reads
 from trustclip.support.terminal import Terminal, say
 
@@ -37,7 +38,7 @@ def methods(options: Methods) -> int:
         return 0
     if options.engines:
         return _engines(options.markdown)
-    rows = [_method_row(name, cls) for name, cls in _methods().items()]
+    rows = [_method_row(name, cls) for name, cls in trustclip.methods().items()]
     if options.markdown:
         from trustclip.support.text import markdown_table
 
@@ -100,12 +101,6 @@ _WIDE = 120
 _HEADER = ("method", "what it does", "defaults", "trains in")
 
 
-def _methods() -> dict[str, Any]:
-    import trustclip
-
-    return trustclip.methods()
-
-
 def _method_row(name: str, cls: Any) -> tuple[str, str, str, str]:
     from trustclip.engines.limits import trains_in
 
@@ -121,7 +116,7 @@ def bounds(argv: Sequence[str]) -> int:
             "The ratio interval inside which the gate of METHOD never closes, and the settings of\n"
             "stock TRL and verl with the same gradient. For a threshold that adapts, such as\n"
             '--delta "{controller: target_gate, share: 0.02}": the intervals at its initial value\n'
-            "and at the ends of its range. Methods: " + ", ".join(_methods())
+            "and at the ends of its range. Methods: " + ", ".join(trustclip.methods())
         )
         return 0 if argv else 2
     from trustclip.constraints.adaptive import Adaptive

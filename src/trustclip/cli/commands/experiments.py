@@ -27,7 +27,11 @@ def demo(argv: Sequence[str]) -> int:
     console = Terminal()
     done = run(chosen, console)
     if done.leads and done.summary.get("finished"):
-        _show(done.path, "A small policy learns", console)
+        from trustclip.report.page import write_page
+
+        page = write_page(done.path, "A small policy learns")
+        for label, name in (("summary", "summary.json"), ("report", page)):
+            console.print(f"{label:>8}: {done.path / name}", highlight=False)
     return 0
 
 
@@ -39,9 +43,8 @@ def _stage(cls: type, name: str, work: str, plan: str) -> Command:
         rest, dry = _dry(argv)
         chosen = settings(cls, rest, name)
         _be_quiet()
-        done = pkgutil.resolve_name(f"trustclip.recipes.{plan if dry else work}")(
-            chosen, Terminal()
-        )
+        act = pkgutil.resolve_name(f"trustclip.recipes.{plan if dry else work}")
+        done = act(chosen, Terminal())
         return done if dry else 0
 
     return command
@@ -63,14 +66,6 @@ def _be_quiet() -> None:
     from trustclip.recipes.watch.callbacks import silence_libraries
 
     silence_libraries()
-
-
-def _show(folder: Path, title: str, console: Terminal) -> None:
-    from trustclip.report.page import write_page
-
-    page = write_page(folder, title)
-    for label, path in (("summary", "summary.json"), ("report", page)):
-        console.print(f"{label:>8}: {folder / path}", highlight=False)
 
 
 RUN_USAGE = """\

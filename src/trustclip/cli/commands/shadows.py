@@ -102,7 +102,11 @@ def suggest(argv: Sequence[str]) -> int:
     if not logs:
         raise ValueError("give at least one file of tokens.")
     chosen = method_from(name, flags, f"suggest {name}")
-    _print_suggestion(find(chosen, _share(share), logs))
+    try:
+        wanted = float("0.02" if share is None else share)
+    except ValueError:
+        raise ValueError(f"--share must be a number such as 0.02, got {share!r}.") from None
+    _print_suggestion(find(chosen, wanted, logs))
     return 0
 
 
@@ -119,13 +123,6 @@ def _split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
         if "=" not in word and rest:
             flags.append(rest.pop(0))
     return paths, flags
-
-
-def _share(text: str | None) -> float:
-    try:
-        return float("0.02" if text is None else text)
-    except ValueError:
-        raise ValueError(f"--share must be a number such as 0.02, got {text!r}.") from None
 
 
 def _print_suggestion(found: Any) -> None:

@@ -85,7 +85,6 @@ class Local:
         self._gpus = gpus() if slots > 1 else []
 
     def start(self, folder: Path, command: Sequence[str], slot: int) -> RunProcess:
-        """Start a process with its share of the machine."""
         return RunProcess(folder, command, environment(slot, self._slots, self._gpus))
 
     def close(self) -> None:
@@ -93,18 +92,11 @@ class Local:
 
 
 #: Scheduler -> (module, launcher class, package that it needs).
-ELSEWHERE = {
-    "slurm": ("slurm", "Slurm", "submitit"),
-    "ray": ("ray", "Ray", "ray"),
-}
+ELSEWHERE = {"slurm": ("slurm", "Slurm", "submitit"), "ray": ("ray", "Ray", "ray")}
 
 
 def elsewhere(on: str, resources: Resources) -> Launcher:
-    """The launcher of another scheduler.
-
-    Raises:
-      ValueError: the package is missing, there is no such cluster, or it lacks the resources.
-    """
+    """The launcher of another scheduler."""
     module, name, package = ELSEWHERE[on]
     if importlib.util.find_spec(package) is None:
         raise ValueError(
@@ -115,17 +107,9 @@ def elsewhere(on: str, resources: Resources) -> Launcher:
 
 
 def resources_of(on: str, given: Mapping[str, Any]) -> Resources | None:
-    """Read resources from the command line's options.
+    """The resources of each run that options ask for; None on this machine, without a scheduler.
 
-    Args:
-      on: where the runs execute.
-      given: options by name, None where omitted; ``extra`` as ``NAME=VALUE`` texts.
-
-    Returns:
-      Resources of each run; None on this machine, which has no scheduler.
-
-    Raises:
-      ValueError: unknown ``on``, a value out of range, or an option that does not apply there.
+    Options are given by name, None where omitted; ``extra`` as ``NAME=VALUE`` texts.
     """
     if on not in ("local", *ELSEWHERE):
         raise ValueError(unknown("place for --on", on, ("local", *ELSEWHERE)))
@@ -139,15 +123,8 @@ def resources_of(on: str, given: Mapping[str, Any]) -> Resources | None:
                 f"--{name} does not apply to --on {on}, only to {' and '.join(others)}."
             )
     if "extra" in chosen:
-        chosen["extra"] = _pairs(chosen["extra"])
+        pairs = {text: text.partition("=") for text in chosen["extra"]}
+        if wrong := [text for text, parts in pairs.items() if not all(parts)]:
+            raise ValueError(f"--extra needs NAME=VALUE, got {wrong[0]!r}.")
+        chosen["extra"] = {name: parse_scalar(value) for name, _, value in pairs.values()}
     return None if on == "local" else Resources(**chosen)
-
-
-def _pairs(texts: Sequence[str]) -> dict[str, Any]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise ValueError(f"--extra needs NAME=VALUE, got {text!r}.")
-        pairs[name] = parse_scalar(value)
-    return pairs

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 from trustclip.durable.lock import locked
 from trustclip.durable.stops import Requests
@@ -27,9 +28,6 @@ class RunProcess:
     """A run in a separate process, with its output in ``run.log``.
 
     Where a process of an earlier call still works in the folder, wait for that one instead.
-
-    Args:
-      where: its working directory; this one's when None.
     """
 
     def __init__(
@@ -60,14 +58,10 @@ class RunProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id; None for a process of an earlier call."""
         return self._process.pid if self._process else None
 
     def poll(self) -> int | None:
-        """Exit status (negative: the signal that ended it); None while it runs.
-
-        For a process of an earlier call it is unknown and reported as 0.
-        """
+        """As `Running.poll`; 0 for a process of an earlier call, whose status is unknown."""
         if self._process is None:
             with self._log.open("ab") as log:
                 return 0 if locked(log) else None
@@ -86,13 +80,11 @@ class RunProcess:
             self._deadline = time.monotonic() + GRACE_SECONDS
 
     def kill(self) -> None:
-        """Kill it and its children."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def last_lines(self) -> list[str]:
-        """Last lines of its output."""
         return log_end(self._log, self._start)
 
 
@@ -142,30 +134,22 @@ def gpus() -> list[str]:
     return [str(i) for i in range(torch.cuda.device_count())]
 
 
-class Interruptions:
-    """Counts requests to stop instead of ending the process, inside ``with``.
-
-    Signals of one kind that come together are one: `trustclip.durable.stops.Requests`.
-    """
+class Interruptions(Requests):
+    """Counts requests to stop instead of ending the process, inside ``with``."""
 
     def __init__(self, *signals: signal.Signals) -> None:
+        super().__init__()
         self._signals = signals or (signal.SIGINT, signal.SIGTERM)
-        self._requests = Requests()
         self.status = 0
 
-    @property
-    def count(self) -> int:
-        """How many there were."""
-        return self._requests.count
-
     def __enter__(self) -> "Interruptions":
-        self._before = {s: signal.signal(s, self._note) for s in self._signals}
+        self._before = {number: signal.signal(number, self) for number in self._signals}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, _: object) -> None:
-        self._requests(number)
+    def __call__(self, number: int, frame: FrameType | None = None) -> None:
+        super().__call__(number, frame)
         self.status = 128 + number

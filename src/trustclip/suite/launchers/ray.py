@@ -38,13 +38,11 @@ class Ray:
     """
 
     def __init__(self, resources: Resources) -> None:
-        wrong = [name for name, amount in resources.extra.items() if not _amount(amount)]
-        if wrong:
-            name = wrong[0]
-            raise ValueError(
-                f"--extra {name} must be an amount of a Ray resource above 0, got "
-                f"{resources.extra[name]!r}."
-            )
+        for name, amount in resources.extra.items():
+            if not (isinstance(amount, int | float) and amount > 0):
+                raise ValueError(
+                    f"--extra {name} must be an amount of a Ray resource above 0, got {amount!r}."
+                )
         self._own = not ray.is_initialized()
         if self._own:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -68,7 +66,6 @@ class Ray:
         self._threads = resources.cpus
 
     def start(self, folder: Path, command: Sequence[str], slot: int) -> RemoteRun:
-        """Submit the run to Ray."""
         folder = folder.resolve()
         clear(folder)
         named = self._attend.options(name=folder.name)
@@ -77,13 +74,8 @@ class Ray:
         )
 
     def close(self) -> None:
-        """Disconnect from the cluster, or shut down a local Ray."""
         if self._own:
             ray.shutdown()
-
-
-def _amount(value: object) -> bool:
-    return isinstance(value, int | float) and value > 0
 
 
 def _check(asked: dict[str, Any]) -> None:

@@ -117,20 +117,20 @@ class RemoteRun:
             status = self._task.result()
         # Whatever a scheduler raises, the job is over; the next call starts the run again.
         except Exception as error:
-            self._lost = [f"{type(error).__name__}: {_last(str(error))}"]
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            self._lost = [f"{type(error).__name__}: {lines[-1] if lines else 'no reason given'}"]
             return 1
         self._found = self._found or status is None
         return status or 0
 
     def ask_to_end(self) -> None:
-        """Ask the run to save and stop; a job that is still queued is removed from the queue."""
         self._ask("end")
 
     def kill(self) -> None:
-        """Kill it and its children."""
         self._ask("kill")
 
     def _ask(self, request: Literal["end", "kill"]) -> None:
+        """Ask by a file; a job that is still queued is removed from the queue."""
         write_text(self._folder / REQUEST, request)
         if not (self._folder / WORKER).exists():
             with suppress(Exception):  # just started or ended: the worker reads the request
@@ -138,10 +138,4 @@ class RemoteRun:
             self._withdrawn = True
 
     def last_lines(self) -> list[str]:
-        """Last lines of its output, and the state of its worker."""
         return [*log_end(self._folder / "run.log", self._start), *self._lost]
-
-
-def _last(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"

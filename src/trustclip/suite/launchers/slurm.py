@@ -45,11 +45,7 @@ class Queue:
         self._warned = False
 
     def state(self, job: str) -> str | None:
-        """State of a job now; None of one that the controller does not know (any more).
-
-        Raises:
-          ValueError: the controller does not answer.
-        """
+        """State of a job now; None of one that the controller does not know (any more)."""
         answer = _said("squeue", "--noheader", "--states=all", f"--user={os.getuid()}",
                        "--format=%i %T")  # fmt: skip
         self._states = dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
@@ -106,11 +102,8 @@ class Slurm:
     """One Slurm job per run.
 
     Jobs outlive the suite: the next call finds those that still wait or run, by ``slurm/job.txt``
-    in the run directory.
-
-    Args:
-      resources: of each job.
-      cluster: submitit's name of the executor; ``"local"`` runs jobs as processes.
+    in the run directory. The cluster is submitit's name of the executor; ``"local"`` runs jobs as
+    processes.
     """
 
     def __init__(self, resources: Resources, cluster: str = "slurm") -> None:
@@ -142,12 +135,10 @@ class Slurm:
         """Nothing to release: the jobs belong to Slurm."""
 
     def _earlier(self, folder: Path) -> Any | None:
-        try:
-            job_id = (folder / "job.txt").read_text(encoding="utf-8")
-        except FileNotFoundError:
+        file = folder / "job.txt"
+        if self._queue is None or not file.exists():
             return None
-        if self._queue is None:
-            return None
+        job_id = file.read_text(encoding="utf-8")
         job: Any = submitit.SlurmJob(folder=folder, job_id=job_id)
         # A job with a result is over, though Slurm may report it only later.
         if job.paths.result_pickle.exists():

@@ -60,9 +60,14 @@ class Memory:
         return sum(part.size for part in self.parts if phase in part.phases)
 
     @property
+    def phase(self) -> str:
+        """The phase that needs the most memory."""
+        return max(PHASES, key=self.of)
+
+    @property
     def peak(self) -> int:
-        """Bytes needed in the phase that needs the most."""
-        return max(map(self.of, PHASES))
+        """Bytes needed in it."""
+        return self.of(self.phase)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from commands import trustclip
 from rich.console import Console
+from tiny_folder import tiny_folder
 
 from trustclip.recipes import models, pipeline
 from trustclip.recipes.files import Source, build, preset
 from trustclip.recipes.preflight.dry_run import dry_run
 from trustclip.recipes.problems import enough, further_tests, overlap_text, recipe_problems
 from trustclip.recipes.rl import rl
-from trustclip.recipes.tiny import save_tiny
 from trustclip.runs.card import write_card
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.stages import Recipe, RecipeEval, RLSettings, RLStage, SFTStage
@@ -170,7 +170,7 @@ def test_a_training_without_an_update_is_an_error_and_saves_no_model(tmp_path, m
     few = written(tmp_path / "few.jsonl", [f"What is {k}+1?" for k in range(4)])
     settings = replace(
         tiny_rl(),
-        model=str(save_tiny(tmp_path / "model")),
+        model=str(tiny_folder(tmp_path / "model")),
         dataset=few,
         max_steps=2,
         output_dir=tmp_path / "run",

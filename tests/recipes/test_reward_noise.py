@@ -7,8 +7,7 @@ import torch
 
 from trustclip.engines.trl.recording.records import Generation
 from trustclip.recipes.checks import complaints
-from trustclip.recipes.noise import flipped
-from trustclip.recipes.rewarding import Rewards
+from trustclip.recipes.rewarding import Rewards, flipped
 from trustclip.recipes.rl import RunRecorder
 from trustclip.runs.directory import RunDirectory, samples
 from trustclip.settings.stages import RLStage

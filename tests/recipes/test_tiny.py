@@ -10,16 +10,12 @@ from rich.console import Console
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tiny_folder import tiny_folder  # noqa: E402
+
 from trustclip.recipes.files import Source, build, preset  # noqa: E402
 from trustclip.recipes.models import check_model, check_tokenizer, load_model  # noqa: E402
 from trustclip.recipes.rl import starting_model  # noqa: E402
-from trustclip.recipes.tiny import (  # noqa: E402
-    BUILT_IN,
-    TAGS,
-    save_tiny,
-    tiny_model,
-    tiny_tokenizer,
-)
+from trustclip.recipes.tiny import BUILT_IN, TAGS, tiny_model, tiny_tokenizer  # noqa: E402
 from trustclip.runs.directory import RunDirectory  # noqa: E402
 from trustclip.settings.stages import RLSettings  # noqa: E402
 from trustclip.tasks.arithmetic import Arithmetic  # noqa: E402
@@ -38,7 +34,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("tiny"), seed=3)
+    return tiny_folder(tmp_path_factory.mktemp("tiny"), seed=3)
 
 
 @pytest.fixture(scope="module")

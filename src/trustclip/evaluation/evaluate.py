@@ -28,19 +28,13 @@ Tasks = Mapping[str, Sequence[Problem]]
 
 @dataclass(frozen=True)
 class Plan:
-    """How an evaluation samples.
+    """How an evaluation samples."""
 
-    Args:
-      k: samples per problem.
-      batch_size: completions per batch, at least ``k`` of them.
-      measures: rewards, in place of the verifier or beside it; None for the verifier alone.
-    """
-
-    k: int
+    k: int  # samples per problem
     style: str | PromptStyle
     seed: int
-    batch_size: int
-    measures: Measures | None = None
+    batch_size: int  # completions per batch, at least k of them
+    measures: Measures | None = None  # in place of the verifier or beside it; None for it alone
 
 
 def sample(
@@ -49,12 +43,7 @@ def sample(
     """Sample and grade every problem, a batch of problems at a time.
 
     The samples of a batch depend only on the seed and its own problems, so any can be repeated.
-
-    Args:
-      backend: draws the completions.
-      tasks: problems by task.
-      plan: how to sample.
-      done: rows of complete batches, which are skipped; see `recover`.
+    Complete batches, of which ``done`` has the rows, are skipped; see `recover`.
 
     Yields:
       Rows of ``samples.jsonl``: task, id, gold, k, response, extracted, tokens, truncated, correct,

@@ -13,9 +13,7 @@ from trustclip.tasks.problem import Problem
 class Measures:
     """Rewards of an evaluation: the first says what is right, the others are means.
 
-    Args:
-      given: the setting `reward`; "correct" is the verifier's check of the final answer.
-      style: where answers stand, for rewards that read them.
+    Given is the setting `reward`, of which "correct" is the verifier's check of the final answer.
 
     Raises:
       ValueError: one cannot be imported or made.

@@ -37,9 +37,8 @@ TOKENIZER_FILES = (
 def check_model(name: str) -> None:
     """Refuse a name or folder that is not a model, before anything heavy is imported.
 
-    Args:
-      name: folder, hub id ``owner/name``, one of `BUILT_IN` or `PRETRAINED`, a GGUF file or a
-        folder with one, or the folder of a LoRA adapter.
+    A model is a folder, a hub id ``owner/name``, one of `BUILT_IN` or `PRETRAINED`, a GGUF file or
+    a folder with one, or the folder of a LoRA adapter.
 
     Raises:
       ValueError: there is no such folder, or it lacks a part of a model: it has no tokenizer, or it
@@ -96,9 +95,7 @@ def _check_hub(name: str) -> None:
 def adapter_of(name: str) -> tuple[Path, str | None] | None:
     """Folder of a LoRA adapter and the name of its base model; None where a text names neither.
 
-    Args:
-      name: a folder with an ``adapter_config.json``, which names the base model, or
-        ``"FOLDER+BASE"`` for another one.
+    The folder's ``adapter_config.json`` names the base model; ``"FOLDER+BASE"`` names another one.
     """
     whole = Path(name)
     folder, _, base = (name, "", "") if whole.exists() else name.rpartition("+")
@@ -116,9 +113,6 @@ def base_of(name: str) -> str:
     """What Transformers loads for a name: itself, a hub id or folder in its place.
 
     That of an adapter is its base model, that of a GGUF file the folder it is `converted` to.
-
-    Raises:
-      ValueError: one of `PRETRAINED` is neither installed nor to be had from the hub.
     """
     found = adapter_of(name)
     base = name if found is None or found[1] is None else found[1]
@@ -152,16 +146,7 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def check_tokenizer(tokenizer: Any, config: Any, name: str) -> None:
-    """Refuse a tokenizer that does not belong to its model: prompts would be empty or nonsense.
-
-    Args:
-      tokenizer: of the model.
-      config: the model's configuration.
-      name: of the model, for the message.
-
-    Raises:
-      ValueError: it encodes text as no tokens, or has tokens that the model lacks.
-    """
+    """Refuse a tokenizer that does not belong to its model: prompts would be empty or nonsense."""
     size, rows = len(tokenizer), config.get_text_config().vocab_size
     if not tokenizer("What is 1 + 2?", add_special_tokens=False)["input_ids"]:
         raise ValueError(
@@ -180,18 +165,9 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Model and tokenizer, ready to generate and to train.
 
-    A tokenizer without a chat template gets that of the prompt style.
-
-    Args:
-      name: folder, GGUF file, hub id, one of `PRETRAINED`, or one of `BUILT_IN` for a fresh,
-        untrained model; of a LoRA adapter, the folder, whose weights are added to those of its
-        base model.
-      prompt_style: see `trustclip.tasks.prompts`.
-      seed: of the weights of a built-in model.
-      dtype: of the weights; "auto" is bfloat16 on a GPU and float32 on a CPU.
-
-    Returns:
-      A Hugging Face causal language model and its tokenizer.
+    A tokenizer without a chat template gets that of the prompt style. A model of `BUILT_IN` is
+    fresh and untrained, its weights drawn by the seed; an adapter's weights are added to those of
+    its base model.
 
     Raises:
       ValueError: no such model, its files are damaged, a weight is NaN or infinite, or its
@@ -246,11 +222,7 @@ def precision(dtype: Dtype) -> Any:
 
 
 def load_tokenizer(name: str, prompt_style: str | PromptStyle) -> Any:
-    """The tokenizer of `load_model`, without the model.
-
-    Raises:
-      ValueError: there is none, or its files are damaged.
-    """
+    """The tokenizer of `load_model`, without the model."""
     if name in BUILT_IN:
         return tiny_tokenizer()
     tokenizer = stored_tokenizer(name)
@@ -259,11 +231,7 @@ def load_tokenizer(name: str, prompt_style: str | PromptStyle) -> Any:
 
 
 def stored_tokenizer(name: str) -> Any:
-    """The tokenizer of a model that is not built in, with the chat template that it came with.
-
-    Raises:
-      ValueError: there is none, or its files are damaged.
-    """
+    """The tokenizer of a model that is not built in, with the chat template that it came with."""
     from transformers import AutoTokenizer
 
     check_model(name)
@@ -276,11 +244,7 @@ def stored_tokenizer(name: str) -> Any:
 
 
 def _merged(model: Any, folder: Path) -> Any:
-    """A model with the weights of an adapter added to its own.
-
-    Raises:
-      ValueError: the adapter is of another model.
-    """
+    """A model with the weights of an adapter added to its own."""
     from peft import PeftModel
 
     try:
@@ -301,15 +265,10 @@ def save_model(
 ) -> None:
     """Write a model that any Hugging Face program loads: adapters merged, tokenizer beside it.
 
-    Every rank must call it; the first one writes, and the others find the whole folder there.
-
-    Args:
-      model: to write, with or without adapters.
-      tokenizer: of the model.
-      folder: to make.
-      prompt: what it was trained with, written beside it as well.
-      what: of a model with adapters: "merged", the whole model; "adapter", the adapter alone, which
-        names its base model; "both", with the adapter in the folder ``adapter``.
+    Every rank must call it; the first one writes, and the others find the whole folder there. The
+    ``prompt`` it was trained with is written beside it as well. ``what`` is written of a model with
+    adapters: "merged", the whole model; "adapter", the adapter alone, which names its base model;
+    "both", with the adapter in the folder ``adapter``.
     """
     from trustclip.durable.zero import assembled, gathered, in_parts
 
@@ -326,8 +285,12 @@ def save_model(
     def write() -> None:
         place, adapter = folder if what == "adapter" else folder / "adapter", None
         if adapted and what != "merged":
+            from peft import get_peft_model_state_dict
+
             # Taken before the weights are merged, written after the folder, which must be new.
-            own = {name: weight.clone() for name, weight in _adapter_of(model).items()}
+            # Not save_embedding_layers="auto": it asks the hub about the base model's embeddings.
+            own = get_peft_model_state_dict(model, save_embedding_layers=False)
+            own = {name: weight.clone() for name, weight in own.items()}
             adapter = model.peft_config["default"], own
         whole = model.merge_and_unload() if adapted and what != "adapter" else model
         with writing_to(folder):
@@ -345,14 +308,6 @@ def save_model(
     by_first(write)
 
 
-def _adapter_of(model: Any) -> dict[str, Any]:
-    """The weights of an adapter, by the names that PEFT gives them in its files."""
-    from peft import get_peft_model_state_dict
-
-    # Not "auto", which asks the hub whether the base model has other embeddings.
-    return get_peft_model_state_dict(model, save_embedding_layers=False)
-
-
 def _write_adapter(folder: Path, config: Any, weights: Mapping[str, Any]) -> None:
     from safetensors.torch import save_file
 
@@ -366,11 +321,6 @@ def lora_config(r: int, alpha: int | None = None, lora: Lora | None = None) -> A
     """LoRA configuration; None for r = 0. By default every linear layer, without dropout.
 
     Dropout would make the ratio differ from 1 before any update: each pass draws its own mask.
-
-    Args:
-      r: rank.
-      alpha: of which the adapters are scaled by alpha / r; 2 r when None.
-      lora: everything else.
     """
     if r == 0:
         return None

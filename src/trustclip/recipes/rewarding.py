@@ -1,6 +1,7 @@
 """The rewards of a training: those that its settings choose, their weights, their records."""
 
 import asyncio
+import hashlib
 import inspect
 import math
 import os
@@ -9,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trustclip.recipes.noise import flipped
 from trustclip.rewards import AnswerReward, SoftOverlong
 from trustclip.rewards.chosen import check_columns, chosen, found, made
 from trustclip.rewards.extraction import Style
@@ -26,17 +26,24 @@ CORRECT = "correct"
 CODE = "code"
 
 
-class NoisyReward:
-    """The binary answer reward, inverted for a share of the completions.
+def flipped(share: float, seed: int, problem: str, sample: str) -> bool:
+    """Whether the reward of a sample is flipped.
 
-    Args:
-      style: where the answer stands; see `trustclip.rewards.extract_answer`.
-      noise: share of the rewards to invert, in [0, 0.5].
-      seed: of the run.
-      label: under which it is logged.
+    Decided by a hash of the sample's key, so that it does not depend on the order of computation,
+    the rank, or earlier random numbers: the update at which it was drawn, and an index.
+
+    Example:
+      >>> sum(flipped(0.1, 0, "p", f"3/{i}") for i in range(10_000)) / 10_000
+      0.099
     """
+    key = f"{seed}/{problem}/{sample}".encode()
+    return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2.0**64
 
-    def __init__(self, style: Any, noise: float = 0.0, seed: int = 0, label: str = CORRECT) -> None:
+
+class NoisyReward:
+    """The binary answer reward, inverted for a share ``noise`` of the completions, in [0, 0.5]."""
+
+    def __init__(self, style: Any, noise: float, seed: int, label: str) -> None:
         self._noise, self._seed = noise, seed
         self.__name__ = label
         self._reward = AnswerReward(style=style)
@@ -58,10 +65,8 @@ class NoisyReward:
     def inverts(self, step: int | None, index: int, identity: str) -> bool:
         """Whether the policy gets the opposite of the true reward.
 
-        Args:
-          step: updates done when the completion was sampled.
-          index: its number in the generation, over all ranks.
-          identity: of the problem.
+        Of the completion of a problem that was sampled after ``step`` updates and has the number
+        ``index`` in its generation, over all ranks.
         """
         return self._noise > 0 and flipped(self._noise, self._seed, identity, f"{step}/{index}")
 
@@ -72,11 +77,6 @@ class NoisyReward:
 
 class Rewards:
     """The reward functions of a training, in the order in which TRL gets them.
-
-    Args:
-      settings: of the training.
-      style: where answers stand.
-      seed: of the run.
 
     Raises:
       ValueError: one cannot be imported or made.
@@ -103,10 +103,9 @@ class Rewards:
         return [function.__name__ for function in self.functions]
 
     def total(self, values: Mapping[str, float | None]) -> float | None:
-        """Weighted sum of one completion's rewards, over those that apply; None if none does.
+        """Weighted sum of one completion's rewards by label; None if none applies.
 
-        Args:
-          values: by label; None or NaN where a reward does not apply.
+        One that does not apply is None or NaN.
         """
         known = {name: v for name, v in values.items() if v is not None and not math.isnan(v)}
         return sum(self._weights[name] * v for name, v in known.items()) if known else None
@@ -114,11 +113,7 @@ class Rewards:
     def tried(
         self, problem: Problem, settings: RLStage, texts: Sequence[str]
     ) -> dict[str, list[float | None]]:
-        """What each reward gives completions of a problem, by label; tokens are counted as 0.
-
-        Raises:
-          RewardError: one fails.
-        """
+        """What each reward gives completions of a problem, by label; tokens are counted as 0."""
         row, count = training_row(problem, settings.style), len(texts)
         columns = {name: [value] * count for name, value in row.items() if name != "prompt"}
         given = {
@@ -168,11 +163,7 @@ def complaints(given: Any) -> Iterable[str]:
 
 
 def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
-    """Refuse problems without what the rewards read, before a model loads.
-
-    Raises:
-      ValueError: a column is missing.
-    """
+    """Refuse problems without a column that the rewards read, before a model loads."""
     check_columns(
         chosen(settings.reward), training_row(problems[0], settings.style), settings.dataset
     )
@@ -203,15 +194,13 @@ def keep_code(run: RunDirectory, settings: Any) -> None:
         text, number = file.read_text(encoding="utf-8"), 1
         folder = run.path / CODE
         folder.mkdir(exist_ok=True)
-        while (copy := _numbered(folder / file.name, number)).exists():
+        copy = folder / file.name
+        while copy.exists():
             if copy.read_text(encoding="utf-8") == text:
                 break
             number += 1
+            copy = folder / f"{file.stem}-{number}.py"
         else:
             copy.write_text(text, encoding="utf-8")
             if number > 1:
                 run.notice(0, "code", f"{file} has changed since the run began: see {copy.name}.")
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path if number == 1 else path.with_stem(f"{path.stem}-{number}")

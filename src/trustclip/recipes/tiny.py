@@ -1,6 +1,5 @@
 """A Qwen3 of 0.4 or 3 million parameters with a byte-level tokenizer, to train on a CPU."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
@@ -79,16 +78,8 @@ def tiny_model(
 ) -> "tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]":
     """Randomly initialised Qwen3 in float32 with tied embeddings, and its tokenizer.
 
-    Args:
-      seed: of the initial weights; the caller's random state is left as it was.
-      layers: transformer blocks, at least 1.
-      hidden: width, a positive multiple of 64 (heads of 32, two query heads per key-value head).
-
-    Returns:
-      The model in evaluation mode and the tokenizer.
-
-    Raises:
-      ValueError: if `layers` or `hidden` is out of range.
+    The model is in evaluation mode; the caller's random state is left as it was. ``hidden`` is a
+    positive multiple of 64: heads of 32, two query heads per key-value head.
 
     Example:
       >>> model, tokenizer = tiny_model(layers=1, hidden=64)
@@ -128,20 +119,3 @@ def tiny_model(
         model = Qwen3ForCausalLM(config).eval()
     model.generation_config = GenerationConfig(do_sample=True, eos_token_id=eos, pad_token_id=pad)
     return model, tokenizer
-
-
-def save_tiny(path: str | Path, seed: int = 0) -> Path:
-    """Folder with a fresh tiny model, loadable by ``AutoModelForCausalLM`` and ``AutoTokenizer``.
-
-    Args:
-      path: folder to write; made if missing.
-      seed: of the initial weights.
-
-    Returns:
-      `path` as a ``Path``.
-    """
-    folder = Path(path)
-    model, tokenizer = tiny_model(seed)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder

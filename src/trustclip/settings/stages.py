@@ -144,10 +144,6 @@ def _no_prompt(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value.values()) == {None}
 
 
-def _trained_samples(value: Any) -> bool:
-    return as_sampler(value).exact
-
-
 def source_of(dataset: str, split: str | None) -> str:
     """A data set with its split as one text, ``NAME@SPLIT``.
 
@@ -363,9 +359,9 @@ class RLStage(Training):
     top_p: ToTrl[UpToOne] = 1.0
     """Nucleus-sampling mass; below 1, samples follow the policy used in the ratio with `replay`
     alone."""
-    sampler: ToEngine[Annotated[Sampler, Since(before=Sampler(), same=_trained_samples)]] = (
-        Sampler()
-    )
+    sampler: ToEngine[
+        Annotated[Sampler, Since(before=Sampler(), same=lambda value: as_sampler(value).exact)]
+    ] = Sampler()
     """Sample from a rounded, quantised or older copy of the policy; tiny models only."""
     replay: ToEngine[Annotated[bool, Since(before=False)]] = False
     """Give every token its probability among those that the sampler could draw, where top-p or

@@ -13,9 +13,9 @@ pytest.importorskip("verl.trainer", reason="verl is not installed here: make ver
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from trustclip.recipes.tiny import save_tiny
+    from tiny_folder import tiny_folder
 
-    return save_tiny(tmp_path_factory.mktemp("model"))
+    return tiny_folder(tmp_path_factory.mktemp("model"))
 
 
 def updates(model: Path, ranks: int, folder: Path, losses: str = "trustclip") -> dict[str, Any]:

@@ -10,32 +10,20 @@ Conversation = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled completion.
+    """One sampled completion."""
 
-    Args:
-      text: without the prompt; answer tags kept, end marks not.
-      tokens: how many were generated, the end mark included.
-      truncated: whether the length limit ended it.
-    """
-
-    text: str
-    tokens: int
-    truncated: bool
+    text: str  # without the prompt; answer tags kept, end marks not
+    tokens: int  # how many were generated, the end mark included
+    truncated: bool  # whether the length limit ended it
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings.
+    """Sampling settings."""
 
-    Args:
-      temperature: 0 for the likeliest token.
-      top_p: nucleus.
-      max_tokens: longest completion, tokens.
-    """
-
-    temperature: float
-    top_p: float
-    max_tokens: int
+    temperature: float  # 0 for the likeliest token
+    top_p: float  # nucleus
+    max_tokens: int  # longest completion
 
 
 class Backend(Protocol):
@@ -59,6 +47,16 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
+def prompt_ids(tokenizer: Any, prompts: Sequence[Conversation], n: int = 1) -> list[list[int]]:
+    """Token ids of prompts, each ``n`` times, up to where the model's answer begins."""
+    template = tokenizer.apply_chat_template
+    return [
+        template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+        for prompt in prompts
+        for _ in range(n)
+    ]
+
+
 class Local:
     """A Hugging Face model in this process.
 
@@ -66,9 +64,7 @@ class Local:
     ``generation_config`` sets applies (suppressed tokens, a repetition penalty). Where nothing but
     a temperature is left, a model of the Llama family on a CPU is decoded by a faster loop.
 
-    Args:
-      batch_size: completions generated at once.
-      stop: asked after each token; True ends all completions there, and they are worth nothing.
+    ``stop`` is asked after each token: True ends all completions there, and they are worth nothing.
     """
 
     def __init__(
@@ -88,15 +84,11 @@ class Local:
         """``n`` completions of each prompt, in batches; see `Backend`."""
         import torch
 
-        ids = [
-            self.tokenizer.apply_chat_template(
-                prompt, add_generation_prompt=True, return_dict=True
-            )["input_ids"]
-            for prompt in prompts
-            for _ in range(n)
-        ]
+        ids = prompt_ids(self.tokenizer, prompts, n)
         flat: list[Completion] = []
-        with torch.random.fork_rng(devices=_devices(self._model)), torch.inference_mode():
+        device = self._model.device
+        devices = [device.index or 0] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.inference_mode():
             torch.manual_seed(seed)
             for start in range(0, len(ids), self._batch_size):
                 flat += self._batch(ids[start : start + self._batch_size])
@@ -150,7 +142,3 @@ class Local:
         tokens = len(ids) if count is None else count
         text = self.tokenizer.decode(ids[:tokens], skip_special_tokens=True)
         return Completion(text, tokens, truncated=count is None and tokens >= limit)
-
-
-def _devices(model: Any) -> list[int]:
-    return [model.device.index or 0] if model.device.type == "cuda" else []

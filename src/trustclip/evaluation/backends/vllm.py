@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trustclip.evaluation.backends.local import Completion, Conversation, Sampling, derived_seed
+from trustclip.evaluation.backends.local import (
+    Completion,
+    Conversation,
+    Sampling,
+    derived_seed,
+    prompt_ids,
+)
 from trustclip.support.names import unknown
 from trustclip.support.text import one_line
 from trustclip.tasks.prompts import PromptStyle, set_chat_template
@@ -31,14 +37,11 @@ _ABOVE = re.compile(r"Engine core|EngineDead|EngineCore encountered|See root cau
 
 @dataclass(frozen=True)
 class Engine:
-    """How an engine is made.
+    """How an engine is made."""
 
-    Args:
-      arguments: of vLLM's ``EngineArgs``, by name, with hyphens or underscores.
-      log: a file for what vLLM prints; None leaves that on the terminal.
-    """
-
+    #: Of vLLM's ``EngineArgs``, by name, with hyphens or underscores.
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: A file for what vLLM prints; None leaves that on the terminal.
     log: Path | None = None
 
 
@@ -47,12 +50,6 @@ DEFAULT = Engine()
 
 class VLLM:
     """A model in vLLM. Prompts of one batch run together: a large ``batch_size`` pays.
-
-    Args:
-      model: folder or hub id.
-      style: prompt style, for a tokenizer without a chat template.
-      seed: of the engine.
-      engine: its arguments, and where its output goes.
 
     Raises:
       ValueError: vLLM is not installed or refuses an argument, or the engine fails, with vLLM's
@@ -121,9 +118,11 @@ class VLLM:
             replies = self._llm.chat(
                 list(prompts), params, chat_template=self._template, use_tqdm=False
             )
-        return [
-            [_completion(output) for output in reply.outputs] * (n // draws) for reply in replies
+        drawn = [
+            [Completion(o.text, len(o.token_ids), o.finish_reason == "length") for o in r.outputs]
+            for r in replies
         ]
+        return [completions * (n // draws) for completions in drawn]
 
 
 class TrainingVLLM:
@@ -141,12 +140,6 @@ class TrainingVLLM:
         self, prompts: Sequence[Conversation], n: int, seed: int
     ) -> list[list[Completion]]:
         """``n`` completions of each prompt, all at once; see `Backend`."""
-        template = self._tokenizer.apply_chat_template
-        ids = [
-            template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-            for prompt in prompts
-            for _ in range(n)
-        ]
         ours = {
             "temperature": self._sampling.temperature,
             "top_p": self._sampling.top_p,
@@ -157,7 +150,9 @@ class TrainingVLLM:
         theirs = {name: getattr(self._generation, name) for name in ours}
         vars(self._generation).update(ours)
         try:
-            _, drawn, *_ = self._generation.generate(ids, None, n)
+            _, drawn, *_ = self._generation.generate(
+                prompt_ids(self._tokenizer, prompts, n), None, n
+            )
         finally:
             vars(self._generation).update(theirs)
         flat = [self._finished(list(tokens)) for tokens in drawn]
@@ -190,11 +185,7 @@ def _package() -> Any:
 
 
 def _parsed(vllm: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as vLLM's own command line reads them.
-
-    Raises:
-      ValueError: an unknown name, or a value that vLLM refuses.
-    """
+    """Arguments as vLLM's own command line reads them."""
     if not arguments:
         return {}
     from vllm.utils.argparse_utils import (  # pyright: ignore[reportMissingImports]
@@ -240,11 +231,7 @@ def _name(value: Any) -> str:
 
 @contextlib.contextmanager
 def _told(log: Path | None) -> Iterator[None]:
-    """Send what this process and those it starts print to a file; one sentence where vLLM fails.
-
-    Raises:
-      ValueError: with the error that vLLM's engine ended with, and what may help.
-    """
+    """Send what this process and those it starts print to a file; one sentence where vLLM fails."""
     start = log.stat().st_size if log and log.exists() else 0
     with _printing_to(log):
         try:
@@ -299,9 +286,3 @@ def _why(failure: Exception, log: str) -> str:
     helps = ", ".join(f"--vllm.{name}" for name in names)
     more = f" Less memory: {helps}, --vllm.enforce-eager true." if memory else ""
     return f"vLLM failed: {text}.{more}"
-
-
-def _completion(output: Any) -> Completion:
-    return Completion(
-        output.text, len(output.token_ids), truncated=output.finish_reason == "length"
-    )

@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trustclip.evaluation.backends.local import prompt_ids
 from trustclip.recipes.checks import schedule_of
 from trustclip.recipes.preflight.memory import Memory
 from trustclip.recipes.tiny import BUILT_IN, tiny_model
@@ -94,12 +95,6 @@ def run_longest(
     exist from the second one on. With vLLM the completions are synthetic, and its own memory is
     not measured.
 
-    Args:
-      recipe: the training, of which the model is loaded.
-      console: gets the result.
-      hardest: see `longest`.
-      memory: the estimate to compare with.
-
     Returns:
       0, or 1 when memory ran out.
     """
@@ -147,8 +142,10 @@ def _too_much(recipe: Recipe, memory: Memory | None, hardest: Longest) -> str | 
     tokens = (4 * samples + 2 * 6 * update) * length
     cores = torch.get_num_threads()
     seconds = weights / 4 * tokens / (CORE_FLOPS * cores)
-    layers = 0 if elsewhere(settings) else settings.max_completion_length
-    seconds += layers * (weights / CORE_BYTES + PER_LAYER * _layers(recipe))
+    if not elsewhere(settings):
+        config = model_shape(recipe.model, settings.style)[0].get_text_config()
+        token = weights / CORE_BYTES + PER_LAYER * config.num_hidden_layers
+        seconds += settings.max_completion_length * token
     if seconds <= PATIENCE:
         return None
     return f"On this CPU it would take about {seconds / 60:.0f} minutes; run it on a GPU."
@@ -157,10 +154,6 @@ def _too_much(recipe: Recipe, memory: Memory | None, hardest: Longest) -> str | 
 def elsewhere(settings: RLStage) -> bool:
     """Whether another program samples: vLLM, or a server."""
     return settings.use_vllm or settings.server != "none"
-
-
-def _layers(recipe: Recipe) -> int:
-    return model_shape(recipe.model, recipe.rl.style)[0].get_text_config().num_hidden_layers
 
 
 def _train_once(recipe: Recipe, hardest: Longest) -> None:
@@ -186,13 +179,8 @@ def _train_once(recipe: Recipe, hardest: Longest) -> None:
 def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: Any) -> Any:
     """A trainer of a recipe that saves and logs nothing, on rewards that teach nothing.
 
-    Both rewards occur in every group, so that no group is skipped for zero advantage.
-
-    Args:
-      recipe: the training; its model is loaded.
-      problems: to sample answers to.
-      folder: for TRL, which wants one.
-      **options: further arguments of the trainer.
+    Both rewards occur in every group, so that no group is skipped for zero advantage. TRL wants a
+    ``folder``; the ``options`` are further arguments of the trainer.
     """
     from datasets import Dataset
 
@@ -222,13 +210,9 @@ def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: 
 def _made_up(prompts: Sequence[Any], trainer: Any) -> Mapping[str, Any]:
     """Completions of full length, in place of vLLM's."""
     tokenizer, length = trainer.processing_class, trainer.max_completion_length
-    rendered = [
-        tokenizer.apply_chat_template(p, add_generation_prompt=True, return_dict=True)["input_ids"]
-        for p in prompts
-    ]
     token = next(n for n in range(len(tokenizer)) if n not in tokenizer.all_special_ids)
     return {
-        "prompt_ids": rendered,
+        "prompt_ids": prompt_ids(tokenizer, prompts),
         "completion_ids": [[token] * length for _ in prompts],
         "logprobs": None,
     }

@@ -72,25 +72,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Sizes of a model and a batch found on the meta device, in bytes.
+    """Sizes of a model and a batch found on the meta device, in bytes."""
 
-    Args:
-      width: of one number of the model.
-      weights: of the model as loaded.
-      adapters: added by LoRA.
-      trained: of all trained weights.
-      head: of the output head, if it is trained, else 0.
-      kept: what one forward pass keeps for the backward pass.
-      largest: the largest single tensor kept.
-    """
-
-    width: int
-    weights: int
-    adapters: int
-    trained: int
-    head: int
-    kept: int
-    largest: int
+    width: int  # of one number of the model
+    weights: int  # of the model as loaded
+    adapters: int  # added by LoRA
+    trained: int  # of all trained weights
+    head: int  # of the output head, if it is trained, else 0
+    kept: int  # what one forward pass keeps for the backward pass
+    largest: int  # the largest single tensor kept
 
 
 def estimate(
@@ -167,9 +157,6 @@ def tuning(
     """Peak memory of fine-tuning on one device, in bytes, as `estimate` has that of RL.
 
     ``length`` is that of the longest prompt with its solution, in tokens.
-
-    Raises:
-      ValueError: the architecture cannot be run on the meta device.
     """
     batch, length = settings.per_device_train_batch_size, min(length, settings.max_length)
     found = footprint(model_config, settings, batch, length, device, dtype)
@@ -286,20 +273,14 @@ def footprint(
     device: str,
     precision: Dtype = "auto",
 ) -> Footprint:
-    """Build the model on the meta device and run a batch through it.
-
-    Args:
-      model_config: configuration of the model.
-      settings: state whether LoRA is used.
-      batch: sequences in a micro-batch.
-      length: of each sequence, tokens.
-      device: see `estimate`.
-      precision: of the weights; see `estimate`.
+    """Build the model on the meta device and run a batch of sequences through it.
 
     Raises:
       ValueError: the architecture cannot be run on the meta device.
     """
     from transformers import AutoModelForCausalLM
+
+    from trustclip.recipes.models import lora_config
 
     usual = "bfloat16" if device == "cuda" else "float32"
     dtype: torch.dtype = getattr(torch, usual if precision == "auto" else precision)
@@ -308,13 +289,18 @@ def footprint(
             model: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype)
             weights = _bytes(model.parameters())
             head = model.get_output_embeddings().weight
-            if settings.lora_r:
-                model = _with_adapters(model, settings)
+            lora = lora_config(settings.lora_r, settings.lora_alpha, settings.lora)
+            if lora is not None:
+                from peft import get_peft_model
+
+                model = get_peft_model(model, lora).get_base_model()
             ids = torch.zeros(batch, length, dtype=torch.long)
             mask = torch.ones(batch, 1, length, length, dtype=torch.bool)
-            run = lambda: model.base_model(ids, attention_mask=mask, use_cache=False)  # noqa: E731
+            model.train()
             with _AsTrained(dtype):
-                kept = _kept(model.train(), run)
+                kept = _kept(
+                    model, lambda: model.base_model(ids, attention_mask=mask, use_cache=False)
+                )
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(
             f"no estimate for the architecture {model_config.model_type!r}: {error}"
@@ -329,16 +315,6 @@ def footprint(
         kept=sum(kept.values()),
         largest=max(kept.values()),
     )
-
-
-def _with_adapters(model: Any, settings: Training) -> Any:
-    from peft import get_peft_model
-
-    from trustclip.recipes.models import lora_config
-
-    return get_peft_model(
-        model, lora_config(settings.lora_r, settings.lora_alpha, settings.lora)
-    ).get_base_model()
 
 
 def _bytes(tensors: Any) -> int:
@@ -359,8 +335,7 @@ def _kept(model: torch.nn.Module, run: Callable[[], Any]) -> Mapping[int, int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = run()
-    del output
+        run()
     return kept
 
 

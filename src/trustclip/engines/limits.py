@@ -15,20 +15,10 @@ from trustclip.constraints.batch import SUPPLIERS
 _TRL = "train it with trustclip.engines.trl"
 _LOOP = "call trustclip.policy_loss from your own training loop"
 
-#: What to do instead, by missing field; your own loop can supply everything.
-_INSTEAD = {
-    name: _TRL
-    for name in (
-        "keys",
-        "entropy",
-        "entropy_old",
-        "kl_old_new",
-        "kl_new_old",
-        "logp_rollout",
-        "logp_average",
-        "lag",
-        "candidates",
-    )
+#: Fields for which to train in TRL instead; your own loop can supply everything.
+_IN_TRL = {
+    *("keys", "entropy", "entropy_old", "kl_old_new", "kl_new_old", "logp_rollout"),
+    *("logp_average", "lag", "candidates"),
 }
 
 
@@ -115,14 +105,14 @@ loss; train it with trustclip.engines.trl.
     start = f"{method.name!r} cannot be trained in {engine}: it"
     for name in method.requires:
         if name not in supply.fields:
-            why = supply.missing.get(
-                name, f"{engine} passes none to a policy loss; {_INSTEAD.get(name, _LOOP)}"
-            )
+            instead = _TRL if name in _IN_TRL else _LOOP
+            why = supply.missing.get(name, f"{engine} passes none to a policy loss; {instead}")
             return f"{start} needs `{name}`, which comes from {SUPPLIERS[name]}, and {why}."
-    if supply.old_is_sampler and (weight := _between_old_and_sampler(method)):
+    weigh = [one.name for one in parts_of(method) if Trait.WEIGHS_OLD_POLICY in one.traits]
+    if supply.old_is_sampler and weigh:
         return (
             f"{start} compares the old policy with the one that sampled, and in {engine} they are "
-            f"the same: {weight.name!r} would do nothing; name its inner method instead."
+            f"the same: {weigh[0]!r} would do nothing; name its inner method instead."
         )
     if Trait.SEES_TURNS in method.traits and supply.no_turns:
         return f"{start} measures turns, and {supply.no_turns}; use level 'sequence' or 'token'."
@@ -166,12 +156,6 @@ def trains_in(method: Method) -> list[str]:
       (['TRL', 'verl', 'your loop'], ['TRL', 'your loop'])
     """
     return [name for name in ("TRL", "verl", "your loop") if refusal(method, ENGINES[name]) is None]
-
-
-def _between_old_and_sampler(method: Method) -> Method | None:
-    """The part of a method that weighs tokens by the ratio of old policy and sampler, if any."""
-    weigh = (one for one in parts_of(method) if Trait.WEIGHS_OLD_POLICY in one.traits)
-    return next(weigh, None)
 
 
 def parts_of(method: Method) -> Iterator[Method]:

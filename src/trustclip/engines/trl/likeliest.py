@@ -50,9 +50,7 @@ def likeliest(logps: Tensor, k: int) -> Likeliest:
     drawable = logps.isfinite().sum(dim=1)  # [rows]
     if k == KEPT:
         k = int(drawable.max())
-        top, ids = logps.topk(k, dim=1)
-        return Likeliest(ids.int(), top, torch.ones_like(drawable, dtype=torch.bool))
-    if k >= logps.shape[1]:
+    elif k >= logps.shape[1]:
         none = logps.new_empty(len(logps), 0, dtype=torch.int32)
         return Likeliest(none, logps, torch.ones_like(logps[:, 0], dtype=torch.bool))
     top, ids = logps.topk(k, dim=1)

@@ -139,13 +139,10 @@ def constraint(settings: Mapping[str, Any]) -> Method:
       >>> constraint({"loss_mode": "trustclip", "method": {"name": "kl2", "delta": 0.05}})
       KL2(delta=0.05, side='outward')
     """
-    mode, spec = settings.get("loss_mode"), settings.get("method")
-    if isinstance(spec, Method):
-        spec = spec.to_dict()
     correction = settings.get("rollout_correction") or {}
     read = {name: correction.get(name) for name in DECISIVE if correction.get(name) is not None}
-    given = (mode, spec, settings.get("method_args"), read)
-    return _constraint(json.dumps(given, default=_plain))
+    given = [settings.get(name) for name in ("loss_mode", "method", "method_args")]
+    return _constraint(json.dumps([*given, read], default=_plain))
 
 
 def _plain(value: Any) -> Any:

@@ -7,11 +7,9 @@ from trustclip.constraints.divergences import categorical_kl, with_rest
 from trustclip.constraints.masked import widen
 from trustclip.head.dispatch import kernel_for
 from trustclip.head.exact import Order, check_order
+from trustclip.head.further import GATHERED
 from trustclip.head.product import Head, Tile, as_head
 from trustclip.head.softmax import Running, fold
-
-#: Gathered rows of the weight that a block of tokens holds, in numbers: 64 MiB of float32.
-_GATHERED = 1 << 24
 
 
 @torch.no_grad()
@@ -154,7 +152,7 @@ def logp_of(
     """
     head = _whole(as_head(weight, bias, temperature))
     logp = hidden.new_empty(ids.shape, dtype=head.dtype)
-    rows = max(1, _GATHERED // max(1, ids.shape[1] * head.weight.shape[1]))
+    rows = max(1, GATHERED // max(1, ids.shape[1] * head.weight.shape[1]))
     for start in range(0, len(ids), rows):
         block = slice(start, start + rows)
         z = head.logits_of(hidden[block], ids[block])  # [rows, K]

@@ -27,17 +27,12 @@ from trustclip.head import measured
 FastPath = Literal["head", "decoder", "skipping", "foresight", "sharing"]
 
 #: Precision of the decoder by that of the trainer's passes; None for that of the weights.
-_DTYPES = {"no": None, "bf16": torch.bfloat16}
+DTYPES = {"no": None, "bf16": torch.bfloat16}
 
 
 def obstacle(path: FastPath, trainer: Any) -> str | None:
     """The reason why a trainer, once TRL has constructed it, cannot take a fast path, or None."""
     return next(_REASONS[path](trainer), None)
-
-
-def decoding_dtype(trainer: Any) -> torch.dtype | None:
-    """What the decoder of a trainer that takes it computes in; None for the weights' own."""
-    return _DTYPES[trainer.accelerator.mixed_precision]
 
 
 def unrecorded(trainer: Any) -> str | None:
@@ -182,7 +177,7 @@ def _elsewhere(trainer: Any) -> Iterator[str]:
         yield "another engine samples (vLLM or continuous batching)"
     if trainer.rollout_func is not None:
         yield "rollout_func samples"
-    if trainer.accelerator.mixed_precision not in _DTYPES:
+    if trainer.accelerator.mixed_precision not in DTYPES:
         yield f"passes run under {trainer.accelerator.mixed_precision} autocast"
     if trainer.accelerator.distributed_type not in ("NO", "MULTI_CPU"):
         yield f"the model is wrapped for {trainer.accelerator.distributed_type}"

@@ -289,7 +289,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         copies = self._copies
         if self._mode == "eval":
             copies = Copies(likeliest=copies.likeliest)
-        dtype = fast_paths.decoding_dtype(self)
+        dtype = fast_paths.DTYPES[self.accelerator.mixed_precision]
         decoder, version = copies.next(self._unwrapped(), self.state.global_step, dtype)
         phase.lag = self.state.global_step - version
         limit, ends = self.max_completion_length, set(end_tokens(self))

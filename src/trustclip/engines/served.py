@@ -60,10 +60,6 @@ class ServedSampler:
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Token ids of one completion of each prompt, and their log-probabilities, nats.
 
-        Args:
-          prompts: token ids.
-          seeds: one for each.
-
         Raises:
           ValueError: the server refused, cannot be reached, or does not name ids with
             log-probabilities.
@@ -162,12 +158,9 @@ def complaints(
 ) -> Iterator[str]:
     """What a server lacks for sampling the completions of a training, one sentence each.
 
-    Args:
-      sampler: the server; asked for a few tokens.
-      weights: what it is to have.
-      tokenizer: of the policy.
-      plain: whether tokens are drawn at temperature 1 from the whole vocabulary, so that raw
-        log-probabilities are those of the draw.
+    It is asked for a few tokens, must have the weights and the policy's tokenizer, and is to tell
+    the log-probabilities of the draw; ``plain``: tokens are drawn at temperature 1 from the whole
+    vocabulary, so that raw ones are those.
     """
     try:
         own = tokenizer.encode(_SPECIMEN, add_special_tokens=False)

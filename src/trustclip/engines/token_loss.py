@@ -59,13 +59,7 @@ def means(
     Shares of a subset of the tokens are left out: no engine averages those correctly. Of whole
     completions there is the mean ratio to the sampler, over those of the micro-batch, and the mean
     of its square: the square of the one over the other is the effective sample size. They are left
-    out, too, where an engine sums.
-
-    Args:
-      batch: the tokens.
-      surrogate: the method's surrogate of them.
-      tokens: what to divide by; the tokens of this batch when None.
-      method: the method, for its gate's share against the sampler.
+    out, too, where an engine sums and ``tokens``, those of the update, is given.
     """
     count = batch.mask.sum().clamp(min=1) if tokens is None else tokens
     found = {}

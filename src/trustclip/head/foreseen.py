@@ -93,12 +93,9 @@ class Foreseen:
                 add_product(self.bias[columns, None], weights.T, factor[:, None].to(weights.dtype))
 
     def scale(self, arrived: Tensor) -> float | None:
-        """The number that all foreseen coefficients have to be multiplied by; None if none fits.
+        """The number that takes all foreseen coefficients to those that arrived; None if none does.
 
         Waits for the device once.
-
-        Args:
-          arrived: gradient of the loss in each log-probability. Shape [N].
         """
         foreseen, arrived = self.coefficients.double(), arrived.double()
         scale = (foreseen @ arrived) / (foreseen @ foreseen).clamp(min=torch.finfo().tiny)

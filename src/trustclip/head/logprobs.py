@@ -242,18 +242,11 @@ class _Score(torch.autograd.Function):
 def _pass(
     head: Head, hidden: Tensor, ids: Tensor, plan: Plan, biased: bool
 ) -> tuple[Running, Tensor | None, Foreseen | None]:
-    """One pass over the head's tiles.
-
-    Args:
-      head: the head.
-      hidden: Shape [N, H].
-      ids: as columns of the head's own rows. Shape [N].
-      plan: with ``foresee`` if the gradient of the weight is to be made.
-      biased: that of the bias, too.
+    """One pass over the head's tiles; ``ids`` are columns of the head's own rows.
 
     Returns:
       Softmax statistics; expected rows of the weight [N, H], if planned; gradients of weight and
-      bias, if foreseen.
+      bias (if ``biased``), if foreseen.
     """
     tokens, rounds = len(hidden), head.compute_dtype != head.dtype
     start = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)

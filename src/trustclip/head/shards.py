@@ -64,12 +64,7 @@ class Shard:
 
 
 def shard_of(weight: Tensor, group: Any) -> Shard:
-    """Which rows of a vocabulary the weight has; call it on every rank of the group.
-
-    Args:
-      weight: this rank's rows. Shape [rows, H].
-      group: process group in which ranks are in the order of their rows.
-    """
+    """Which rows of a vocabulary the weight has; call it on every rank of the group."""
     sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=weight.device)
     rank = dist.get_rank(group)
     sizes[rank] = len(weight)

@@ -137,15 +137,10 @@ def logp_of(
     bias: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    r"""Log-probabilities of a few tokens of each row: K dot products per token, no product.
+    """Log-probabilities of a few tokens of each row: K dot products per token, no product.
 
-    Args:
-      hidden: last hidden states. Shape [N, H].
-      log_partition: `Scores.log_partition` of them, from `score` with the same head. Shape [N].
-      weight: $W$, or a `Head`. Shape [V, H].
-      ids: int64. Shape [N, K].
-      bias: $b$. Shape [V].
-      temperature: $T$, that of the score.
+    ``log_partition`` is `Scores.log_partition` of these states with the same head; bias and
+    temperature are that score's.
 
     Returns:
       Nats, float32 at least, without gradient. Shape [N, K].

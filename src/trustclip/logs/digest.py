@@ -107,13 +107,10 @@ _NEED_OLD = ("off_policy", "ratio", "k1", "k2", "k3", "ess", "parts")
 
 
 def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) -> Digest:
-    """Metrics of all steps, and sums for each word, in one pass.
+    """Metrics of all steps, and sums for each word, in one pass over rows in order of their steps.
 
-    Args:
-      path: for messages.
-      rows: in the order of their steps.
-      two_policies: whether the trainer measures its ratio against the sampler, so that ``logp_old``
-        is the sampler's, too.
+    ``two_policies``: the trainer measures its ratio against the sampler, so that ``logp_old`` is
+    the sampler's, too.
 
     Raises:
       ValueError: there is no row, or steps that are done come again, as in two joined files.

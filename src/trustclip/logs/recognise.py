@@ -31,9 +31,6 @@ def read_log(path: Path) -> Log:
 def token_rows(path: Path) -> Iterator[TokenRow]:
     """The tokens of a log, one completion at a time, without computing anything from them.
 
-    Args:
-      path: a file of tokens, prime-rl's token export, or a folder that holds one of them.
-
     Raises:
       ValueError: there is no such log, or it has no tokens.
     """

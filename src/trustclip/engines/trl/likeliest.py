@@ -35,12 +35,10 @@ class Likeliest(NamedTuple):
 
 
 def likeliest(logps: Tensor, k: int) -> Likeliest:
-    """The k likeliest tokens of each row, or all.
+    """The k likeliest tokens of each row of normalised log-probabilities [rows, vocabulary].
 
-    Args:
-      logps: normalised; -inf where cut off. Shape [rows, vocabulary].
-      k: how many; all of them, in their order, where k is the vocabulary's size or more; `KEPT` for
-        those that can be drawn, as many as the row with the most has.
+    All of them, in their order, where k is the vocabulary's size or more; with `KEPT` those that
+    can be drawn (the others are -inf), as many as the row with the most has.
 
     Example:
       >>> found = likeliest(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]).log(), 2)

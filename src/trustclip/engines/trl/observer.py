@@ -62,10 +62,7 @@ def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
 
 
 def stock_method(args: Any) -> Method:
-    """The method with the gradient of TRL's own loss.
-
-    Args:
-      args: a `trl.GRPOConfig`.
+    """The method with the gradient of TRL's own loss under a `trl.GRPOConfig`.
 
     Raises:
       ValueError: settings whose gradient is that of no method.

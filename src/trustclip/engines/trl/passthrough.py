@@ -76,14 +76,9 @@ _HARMLESS = {"cache_implementation", "disable_compile", "stop_strings", "use_cac
 
 
 def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Find invalid or unsupported fields among those to pass through.
+    """Invalid or unsupported fields among those to pass through, each with what is wrong.
 
-    Args:
-      given: value by field.
-      own: names of the settings of a recipe's section ``rl``, which are set there.
-
-    Yields:
-      Field, and what is wrong with it.
+    ``own`` are the names of the settings of a recipe's section ``rl``, which are set there.
     """
     fields = {f.name: f for f in dataclasses.fields(ConstrainedGRPOConfig) if f.init}
     hints = get_type_hints(ConstrainedGRPOConfig)

@@ -66,9 +66,7 @@ class Generating:
     def known(self, attention_mask: Tensor, length: int) -> Tensor | None:
         """Log-probabilities of the completions, if the decoder sampled them from this policy.
 
-        Args:
-          attention_mask: of prompts and completions. Shape [batch, prompt + length].
-          length: of the longest completion, tokens.
+        ``attention_mask`` is that of prompts and completions, [batch, prompt + length].
         """
         if len(self.sampled) != 1:
             return None

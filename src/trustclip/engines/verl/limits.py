@@ -48,11 +48,9 @@ _CARRY = (
 
 
 def carries(correction: Mapping[str, Any]) -> bool:
-    """Whether verl's weights are the whole ratio old / sampler of each token, from which the
-    sampler's log-probabilities follow.
+    """Whether verl's weights under its section ``rollout_correction`` are the ratio old / sampler.
 
-    Args:
-      correction: the section ``rollout_correction``.
+    The whole ratio of each token: the sampler's log-probability then follows from it.
 
     Example:
       >>> carries({"rollout_is": "token", "rollout_is_threshold": float("inf")})
@@ -73,11 +71,7 @@ def carries(correction: Mapping[str, Any]) -> bool:
 
 
 def supply(settings: Mapping[str, Any]) -> Supply:
-    """What verl passes to a policy loss under its settings.
-
-    Args:
-      settings: of the policy loss; ``rollout_correction`` is the section of that name.
-    """
+    """What verl passes to a policy loss under its settings, ``rollout_correction`` among them."""
     correction = settings.get("rollout_correction") or {}
     most = limits.ENGINES["verl"]
     if correction.get("bypass_mode"):
@@ -100,11 +94,7 @@ def _shadows(given: str) -> tuple[Method, ...]:
 
 
 def check_watched(settings: Mapping[str, Any], loss_modes: Collection[str]) -> str:
-    """The loss mode that ``loss_mode=trustclip_watch`` trains with.
-
-    Args:
-      settings: verl's policy-loss settings.
-      loss_modes: every name in verl's registry.
+    """The loss mode that ``loss_mode=trustclip_watch`` trains with, one of verl's registry.
 
     Raises:
       ValueError: a method is set, which would be ignored; or no such loss mode, or one of

@@ -48,18 +48,15 @@ class Generation:
 
 
 def surprisal(sums: Tensor, of_each: int) -> tuple[float | None, float | None]:
-    r"""Entropy of the policy that sampled, without a bias, from what it sampled.
+    r"""Entropy of the policy that sampled, nats a token, and its standard error over problems.
 
     $E[-\log\pi(y_t)]$ is the entropy at $t$, so the mean of $-\log\pi$ over all tokens estimates
-    the mean entropy, with or without an advantage.
+    the mean entropy without a bias, with or without an advantage. None without a token, and for the
+    error of one problem.
 
     Args:
       sums: of each completion the sum of $-\log\pi$ and its tokens. Shape [completions, 2].
       of_each: completions of each problem, which follow one another.
-
-    Returns:
-      The entropy, nats a token, None without a token; and its standard error over problems, None
-      for one problem.
 
     Example:
       >>> surprisal(torch.tensor([[2.0, 4.0], [2.0, 4.0], [4.0, 4.0], [4.0, 4.0]]), 2)

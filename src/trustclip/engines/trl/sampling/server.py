@@ -13,13 +13,10 @@ from trustclip.engines.trl.config import ConstrainedGRPOConfig
 
 
 class Following:
-    """The server of a trainer with ``server`` set.
+    """The server of a trainer with ``server`` set, whose construction by TRL is complete.
 
     The weights go through a file in the output folder, which is gone when the server has read it.
     Seeds are drawn from PyTorch's random numbers, whose state checkpoints hold.
-
-    Args:
-      trainer: a `ConstrainedGRPOTrainer` whose construction by TRL is complete.
 
     Raises:
       ValueError: the server lacks something.

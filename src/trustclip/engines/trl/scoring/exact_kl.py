@@ -164,13 +164,9 @@ class KLWatch:
     def keep(
         self, model: nn.Module, old: Evidence, sampled: Tensor, logp_old: Tensor
     ) -> dict[str, Tensor]:
-        """The entries to add to TRL's inputs about the policy that sampled.
+        """The entries to add to TRL's inputs about the policy that sampled, given its evidence.
 
-        Args:
-          model: in training.
-          old: evidence of its pass.
-          sampled: ids of the completions. Shape [batch, time].
-          logp_old: their log-probabilities, nats. Shape [batch, time].
+        ``sampled`` are ids of the completions, ``logp_old`` their log-probabilities. [batch, time]
         """
         kept = {}
         if self._orders:
@@ -202,19 +198,10 @@ class KLWatch:
         new: Evidence | None,
         rows: Tensor | None,
     ) -> dict[str, Tensor]:
-        """Divergences in nats of the unmasked tokens that were scored; 0 elsewhere.
+        """Divergences in nats of the unmasked tokens that were scored, by field; 0 elsewhere.
 
-        Without recorded passes (``new`` is None) the policy is still the one that sampled.
-
-        Args:
-          model: the policy in training.
-          inputs: of TRL's loss.
-          mask: True for completion tokens. Shape [batch, time].
-          new: evidence of the completions that were scored.
-          rows: indices of those completions; None for all.
-
-        Returns:
-          Divergence by field of `TokenBatch`. Shape [batch, time].
+        ``new`` is the evidence of the completions in ``rows``; without it the policy is still the
+        one that sampled. ``mask`` and each divergence are [batch, time].
         """
         if not (self._required or self.wants(inputs)):
             return {}

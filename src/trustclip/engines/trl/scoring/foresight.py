@@ -29,11 +29,7 @@ def told(
 ) -> Iterator[None]:
     """Tell the head of a trainer's model what the loss will do, for the passes in the block.
 
-    Args:
-      trainer: a `ConstrainedGRPOTrainer` in training that takes the fast path ``"foresight"``.
-      inputs: of its loss.
-      rows: indices of the completions that are scored; None for all.
-      on_policy: whether the policy in training is the one that sampled, so that ratios are 1.
+    The trainer takes the fast path ``"foresight"``; ``rows`` are the completions that are scored.
     """
     old = inputs.get("old_per_token_logps")
     mask = token_mask(inputs)
@@ -59,13 +55,9 @@ def told(
 
 
 def weights(inputs: Mapping[str, Any], mask: Tensor, loss_type: str, corrected: bool) -> Tensor:
-    """Minus the weight of each token in TRL's loss, up to a factor that all tokens share.
+    """Minus the weight of each token in TRL's loss [batch, time], up to a factor that all share.
 
-    Args:
-      inputs: of TRL's loss.
-      mask: True for tokens in the loss. Shape [batch, time].
-      loss_type: one of `LOSS_TYPES`.
-      corrected: TRL multiplies by its correction for vLLM.
+    ``corrected``: TRL multiplies by its correction for vLLM.
     """
     found = -mask.float()
     if loss_type == "grpo":

@@ -77,10 +77,6 @@ def use_head(model: nn.Module, temperature: float) -> Request:
     that whatever shards its weight (FSDP2, DeepSpeed ZeRO-3) gathers it as for any module's pass
     and hands the gradient on.
 
-    Args:
-      model: causal language model, or an adapter around one; see `fast_paths.obstacle`.
-      temperature: that of sampling.
-
     Returns:
       The request that it answers, which the caller may change between passes.
     """

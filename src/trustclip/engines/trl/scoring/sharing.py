@@ -48,10 +48,7 @@ class Packed:
     def of(cls, ids: Tensor, mask: Tensor, labels: Tensor) -> "Packed | None":
         """Pack a batch; None where nothing is scored or some row has no prompt.
 
-        Args:
-          ids: Shape [B, L].
-          mask: 1 for tokens, 0 for padding. Shape [B, L].
-          labels: -100 where nothing is scored. Shape [B, L].
+        All are [B, L]: mask 1 for tokens and 0 for padding, labels -100 where nothing is scored.
         """
         scored = labels != -100
         start = int(scored.any(dim=0).float().argmax())  # column of the first completion token
@@ -137,9 +134,7 @@ def attention(
 def regrouped(parts: list[dict[str, Any]], window: int) -> list[dict[str, Any]]:
     """Micro-batches with the completions of a prompt together, prompts as they first come.
 
-    Args:
-      parts: micro-batches of a generation, of equal size.
-      window: how many of them share their completions anew: those of an update, or all.
+    ``window`` of them share their completions anew: those of an update, or all of a generation.
 
     Raises:
       ValueError: a tensor that has not one row for each completion, such as patches of images.

@@ -149,7 +149,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
-        fast_paths.check_sampler(self)
+        fast_paths.check_sampler(self)  # refuses before a server is asked or the model is changed
         self._braking = Braking(args.braking())
         if self._braking.brake.on:
             self.add_callback(self._braking)
@@ -162,7 +162,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self._copies = Copies(args.sampling(), args.kept_candidates())
         if self.use_vllm and self._copies.likeliest:
             returned.allow(self.vllm_generation, self._asked_of_vllm())
-        self._request = self._put_head()
+        self._request = self._put_head()  # before the divergences, which take what this head finds
         self._watch = KLWatch(
             self._unwrapped(),
             self.method,
@@ -178,7 +178,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
                 "from 1 before any update. Set disable_dropout=True, and lora_dropout=0.",
                 stacklevel=2,
             )
-        attach_recorders(self)
+        attach_recorders(self)  # last: they write down settings of a trainer that will train
 
     def _takes(self, path: fast_paths.FastPath) -> bool:
         """Whether a fast path is taken; the reason for declining it is logged once."""
@@ -198,8 +198,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
                 sharing.share_prompts(hidden.language_model(self._unwrapped()))
                 request.shares = True
             return request
-        reason = fast_paths.obstacle("head", self)
         if self.args.head == "trustclip":
+            reason = fast_paths.obstacle("head", self)
             raise ValueError(f"head='trustclip' cannot serve this model: {reason}. Use 'auto'.")
         return None
 
@@ -220,7 +220,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         finally:
             self._phase, self.unfinished = None, "update"
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
-        self._number_completions(output)
+        self._number_completions(output)  # first: keys of tokens and all records go by the numbers
         output["sampled"] = output["generated"] - phase.lag
         seen = phase.seen(old)
         if seen.entropies is not None:
@@ -384,6 +384,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if rows is not None:
             input_ids, mask = input_ids[rows], mask[rows]
         anchor = None
+        # Before the pass with a graph, whose weights must be the policy's until backward.
         if self._average is not None:
             self._average.follow(self.state.global_step)
             with self._average.in_place():
@@ -405,13 +406,14 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
         if rows is not None:
             logps, entropies = widened(inputs, rows, logps, entropies)
-        if on_policy:
-            inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
+        if on_policy:  # so that the ratio is exactly 1; not sooner: skipped rows take the old ones
+            inputs.pop("old_per_token_logps", None)
         measured = {"entropy": entropies.detach(), **kl}
         if anchor is not None:  # a skipped completion counts as one at ratio 1
             measured["logp_average"] = anchor if rows is None else spread(anchor, rows, logps)
         if further is not None:
             measured["candidates"] = candidates.of_inputs(inputs, further, rows, on_policy)
+        # TRL goes on from here to its loss, and finds our advantages and bounds in its place.
         phase.gate = self._constrain(inputs, logps.detach(), measured)
         self._measure(phase, rows)
         return logps, entropies, aux
@@ -427,7 +429,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             loss = super()._compute_loss(model, phase.inputs)
         finally:
             self._phase = None
-            self._open_clip()
+            self._open_clip()  # the bounds were those of this micro-batch
         if phase.gate is None:
             raise RuntimeError(
                 "this release of TRL computed its loss without asking for log-probabilities, "
@@ -547,6 +549,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
 
     def _restore(self, progress: dict[str, Any]) -> None:
         super()._restore(progress)
+        # A checkpoint lies between two updates: nothing of the one that was given up may count.
         self._update = diagnostics.Window()
         self._braking.forget()
         self._forget_update()

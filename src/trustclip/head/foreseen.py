@@ -48,13 +48,9 @@ class Foreseen:
         self._scaled = weight.new_empty(rows, weight.shape[1], dtype=head.compute_dtype)
 
     def add(self, block: slice, operand: Tensor, running: Running, gap: Tensor) -> None:
-        """Add a block, whose weights are kept.
+        """Add a block of rows, whose weights are kept and statistics complete.
 
-        Args:
-          block: its rows.
-          operand: their hidden states, as they enter products. Shape [rows, H].
-          running: their statistics, complete.
-          gap: how far their largest logit as of each tile was below the last. Shape [tiles, rows].
+        ``gap`` [tiles, rows]: how far the largest logit as of each tile was below the last.
         """
         rows = torch.arange(block.start, block.stop, device=operand.device)
         given = self._foresee(rows, running.logp, running.entropy)

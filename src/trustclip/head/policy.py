@@ -128,19 +128,12 @@ def _options(given: dict[str, Any]) -> Options:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The tokens as rows of the head.
+    """The tokens as rows of the head."""
 
-    Args:
-      hidden: Shape [N, H].
-      ids: -100 where masked. Shape [N].
-      places: of each row in ``[batch, time]``, flattened. Shape [N].
-      shape: (batch, time).
-    """
-
-    hidden: Tensor
-    ids: Tensor
-    places: Tensor
-    shape: tuple[int, int]
+    hidden: Tensor  # [N, H]
+    ids: Tensor  # -100 where masked. [N]
+    places: Tensor  # of each row in [batch, time], flattened. [N]
+    shape: tuple[int, int]  # batch, time
 
     @classmethod
     def of(cls, batch: TokenBatch, hidden: Tensor, ids: Tensor) -> "_Rows":

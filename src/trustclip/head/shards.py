@@ -13,17 +13,11 @@ from trustclip.head.softmax import Running
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of a vocabulary that the ranks of a group share.
-
-    Args:
-      group: the process group.
-      first: number of this rank's first token.
-      tokens: size of the vocabulary.
-    """
+    """Rows of a vocabulary that the ranks of a group share."""
 
     group: Any
-    first: int
-    tokens: int
+    first: int  # number of this rank's first token
+    tokens: int  # size of the vocabulary
 
     def add(self, x: Tensor) -> Tensor:
         """Sum over the group, in place."""

@@ -86,19 +86,13 @@ class Words:
 
 @dataclass(frozen=True)
 class Digest:
-    """What the tokens of a log say.
+    """What the tokens of a log say."""
 
-    Args:
-      rows: a row a step, with our metrics (``trustclip/...``).
-      words: sums for each different token; empty where tokens have neither text nor id.
-      has: columns that every row had.
-    """
-
-    rows: Sequence[Row]
-    words: Words
+    rows: Sequence[Row]  # a row a step, with our metrics (``trustclip/...``)
+    words: Words  # empty where tokens have neither text nor id
     completions: int
     tokens: int
-    has: frozenset[str]
+    has: frozenset[str]  # columns that every row had
 
 
 #: Metrics that need a column; without it, what the window computes has no meaning.

@@ -14,15 +14,10 @@ from trustclip.support.jsonl import Row, parsed
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often the policy was updated on one generation of samples, and how that is known.
+    """How often the policy was updated on one generation of samples, and how that is known."""
 
-    Args:
-      updates: per generation; 1 means that every token was trained on at ratio 1.
-      basis: the figures it follows from, in words.
-    """
-
-    updates: float
-    basis: str
+    updates: float  # per generation; 1 means that every token was trained on at ratio 1
+    basis: str  # the figures it follows from, in words
 
 
 @dataclass(frozen=True)

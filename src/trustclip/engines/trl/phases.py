@@ -13,19 +13,12 @@ from trustclip.engines.trl.scoring.exact_kl import Evidence
 
 @dataclass(frozen=True)
 class Seen:
-    """What a pass over the completions gave and left.
+    """What a pass over the completions gave and left."""
 
-    Args:
-      logps: that TRL got. Shape [batch, time].
-      evidence: for exact divergences, if it was wanted.
-      entropies: if the method requires them.
-      further: log-probabilities of the sampler's likeliest tokens, where they are kept.
-    """
-
-    logps: Tensor | None
-    evidence: Evidence | None = None
-    entropies: Tensor | None = None
-    further: Tensor | None = None
+    logps: Tensor | None  # that TRL got. [batch, time]
+    evidence: Evidence | None = None  # for exact divergences, if it was wanted
+    entropies: Tensor | None = None  # if the method requires them. [batch, time]
+    further: Tensor | None = None  # of the sampler's likeliest tokens, if kept. [batch, time, k]
 
 
 @dataclass
@@ -79,14 +72,8 @@ class Generating:
 
 @dataclass
 class Training:
-    """The loss of a micro-batch is computed.
+    """The loss of a micro-batch is computed; what the method makes of it is there once TRL asks."""
 
-    Args:
-      inputs: TRL's dictionary, of which this is a copy.
-      gate: the tokens and what the method made of them, once TRL has asked for log-probabilities.
-      coefficient: gradient of the objective in each log-probability, by then. Shape [batch, time].
-    """
-
-    inputs: dict[str, Any]
+    inputs: dict[str, Any]  # a copy of TRL's
     gate: tuple[TokenBatch, Surrogate] | None = None
-    coefficient: Tensor | None = None
+    coefficient: Tensor | None = None  # gradient in each log-probability. [batch, time]

@@ -27,15 +27,10 @@ CANDIDATES = (
 
 @dataclass
 class Asked:
-    """Further tokens whose log-probabilities are wanted of the passes in which they are asked.
+    """Further tokens whose log-probabilities are wanted of the passes in which they are asked."""
 
-    Args:
-      ids: of each completion, in the order of the passes: as in `Likeliest`. [batch, time, k]
-      found: the log-probabilities, pass by pass. Leading shape [rows, positions].
-    """
-
-    ids: Tensor
-    found: list[Tensor] = field(default_factory=list)
+    ids: Tensor  # as in `Likeliest`, in the order of the passes. [batch, time, k]
+    found: list[Tensor] = field(default_factory=list)  # of each pass. [rows, positions, k]
     _row: int = 0
 
     def of_pass(self, rows: int, width: int) -> Tensor:

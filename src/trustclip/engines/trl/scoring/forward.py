@@ -19,27 +19,17 @@ from trustclip.head.logprobs import Plan, scored
 
 #: Arguments of a pass in which prompts can be shared.
 _PACKED = {
-    "input_ids",
-    "attention_mask",
-    "return_dict",
-    "output_attentions",
-    "output_hidden_states",
+    *("input_ids", "attention_mask", "return_dict", "output_attentions", "output_hidden_states"),
 }
 
 
 @dataclass
 class Scored(ModelOutput):
-    """Result of a forward pass as the trainer reads it; zero where a label is -100.
+    """Result of a forward pass as the trainer reads it; zero where a label is -100."""
 
-    Args:
-      log_probs: of each next-token label, nats. Shape [batch, time - 1].
-      entropy: of each next-token distribution, nats, if requested. Shape [batch, time - 1].
-      aux_loss: None; models with a router's loss keep TRL's head.
-    """
-
-    log_probs: Tensor | None = None
-    entropy: Tensor | None = None
-    aux_loss: Tensor | None = None
+    log_probs: Tensor | None = None  # of each next-token label, nats. [batch, time - 1]
+    entropy: Tensor | None = None  # of its distribution, nats, if requested. [batch, time - 1]
+    aux_loss: Tensor | None = None  # models with a router's loss keep TRL's head
 
 
 @dataclass

@@ -37,7 +37,7 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
     if not path.exists():
         raise ValueError(f"{path}: there are no tokens, and no such file or folder.")
     source, place = located(path)
-    if not _has_tokens(source):
+    if not hasattr(source, "rows"):
         raise ValueError(
             f"{place} has no tokens; expected {prime_rl.LOOKED_FOR} or {neutral.LOOKED_FOR}."
         )
@@ -50,11 +50,7 @@ def holds_tokens(path: Path) -> bool:
     Raises:
       ValueError: it is no log, or several.
     """
-    return _has_tokens(located(path)[0])
-
-
-def _has_tokens(source: ModuleType) -> bool:
-    return hasattr(source, "rows")
+    return hasattr(located(path)[0], "rows")
 
 
 def located(path: Path) -> tuple[ModuleType, Path]:

@@ -24,26 +24,18 @@ _IN_TRL = {
 
 @dataclass(frozen=True)
 class Supply:
-    """What an engine passes to a method.
+    """What an engine passes to a method."""
 
-    Args:
-      engine: its name in sentences.
-      fields: optional fields of `TokenBatch` that it has.
-      missing: why these settings supply a field no longer, and which would, by field.
-      whole_loop: whether it is a trainer, with statistics over all ranks and an end of an update,
-        and not only a caller of a loss.
-      kl_gradient: whether the exact KL divergences come with their gradient.
-      old_is_sampler: whether the old policy is the one that sampled: there is no other.
-      no_turns: why gaps in the mask are no turns of a completion; empty where they are.
-    """
-
-    engine: str
-    fields: frozenset[str] = frozenset()
+    engine: str  # its name in sentences
+    fields: frozenset[str] = frozenset()  # optional fields of `TokenBatch` that it has
+    #: Why these settings supply a field no longer, and which would, by field.
     missing: Mapping[str, str] = field(default_factory=dict)
+    #: It is a trainer, with statistics over all ranks and an end of an update, and not only a
+    #: caller of a loss.
     whole_loop: bool = False
-    kl_gradient: bool = False
-    old_is_sampler: bool = False
-    no_turns: str = ""
+    kl_gradient: bool = False  # exact KL divergences come with their gradient
+    old_is_sampler: bool = False  # the old policy is the one that sampled: there is no other
+    no_turns: str = ""  # why gaps in the mask are no turns of a completion; empty where they are
 
     def without(self, name: str, why: str) -> Self:
         """The same without a field; ``why`` ends the sentence *"it needs `name`, and ..."*."""

@@ -26,10 +26,6 @@ def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate
     sums have one gradient, but only here does a weight on an entry weigh that token alone: at
     sequence level $J_t$ depends on every token of its sequence.
 
-    Args:
-      chosen: the method.
-      batch: the tokens.
-
     Returns:
       (per-token loss, surrogate); the loss is 0 where masked. Shape [batch, time].
 

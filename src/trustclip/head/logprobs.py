@@ -110,17 +110,12 @@ _IMPOSSIBLE = -1e25
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pass over the head's tiles computes in addition to log-probabilities.
-
-    Args:
-      entropy: entropies.
-      mean: `Scores.mean` also where no gradient needs it, at one product.
-      foresee: the coefficients, for a weight that is trained: its gradient is then made in the
-        forward pass, and backward needs no tile if they arrive as foreseen, up to a common factor.
-    """
+    """What a pass over the head's tiles computes in addition to log-probabilities."""
 
     entropy: bool = True
-    mean: bool = False
+    mean: bool = False  # `Scores.mean` also where no gradient needs it, at one product
+    #: The coefficients, for a weight that is trained: its gradient is then made in the forward
+    #: pass, and backward needs no tile if they arrive as foreseen, up to a common factor.
     foresee: Foresee | None = None
 
 

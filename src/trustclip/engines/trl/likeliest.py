@@ -16,18 +16,11 @@ KEPT = -1
 
 
 class Likeliest(NamedTuple):
-    """The likeliest tokens of some distributions.
+    """The likeliest tokens of some distributions; of no ids, all in the vocabulary's order."""
 
-    Args:
-      ids: int32; no columns where all tokens are meant, in the order of the vocabulary.
-        Shape [..., k] or [..., 0].
-      logps: their log-probabilities, nats; -inf for tokens that cannot be drawn. Shape [..., k].
-      complete: whether no other token can be drawn. bool, shape [...].
-    """
-
-    ids: Tensor
-    logps: Tensor
-    complete: Tensor
+    ids: Tensor  # int32. [..., k] or [..., 0]
+    logps: Tensor  # nats; -inf for tokens that cannot be drawn. [..., k]
+    complete: Tensor  # whether no other token can be drawn. bool [...]
 
     def first(self, tokens: int) -> "Likeliest":
         """Those of the first positions."""

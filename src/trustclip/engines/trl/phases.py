@@ -23,18 +23,13 @@ class Seen:
 
 @dataclass
 class Generating:
-    """Completions are sampled, scored under the sampling policy, and rewarded.
+    """Completions are sampled, scored under the sampling policy, and rewarded."""
 
-    Args:
-      sampled: log-probabilities that our decoder sampled with, by its calls and completions.
-      passes: what the passes gave and left.
-      lag: updates since the weights of the sampler, where it is an older copy of the policy.
-      likeliest: the sampler's likeliest tokens, by its calls and completions, where they are kept.
-    """
-
+    #: Log-probabilities that our decoder sampled with, by its calls and completions.
     sampled: list[list[list[float]]] = field(default_factory=list)
     passes: list[Seen] = field(default_factory=list)
-    lag: int = 0
+    lag: int = 0  # updates since the weights of the sampler, where it is an older copy
+    #: The sampler's likeliest tokens, by its calls and completions, where they are kept.
     likeliest: list[list[Likeliest]] = field(default_factory=list)
 
     def seen(self, logps: Tensor | None) -> "Seen":

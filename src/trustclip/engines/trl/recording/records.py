@@ -24,27 +24,16 @@ _COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation of this rank's completions, rewarded.
+    """One generation of this rank's completions, rewarded."""
 
-    Args:
-      step: updates done when it was sampled.
-      index: number of each completion in the generation, over all ranks.
-      rows: row of the data set that each completion answers.
-      completions: as reward functions get them: texts, or lists of messages.
-      tokens: ids of each completion.
-      rewards: reward of each completion, by name of the reward function; NaN where it gave none.
-      total: their weighted sum.
-      advantages: of each completion. Shape [batch].
-    """
-
-    step: int
-    index: Sequence[int]
-    rows: Sequence[Mapping[str, Any]]
-    completions: Sequence[Any]
-    tokens: Sequence[Sequence[int]]
-    rewards: Mapping[str, Sequence[float]]
-    total: Sequence[float]
-    advantages: Tensor
+    step: int  # updates done when it was sampled
+    index: Sequence[int]  # number of each completion in the generation, over all ranks
+    rows: Sequence[Mapping[str, Any]]  # of the data set, that the completions answer
+    completions: Sequence[Any]  # as reward functions get them: texts, or lists of messages
+    tokens: Sequence[Sequence[int]]  # ids of each completion
+    rewards: Mapping[str, Sequence[float]]  # by name of the reward function; NaN where it gave none
+    total: Sequence[float]  # their weighted sum
+    advantages: Tensor  # [batch]
 
 
 def surprisal(sums: Tensor, of_each: int) -> tuple[float | None, float | None]:

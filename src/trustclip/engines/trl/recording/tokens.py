@@ -27,14 +27,7 @@ class Plan:
     Of every ``every`` updates one is drawn. The first update of a generation is left out if there
     are others: the policy is still the one that sampled, so that no ratio differs from 1.
 
-    Args:
-      every: updates from which one is drawn.
-      completions: most of them from one update, over all ranks.
-      space: most bytes over the run, of all ranks together; every drawn update has the same share,
-        and what one leaves is there for the next.
-      updates: of the run.
-      per_generation: updates that each generation serves.
-      seed: of the draw.
+    Every drawn update has the same share of the space, and what one leaves is there for the next.
 
     Example:
       >>> plan = Plan(10, 8, 2**20, updates=30, per_generation=2, seed=0)
@@ -43,10 +36,10 @@ class Plan:
     """
 
     every: int
-    completions: int
-    space: int
-    updates: int
-    per_generation: float
+    completions: int  # most of them from one update, over all ranks
+    space: int  # most bytes over the run, of all ranks together
+    updates: int  # of the run
+    per_generation: float  # updates that each generation serves
     seed: int
 
     def wants(self, step: int) -> bool:

@@ -33,17 +33,11 @@ _OF_TOP_K = {"top_k_kl": categorical_kl, "top_k_tv": categorical_tv}
 
 
 class Evidence(NamedTuple):
-    """Output of one policy's pass from which divergences at completion tokens are computed.
+    """Output of one policy's pass from which divergences at completion tokens are computed."""
 
-    Args:
-      hidden: last hidden states. Shape [batch, time, hidden].
-      log_partition: of each distribution; None if TRL's head was used. Shape [batch, time].
-      mean: expected row of the head's weight, if requested. Shape [batch, time, hidden].
-    """
-
-    hidden: Tensor
-    log_partition: Tensor | None = None
-    mean: Tensor | None = None
+    hidden: Tensor  # last hidden states. [batch, time, hidden]
+    log_partition: Tensor | None = None  # None if TRL's head was used. [batch, time]
+    mean: Tensor | None = None  # expected row of the head, if requested. [batch, time, hidden]
 
     def at(self, chosen: Tensor) -> "Evidence":
         """The evidence at selected completions or tokens."""

@@ -34,24 +34,15 @@ class Scored(ModelOutput):
 
 @dataclass
 class Request:
-    """What the head computes in addition to log-probabilities; may change between passes.
-
-    Args:
-      entropy: compute entropies.
-      mean: compute `trustclip.head.Scores.mean` where no gradient needs it.
-      scores: list that collects the scores of each pass, or None. Leading shape [batch, time - 1].
-      foresee: gives the coefficients of a pass over so many completions of so many positions, where
-        they are known before.
-      shares: each prompt of a batch passes the model once.
-      further: further tokens whose log-probabilities each pass is asked for, or None.
-    """
+    """What the head computes in addition to log-probabilities; may change between passes."""
 
     entropy: bool = False
-    mean: bool = False
-    scores: list[Scores] | None = None
+    mean: bool = False  # `trustclip.head.Scores.mean`, also where no gradient needs it
+    scores: list[Scores] | None = None  # collects those of each pass. [batch, time - 1, ...]
+    #: Coefficients of a pass over so many completions of so many positions, if known before it.
     foresee: Callable[[tuple[int, int]], Foresee | None] | None = None
-    shares: bool = False
-    further: Asked | None = None
+    shares: bool = False  # each prompt of a batch passes the model once
+    further: Asked | None = None  # further tokens whose log-probabilities are wanted
 
     def plan(self, shape: tuple[int, int]) -> Plan:
         """What the head computes in a pass over labels of a shape."""

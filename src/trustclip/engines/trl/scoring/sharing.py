@@ -24,25 +24,16 @@ class Packed:
     """Tokens of a batch in one row of N, and where each of them attends and is read.
 
     Places are numbers of tokens in the row, 0 where there is none.
-
-    Args:
-      ids: Shape [1, N].
-      positions: of each token in its own sequence. Shape [1, N].
-      prompts: places of the distinct prompts' tokens, padded on the left. Shape [P, S].
-      in_prompts: True where there is one. Shape [P, S].
-      keys: places of each completion's prompt and its own tokens, in which their states are
-        read as well. Shape [B, S + T].
-      in_completions: True where a completion has a token of its own. Shape [B, T].
-      sees: which of its keys each token of a completion attends to. Shape [B, 1, T, S + T].
     """
 
-    ids: Tensor
-    positions: Tensor
-    prompts: Tensor
-    in_prompts: Tensor
+    ids: Tensor  # [1, N]
+    positions: Tensor  # of each token in its own sequence. [1, N]
+    prompts: Tensor  # places of the distinct prompts' tokens, padded on the left. [P, S]
+    in_prompts: Tensor  # True where there is one. [P, S]
+    #: Places of each completion's prompt and own tokens, where states are read, too. [B, S + T]
     keys: Tensor
-    in_completions: Tensor
-    sees: Tensor
+    in_completions: Tensor  # True where a completion has a token of its own. [B, T]
+    sees: Tensor  # which of its keys each token of a completion attends to. [B, 1, T, S + T]
 
     @classmethod
     def of(cls, ids: Tensor, mask: Tensor, labels: Tensor) -> "Packed | None":

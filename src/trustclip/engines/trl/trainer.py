@@ -47,21 +47,10 @@ from trustclip.engines.trl.recording.shares import clip_ratios
 from trustclip.engines.trl.sampling import returned, sampled, stopping
 from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
-from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing
+from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
-from trustclip.engines.trl.scoring.skipping import (
-    only_what_matters,
-    rows_that_matter,
-    spread,
-    widened,
-)
-from trustclip.engines.trl.upstream import (
-    GRPOTrainer,
-    SFTTrainer,
-    announced_level,
-    end_tokens,
-)
+from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level, end_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -378,9 +367,11 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     ) -> Any:
         """Log-probabilities under the policy in training, on which the method acts."""
         inputs = phase.inputs
-        on_policy = self._on_policy(inputs)
+        generated = inputs.get("generated")
+        # All completions were sampled from the current policy, so that ratios are 1.
+        on_policy = generated is not None and bool((generated == self.state.global_step).all())
         skips = self._mode == "train" and self._takes("skipping")
-        rows = rows_that_matter(inputs) if skips else None
+        rows = skipping.rows_that_matter(inputs) if skips else None
         if rows is not None:
             input_ids, mask = input_ids[rows], mask[rows]
         anchor = None
@@ -405,12 +396,13 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         new = seen[0] if seen else None
         kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
         if rows is not None:
-            logps, entropies = widened(inputs, rows, logps, entropies)
+            logps, entropies = skipping.widened(inputs, rows, logps, entropies)
         if on_policy:  # so that the ratio is exactly 1; not sooner: skipped rows take the old ones
             inputs.pop("old_per_token_logps", None)
         measured = {"entropy": entropies.detach(), **kl}
         if anchor is not None:  # a skipped completion counts as one at ratio 1
-            measured["logp_average"] = anchor if rows is None else spread(anchor, rows, logps)
+            whole = anchor if rows is None else skipping.spread(anchor, rows, logps)
+            measured["logp_average"] = whole
         if further is not None:
             measured["candidates"] = candidates.of_inputs(inputs, further, rows, on_policy)
         # TRL goes on from here to its loss, and finds our advantages and bounds in its place.
@@ -472,7 +464,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
         assert phase.gate is not None
         batch, surrogate = phase.gate
-        seen = batch if rows is None else only_what_matters(batch)
+        seen = batch if rows is None else skipping.only_what_matters(batch)
         self._windows[self._mode].add(seen, surrogate, self.method, phase.coefficient)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
         if self.accelerator.num_processes > 1:  # alone it is known without waiting for a GPU
@@ -504,11 +496,6 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         samples = self.args.per_device_train_batch_size * int(self.args.steps_per_generation or 1)
         first = self.state.global_step * samples * self.accelerator.num_processes
         return token_batch(inputs, logps, old, first, **measured)
-
-    def _on_policy(self, inputs: dict[str, Any]) -> bool:
-        """Whether all completions were sampled from the current policy, so that ratios are 1."""
-        generated = inputs.get("generated")
-        return generated is not None and bool((generated == self.state.global_step).all())
 
     # -- logs and checkpoints ----------------------------------------------------------------------
 

@@ -147,7 +147,12 @@ class _State:
 
     def add(self, rows: list[TokenRow]) -> None:
         step = rows[0].step or 0
-        self._check(step)
+        if step <= self._done:  # as of a second run with many steps
+            raise ValueError(
+                f"{self.path}: completions of update {step} come after those of update "
+                f"{self._last}; expected one run, in the order of its updates."
+            )
+        self._last = max(step, self._last)
         has = {
             name
             for name in ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id", "step")
@@ -167,15 +172,6 @@ class _State:
         if "token" in has or "token_id" in has:
             self._add_words(rows, batch, kept, "token" if "token" in has else "token_id")
         self.close(OPEN)
-
-    def _check(self, step: int) -> None:
-        """Refuse steps that are done already, as of a second run with many steps."""
-        if step <= self._done:
-            raise ValueError(
-                f"{self.path}: completions of update {step} come after those of update "
-                f"{self._last}; expected one run, in the order of its updates."
-            )
-        self._last = max(step, self._last)
 
     def _add_words(
         self, rows: list[TokenRow], batch: TokenBatch, kept: torch.Tensor, name: str

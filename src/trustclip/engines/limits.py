@@ -80,10 +80,6 @@ ALONE = replace(
 def refusal(method: Method, supply: Supply) -> str | None:
     """The reason why an engine cannot train a method, and what to use instead; None if it can.
 
-    Args:
-      method: the method.
-      supply: what the engine supplies, as it is configured.
-
     Example:
       >>> import trustclip as tc
       >>> refusal(tc.method("atr"), ENGINES["verl"]) is None
@@ -133,8 +129,7 @@ def check(method: Method, engine: str) -> Method:
     Raises:
       ValueError: it cannot; see `refusal`.
     """
-    problem = refusal(method, ENGINES[engine])
-    if problem:
+    if problem := refusal(method, ENGINES[engine]):
         raise ValueError(problem)
     return method
 

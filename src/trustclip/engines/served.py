@@ -34,12 +34,6 @@ START = (
 class ServedSampler:
     """A model behind ``POST URL/completions``.
 
-    Args:
-      url: address up to the version, e.g. ``http://127.0.0.1:8000/v1``.
-      most: tokens of a completion at most.
-      ends: ids of the tokens that end one.
-      drawn: how tokens are drawn, by the protocol's names: ``temperature``, ``top_p``, ...
-
     Raises:
       ValueError: an address that is not http or https, or names no server.
 
@@ -47,9 +41,10 @@ class ServedSampler:
       https://platform.openai.com/docs/api-reference/completions
     """
 
-    url: str
-    most: int
-    ends: Collection[int] = ()
+    url: str  # up to the version, e.g. http://127.0.0.1:8000/v1
+    most: int  # tokens of a completion
+    ends: Collection[int] = ()  # ids of the tokens that end one
+    #: How tokens are drawn, by the protocol's names: `temperature`, `top_p`, ...
     drawn: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

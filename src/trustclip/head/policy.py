@@ -188,12 +188,9 @@ def foreseeing(
 ) -> Foresee:
     """The gradient that a loss will have in the log-probabilities of rows of the head.
 
-    Args:
-      method: of `trustclip.constraints.base.of_own_token`.
-      batch: what is known before the pass; its ``logp`` is not read.
-      places: of each row of the head in ``[batch, time]``, flattened.
-      shares: derivative of the loss in each token's objective. Shape [batch, time].
-      on_policy: the policy in training is the one that sampled, so ratios are 1.
+    ``places`` are those of the rows in [batch, time], flattened; ``shares`` [batch, time] the
+    derivatives of the loss in each token's objective; ``on_policy``: ratios are 1. The method is of
+    `of_own_token`, and the batch's ``logp`` is not read.
     """
     apart = ("packing", "candidates")  # of no single token's numbers
     known = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name not in apart}

@@ -25,15 +25,11 @@ class Shard:
         return x
 
     def combine(self, running: Running, mean: Tensor | None) -> None:
-        r"""Make statistics of each rank's tokens those of the vocabulary, in place.
+        """Make statistics of each rank's tokens those of the vocabulary, in place.
 
         With the peak $m$ of all ranks, sums shrink by $e^{m_r - m}$ and moments about $m_r$ become
         moments about $m$; then they add up: two exchanges of a few numbers a token, and one of the
-        mean.
-
-        Args:
-          running: of this rank's tiles.
-          mean: weighted sum of this rank's rows, about its own peak. Shape [rows, H].
+        mean, a weighted sum of this rank's rows about its own peak. [rows, H]
         """
         gap = running.max.clone()  # [rows]
         dist.all_reduce(running.max, dist.ReduceOp.MAX, group=self.group)

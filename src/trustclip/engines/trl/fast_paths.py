@@ -44,13 +44,7 @@ def unrecorded(trainer: Any) -> str | None:
 
 
 def check_sampler(trainer: Any) -> None:
-    """Refuse what depends on a model and is known only now.
-
-    Raises:
-      ValueError: a method, a shadow or the brake needs log-probabilities of sampling that nothing
-        gives, a sampler is set and no copy can sample, the brake cannot reach the step, or
-        the exact KL divergence cannot reach the output head.
-    """
+    """Refuse, as a ValueError, what depends on a model and is known only now."""
     brake = trainer.args.braking()
     methods = (trainer.method, *trainer.args.watched())
     needy = [repr(method.name) for method in methods if "logp_rollout" in method.requires]

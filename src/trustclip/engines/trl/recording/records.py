@@ -66,7 +66,6 @@ class Recorder(Protocol):
 
     def generation(self, generation: Generation) -> None:
         """Record a generation for training; called on every rank with its own completions."""
-        ...
 
     def gates(self, row: dict[str, Any]) -> None:
         """Record the share of gated tokens of each completion of an update; called on rank 0.
@@ -76,11 +75,9 @@ class Recorder(Protocol):
             completion is the ``index``-th of the generation that was sampled after ``generated``
             updates. ``worst`` is that of `Mismatch.read`.
         """
-        ...
 
     def notice(self, step: int, name: str, text: str) -> None:
         """Record a warning of the trainer's by its name, and show it; called on every rank."""
-        ...
 
 
 class Recorded:

@@ -158,8 +158,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         self.sampler = asdict(as_sampler(self.sampler))
         self.brake = asdict(as_brake(self.brake))
         self.shadows = shadows(self.shadows or (), chosen, supply(self))  # type: ignore[assignment]
-        problems = [*_not_honoured(self, chosen)]
-        if problems:
+        if problems := [*_not_honoured(self, chosen)]:
             raise ValueError("cannot train with these settings: " + " ".join(problems))
         acts = Trait.ACTS_ON_POLICY in chosen.traits
         if self.schedule().inert and not (self.allow_inert or acts):

@@ -159,7 +159,6 @@ def _constraint(given: str) -> Method:
             f"{LOSS_MODE!r} with `method`, or leave `method` out."
         )
     chosen = as_method(with_arguments(spec or named or DEFAULT, arguments))
-    problem = limits.refusal(chosen, supply({"rollout_correction": correction}))
-    if problem:
+    if problem := limits.refusal(chosen, supply({"rollout_correction": correction})):
         raise ValueError(problem)
     return chosen

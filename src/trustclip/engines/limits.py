@@ -124,11 +124,7 @@ loss; train it with trustclip.engines.trl.
 
 
 def check(method: Method, engine: str) -> Method:
-    """Return the method if the engine of that name can train it.
-
-    Raises:
-      ValueError: it cannot; see `refusal`.
-    """
+    """Return the method, or raise the `refusal` of the engine of that name as a ValueError."""
     if problem := refusal(method, ENGINES[engine]):
         raise ValueError(problem)
     return method

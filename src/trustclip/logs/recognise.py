@@ -45,20 +45,12 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
 
 
 def holds_tokens(path: Path) -> bool:
-    """Whether the log at a path is one of tokens.
-
-    Raises:
-      ValueError: it is no log, or several.
-    """
+    """Whether the log at a path, which must be one, is of tokens."""
     return hasattr(located(path)[0], "rows")
 
 
 def located(path: Path) -> tuple[ModuleType, Path]:
-    """The module that reads a path, and the file or folder in it that it reads.
-
-    Raises:
-      ValueError: see `read_log`.
-    """
+    """The module that reads a path, and the file or folder in it that it reads; see `read_log`."""
     if path.is_file():
         return _source_of(path), path
     found = list(_candidates(path))

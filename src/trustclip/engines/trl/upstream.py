@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig as GRPOConfig
-from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer as GRPOTrainer
 from trl.trainer.sft_config import SFTConfig as SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer as SFTTrainer
 

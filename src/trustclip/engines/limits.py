@@ -15,45 +15,27 @@ from trustclip.constraints.batch import SUPPLIERS
 _TRL = "train it with trustclip.engines.trl"
 _LOOP = "call trustclip.policy_loss from your own training loop"
 
-#: What to do instead, by missing field; your own loop can supply everything.
-_INSTEAD = {
-    name: _TRL
-    for name in (
-        "keys",
-        "entropy",
-        "entropy_old",
-        "kl_old_new",
-        "kl_new_old",
-        "logp_rollout",
-        "logp_average",
-        "lag",
-        "candidates",
-    )
+#: Fields for which to train in TRL instead; your own loop can supply everything.
+_IN_TRL = {
+    *("keys", "entropy", "entropy_old", "kl_old_new", "kl_new_old", "logp_rollout"),
+    *("logp_average", "lag", "candidates"),
 }
 
 
 @dataclass(frozen=True)
 class Supply:
-    """What an engine passes to a method.
+    """What an engine passes to a method."""
 
-    Args:
-      engine: its name in sentences.
-      fields: optional fields of `TokenBatch` that it has.
-      missing: why these settings supply a field no longer, and which would, by field.
-      whole_loop: whether it is a trainer, with statistics over all ranks and an end of an update,
-        and not only a caller of a loss.
-      kl_gradient: whether the exact KL divergences come with their gradient.
-      old_is_sampler: whether the old policy is the one that sampled: there is no other.
-      no_turns: why gaps in the mask are no turns of a completion; empty where they are.
-    """
-
-    engine: str
-    fields: frozenset[str] = frozenset()
+    engine: str  # its name in sentences
+    fields: frozenset[str] = frozenset()  # optional fields of `TokenBatch` that it has
+    #: Why these settings supply a field no longer, and which would, by field.
     missing: Mapping[str, str] = field(default_factory=dict)
+    #: It is a trainer, with statistics over all ranks and an end of an update, and not only a
+    #: caller of a loss.
     whole_loop: bool = False
-    kl_gradient: bool = False
-    old_is_sampler: bool = False
-    no_turns: str = ""
+    kl_gradient: bool = False  # exact KL divergences come with their gradient
+    old_is_sampler: bool = False  # the old policy is the one that sampled: there is no other
+    no_turns: str = ""  # why gaps in the mask are no turns of a completion; empty where they are
 
     def without(self, name: str, why: str) -> Self:
         """The same without a field; ``why`` ends the sentence *"it needs `name`, and ..."*."""
@@ -98,10 +80,6 @@ ALONE = replace(
 def refusal(method: Method, supply: Supply) -> str | None:
     """The reason why an engine cannot train a method, and what to use instead; None if it can.
 
-    Args:
-      method: the method.
-      supply: what the engine supplies, as it is configured.
-
     Example:
       >>> import trustclip as tc
       >>> refusal(tc.method("atr"), ENGINES["verl"]) is None
@@ -115,14 +93,14 @@ loss; train it with trustclip.engines.trl.
     start = f"{method.name!r} cannot be trained in {engine}: it"
     for name in method.requires:
         if name not in supply.fields:
-            why = supply.missing.get(
-                name, f"{engine} passes none to a policy loss; {_INSTEAD.get(name, _LOOP)}"
-            )
+            instead = _TRL if name in _IN_TRL else _LOOP
+            why = supply.missing.get(name, f"{engine} passes none to a policy loss; {instead}")
             return f"{start} needs `{name}`, which comes from {SUPPLIERS[name]}, and {why}."
-    if supply.old_is_sampler and (weight := _between_old_and_sampler(method)):
+    weigh = [one.name for one in parts_of(method) if Trait.WEIGHS_OLD_POLICY in one.traits]
+    if supply.old_is_sampler and weigh:
         return (
             f"{start} compares the old policy with the one that sampled, and in {engine} they are "
-            f"the same: {weight.name!r} would do nothing; name its inner method instead."
+            f"the same: {weigh[0]!r} would do nothing; name its inner method instead."
         )
     if Trait.SEES_TURNS in method.traits and supply.no_turns:
         return f"{start} measures turns, and {supply.no_turns}; use level 'sequence' or 'token'."
@@ -146,13 +124,8 @@ loss; train it with trustclip.engines.trl.
 
 
 def check(method: Method, engine: str) -> Method:
-    """Return the method if the engine of that name can train it.
-
-    Raises:
-      ValueError: it cannot; see `refusal`.
-    """
-    problem = refusal(method, ENGINES[engine])
-    if problem:
+    """Return the method, or raise the `refusal` of the engine of that name as a ValueError."""
+    if problem := refusal(method, ENGINES[engine]):
         raise ValueError(problem)
     return method
 
@@ -166,12 +139,6 @@ def trains_in(method: Method) -> list[str]:
       (['TRL', 'verl', 'your loop'], ['TRL', 'your loop'])
     """
     return [name for name in ("TRL", "verl", "your loop") if refusal(method, ENGINES[name]) is None]
-
-
-def _between_old_and_sampler(method: Method) -> Method | None:
-    """The part of a method that weighs tokens by the ratio of old policy and sampler, if any."""
-    weigh = (one for one in parts_of(method) if Trait.WEIGHS_OLD_POLICY in one.traits)
-    return next(weigh, None)
 
 
 def parts_of(method: Method) -> Iterator[Method]:

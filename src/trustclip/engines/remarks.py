@@ -6,12 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Remark:
-    """One sentence about a configuration.
-
-    Args:
-      level: ``"error"`` if the run would fail or ignore a setting; otherwise ``"note"``.
-      text: the sentence.
-    """
+    """One sentence about a configuration: an error if the run would fail or ignore a setting."""
 
     level: Literal["error", "note"]
     text: str

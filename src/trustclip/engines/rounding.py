@@ -14,10 +14,6 @@ def converted(weight: Tensor, dtype: str) -> Tensor:
     matrices, ``"int4"`` the same with 7 for 127; vectors (the scales of normalisation) stay as they
     are, as in common quantisers.
 
-    Args:
-      weight: of any shape, float32.
-      dtype: see `trustclip.engines.sampler.Sampler`.
-
     Example:
       >>> converted(torch.tensor([[0.5, -1.0, 0.3001]]), "int8") * 127
       tensor([[  64., -127.,   38.]])

@@ -39,11 +39,7 @@ class Sampler:
 
 
 def as_sampler(given: Any) -> Sampler:
-    """A `Sampler` from itself, a mapping of its fields, or None.
-
-    Raises:
-      ValueError: unknown field, or a value out of range.
-    """
+    """A `Sampler` from itself, a mapping of its fields, or None."""
     if isinstance(given, Sampler):
         return given
     return Sampler(**(given or {}))

@@ -34,12 +34,6 @@ START = (
 class ServedSampler:
     """A model behind ``POST URL/completions``.
 
-    Args:
-      url: address up to the version, e.g. ``http://127.0.0.1:8000/v1``.
-      most: tokens of a completion at most.
-      ends: ids of the tokens that end one.
-      drawn: how tokens are drawn, by the protocol's names: ``temperature``, ``top_p``, ...
-
     Raises:
       ValueError: an address that is not http or https, or names no server.
 
@@ -47,9 +41,10 @@ class ServedSampler:
       https://platform.openai.com/docs/api-reference/completions
     """
 
-    url: str
-    most: int
-    ends: Collection[int] = ()
+    url: str  # up to the version, e.g. http://127.0.0.1:8000/v1
+    most: int  # tokens of a completion
+    ends: Collection[int] = ()  # ids of the tokens that end one
+    #: How tokens are drawn, by the protocol's names: `temperature`, `top_p`, ...
     drawn: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,10 +54,6 @@ class ServedSampler:
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Token ids of one completion of each prompt, and their log-probabilities, nats.
-
-        Args:
-          prompts: token ids.
-          seeds: one for each.
 
         Raises:
           ValueError: the server refused, cannot be reached, or does not name ids with
@@ -162,12 +153,9 @@ def complaints(
 ) -> Iterator[str]:
     """What a server lacks for sampling the completions of a training, one sentence each.
 
-    Args:
-      sampler: the server; asked for a few tokens.
-      weights: what it is to have.
-      tokenizer: of the policy.
-      plain: whether tokens are drawn at temperature 1 from the whole vocabulary, so that raw
-        log-probabilities are those of the draw.
+    It is asked for a few tokens, must have the weights and the policy's tokenizer, and is to tell
+    the log-probabilities of the draw; ``plain``: tokens are drawn at temperature 1 from the whole
+    vocabulary, so that raw ones are those.
     """
     try:
         own = tokenizer.encode(_SPECIMEN, add_special_tokens=False)

@@ -26,10 +26,6 @@ def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate
     sums have one gradient, but only here does a weight on an entry weigh that token alone: at
     sequence level $J_t$ depends on every token of its sequence.
 
-    Args:
-      chosen: the method.
-      batch: the tokens.
-
     Returns:
       (per-token loss, surrogate); the loss is 0 where masked. Shape [batch, time].
 
@@ -59,13 +55,7 @@ def means(
     Shares of a subset of the tokens are left out: no engine averages those correctly. Of whole
     completions there is the mean ratio to the sampler, over those of the micro-batch, and the mean
     of its square: the square of the one over the other is the effective sample size. They are left
-    out, too, where an engine sums.
-
-    Args:
-      batch: the tokens.
-      surrogate: the method's surrogate of them.
-      tokens: what to divide by; the tokens of this batch when None.
-      method: the method, for its gate's share against the sampler.
+    out, too, where an engine sums and ``tokens``, those of the update, is given.
     """
     count = batch.mask.sum().clamp(min=1) if tokens is None else tokens
     found = {}

@@ -14,20 +14,3 @@ from trustclip.head.shards import gathered as gathered
 from trustclip.head.shards import whole_sequences as whole_sequences
 from trustclip.head.topk import topk as topk
 from trustclip.head.topk import topk_kl as topk_kl
-
-__all__ = [
-    "ORDERS",
-    "Head",
-    "HeadLoss",
-    "Order",
-    "Scores",
-    "bregman_kl",
-    "exact_kl",
-    "gathered",
-    "policy_loss",
-    "score",
-    "selected_logprobs",
-    "topk",
-    "topk_kl",
-    "whole_sequences",
-]

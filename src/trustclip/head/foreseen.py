@@ -48,13 +48,9 @@ class Foreseen:
         self._scaled = weight.new_empty(rows, weight.shape[1], dtype=head.compute_dtype)
 
     def add(self, block: slice, operand: Tensor, running: Running, gap: Tensor) -> None:
-        """Add a block, whose weights are kept.
+        """Add a block of rows, whose weights are kept and statistics complete.
 
-        Args:
-          block: its rows.
-          operand: their hidden states, as they enter products. Shape [rows, H].
-          running: their statistics, complete.
-          gap: how far their largest logit as of each tile was below the last. Shape [tiles, rows].
+        ``gap`` [tiles, rows]: how far the largest logit as of each tile was below the last.
         """
         rows = torch.arange(block.start, block.stop, device=operand.device)
         given = self._foresee(rows, running.logp, running.entropy)
@@ -93,12 +89,9 @@ class Foreseen:
                 add_product(self.bias[columns, None], weights.T, factor[:, None].to(weights.dtype))
 
     def scale(self, arrived: Tensor) -> float | None:
-        """The number that all foreseen coefficients have to be multiplied by; None if none fits.
+        """The number that takes all foreseen coefficients to those that arrived; None if none does.
 
         Waits for the device once.
-
-        Args:
-          arrived: gradient of the loss in each log-probability. Shape [N].
         """
         foreseen, arrived = self.coefficients.double(), arrived.double()
         scale = (foreseen @ arrived) / (foreseen @ foreseen).clamp(min=torch.finfo().tiny)

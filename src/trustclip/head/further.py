@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from trustclip.head.product import Head
 
 #: Gathered rows of the weight that a block of tokens holds, in numbers: 64 MiB of float32.
-_GATHERED = 1 << 24
+GATHERED = 1 << 24
 
 
 def further_logps(
@@ -53,7 +53,7 @@ def further_logps(
             z = head.logits_of(rows, None)
             apart = z - z.gather(1, own)
         else:
-            step = max(1, _GATHERED // max(1, (width + 1) * hidden.shape[1]))
+            step = max(1, GATHERED // max(1, (width + 1) * hidden.shape[1]))
             chosen = torch.cat([own, further[kept].long()], dim=1)
             blocks = zip(rows.split(step), chosen.split(step), strict=True)
             z = torch.cat([_few(head, *block) for block in blocks])

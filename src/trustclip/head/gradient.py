@@ -13,23 +13,14 @@ from trustclip.head.softmax import fold_gradient
 
 @dataclass(frozen=True)
 class Rows:
-    """Tokens with the coefficients of their log-probability and entropy in the loss.
+    """Tokens with the coefficients of their log-probability and entropy in the loss."""
 
-    Args:
-      hidden: Shape [N, H].
-      ids: as columns of the head's own rows. Shape [N].
-      log_partition: Shape [N].
-      entropy: None if it was not requested. Shape [N].
-      grad_logp: Shape [N].
-      grad_entropy: None for zeros. Shape [N].
-    """
-
-    hidden: Tensor
-    ids: Tensor
-    log_partition: Tensor
-    entropy: Tensor | None
-    grad_logp: Tensor
-    grad_entropy: Tensor | None
+    hidden: Tensor  # [N, H]
+    ids: Tensor  # as columns of the head's own rows. [N]
+    log_partition: Tensor  # [N]
+    entropy: Tensor | None  # None if it was not requested. [N]
+    grad_logp: Tensor  # [N]
+    grad_entropy: Tensor | None  # None for zeros. [N]
 
     def at(self, rows: Tensor | slice) -> "Rows":
         """A selection of the rows."""

@@ -110,17 +110,12 @@ _IMPOSSIBLE = -1e25
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pass over the head's tiles computes in addition to log-probabilities.
-
-    Args:
-      entropy: entropies.
-      mean: `Scores.mean` also where no gradient needs it, at one product.
-      foresee: the coefficients, for a weight that is trained: its gradient is then made in the
-        forward pass, and backward needs no tile if they arrive as foreseen, up to a common factor.
-    """
+    """What a pass over the head's tiles computes in addition to log-probabilities."""
 
     entropy: bool = True
-    mean: bool = False
+    mean: bool = False  # `Scores.mean` also where no gradient needs it, at one product
+    #: The coefficients, for a weight that is trained: its gradient is then made in the forward
+    #: pass, and backward needs no tile if they arrive as foreseen, up to a common factor.
     foresee: Foresee | None = None
 
 
@@ -242,18 +237,11 @@ class _Score(torch.autograd.Function):
 def _pass(
     head: Head, hidden: Tensor, ids: Tensor, plan: Plan, biased: bool
 ) -> tuple[Running, Tensor | None, Foreseen | None]:
-    """One pass over the head's tiles.
-
-    Args:
-      head: the head.
-      hidden: Shape [N, H].
-      ids: as columns of the head's own rows. Shape [N].
-      plan: with ``foresee`` if the gradient of the weight is to be made.
-      biased: that of the bias, too.
+    """One pass over the head's tiles; ``ids`` are columns of the head's own rows.
 
     Returns:
       Softmax statistics; expected rows of the weight [N, H], if planned; gradients of weight and
-      bias, if foreseen.
+      bias (if ``biased``), if foreseen.
     """
     tokens, rounds = len(hidden), head.compute_dtype != head.dtype
     start = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)

@@ -24,11 +24,7 @@ def reread() -> None:
 
 
 def faster(capability: tuple[int, int], trained: bool) -> bool:
-    """Whether a measurement on this architecture says so; False where there is none.
-
-    Args:
-      capability: compute capability, as `torch.cuda.get_device_capability` has it.
-      trained: whether the head's weight is trained.
+    """Whether a measurement on this compute capability says so; False where there is none.
 
     Example:
       >>> faster((1, 0), trained=False)

@@ -128,19 +128,12 @@ def _options(given: dict[str, Any]) -> Options:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The tokens as rows of the head.
+    """The tokens as rows of the head."""
 
-    Args:
-      hidden: Shape [N, H].
-      ids: -100 where masked. Shape [N].
-      places: of each row in ``[batch, time]``, flattened. Shape [N].
-      shape: (batch, time).
-    """
-
-    hidden: Tensor
-    ids: Tensor
-    places: Tensor
-    shape: tuple[int, int]
+    hidden: Tensor  # [N, H]
+    ids: Tensor  # -100 where masked. [N]
+    places: Tensor  # of each row in [batch, time], flattened. [N]
+    shape: tuple[int, int]  # batch, time
 
     @classmethod
     def of(cls, batch: TokenBatch, hidden: Tensor, ids: Tensor) -> "_Rows":
@@ -195,12 +188,9 @@ def foreseeing(
 ) -> Foresee:
     """The gradient that a loss will have in the log-probabilities of rows of the head.
 
-    Args:
-      method: of `trustclip.constraints.base.of_own_token`.
-      batch: what is known before the pass; its ``logp`` is not read.
-      places: of each row of the head in ``[batch, time]``, flattened.
-      shares: derivative of the loss in each token's objective. Shape [batch, time].
-      on_policy: the policy in training is the one that sampled, so ratios are 1.
+    ``places`` are those of the rows in [batch, time], flattened; ``shares`` [batch, time] the
+    derivatives of the loss in each token's objective; ``on_policy``: ratios are 1. The method is of
+    `of_own_token`, and the batch's ``logp`` is not read.
     """
     apart = ("packing", "candidates")  # of no single token's numbers
     known = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name not in apart}

@@ -13,17 +13,11 @@ from trustclip.head.softmax import Running
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of a vocabulary that the ranks of a group share.
-
-    Args:
-      group: the process group.
-      first: number of this rank's first token.
-      tokens: size of the vocabulary.
-    """
+    """Rows of a vocabulary that the ranks of a group share."""
 
     group: Any
-    first: int
-    tokens: int
+    first: int  # number of this rank's first token
+    tokens: int  # size of the vocabulary
 
     def add(self, x: Tensor) -> Tensor:
         """Sum over the group, in place."""
@@ -31,15 +25,11 @@ class Shard:
         return x
 
     def combine(self, running: Running, mean: Tensor | None) -> None:
-        r"""Make statistics of each rank's tokens those of the vocabulary, in place.
+        """Make statistics of each rank's tokens those of the vocabulary, in place.
 
         With the peak $m$ of all ranks, sums shrink by $e^{m_r - m}$ and moments about $m_r$ become
         moments about $m$; then they add up: two exchanges of a few numbers a token, and one of the
-        mean.
-
-        Args:
-          running: of this rank's tiles.
-          mean: weighted sum of this rank's rows, about its own peak. Shape [rows, H].
+        mean, a weighted sum of this rank's rows about its own peak. [rows, H]
         """
         gap = running.max.clone()  # [rows]
         dist.all_reduce(running.max, dist.ReduceOp.MAX, group=self.group)
@@ -64,12 +54,7 @@ class Shard:
 
 
 def shard_of(weight: Tensor, group: Any) -> Shard:
-    """Which rows of a vocabulary the weight has; call it on every rank of the group.
-
-    Args:
-      weight: this rank's rows. Shape [rows, H].
-      group: process group in which ranks are in the order of their rows.
-    """
+    """Which rows of a vocabulary the weight has; call it on every rank of the group."""
     sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=weight.device)
     rank = dist.get_rank(group)
     sizes[rank] = len(weight)

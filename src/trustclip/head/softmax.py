@@ -124,13 +124,9 @@ def exp(x: Tensor, out: Tensor) -> Tensor:
 
 
 def scale_rows(x: Tensor, factor: Tensor, before: Tensor, out: Tensor) -> None:
-    """Multiply each row by a number; where it is the one from before, ``out`` is right already.
+    """Multiply each row by its factor; where it is the one from before, ``out`` is right already.
 
-    Args:
-      x: may be ``out``, where ``before`` is 1. Shape [rows, width].
-      factor: Shape [rows].
-      before: Shape [rows].
-      out: the product. Shape [rows, width].
+    ``out`` may be x where ``before`` is 1. Shapes [rows, width] and [rows].
     """
     torch.mul(x, factor[:, None], out=out)
 

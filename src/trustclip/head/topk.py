@@ -7,11 +7,9 @@ from trustclip.constraints.divergences import categorical_kl, with_rest
 from trustclip.constraints.masked import widen
 from trustclip.head.dispatch import kernel_for
 from trustclip.head.exact import Order, check_order
+from trustclip.head.further import GATHERED
 from trustclip.head.product import Head, Tile, as_head
 from trustclip.head.softmax import Running, fold
-
-#: Gathered rows of the weight that a block of tokens holds, in numbers: 64 MiB of float32.
-_GATHERED = 1 << 24
 
 
 @torch.no_grad()
@@ -139,22 +137,17 @@ def logp_of(
     bias: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    r"""Log-probabilities of a few tokens of each row: K dot products per token, no product.
+    """Log-probabilities of a few tokens of each row: K dot products per token, no product.
 
-    Args:
-      hidden: last hidden states. Shape [N, H].
-      log_partition: `Scores.log_partition` of them, from `score` with the same head. Shape [N].
-      weight: $W$, or a `Head`. Shape [V, H].
-      ids: int64. Shape [N, K].
-      bias: $b$. Shape [V].
-      temperature: $T$, that of the score.
+    ``log_partition`` is `Scores.log_partition` of these states with the same head; bias and
+    temperature are that score's.
 
     Returns:
       Nats, float32 at least, without gradient. Shape [N, K].
     """
     head = _whole(as_head(weight, bias, temperature))
     logp = hidden.new_empty(ids.shape, dtype=head.dtype)
-    rows = max(1, _GATHERED // max(1, ids.shape[1] * head.weight.shape[1]))
+    rows = max(1, GATHERED // max(1, ids.shape[1] * head.weight.shape[1]))
     for start in range(0, len(ids), rows):
         block = slice(start, start + rows)
         z = head.logits_of(hidden[block], ids[block])  # [rows, K]

@@ -86,19 +86,13 @@ class Words:
 
 @dataclass(frozen=True)
 class Digest:
-    """What the tokens of a log say.
+    """What the tokens of a log say."""
 
-    Args:
-      rows: a row a step, with our metrics (``trustclip/...``).
-      words: sums for each different token; empty where tokens have neither text nor id.
-      has: columns that every row had.
-    """
-
-    rows: Sequence[Row]
-    words: Words
+    rows: Sequence[Row]  # a row a step, with our metrics (``trustclip/...``)
+    words: Words  # empty where tokens have neither text nor id
     completions: int
     tokens: int
-    has: frozenset[str]
+    has: frozenset[str]  # columns that every row had
 
 
 #: Metrics that need a column; without it, what the window computes has no meaning.
@@ -107,13 +101,10 @@ _NEED_OLD = ("off_policy", "ratio", "k1", "k2", "k3", "ess", "parts")
 
 
 def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) -> Digest:
-    """Metrics of all steps, and sums for each word, in one pass.
+    """Metrics of all steps, and sums for each word, in one pass over rows in order of their steps.
 
-    Args:
-      path: for messages.
-      rows: in the order of their steps.
-      two_policies: whether the trainer measures its ratio against the sampler, so that ``logp_old``
-        is the sampler's, too.
+    ``two_policies``: the trainer measures its ratio against the sampler, so that ``logp_old`` is
+    the sampler's, too.
 
     Raises:
       ValueError: there is no row, or steps that are done come again, as in two joined files.
@@ -156,7 +147,12 @@ class _State:
 
     def add(self, rows: list[TokenRow]) -> None:
         step = rows[0].step or 0
-        self._check(step)
+        if step <= self._done:  # as of a second run with many steps
+            raise ValueError(
+                f"{self.path}: completions of update {step} come after those of update "
+                f"{self._last}; expected one run, in the order of its updates."
+            )
+        self._last = max(step, self._last)
         has = {
             name
             for name in ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id", "step")
@@ -176,15 +172,6 @@ class _State:
         if "token" in has or "token_id" in has:
             self._add_words(rows, batch, kept, "token" if "token" in has else "token_id")
         self.close(OPEN)
-
-    def _check(self, step: int) -> None:
-        """Refuse steps that are done already, as of a second run with many steps."""
-        if step <= self._done:
-            raise ValueError(
-                f"{self.path}: completions of update {step} come after those of update "
-                f"{self._last}; expected one run, in the order of its updates."
-            )
-        self._last = max(step, self._last)
 
     def _add_words(
         self, rows: list[TokenRow], batch: TokenBatch, kept: torch.Tensor, name: str

@@ -94,36 +94,26 @@ VALUES = {
     "torchforge": _TORCHFORGE,
 }
 #: Logged as new minus old, where our estimates are old minus new.
-NEGATIVE = frozenset(
-    (
-        "ppo_actor/update/approx_kl/avg",
-        "ppo_actor/update/behave_approx_kl/avg",
-        "actor/policykl",
-    )
-)
+NEGATIVE = {
+    "ppo_actor/update/approx_kl/avg",
+    "ppo_actor/update/behave_approx_kl/avg",
+    "actor/policykl",
+}
 #: Trainers whose ratio is to the sampler, with no third policy.
-TWO_POLICIES = frozenset(("torchforge",))
+TWO_POLICIES = {"torchforge"}
 #: Names that only one of them has.
 MARKS = {
-    "gen_kl_error": "NeMo RL",
-    "token_mult_prob_error": "NeMo RL",
-    "probs_ratio": "NeMo RL",
-    "policy/ppo_clip_ratio": "SkyRL",
-    "policy/policy_entropy": "SkyRL",
-    "reward/avg_raw_reward": "SkyRL",
-    "train_rollout_logprob_abs_diff": "slime",
-    "rollout/raw_reward": "slime",
-    "pg_clipfrac": "slime",
-    "ppo_clip_ratio": "OpenRLHF",
-    "policy_clip_ratio": "OpenRLHF",
-    "vllm_kl": "OpenRLHF",
-    "ppo_actor/update/clip_ratio/avg": "AReaL",
-    "ppo_actor/update/approx_kl/avg": "AReaL",
-    "actor/clipfrac": "ROLL",
-    "actor/ppo_ratio_clipfrac": "ROLL",
-    "actor_train/grad_norm": "ROLL",
-    "loss/clip/high_fraction": "torchforge",
-    "loss/kl_policy/mean": "torchforge",
+    name: trainer
+    for trainer, names in {
+        "NeMo RL": ("gen_kl_error", "token_mult_prob_error", "probs_ratio"),
+        "SkyRL": ("policy/ppo_clip_ratio", "policy/policy_entropy", "reward/avg_raw_reward"),
+        "slime": ("train_rollout_logprob_abs_diff", "rollout/raw_reward", "pg_clipfrac"),
+        "OpenRLHF": ("ppo_clip_ratio", "policy_clip_ratio", "vllm_kl"),
+        "AReaL": ("ppo_actor/update/clip_ratio/avg", "ppo_actor/update/approx_kl/avg"),
+        "ROLL": ("actor/clipfrac", "actor/ppo_ratio_clipfrac", "actor_train/grad_norm"),
+        "torchforge": ("loss/clip/high_fraction", "loss/kl_policy/mean"),
+    }.items()
+    for name in names
 }
 
 

@@ -14,47 +14,28 @@ from trustclip.support.jsonl import Row, parsed
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often the policy was updated on one generation of samples, and how that is known.
+    """How often the policy was updated on one generation of samples, and how that is known."""
 
-    Args:
-      updates: per generation; 1 means that every token was trained on at ratio 1.
-      basis: the figures it follows from, in words.
-    """
-
-    updates: float
-    basis: str
+    updates: float  # per generation; 1 means that every token was trained on at ratio 1
+    basis: str  # the figures it follows from, in words
 
 
 @dataclass(frozen=True)
 class Log:
-    """The log of a run of another trainer.
-
-    Args:
-      trainer: the program that trained, as its users call it: ``"TRL"``, ``"verl"``.
-      kind: what was read, e.g. ``"trainer_state.json"``.
-      rows: a row an update, with ``step``; metrics have our names where we have one.
-      settings: hyper-parameters in the log, by the trainer's names; empty where it holds none.
-      schedule: None where the log does not say.
-      tokens: iterates over all tokens of the log, reading anew; None where it has none.
-      digest: what was computed from the tokens.
-      unknown: sentences about what the log cannot answer.
-      remarks: sentences about the state of the files.
-      finished: whether the run had reached its end, as far as the log says.
-      two_policies: whether ratios are those of the trainer to the sampler, with no third policy.
-    """
+    """The log of a run of another trainer."""
 
     path: Path
-    trainer: str
-    kind: str
-    rows: Sequence[Row]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    schedule: Schedule | None = None
-    tokens: Callable[[], Iterator[TokenRow]] | None = None
-    digest: Digest | None = None
-    unknown: Sequence[str] = ()
-    remarks: Sequence[str] = ()
-    finished: bool = True
-    two_policies: bool = False
+    trainer: str  # the program that trained, as its users call it: "TRL", "verl"
+    kind: str  # what was read, e.g. "trainer_state.json"
+    rows: Sequence[Row]  # a row an update, with `step`; metrics have our names where we have one
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by the trainer's names
+    schedule: Schedule | None = None  # None where the log does not say
+    tokens: Callable[[], Iterator[TokenRow]] | None = None  # all of them, reading anew
+    digest: Digest | None = None  # what was computed from the tokens
+    unknown: Sequence[str] = ()  # sentences about what the log cannot answer
+    remarks: Sequence[str] = ()  # sentences about the state of the files
+    finished: bool = True  # the run had reached its end, as far as the log says
+    two_policies: bool = False  # ratios are to the sampler, with no third policy
 
 
 def gathered(

@@ -61,22 +61,14 @@ _SHARED = {
 }
 
 #: What answers a question of `trustclip explain`: a log needs at least one of these.
-ANSWERS = frozenset(
-    (
-        *("trustclip/gated", "trustclip/gated/positive_above", "trustclip/gated/negative_below"),
-        *("trustclip/gated/negative_above", "trustclip/k1", "trustclip/k3", "trustclip/off_policy"),
-        *("entropy", "reward", "frac_reward_zero_std", "kl", "weight_capped"),
-        *("completions/mean_length", "completions/clipped_ratio"),
-        *(
-            "trustclip/sampler/abs",
-            "trustclip/sampler/k1",
-            "trustclip/sampler/k3",
-            "trustclip/sampler/current/k3",
-            "trustclip/sampler/exp_abs",
-            "trustclip/ratio",
-        ),
-    )
-)
+ANSWERS = {
+    *("trustclip/gated", "trustclip/gated/positive_above", "trustclip/gated/negative_below"),
+    *("trustclip/gated/negative_above", "trustclip/k1", "trustclip/k3", "trustclip/off_policy"),
+    *("trustclip/sampler/abs", "trustclip/sampler/k1", "trustclip/sampler/k3", "trustclip/ratio"),
+    *("trustclip/sampler/current/k3", "trustclip/sampler/exp_abs"),
+    *("entropy", "reward", "frac_reward_zero_std", "kl", "weight_capped"),
+    *("completions/mean_length", "completions/clipped_ratio"),
+}
 
 
 def translated(values: Mapping[str, Any], trainer: str | None = None) -> Row:
@@ -96,17 +88,12 @@ def translated(values: Mapping[str, Any], trainer: str | None = None) -> Row:
       {'trustclip/k1': 0.1, 'trustclip/gated': 0.2}
     """
     own_table = engines.VALUES.get(trainer or "", {})
-    row: Row = {
-        name.removeprefix("actor/"): value
-        for name, value in values.items()
-        if name.startswith(_OURS)
-    }
+    ours = {name: value for name, value in values.items() if name.startswith(_OURS)}
+    row: Row = {name.removeprefix("actor/"): value for name, value in ours.items()}
     own = "trustclip/gated" in row
     for given, value in values.items():
         name = given.removeprefix("train/")
-        if name.startswith(("eval_", "eval/", "val-", "val/")):
-            continue
-        if name.startswith(_OURS):
+        if name.startswith((_OURS, "eval_", "eval/", "val-", "val/")):
             continue
         plain = name.removesuffix("@sum") if own_table else name
         if plain in engines.NEGATIVE:

@@ -10,6 +10,18 @@ from trustclip.logs.tokens import REQUIRED, SUFFIXES, TOKENS, TokenRow, read_tok
 #: Bytes of a first line that are looked at.
 _FIRST = 64 << 20
 
+#: Optional columns, and what they answer.
+_ANSWERS = {
+    "step": "the course over updates",
+    "logp_old": "how far the policy moved",
+    "kept": "whether the constraint acted",
+    "logp_rollout": "whether the sampler differs",
+    "entropy": "entropy",
+}
+
+#: The completions of a file, or of the files in a folder, one at a time, in whatever order.
+rows = read_tokens
+
 LOOKED_FOR = "tokens.parquet or tokens.jsonl with logp and advantage (any trainer)"
 
 
@@ -46,17 +58,11 @@ def read(path: Path) -> Log:
       ValueError: it lacks a column, is damaged, or holds two runs.
     """
     found = digest(path, _course(path))
-    unknown = []
-    if "step" not in found.has:
-        unknown.append("the course over updates (there is no column `step`)")
-    if "logp_old" not in found.has:
-        unknown.append("how far the policy moved (there is no column `logp_old`)")
-    if "kept" not in found.has:
-        unknown.append("whether the constraint acted (there is no column `kept`)")
-    if "logp_rollout" not in found.has:
-        unknown.append("whether the sampler differs (there is no column `logp_rollout`)")
-    if "entropy" not in found.has:
-        unknown.append("entropy (there is no column `entropy`)")
+    unknown = [
+        f"{what} (there is no column `{name}`)"
+        for name, what in _ANSWERS.items()
+        if name not in found.has
+    ]
     if not {"token", "token_id"} & found.has:
         unknown.append("through which words (there is no column `token` or `token_id`)")
     return Log(
@@ -68,11 +74,6 @@ def read(path: Path) -> Log:
         digest=found,
         unknown=[*unknown, "truncation"],
     )
-
-
-def rows(path: Path) -> Iterator[TokenRow]:
-    """The completions of a file, or of the files in a folder, one at a time, in whatever order."""
-    return read_tokens(path)
 
 
 def _course(path: Path) -> Iterator[TokenRow]:

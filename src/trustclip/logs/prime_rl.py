@@ -77,11 +77,7 @@ def read(path: Path) -> Log:
 
 
 def rows(path: Path, remarks: list[str] | None = None) -> Iterator[TokenRow]:
-    """The sequences of an export, one at a time.
-
-    Raises:
-      ValueError: see `read`.
-    """
+    """The sequences of an export, one at a time; raises what `read` does."""
     run: Any = None
     for file in _files(path):
         for line in scan(file):

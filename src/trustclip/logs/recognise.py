@@ -31,16 +31,13 @@ def read_log(path: Path) -> Log:
 def token_rows(path: Path) -> Iterator[TokenRow]:
     """The tokens of a log, one completion at a time, without computing anything from them.
 
-    Args:
-      path: a file of tokens, prime-rl's token export, or a folder that holds one of them.
-
     Raises:
       ValueError: there is no such log, or it has no tokens.
     """
     if not path.exists():
         raise ValueError(f"{path}: there are no tokens, and no such file or folder.")
     source, place = located(path)
-    if not _has_tokens(source):
+    if not hasattr(source, "rows"):
         raise ValueError(
             f"{place} has no tokens; expected {prime_rl.LOOKED_FOR} or {neutral.LOOKED_FOR}."
         )
@@ -48,24 +45,12 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
 
 
 def holds_tokens(path: Path) -> bool:
-    """Whether the log at a path is one of tokens.
-
-    Raises:
-      ValueError: it is no log, or several.
-    """
-    return _has_tokens(located(path)[0])
-
-
-def _has_tokens(source: ModuleType) -> bool:
-    return hasattr(source, "rows")
+    """Whether the log at a path, which must be one, is of tokens."""
+    return hasattr(located(path)[0], "rows")
 
 
 def located(path: Path) -> tuple[ModuleType, Path]:
-    """The module that reads a path, and the file or folder in it that it reads.
-
-    Raises:
-      ValueError: see `read_log`.
-    """
+    """The module that reads a path, and the file or folder in it that it reads; see `read_log`."""
     if path.is_file():
         return _source_of(path), path
     found = list(_candidates(path))

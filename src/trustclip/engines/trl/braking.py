@@ -18,9 +18,6 @@ class Braking(TrainerCallback):
 
     The rate is put back right after the step, so that schedule, logs and checkpoints have the one
     of the schedule.
-
-    Args:
-      brake: the rule.
     """
 
     def __init__(self, brake: Brake) -> None:
@@ -45,11 +42,7 @@ class Braking(TrainerCallback):
         self._log_weights.clear()
 
     def measure(self, gather: Callable[[Tensor], Tensor]) -> float:
-        """The factor of the update whose micro-batches are complete, which its step will have.
-
-        Args:
-          gather: concatenates a tensor over ranks.
-        """
+        """The factor of the update whose micro-batches are complete, which its step will have."""
         self._factor = self.brake.factor(gather(torch.cat(self._log_weights)))
         self._log_weights.clear()
         return self._factor

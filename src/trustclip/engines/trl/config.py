@@ -1,5 +1,7 @@
 """Settings of the TRL engine: `trl.GRPOConfig` with a method in place of its clip."""
 
+# ruff: noqa: RUF009 (`_option` makes a field of a dataclass)
+
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
@@ -40,6 +42,11 @@ _REPLACED = {
 
 #: Integer settings of this engine and their minimum.
 _AT_LEAST = {"inert_patience": 1, "exact_kl_every": 0, "candidates": 0}
+
+
+def _option(default: Any, words: str) -> Any:
+    """A field of the config, with its words in the help of Transformers' HfArgumentParser."""
+    return field(default=default, metadata={"help": words})
 
 
 @dataclass
@@ -104,72 +111,39 @@ class ConstrainedGRPOConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS: ClassVar = [
         *GRPOConfig._VALID_DICT_FIELDS,
-        "method",
-        "method_args",
-        "sampler",
-        "brake",
+        *("method", "method_args", "sampler", "brake"),
     ]
 
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
-    method: Method | str | dict[str, Any] | None = field(
-        default=None, metadata={"help": "The constraint: a name, or JSON of name and values."}
+    method: Method | str | dict[str, Any] | None = _option(
+        None, "The constraint: a name, or JSON of name and values."
     )
-    method_args: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Deprecated: hyper-parameters of the constraint."}
+    method_args: dict[str, Any] | str | None = _option(
+        None, "Deprecated: hyper-parameters of the constraint."
     )
-    allow_inert: bool = field(
-        default=False, metadata={"help": "Train even if the schedule makes the method inert."}
-    )
-    inert_patience: int = field(
-        default=50, metadata={"help": "Warn after this many updates in which no token was gated."}
-    )
+    allow_inert: bool = _option(False, "Train even if the schedule makes the method inert.")
+    inert_patience: int = _option(50, "Warn after this many updates in which no token was gated.")
 
-    head: _HEADS = field(
-        default="auto", metadata={"help": "Output head to use: auto, trustclip or trl."}
+    head: _HEADS = _option("auto", "Output head to use: auto, trustclip or trl.")
+    decoder: _DECODERS = _option("auto", "Sampling code on a CPU: auto or transformers.")
+    sampler: dict[str, Any] | str | None = _option(
+        None, "Sample from a copy: JSON of dtype, lag, top_p, top_k."
     )
-    decoder: _DECODERS = field(
-        default="auto", metadata={"help": "Sampling code on a CPU: auto or transformers."}
+    server: Weights = _option("none", "Sample from a server: none, reload or fixed.")
+    server_url: str = _option("http://127.0.0.1:8000/v1", "Address of that server.")
+    candidates: int | None = _option(None, "Likeliest tokens kept at each position, for centering.")
+    replay: bool = _option(False, "Score tokens among those that the sampler kept.")
+    brake: dict[str, Any] | str | None = _option(
+        None, "Scale the learning rate by ESS: JSON of rule, reference."
     )
-    sampler: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Sample from a copy: JSON of dtype, lag, top_p, top_k."}
-    )
-    server: Weights = field(
-        default="none", metadata={"help": "Sample from a server: none, reload or fixed."}
-    )
-    server_url: str = field(
-        default="http://127.0.0.1:8000/v1", metadata={"help": "Address of that server."}
-    )
-    candidates: int | None = field(
-        default=None, metadata={"help": "Likeliest tokens kept at each position, for centering."}
-    )
-    replay: bool = field(
-        default=False, metadata={"help": "Score tokens among those that the sampler kept."}
-    )
-    brake: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Scale the learning rate by ESS: JSON of rule, reference."}
-    )
-    share_prompts: bool = field(
-        default=False, metadata={"help": "Score the completions of a prompt in one pass over it."}
-    )
-    whole_groups: bool = field(
-        default=False, metadata={"help": "Keep the completions of a prompt in one update."}
-    )
-    skip_zero_advantage: bool = field(
-        default=True, metadata={"help": "Skip completions that cannot change the policy."}
-    )
-    shadows: _Methods | None = field(
-        default=None, metadata={"help": "Methods to watch with, without training on them."}
-    )
-    exact_kl_every: int = field(
-        default=0, metadata={"help": "Log exact KL every n-th generation; 0: never."}
-    )
+    share_prompts: bool = _option(False, "Score the completions of a prompt in one pass over it.")
+    whole_groups: bool = _option(False, "Keep the completions of a prompt in one update.")
+    skip_zero_advantage: bool = _option(True, "Skip completions that cannot change the policy.")
+    shadows: _Methods | None = _option(None, "Methods to watch with, without training on them.")
+    exact_kl_every: int = _option(0, "Log exact KL every n-th generation; 0: never.")
 
-    save_async: bool = field(
-        default=False, metadata={"help": "Write checkpoints while training goes on."}
-    )
-    save_to: str | None = field(
-        default=None, metadata={"help": "URL that gets a copy of each checkpoint."}
-    )
+    save_async: bool = _option(False, "Write checkpoints while training goes on.")
+    save_to: str | None = _option(None, "URL that gets a copy of each checkpoint.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -184,8 +158,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         self.sampler = asdict(as_sampler(self.sampler))
         self.brake = asdict(as_brake(self.brake))
         self.shadows = shadows(self.shadows or (), chosen, supply(self))  # type: ignore[assignment]
-        problems = [*_not_honoured(self, chosen)]
-        if problems:
+        if problems := [*_not_honoured(self, chosen)]:
             raise ValueError("cannot train with these settings: " + " ".join(problems))
         acts = Trait.ACTS_ON_POLICY in chosen.traits
         if self.schedule().inert and not (self.allow_inert or acts):

@@ -4,7 +4,7 @@ A fast path replaces a part of TRL or Transformers only where the outcome is the
 or to rounding for the head, in distribution for the decoder, and in the gradient for skipping.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -27,26 +27,12 @@ from trustclip.head import measured
 FastPath = Literal["head", "decoder", "skipping", "foresight", "sharing"]
 
 #: Precision of the decoder by that of the trainer's passes; None for that of the weights.
-_DTYPES = {"no": None, "bf16": torch.bfloat16}
+DTYPES = {"no": None, "bf16": torch.bfloat16}
 
 
 def obstacle(path: FastPath, trainer: Any) -> str | None:
-    """The reason why a trainer cannot take a fast path; None if it can.
-
-    Args:
-      path: ``"head"``, ``"decoder"``, ``"skipping"``, ``"foresight"`` or ``"sharing"``.
-      trainer: a `ConstrainedGRPOTrainer` whose construction by TRL is complete.
-    """
-    reasons = {
-        "head": _head, "decoder": _decoder, "skipping": _skipping, "foresight": _foresight,
-        "sharing": _sharing,
-    }  # fmt: skip
-    return next(reasons[path](trainer), None)
-
-
-def decoding_dtype(trainer: Any) -> torch.dtype | None:
-    """What the decoder of a trainer that takes it computes in; None for the weights' own."""
-    return _DTYPES[trainer.accelerator.mixed_precision]
+    """The reason why a trainer, once TRL has constructed it, cannot take a fast path, or None."""
+    return next(_REASONS[path](trainer), None)
 
 
 def unrecorded(trainer: Any) -> str | None:
@@ -57,25 +43,8 @@ def unrecorded(trainer: Any) -> str | None:
     return next(_unrecorded(trainer), None)
 
 
-def _check_sequences(trainer: Any) -> None:
-    # TRL refuses it in its own config, and does not see it in a file of accelerate's.
-    by = trainer.accelerator.parallelism_config
-    if by is not None and (by.cp_enabled or by.sp_enabled):
-        raise ValueError(
-            f"`parallelism_config` has cp_size = {by.cp_size} and sp_size = {by.sp_size}, which "
-            "share out the tokens of each completion, and GRPOTrainer of TRL does not split what "
-            "it has sampled itself: set both to 1 (verl splits sequences)."
-        )
-
-
 def check_sampler(trainer: Any) -> None:
-    """Refuse what depends on a model and is known only now.
-
-    Raises:
-      ValueError: a method, a shadow or the brake needs log-probabilities of sampling that nothing
-        gives, a sampler is set and no copy can sample, the brake cannot reach the step, or
-        the exact KL divergence cannot reach the output head.
-    """
+    """Refuse, as a ValueError, what depends on a model and is known only now."""
     brake = trainer.args.braking()
     methods = (trainer.method, *trainer.args.watched())
     needy = [repr(method.name) for method in methods if "logp_rollout" in method.requires]
@@ -106,7 +75,14 @@ def check_sampler(trainer: Any) -> None:
             f"{trainer.method.name!r} needs an average of the weights, and FSDP and DeepSpeed "
             "shard them: use DDP, or another anchor."
         )
-    _check_sequences(trainer)
+    # TRL refuses it in its own config, and does not see it in a file of accelerate's.
+    by = trainer.accelerator.parallelism_config
+    if by is not None and (by.cp_enabled or by.sp_enabled):
+        raise ValueError(
+            f"`parallelism_config` has cp_size = {by.cp_size} and sp_size = {by.sp_size}, which "
+            "share out the tokens of each completion, and GRPOTrainer of TRL does not split what "
+            "it has sampled itself: set both to 1 (verl splits sequences)."
+        )
     exact = any(name.startswith(("kl_", "top_k_")) for name in trainer.method.requires)
     flat = trainer.accelerator.distributed_type == "FSDP" and not trainer.accelerator.is_fsdp2
     if flat and (exact or trainer.args.exact_kl_every):
@@ -195,7 +171,7 @@ def _elsewhere(trainer: Any) -> Iterator[str]:
         yield "another engine samples (vLLM or continuous batching)"
     if trainer.rollout_func is not None:
         yield "rollout_func samples"
-    if trainer.accelerator.mixed_precision not in _DTYPES:
+    if trainer.accelerator.mixed_precision not in DTYPES:
         yield f"passes run under {trainer.accelerator.mixed_precision} autocast"
     if trainer.accelerator.distributed_type not in ("NO", "MULTI_CPU"):
         yield f"the model is wrapped for {trainer.accelerator.distributed_type}"
@@ -265,3 +241,12 @@ def _sharing(trainer: Any) -> Iterator[str]:
         yield f"its attention is {config._attn_implementation!r}, not 'sdpa'"
     if config.attention_dropout:
         yield "its attention has dropout"
+
+
+_REASONS: dict[FastPath, Callable[[Any], Iterator[str]]] = {
+    "head": _head,
+    "decoder": _decoder,
+    "skipping": _skipping,
+    "foresight": _foresight,
+    "sharing": _sharing,
+}

@@ -31,14 +31,10 @@ def token_batch(
     first_key: int,
     **measured: Any,
 ) -> TokenBatch:
-    """Build the `TokenBatch` of an input dictionary.
+    """Build the `TokenBatch` of an input dictionary; ``measured`` are further fields.
 
-    Args:
-      inputs: the dictionary.
-      logp: log-probabilities under the policy in training, nats. Shape [batch, time].
-      logp_old: under the policy that the update started from, nats. Shape [batch, time].
-      first_key: number of the first completion of the update, among all of the run.
-      measured: further fields.
+    Log-probabilities are in nats, [batch, time]; ``first_key`` is the number of the first
+    completion of the update, among all of the run.
     """
     advantages = inputs["advantages"]
     if advantages.dim() == 1:

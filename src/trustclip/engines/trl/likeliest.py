@@ -16,18 +16,11 @@ KEPT = -1
 
 
 class Likeliest(NamedTuple):
-    """The likeliest tokens of some distributions.
+    """The likeliest tokens of some distributions; of no ids, all in the vocabulary's order."""
 
-    Args:
-      ids: int32; no columns where all tokens are meant, in the order of the vocabulary.
-        Shape [..., k] or [..., 0].
-      logps: their log-probabilities, nats; -inf for tokens that cannot be drawn. Shape [..., k].
-      complete: whether no other token can be drawn. bool, shape [...].
-    """
-
-    ids: Tensor
-    logps: Tensor
-    complete: Tensor
+    ids: Tensor  # int32. [..., k] or [..., 0]
+    logps: Tensor  # nats; -inf for tokens that cannot be drawn. [..., k]
+    complete: Tensor  # whether no other token can be drawn. bool [...]
 
     def first(self, tokens: int) -> "Likeliest":
         """Those of the first positions."""
@@ -35,12 +28,10 @@ class Likeliest(NamedTuple):
 
 
 def likeliest(logps: Tensor, k: int) -> Likeliest:
-    """The k likeliest tokens of each row, or all.
+    """The k likeliest tokens of each row of normalised log-probabilities [rows, vocabulary].
 
-    Args:
-      logps: normalised; -inf where cut off. Shape [rows, vocabulary].
-      k: how many; all of them, in their order, where k is the vocabulary's size or more; `KEPT` for
-        those that can be drawn, as many as the row with the most has.
+    All of them, in their order, where k is the vocabulary's size or more; with `KEPT` those that
+    can be drawn (the others are -inf), as many as the row with the most has.
 
     Example:
       >>> found = likeliest(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]).log(), 2)
@@ -50,9 +41,7 @@ def likeliest(logps: Tensor, k: int) -> Likeliest:
     drawable = logps.isfinite().sum(dim=1)  # [rows]
     if k == KEPT:
         k = int(drawable.max())
-        top, ids = logps.topk(k, dim=1)
-        return Likeliest(ids.int(), top, torch.ones_like(drawable, dtype=torch.bool))
-    if k >= logps.shape[1]:
+    elif k >= logps.shape[1]:
         none = logps.new_empty(len(logps), 0, dtype=torch.int32)
         return Likeliest(none, logps, torch.ones_like(logps[:, 0], dtype=torch.bool))
     top, ids = logps.topk(k, dim=1)

@@ -62,10 +62,7 @@ def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
 
 
 def stock_method(args: Any) -> Method:
-    """The method with the gradient of TRL's own loss.
-
-    Args:
-      args: a `trl.GRPOConfig`.
+    """The method with the gradient of TRL's own loss under a `trl.GRPOConfig`.
 
     Raises:
       ValueError: settings whose gradient is that of no method.
@@ -78,9 +75,9 @@ def stock_method(args: Any) -> Method:
     """
     if problems := list(_unstated(args)):
         raise ValueError(f"no method has the gradient of these settings: {'; '.join(problems)}.")
-    anchor = "rollout" if args.use_vllm else "old"
-    found = _of_loss(args, anchor)
+    found = _of_loss(args)
     if args.off_policy_mask_threshold is not None:
+        anchor = "rollout" if args.use_vllm else "old"
         found = method("opsm", inner=found, delta=args.off_policy_mask_threshold, anchor=anchor)
     if _corrects(args) and args.loss_type != "vespo":
         level, _, how = getattr(args, f"{_SAMPLER}_mode").partition("_")
@@ -120,16 +117,15 @@ def _by_sequence(args: Any) -> bool:
     return args.importance_sampling_level == "sequence"
 
 
-def _of_loss(args: Any, anchor: str) -> Method:
+def _of_loss(args: Any) -> Method:
     """The method of the loss type alone."""
     if args.loss_type == "cispo":
         return method("cispo", high=_high(args) - 1)
     if args.loss_type == "sapo":
-        temperatures = args.sapo_temperature_pos, args.sapo_temperature_neg
         return method(
             "soft_gate",
-            temperature_positive=temperatures[0],
-            temperature_negative=temperatures[1],
+            temperature_positive=args.sapo_temperature_pos,
+            temperature_negative=args.sapo_temperature_neg,
         )
     if args.loss_type == "vespo":
         return method(

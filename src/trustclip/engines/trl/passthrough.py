@@ -43,30 +43,21 @@ _SKEWS = "changes the distribution of the samples, which the ratio would not tak
 _REFUSED = {
     **dict.fromkeys(("output_dir", "seed", "report_to", "disable_tqdm"), _SET),
     **dict.fromkeys(("reward_weights", "use_cpu"), _SET),
+    **dict.fromkeys(("do_eval", "do_predict", "eval_delay", "eval_on_start"), _EVALUATES),
+    **dict.fromkeys(("eval_steps", "eval_strategy", "load_best_model_at_end"), _EVALUATES),
+    **dict.fromkeys(("min_p", "repetition_penalty"), _SKEWS),
+    **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), _OTHER_LOSS),
+    **dict.fromkeys(("vespo_k_neg", "vespo_k_pos"), _OTHER_LOSS),
+    **dict.fromkeys(("vespo_lambda_neg", "vespo_lambda_pos"), _OTHER_LOSS),
     "chat_template_kwargs": "would reach training and not the evaluations: set `prompt.thinking`",
     "auto_find_batch_size": "changes the batch, and with it groups and schedule, during training",
-    "do_eval": _EVALUATES,
-    "do_predict": _EVALUATES,
     "do_train": "is ignored: a recipe trains",
-    "eval_delay": _EVALUATES,
-    "eval_on_start": _EVALUATES,
-    "eval_steps": _EVALUATES,
-    "eval_strategy": _EVALUATES,
     "label_smoothing_factor": "is ignored: it belongs to a cross-entropy",
-    "load_best_model_at_end": _EVALUATES,
     "local_rank": "is set by the launcher",
-    "min_p": _SKEWS,
     "neftune_noise_alpha": "adds noise to the embeddings that the sampler does not have",
     "num_train_epochs": "is ignored: `rl.max_steps` is the length of the training",
-    "repetition_penalty": _SKEWS,
     "resume_from_checkpoint": "is ignored: a run continues from its own checkpoints",
-    "sapo_temperature_neg": _OTHER_LOSS,
-    "sapo_temperature_pos": _OTHER_LOSS,
     "trust_remote_code": "would run code of a model's repository",
-    "vespo_k_neg": _OTHER_LOSS,
-    "vespo_k_pos": _OTHER_LOSS,
-    "vespo_lambda_neg": _OTHER_LOSS,
-    "vespo_lambda_pos": _OTHER_LOSS,
 }
 
 #: Beginnings of fields that no result depends on.
@@ -85,14 +76,9 @@ _HARMLESS = {"cache_implementation", "disable_compile", "stop_strings", "use_cac
 
 
 def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Find invalid or unsupported fields among those to pass through.
+    """Invalid or unsupported fields among those to pass through, each with what is wrong.
 
-    Args:
-      given: value by field.
-      own: names of the settings of a recipe's section ``rl``, which are set there.
-
-    Yields:
-      Field, and what is wrong with it.
+    ``own`` are the names of the settings of a recipe's section ``rl``, which are set there.
     """
     fields = {f.name: f for f in dataclasses.fields(ConstrainedGRPOConfig) if f.init}
     hints = get_type_hints(ConstrainedGRPOConfig)

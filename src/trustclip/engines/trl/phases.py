@@ -13,35 +13,23 @@ from trustclip.engines.trl.scoring.exact_kl import Evidence
 
 @dataclass(frozen=True)
 class Seen:
-    """What a pass over the completions gave and left.
+    """What a pass over the completions gave and left."""
 
-    Args:
-      logps: that TRL got. Shape [batch, time].
-      evidence: for exact divergences, if it was wanted.
-      entropies: if the method requires them.
-      further: log-probabilities of the sampler's likeliest tokens, where they are kept.
-    """
-
-    logps: Tensor | None
-    evidence: Evidence | None = None
-    entropies: Tensor | None = None
-    further: Tensor | None = None
+    logps: Tensor | None  # that TRL got. [batch, time]
+    evidence: Evidence | None = None  # for exact divergences, if it was wanted
+    entropies: Tensor | None = None  # if the method requires them. [batch, time]
+    further: Tensor | None = None  # of the sampler's likeliest tokens, if kept. [batch, time, k]
 
 
 @dataclass
 class Generating:
-    """Completions are sampled, scored under the sampling policy, and rewarded.
+    """Completions are sampled, scored under the sampling policy, and rewarded."""
 
-    Args:
-      sampled: log-probabilities that our decoder sampled with, by its calls and completions.
-      passes: what the passes gave and left.
-      lag: updates since the weights of the sampler, where it is an older copy of the policy.
-      likeliest: the sampler's likeliest tokens, by its calls and completions, where they are kept.
-    """
-
+    #: Log-probabilities that our decoder sampled with, by its calls and completions.
     sampled: list[list[list[float]]] = field(default_factory=list)
     passes: list[Seen] = field(default_factory=list)
-    lag: int = 0
+    lag: int = 0  # updates since the weights of the sampler, where it is an older copy
+    #: The sampler's likeliest tokens, by its calls and completions, where they are kept.
     likeliest: list[list[Likeliest]] = field(default_factory=list)
 
     def seen(self, logps: Tensor | None) -> "Seen":
@@ -66,9 +54,7 @@ class Generating:
     def known(self, attention_mask: Tensor, length: int) -> Tensor | None:
         """Log-probabilities of the completions, if the decoder sampled them from this policy.
 
-        Args:
-          attention_mask: of prompts and completions. Shape [batch, prompt + length].
-          length: of the longest completion, tokens.
+        ``attention_mask`` is that of prompts and completions, [batch, prompt + length].
         """
         if len(self.sampled) != 1:
             return None
@@ -81,14 +67,8 @@ class Generating:
 
 @dataclass
 class Training:
-    """The loss of a micro-batch is computed.
+    """The loss of a micro-batch is computed; what the method makes of it is there once TRL asks."""
 
-    Args:
-      inputs: TRL's dictionary, of which this is a copy.
-      gate: the tokens and what the method made of them, once TRL has asked for log-probabilities.
-      coefficient: gradient of the objective in each log-probability, by then. Shape [batch, time].
-    """
-
-    inputs: dict[str, Any]
+    inputs: dict[str, Any]  # a copy of TRL's
     gate: tuple[TokenBatch, Surrogate] | None = None
-    coefficient: Tensor | None = None
+    coefficient: Tensor | None = None  # gradient in each log-probability. [batch, time]

@@ -14,15 +14,10 @@ _LEFT = ("prompt_ids", "prompt_mask")
 def respread(
     buffered: Sequence[Sequence[Mapping[str, Any]] | None], rank: int, world: int, filler: int
 ) -> list[dict[str, Any]] | None:
-    """The micro-batches of one rank, of completions that other ranks sampled.
+    """The micro-batches of one rank of ``world``, of completions that other ranks sampled.
 
     Each pass holds the same completions as before, over all ranks, and so has the same gradient.
-
-    Args:
-      buffered: TRL's micro-batches of every rank that sampled.
-      rank: the one that trains on the result.
-      world: how many there are now.
-      filler: token that pads ids.
+    ``buffered`` are TRL's micro-batches of every rank that sampled; ``filler`` pads ids.
 
     Raises:
       ValueError: an input that is no tensor with one row a completion.

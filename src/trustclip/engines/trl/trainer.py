@@ -47,21 +47,10 @@ from trustclip.engines.trl.recording.shares import clip_ratios
 from trustclip.engines.trl.sampling import returned, sampled, stopping
 from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
-from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing
+from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
-from trustclip.engines.trl.scoring.skipping import (
-    only_what_matters,
-    rows_that_matter,
-    spread,
-    widened,
-)
-from trustclip.engines.trl.upstream import (
-    GRPOTrainer,
-    SFTTrainer,
-    announced_level,
-    end_tokens,
-)
+from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level, end_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +138,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
-        fast_paths.check_sampler(self)
+        fast_paths.check_sampler(self)  # refuses before a server is asked or the model is changed
         self._braking = Braking(args.braking())
         if self._braking.brake.on:
             self.add_callback(self._braking)
@@ -162,7 +151,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self._copies = Copies(args.sampling(), args.kept_candidates())
         if self.use_vllm and self._copies.likeliest:
             returned.allow(self.vllm_generation, self._asked_of_vllm())
-        self._request = self._put_head()
+        self._request = self._put_head()  # before the divergences, which take what this head finds
         self._watch = KLWatch(
             self._unwrapped(),
             self.method,
@@ -178,7 +167,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
                 "from 1 before any update. Set disable_dropout=True, and lora_dropout=0.",
                 stacklevel=2,
             )
-        attach_recorders(self)
+        attach_recorders(self)  # last: they write down settings of a trainer that will train
 
     def _takes(self, path: fast_paths.FastPath) -> bool:
         """Whether a fast path is taken; the reason for declining it is logged once."""
@@ -198,8 +187,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
                 sharing.share_prompts(hidden.language_model(self._unwrapped()))
                 request.shares = True
             return request
-        reason = fast_paths.obstacle("head", self)
         if self.args.head == "trustclip":
+            reason = fast_paths.obstacle("head", self)
             raise ValueError(f"head='trustclip' cannot serve this model: {reason}. Use 'auto'.")
         return None
 
@@ -220,7 +209,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         finally:
             self._phase, self.unfinished = None, "update"
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
-        self._number_completions(output)
+        self._number_completions(output)  # first: keys of tokens and all records go by the numbers
         output["sampled"] = output["generated"] - phase.lag
         seen = phase.seen(old)
         if seen.entropies is not None:
@@ -289,7 +278,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         copies = self._copies
         if self._mode == "eval":
             copies = Copies(likeliest=copies.likeliest)
-        dtype = fast_paths.decoding_dtype(self)
+        dtype = fast_paths.DTYPES[self.accelerator.mixed_precision]
         decoder, version = copies.next(self._unwrapped(), self.state.global_step, dtype)
         phase.lag = self.state.global_step - version
         limit, ends = self.max_completion_length, set(end_tokens(self))
@@ -378,12 +367,15 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     ) -> Any:
         """Log-probabilities under the policy in training, on which the method acts."""
         inputs = phase.inputs
-        on_policy = self._on_policy(inputs)
+        generated = inputs.get("generated")
+        # All completions were sampled from the current policy, so that ratios are 1.
+        on_policy = generated is not None and bool((generated == self.state.global_step).all())
         skips = self._mode == "train" and self._takes("skipping")
-        rows = rows_that_matter(inputs) if skips else None
+        rows = skipping.rows_that_matter(inputs) if skips else None
         if rows is not None:
             input_ids, mask = input_ids[rows], mask[rows]
         anchor = None
+        # Before the pass with a graph, whose weights must be the policy's until backward.
         if self._average is not None:
             self._average.follow(self.state.global_step)
             with self._average.in_place():
@@ -404,14 +396,16 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         new = seen[0] if seen else None
         kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
         if rows is not None:
-            logps, entropies = widened(inputs, rows, logps, entropies)
-        if on_policy:
-            inputs.pop("old_per_token_logps", None)  # so that the ratio is exactly 1
+            logps, entropies = skipping.widened(inputs, rows, logps, entropies)
+        if on_policy:  # so that the ratio is exactly 1; not sooner: skipped rows take the old ones
+            inputs.pop("old_per_token_logps", None)
         measured = {"entropy": entropies.detach(), **kl}
         if anchor is not None:  # a skipped completion counts as one at ratio 1
-            measured["logp_average"] = anchor if rows is None else spread(anchor, rows, logps)
+            whole = anchor if rows is None else skipping.spread(anchor, rows, logps)
+            measured["logp_average"] = whole
         if further is not None:
             measured["candidates"] = candidates.of_inputs(inputs, further, rows, on_policy)
+        # TRL goes on from here to its loss, and finds our advantages and bounds in its place.
         phase.gate = self._constrain(inputs, logps.detach(), measured)
         self._measure(phase, rows)
         return logps, entropies, aux
@@ -427,7 +421,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             loss = super()._compute_loss(model, phase.inputs)
         finally:
             self._phase = None
-            self._open_clip()
+            self._open_clip()  # the bounds were those of this micro-batch
         if phase.gate is None:
             raise RuntimeError(
                 "this release of TRL computed its loss without asking for log-probabilities, "
@@ -470,7 +464,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
         assert phase.gate is not None
         batch, surrogate = phase.gate
-        seen = batch if rows is None else only_what_matters(batch)
+        seen = batch if rows is None else skipping.only_what_matters(batch)
         self._windows[self._mode].add(seen, surrogate, self.method, phase.coefficient)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
         if self.accelerator.num_processes > 1:  # alone it is known without waiting for a GPU
@@ -502,11 +496,6 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         samples = self.args.per_device_train_batch_size * int(self.args.steps_per_generation or 1)
         first = self.state.global_step * samples * self.accelerator.num_processes
         return token_batch(inputs, logps, old, first, **measured)
-
-    def _on_policy(self, inputs: dict[str, Any]) -> bool:
-        """Whether all completions were sampled from the current policy, so that ratios are 1."""
-        generated = inputs.get("generated")
-        return generated is not None and bool((generated == self.state.global_step).all())
 
     # -- logs and checkpoints ----------------------------------------------------------------------
 
@@ -547,6 +536,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
 
     def _restore(self, progress: dict[str, Any]) -> None:
         super()._restore(progress)
+        # A checkpoint lies between two updates: nothing of the one that was given up may count.
         self._update = diagnostics.Window()
         self._braking.forget()
         self._forget_update()

@@ -20,26 +20,12 @@ from typing import Any
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from trl.trainer import grpo_trainer
-from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.sft_config import SFTConfig
-from trl.trainer.sft_trainer import SFTTrainer
+from trl.trainer.grpo_config import GRPOConfig as GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer as GRPOTrainer
+from trl.trainer.sft_config import SFTConfig as SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer as SFTTrainer
 
 from trustclip.constraints.base import Method
-
-__all__ = [
-    "FUSED_HEAD",
-    "INPUT_KEYS",
-    "MEMBERS",
-    "TESTED",
-    "TRANSFORMERS_MEMBERS",
-    "GRPOConfig",
-    "GRPOTrainer",
-    "SFTConfig",
-    "SFTTrainer",
-    "announced_level",
-    "end_tokens",
-]
 
 #: Releases on which the parity tests pass. Plain TRL 1.15 does not train on a CPU where Triton is
 #: installed, so there is nothing to compare with.
@@ -137,10 +123,6 @@ def announced_level(args: Any, method: Method) -> Iterator[None]:
     """Show TRL the level of a method while it checks a config, so that its warnings apply.
 
     The loss of TRL is computed at token level: the method's level is in the gradient it gets.
-
-    Args:
-      args: a `ConstrainedGRPOConfig`.
-      method: the constraint.
     """
     twin = method.twins.get("TRL")
     own = getattr(method, "level", "token")

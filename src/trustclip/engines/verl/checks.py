@@ -71,17 +71,11 @@ def _error(text: str) -> Remark:
 
 @dataclass(frozen=True)
 class Installed:
-    """The verl installation in this environment.
+    """The verl installation in this environment."""
 
-    Args:
-      version: installed release; None where verl is not installed.
-      loss_modes: names in its registry; those of verl 0.9 if it is not installed.
-      plugin: whether verl imports trustclip's plugin automatically.
-    """
-
-    version: str | None
-    loss_modes: Collection[str] = (*BUILT_IN, *LOSS_MODES, WATCH)
-    plugin: bool = True
+    version: str | None  # None where verl is not installed
+    loss_modes: Collection[str] = (*BUILT_IN, *LOSS_MODES, WATCH)  # names in its registry
+    plugin: bool = True  # whether verl imports trustclip's plugin automatically
 
 
 def installed() -> Installed:
@@ -114,11 +108,7 @@ def read(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
 
 
 def remarks(config: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
-    """Errors and notes about a configuration of ``verl.trainer.main_ppo``.
-
-    Args:
-      config: the resolved configuration.
-      verl: what is installed; see `installed`.
+    """Errors and notes about a resolved configuration of ``verl.trainer.main_ppo``.
 
     Example:
       >>> config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "trustclip_art"}}}}

@@ -48,11 +48,9 @@ _CARRY = (
 
 
 def carries(correction: Mapping[str, Any]) -> bool:
-    """Whether verl's weights are the whole ratio old / sampler of each token, from which the
-    sampler's log-probabilities follow.
+    """Whether verl's weights under its section ``rollout_correction`` are the ratio old / sampler.
 
-    Args:
-      correction: the section ``rollout_correction``.
+    The whole ratio of each token: the sampler's log-probability then follows from it.
 
     Example:
       >>> carries({"rollout_is": "token", "rollout_is_threshold": float("inf")})
@@ -73,11 +71,7 @@ def carries(correction: Mapping[str, Any]) -> bool:
 
 
 def supply(settings: Mapping[str, Any]) -> Supply:
-    """What verl passes to a policy loss under its settings.
-
-    Args:
-      settings: of the policy loss; ``rollout_correction`` is the section of that name.
-    """
+    """What verl passes to a policy loss under its settings, ``rollout_correction`` among them."""
     correction = settings.get("rollout_correction") or {}
     most = limits.ENGINES["verl"]
     if correction.get("bypass_mode"):
@@ -100,11 +94,7 @@ def _shadows(given: str) -> tuple[Method, ...]:
 
 
 def check_watched(settings: Mapping[str, Any], loss_modes: Collection[str]) -> str:
-    """The loss mode that ``loss_mode=trustclip_watch`` trains with.
-
-    Args:
-      settings: verl's policy-loss settings.
-      loss_modes: every name in verl's registry.
+    """The loss mode that ``loss_mode=trustclip_watch`` trains with, one of verl's registry.
 
     Raises:
       ValueError: a method is set, which would be ignored; or no such loss mode, or one of
@@ -139,13 +129,10 @@ def constraint(settings: Mapping[str, Any]) -> Method:
       >>> constraint({"loss_mode": "trustclip", "method": {"name": "kl2", "delta": 0.05}})
       KL2(delta=0.05, side='outward')
     """
-    mode, spec = settings.get("loss_mode"), settings.get("method")
-    if isinstance(spec, Method):
-        spec = spec.to_dict()
     correction = settings.get("rollout_correction") or {}
     read = {name: correction.get(name) for name in DECISIVE if correction.get(name) is not None}
-    given = (mode, spec, settings.get("method_args"), read)
-    return _constraint(json.dumps(given, default=_plain))
+    given = [settings.get(name) for name in ("loss_mode", "method", "method_args")]
+    return _constraint(json.dumps([*given, read], default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -172,7 +159,6 @@ def _constraint(given: str) -> Method:
             f"{LOSS_MODE!r} with `method`, or leave `method` out."
         )
     chosen = as_method(with_arguments(spec or named or DEFAULT, arguments))
-    problem = limits.refusal(chosen, supply({"rollout_correction": correction}))
-    if problem:
+    if problem := limits.refusal(chosen, supply({"rollout_correction": correction})):
         raise ValueError(problem)
     return chosen

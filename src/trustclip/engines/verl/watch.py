@@ -35,19 +35,9 @@ def watched_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Policy loss that ``policy_loss.watched`` names (``vanilla`` unless set), and our metrics.
+    """The loss that ``policy_loss.watched`` names (``vanilla`` unless set), and our metrics.
 
-    Args:
-      old_log_prob: of the policy the update started from, nats. Shape [batch, time], as all.
-      log_prob: of the current policy, nats; carries the gradient.
-      advantages: advantage of each token.
-      response_mask: where a token counts.
-      loss_agg_mode: how verl aggregates.
-      config: verl's actor configuration; its ``policy_loss`` has ``watched`` and ``shadows``.
-      rollout_is_weights: verl's weights that correct for the sampler, if it is configured to.
-
-    Returns:
-      (loss, metrics): those of the watched loss, and ``trustclip/*``.
+    Arguments are those of `trustclip.engines.verl.loss.policy_loss`. All tensors are [batch, time].
     """
     settings = config.policy_loss
     loss, metrics = get_policy_loss_fn(settings.get("watched") or WATCHED)(
@@ -73,13 +63,7 @@ def watched_loss(
 
 
 def shadow_means(methods: Sequence[Method], batch: TokenBatch, kept: Tensor) -> dict[str, float]:
-    """Metrics of shadows that verl averages correctly, by name.
-
-    Args:
-      methods: the shadows.
-      batch: the tokens.
-      kept: where the acting loss kept the gradient. Shape [batch, time].
-    """
+    """Metrics of shadows that verl averages correctly; ``kept`` [batch, time] is the loss's."""
     if not methods:
         return {}
     found = Shadows(methods)

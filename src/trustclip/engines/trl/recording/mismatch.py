@@ -43,12 +43,7 @@ class Mismatch:
         self._sequences: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
     def add(self, inputs: Mapping[str, Any], batch: TokenBatch) -> None:
-        """Add one micro-batch.
-
-        Args:
-          inputs: TRL's dictionary, with ``generated``, ``sample_index`` and ``completion_ids``.
-          batch: the tokens; nothing is added where it has no ``logp_rollout``.
-        """
+        """Add a micro-batch of TRL's; nothing is added where it has no ``logp_rollout``."""
         if batch.logp_rollout is None:
             return
         shape = batch.logp.shape
@@ -78,9 +73,8 @@ class Mismatch:
     ) -> dict[str, list[dict[str, Any]]]:
         """The `WORST` tokens since the last call by the distance of proximal policy and sampler.
 
-        Args:
-          gather: joins a tensor's rows over ranks; called once, on every rank alike.
-          decode: text of token ids.
+        ``gather`` joins a tensor's rows over ranks, and is called once, on every rank alike;
+        ``decode`` gives the text of token ids.
 
         Returns:
           ``worst``, the worst first; nothing where the sampler gave no log-probabilities.

@@ -24,42 +24,28 @@ _COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation of this rank's completions, rewarded.
+    """One generation of this rank's completions, rewarded."""
 
-    Args:
-      step: updates done when it was sampled.
-      index: number of each completion in the generation, over all ranks.
-      rows: row of the data set that each completion answers.
-      completions: as reward functions get them: texts, or lists of messages.
-      tokens: ids of each completion.
-      rewards: reward of each completion, by name of the reward function; NaN where it gave none.
-      total: their weighted sum.
-      advantages: of each completion. Shape [batch].
-    """
-
-    step: int
-    index: Sequence[int]
-    rows: Sequence[Mapping[str, Any]]
-    completions: Sequence[Any]
-    tokens: Sequence[Sequence[int]]
-    rewards: Mapping[str, Sequence[float]]
-    total: Sequence[float]
-    advantages: Tensor
+    step: int  # updates done when it was sampled
+    index: Sequence[int]  # number of each completion in the generation, over all ranks
+    rows: Sequence[Mapping[str, Any]]  # of the data set, that the completions answer
+    completions: Sequence[Any]  # as reward functions get them: texts, or lists of messages
+    tokens: Sequence[Sequence[int]]  # ids of each completion
+    rewards: Mapping[str, Sequence[float]]  # by name of the reward function; NaN where it gave none
+    total: Sequence[float]  # their weighted sum
+    advantages: Tensor  # [batch]
 
 
 def surprisal(sums: Tensor, of_each: int) -> tuple[float | None, float | None]:
-    r"""Entropy of the policy that sampled, without a bias, from what it sampled.
+    r"""Entropy of the policy that sampled, nats a token, and its standard error over problems.
 
     $E[-\log\pi(y_t)]$ is the entropy at $t$, so the mean of $-\log\pi$ over all tokens estimates
-    the mean entropy, with or without an advantage.
+    the mean entropy without a bias, with or without an advantage. None without a token, and for the
+    error of one problem.
 
     Args:
       sums: of each completion the sum of $-\log\pi$ and its tokens. Shape [completions, 2].
       of_each: completions of each problem, which follow one another.
-
-    Returns:
-      The entropy, nats a token, None without a token; and its standard error over problems, None
-      for one problem.
 
     Example:
       >>> surprisal(torch.tensor([[2.0, 4.0], [2.0, 4.0], [4.0, 4.0], [4.0, 4.0]]), 2)
@@ -80,7 +66,6 @@ class Recorder(Protocol):
 
     def generation(self, generation: Generation) -> None:
         """Record a generation for training; called on every rank with its own completions."""
-        ...
 
     def gates(self, row: dict[str, Any]) -> None:
         """Record the share of gated tokens of each completion of an update; called on rank 0.
@@ -90,11 +75,9 @@ class Recorder(Protocol):
             completion is the ``index``-th of the generation that was sampled after ``generated``
             updates. ``worst`` is that of `Mismatch.read`.
         """
-        ...
 
     def notice(self, step: int, name: str, text: str) -> None:
         """Record a warning of the trainer's by its name, and show it; called on every rank."""
-        ...
 
 
 class Recorded:

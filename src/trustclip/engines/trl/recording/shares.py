@@ -17,12 +17,6 @@ def clip_ratios(
 ) -> dict[str, float]:
     """Shares of gated tokens below and above ratio 1, named as TRL's ``clip_ratio/*``.
 
-    Args:
-      batch: the tokens.
-      surrogate: what the method made of them.
-      reduce: sums a tensor over ranks.
-      gather: joins a tensor's rows over ranks.
-
     Returns:
       ``low_mean``, ``high_mean`` and ``region_mean`` over all tokens; ``low_min`` and ``high_max``
       over completions, unless none of them has a token.
@@ -62,14 +56,7 @@ class GateShares:
     def add(
         self, generated: Tensor, index: Tensor, batch: TokenBatch, surrogate: Surrogate
     ) -> None:
-        """Add one micro-batch.
-
-        Args:
-          generated: updates done when each completion was sampled. Shape [batch].
-          index: place of each completion in its generation, over all ranks. Shape [batch].
-          batch: the tokens.
-          surrogate: what the method made of them.
-        """
+        """Add a micro-batch: updates before each completion was sampled, and its place. [batch]"""
         gated = (batch.mask & ~surrogate.kept).sum(dim=1)
         self._rows.append(torch.stack([generated, index, gated, batch.mask.sum(dim=1)], dim=1))
 
@@ -80,8 +67,7 @@ class GateShares:
     def read(self, gather: Callable[[Tensor], Any] = lambda x: x) -> dict[str, list[Any]]:
         """The shares since the last call, without completions that have no token.
 
-        Args:
-          gather: joins a tensor's rows over ranks; called once, on every rank alike.
+        ``gather`` joins a tensor's rows over ranks, and is called once, on every rank alike.
         """
         rows = gather(torch.cat(self._rows)).tolist()
         self._rows = []

@@ -27,14 +27,7 @@ class Plan:
     Of every ``every`` updates one is drawn. The first update of a generation is left out if there
     are others: the policy is still the one that sampled, so that no ratio differs from 1.
 
-    Args:
-      every: updates from which one is drawn.
-      completions: most of them from one update, over all ranks.
-      space: most bytes over the run, of all ranks together; every drawn update has the same share,
-        and what one leaves is there for the next.
-      updates: of the run.
-      per_generation: updates that each generation serves.
-      seed: of the draw.
+    Every drawn update has the same share of the space, and what one leaves is there for the next.
 
     Example:
       >>> plan = Plan(10, 8, 2**20, updates=30, per_generation=2, seed=0)
@@ -43,10 +36,10 @@ class Plan:
     """
 
     every: int
-    completions: int
-    space: int
-    updates: int
-    per_generation: float
+    completions: int  # most of them from one update, over all ranks
+    space: int  # most bytes over the run, of all ranks together
+    updates: int  # of the run
+    per_generation: float  # updates that each generation serves
     seed: int
 
     def wants(self, step: int) -> bool:
@@ -63,12 +56,9 @@ class Plan:
         return each * (step // self.every + 1) // BYTES
 
     def chosen(self, rows: list[list[int]], room: int) -> set[tuple[int, int]]:
-        """Completions to record: the first in the order of their draws, while they fit.
+        """Completions to record: the first in the order of their draws, while ``room`` tokens last.
 
-        Args:
-          rows: (updates done when it was sampled, number in its generation, tokens) of each
-            completion of the update, on all ranks.
-          room: most tokens.
+        Rows are of all ranks: updates before its sampling, number in its generation, tokens.
         """
         taken: set[tuple[int, int]] = set()
         for generated, index, length in sorted(rows, key=lambda r: draw(self.seed, *r[:2])):
@@ -127,15 +117,7 @@ class TokenSampler:
         surrogate: Surrogate,
         coefficient: Tensor,
     ) -> None:
-        """Keep a micro-batch if its update is recorded.
-
-        Args:
-          step: updates done before.
-          inputs: of TRL's loss.
-          batch: the tokens.
-          surrogate: what the method made of them.
-          coefficient: gradient of the objective in each log-probability. Shape [batch, time].
-        """
+        """Keep a micro-batch if its update is recorded; ``step`` is the updates done before."""
         if self._plan.wants(step):
             names = ("completion_ids", "completion_mask", "sample_index", "generated", "reward")
             part = {name: inputs[name] for name in names}
@@ -148,13 +130,8 @@ class TokenSampler:
     def finish(self, step: int, used: int, gather: Callable[[Tensor], Any]) -> int:
         """Write the chosen completions of the update, if there is anything of it.
 
-        Args:
-          step: updates done before it.
-          used: tokens recorded before it, over all ranks.
-          gather: joins a tensor's rows over ranks; called on every rank alike.
-
-        Returns:
-          Tokens recorded by now, over all ranks.
+        ``used`` and what is returned are the tokens recorded before and by now, over all ranks;
+        ``gather`` is called on every rank alike.
         """
         parts, self._parts = self._parts, []
         if not parts:
@@ -200,9 +177,6 @@ class Pieces:
     """Texts of single tokens, each made once.
 
     A token that is no whole character (a byte of one) has the name that the vocabulary gives it.
-
-    Args:
-      tokenizer: of the model.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -29,17 +29,11 @@ _MANY = 8192
 
 @dataclass(frozen=True)
 class Decoded:
-    """One sampled completion.
+    """One sampled completion."""
 
-    Args:
-      tokens: ids, the end mark included.
-      logps: log-probability of each under the distribution it was drawn from, nats.
-      likeliest: the likeliest tokens of each of these distributions, if they were asked for.
-    """
-
-    tokens: list[int]
-    logps: list[float]
-    likeliest: Likeliest | None = None
+    tokens: list[int]  # the end mark included
+    logps: list[float]  # under the distribution that each was drawn from, nats
+    likeliest: Likeliest | None = None  # of each of these distributions, if they were asked for
 
 
 def unsupported(model: Any) -> str | None:

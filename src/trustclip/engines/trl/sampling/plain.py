@@ -28,10 +28,7 @@ _OFF_AT_ONE = {
 def unlike_generate(model: Any, settings: Mapping[str, Any]) -> Iterator[str]:
     """Reasons why the decoder would not sample as the model's `generate` does; none if it would.
 
-    Args:
-      model: a causal language model.
-      settings: a ``GenerationConfig`` as passed to `generate`; what it leaves out or sets to None
-        comes from the model's own.
+    What ``settings``, those passed to `generate`, leave out or set to None is the model's own.
     """
     if reason := decoding.unsupported(model):
         yield reason
@@ -52,9 +49,8 @@ def own_generate(model: Any) -> bool:
 def not_plain(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:
     """Generation settings in force other than plain sampling at some temperature.
 
-    Args:
-      settings: a ``GenerationConfig`` as passed to `generate`.
-      defaults: the model's own, which applies where the first sets nothing.
+    The defaults are the model's own, which apply where the settings passed to `generate` set
+    nothing.
 
     Example:
       >>> list(not_plain({"do_sample": True, "top_k": 0, "top_p": 0.9}, {"suppress_tokens": [7]}))

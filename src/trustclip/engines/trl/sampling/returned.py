@@ -25,13 +25,9 @@ def allow(generation: Any, k: int) -> None:
 def with_likeliest(generation: Any, k: int, all_drawn: bool) -> Iterator[list[Likeliest]]:
     """Context in which TRL's `VLLMGeneration` asks for the k likeliest tokens of each position.
 
-    Args:
-      generation: of a trainer; `generate` returns the sampled tokens' log-probabilities as before.
-      k: how many; vLLM adds the sampled token where it is none of them.
-      all_drawn: whether sampling is cut to k tokens or fewer (top-k).
-
-    Yields:
-      A list that gets those of each completion.
+    `generate` returns the sampled tokens' log-probabilities as before; the list that the context
+    yields gets the likeliest tokens of each completion. vLLM adds the sampled token where it is
+    none of the k. ``all_drawn``: sampling is cut to k tokens or fewer (top-k).
     """
     found: list[Likeliest] = []
     ask, before = generation.generate, generation.logprobs

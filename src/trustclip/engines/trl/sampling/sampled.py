@@ -47,14 +47,8 @@ def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
 
     The temperature and the cut-offs are taken out of the generation's settings and applied by the
     same classes of Transformers, with the recorder behind them: the samples are the same bit for
-    bit, and nothing comes between what is recorded and what is drawn.
-
-    Args:
-      model: a causal language model, or an adapter around one.
-      k: how many of the likeliest tokens to record with them.
-
-    Yields:
-      A list that gets the recorder of each call.
+    bit, and nothing comes between what is recorded and what is drawn. With them, the k likeliest
+    tokens are recorded. The list that the context yields gets the recorder of each call.
     """
     calls: list[Recorder] = []
     original = model.generate
@@ -85,15 +79,9 @@ def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
 def with_logps(
     model: Any, generate: Callable[[], Any], k: int = 0
 ) -> tuple[list[list[int]], list[Any], list[Likeliest]]:
-    """Tokens that ``generate`` returns, and the log-probabilities they were sampled with.
+    """Tokens, log-probabilities and k likeliest tokens (none for k = 0) of each completion.
 
-    Args:
-      model: whose `generate` it calls, once.
-      generate: returns the tokens of each completion, and something else.
-      k: how many of the likeliest tokens to record.
-
-    Returns:
-      Tokens, log-probabilities and likeliest tokens of each completion; none of the last for k = 0.
+    ``generate`` returns the tokens, and something else; it calls the model's `generate` once.
     """
     with recorded(model, k) as calls:
         ids, _ = generate()
@@ -132,12 +120,6 @@ def oddity(batch: TokenBatch) -> str | None:
     On its own samples a sampler's log-probabilities are at least the trainer's on average, since
     $E_b[\log\pi_b - \log\pi_{old}] = KL(b \| old) \ge 0$. Lower ones are not of the distribution
     that the tokens were drawn from.
-
-    Args:
-      batch: tokens with ``logp_rollout``.
-
-    Returns:
-      A sentence for a notice; None if nothing is odd.
 
     Raises:
       ValueError: no token has a log-probability of the sampler, or some are above 0.

@@ -36,11 +36,7 @@ def uncopied(model: Any) -> str | None:
 
 
 class Twin:
-    """A second model of any architecture that samples by `generate`, in the place of a `Decoder`.
-
-    Args:
-      model: the policy in training, not `uncopied`; its configuration is the twin's.
-    """
+    """A second model of any architecture, not `uncopied`, that samples by `generate`."""
 
     def __init__(self, model: Any) -> None:
         inner = language_model(model)
@@ -99,14 +95,10 @@ def _ended(tokens: list[int], ends: Collection[int]) -> list[int]:
 
 
 class Copies:
-    r"""Copies of a policy that sample in its place, one for each generation.
+    r"""Copies of a policy that sample in its place, one for each generation; by default it itself.
 
     With ``lag`` $n$, generation $g$ is sampled by the policy of generation $\max(g - n, 0)$: the
     policies of the last $n$ generations are kept, and are part of a checkpoint.
-
-    Args:
-      sampler: in what the copy differs; nothing by default, and the policy itself samples.
-      likeliest: how many of the likeliest tokens the decoders report.
     """
 
     def __init__(self, sampler: Sampler | None = None, likeliest: int = 0) -> None:
@@ -122,10 +114,7 @@ class Copies:
     ) -> tuple[Decoder | Twin, int]:
         """What samples the next generation, and the updates that its weights have seen.
 
-        Args:
-          model: the policy in training: not `unsupported` by the decoder, or not `uncopied`.
-          step: updates done.
-          dtype: of the products of the policy itself; that of its weights when None.
+        ``step`` is the updates done; ``dtype`` that of the products of the policy itself.
         """
         if self.exact:
             return Decoder(model, dtype=dtype, likeliest=self.likeliest), step

@@ -13,16 +13,11 @@ from trustclip.engines.trl.config import ConstrainedGRPOConfig
 
 
 class Following:
-    """The server of a trainer with ``server`` set.
+    """The server of a trainer with ``server`` set, whose construction by TRL is complete.
 
     The weights go through a file in the output folder, which is gone when the server has read it.
-    Seeds are drawn from PyTorch's random numbers, whose state checkpoints hold.
-
-    Args:
-      trainer: a `ConstrainedGRPOTrainer` whose construction by TRL is complete.
-
-    Raises:
-      ValueError: the server lacks something.
+    Seeds are drawn from PyTorch's random numbers, whose state checkpoints hold. A server that lacks
+    something, or does not answer as it should, is a ValueError.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -39,11 +34,7 @@ class Following:
                 raise ValueError(text)
 
     def sample(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]], int]:
-        """Ids of one completion of each prompt, their log-probabilities, and the weights' age.
-
-        Raises:
-          ValueError: the server cannot take the weights, or does not answer as it should.
-        """
+        """Ids of one completion of each prompt, their log-probabilities, and the weights' age."""
         step = self._trainer.state.global_step
         if self._reloads and self._version != step:
             self._send()

@@ -13,10 +13,7 @@ from trustclip.engines.trl.scoring import hidden
 
 
 class Stop(StoppingCriteria):
-    """Ends all completions once a function returns True.
-
-    Args:
-      asked: the function; called after every token.
+    """Ends all completions once a function, called after every token, returns True.
 
     Example:
       >>> Stop(lambda: True)(torch.zeros(2, 5), None)
@@ -39,11 +36,6 @@ def stoppable(model: Any, asked: Callable[[], bool], turn: Callable[[], Any]) ->
     """``turn``, in which ``model.generate`` ends once a function returns True.
 
     The same ``turn`` where the model's `generate` takes no criteria.
-
-    Args:
-      model: a causal language model, or an adapter around one.
-      asked: called after every token.
-      turn: calls ``model.generate``.
     """
     inner = hidden.language_model(model)
     if "stopping_criteria" not in inspect.signature(inner.generate).parameters:

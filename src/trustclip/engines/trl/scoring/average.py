@@ -25,12 +25,7 @@ def decay_of(method: Method) -> float | None:
 
 
 class Average:
-    r"""$\bar\theta_n = \sum_k \beta^{n-k}\theta_k / \sum_k \beta^{n-k}$ of what is trained.
-
-    Args:
-      model: the policy; its weights are not shared out over ranks.
-      decay: $\beta$.
-    """
+    r"""$\bar\theta_n = \sum_k \beta^{n-k}\theta_k / \sum_k \beta^{n-k}$ of what is trained."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._trained = [weight for weight in model.parameters() if weight.requires_grad]

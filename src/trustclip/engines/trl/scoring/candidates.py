@@ -27,15 +27,10 @@ CANDIDATES = (
 
 @dataclass
 class Asked:
-    """Further tokens whose log-probabilities are wanted of the passes in which they are asked.
+    """Further tokens whose log-probabilities are wanted of the passes in which they are asked."""
 
-    Args:
-      ids: of each completion, in the order of the passes: as in `Likeliest`. [batch, time, k]
-      found: the log-probabilities, pass by pass. Leading shape [rows, positions].
-    """
-
-    ids: Tensor
-    found: list[Tensor] = field(default_factory=list)
+    ids: Tensor  # as in `Likeliest`, in the order of the passes. [batch, time, k]
+    found: list[Tensor] = field(default_factory=list)  # of each pass. [rows, positions, k]
     _row: int = 0
 
     def of_pass(self, rows: int, width: int) -> Tensor:
@@ -72,14 +67,9 @@ def stored(sampled: Likeliest, old: Tensor | None) -> dict[str, Tensor]:
 def of_inputs(
     inputs: Mapping[str, Any], logps: Tensor, rows: Tensor | None, on_policy: bool
 ) -> Candidates:
-    """The candidates of a micro-batch.
+    """The candidates of a micro-batch, from TRL's inputs with the entries of `stored`.
 
-    Args:
-      inputs: of TRL's loss, with the entries of `stored`.
-      logps: under the policy in training, of the completions that were scored; carries the
-        gradient. Shape [rows, time, k].
-      rows: indices of those completions; None for all.
-      on_policy: whether the policy in training is the old one.
+    ``logps`` [rows, time, k] carry the gradient; ``rows`` are the completions that were scored.
     """
     _, rollout, complete, old = (inputs.get(name) for name in CANDIDATES)
     assert rollout is not None and complete is not None
@@ -90,14 +80,9 @@ def of_inputs(
 
 
 def pull(gradient: Tensor, logps: Tensor) -> Tensor:
-    """A sum over candidates of value 0, with this gradient in each log-probability.
+    """A sum over candidates of value 0, with this gradient in each log-probability. [batch, time]
 
-    Args:
-      gradient: 0 where there is no candidate. Shape [batch, time, k].
-      logps: carries the gradient. Shape [batch, time, k].
-
-    Returns:
-      Shape [batch, time].
+    Both arguments are [batch, time, k]; the gradient is 0 where there is no candidate.
     """
     with torch.enable_grad():
         moved = torch.where(gradient == 0, 0.0, logps - logps.detach())

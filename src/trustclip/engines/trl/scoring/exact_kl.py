@@ -33,17 +33,11 @@ _OF_TOP_K = {"top_k_kl": categorical_kl, "top_k_tv": categorical_tv}
 
 
 class Evidence(NamedTuple):
-    """Output of one policy's pass from which divergences at completion tokens are computed.
+    """Output of one policy's pass from which divergences at completion tokens are computed."""
 
-    Args:
-      hidden: last hidden states. Shape [batch, time, hidden].
-      log_partition: of each distribution; None if TRL's head was used. Shape [batch, time].
-      mean: expected row of the head's weight, if requested. Shape [batch, time, hidden].
-    """
-
-    hidden: Tensor
-    log_partition: Tensor | None = None
-    mean: Tensor | None = None
+    hidden: Tensor  # last hidden states. [batch, time, hidden]
+    log_partition: Tensor | None = None  # None if TRL's head was used. [batch, time]
+    mean: Tensor | None = None  # expected row of the head, if requested. [batch, time, hidden]
 
     def at(self, chosen: Tensor) -> "Evidence":
         """The evidence at selected completions or tokens."""
@@ -164,13 +158,9 @@ class KLWatch:
     def keep(
         self, model: nn.Module, old: Evidence, sampled: Tensor, logp_old: Tensor
     ) -> dict[str, Tensor]:
-        """The entries to add to TRL's inputs about the policy that sampled.
+        """The entries to add to TRL's inputs about the policy that sampled, given its evidence.
 
-        Args:
-          model: in training.
-          old: evidence of its pass.
-          sampled: ids of the completions. Shape [batch, time].
-          logp_old: their log-probabilities, nats. Shape [batch, time].
+        ``sampled`` are ids of the completions, ``logp_old`` their log-probabilities. [batch, time]
         """
         kept = {}
         if self._orders:
@@ -202,19 +192,10 @@ class KLWatch:
         new: Evidence | None,
         rows: Tensor | None,
     ) -> dict[str, Tensor]:
-        """Divergences in nats of the unmasked tokens that were scored; 0 elsewhere.
+        """Divergences in nats of the unmasked tokens that were scored, by field; 0 elsewhere.
 
-        Without recorded passes (``new`` is None) the policy is still the one that sampled.
-
-        Args:
-          model: the policy in training.
-          inputs: of TRL's loss.
-          mask: True for completion tokens. Shape [batch, time].
-          new: evidence of the completions that were scored.
-          rows: indices of those completions; None for all.
-
-        Returns:
-          Divergence by field of `TokenBatch`. Shape [batch, time].
+        ``new`` is the evidence of the completions in ``rows``; without it the policy is still the
+        one that sampled. ``mask`` and each divergence are [batch, time].
         """
         if not (self._required or self.wants(inputs)):
             return {}

@@ -29,11 +29,7 @@ def told(
 ) -> Iterator[None]:
     """Tell the head of a trainer's model what the loss will do, for the passes in the block.
 
-    Args:
-      trainer: a `ConstrainedGRPOTrainer` in training that takes the fast path ``"foresight"``.
-      inputs: of its loss.
-      rows: indices of the completions that are scored; None for all.
-      on_policy: whether the policy in training is the one that sampled, so that ratios are 1.
+    The trainer takes the fast path ``"foresight"``; ``rows`` are the completions that are scored.
     """
     old = inputs.get("old_per_token_logps")
     mask = token_mask(inputs)
@@ -47,7 +43,10 @@ def told(
     def of_pass(shape: tuple[int, int]) -> Foresee | None:
         if shape[0] != len(scored):
             return None  # a part of them
-        places = places_of(scored, mask.shape[1], shape[1])
+        # Of the positions of a pass the last are the completion's; others are never asked for.
+        length, width = mask.shape[1], shape[1]
+        time = torch.arange(length - width, length, device=mask.device).clamp(min=0)  # [width]
+        places = (scored[:, None] * length + time).flatten()
         return foreseeing(trainer.method, batch, places, shares, on_policy or old is None)
 
     if trainer.method.statistics_over is None or batch.statistics is not None:
@@ -59,25 +58,11 @@ def told(
 
 
 def weights(inputs: Mapping[str, Any], mask: Tensor, loss_type: str, corrected: bool) -> Tensor:
-    """Minus the weight of each token in TRL's loss, up to a factor that all tokens share.
+    """Minus the weight of each token in TRL's loss [batch, time], up to a factor that all share.
 
-    Args:
-      inputs: of TRL's loss.
-      mask: True for tokens in the loss. Shape [batch, time].
-      loss_type: one of `LOSS_TYPES`.
-      corrected: TRL multiplies by its correction for vLLM.
+    ``corrected``: TRL multiplies by its correction for vLLM.
     """
     found = -mask.float()
     if loss_type == "grpo":
         found = found / mask.sum(dim=1, keepdim=True).clamp(min=1)
     return zero_masked(found * inputs["importance_sampling_ratio"], mask) if corrected else found
-
-
-def places_of(rows: Tensor, length: int, width: int) -> Tensor:
-    """Where in ``[batch, length]``, flattened, the rows of a head of a pass belong.
-
-    The pass is over ``width`` positions of each of the completions in ``rows``, of which the last
-    ``length`` are those of the completion; the others are never asked for.
-    """
-    time = torch.arange(length - width, length, device=rows.device).clamp(min=0)  # [width]
-    return (rows[:, None] * length + time).flatten()

@@ -19,49 +19,30 @@ from trustclip.head.logprobs import Plan, scored
 
 #: Arguments of a pass in which prompts can be shared.
 _PACKED = {
-    "input_ids",
-    "attention_mask",
-    "return_dict",
-    "output_attentions",
-    "output_hidden_states",
+    *("input_ids", "attention_mask", "return_dict", "output_attentions", "output_hidden_states"),
 }
 
 
 @dataclass
 class Scored(ModelOutput):
-    """Result of a forward pass as the trainer reads it; zero where a label is -100.
+    """Result of a forward pass as the trainer reads it; zero where a label is -100."""
 
-    Args:
-      log_probs: of each next-token label, nats. Shape [batch, time - 1].
-      entropy: of each next-token distribution, nats, if requested. Shape [batch, time - 1].
-      aux_loss: None; models with a router's loss keep TRL's head.
-    """
-
-    log_probs: Tensor | None = None
-    entropy: Tensor | None = None
-    aux_loss: Tensor | None = None
+    log_probs: Tensor | None = None  # of each next-token label, nats. [batch, time - 1]
+    entropy: Tensor | None = None  # of its distribution, nats, if requested. [batch, time - 1]
+    aux_loss: Tensor | None = None  # models with a router's loss keep TRL's head
 
 
 @dataclass
 class Request:
-    """What the head computes in addition to log-probabilities; may change between passes.
-
-    Args:
-      entropy: compute entropies.
-      mean: compute `trustclip.head.Scores.mean` where no gradient needs it.
-      scores: list that collects the scores of each pass, or None. Leading shape [batch, time - 1].
-      foresee: gives the coefficients of a pass over so many completions of so many positions, where
-        they are known before.
-      shares: each prompt of a batch passes the model once.
-      further: further tokens whose log-probabilities each pass is asked for, or None.
-    """
+    """What the head computes in addition to log-probabilities; may change between passes."""
 
     entropy: bool = False
-    mean: bool = False
-    scores: list[Scores] | None = None
+    mean: bool = False  # `trustclip.head.Scores.mean`, also where no gradient needs it
+    scores: list[Scores] | None = None  # collects those of each pass. [batch, time - 1, ...]
+    #: Coefficients of a pass over so many completions of so many positions, if known before it.
     foresee: Callable[[tuple[int, int]], Foresee | None] | None = None
-    shares: bool = False
-    further: Asked | None = None
+    shares: bool = False  # each prompt of a batch passes the model once
+    further: Asked | None = None  # further tokens whose log-probabilities are wanted
 
     def plan(self, shape: tuple[int, int]) -> Plan:
         """What the head computes in a pass over labels of a shape."""
@@ -76,10 +57,6 @@ def use_head(model: nn.Module, temperature: float) -> Request:
     to the forward pass that was there before. The head's module itself is called, with labels, so
     that whatever shards its weight (FSDP2, DeepSpeed ZeRO-3) gathers it as for any module's pass
     and hands the gradient on.
-
-    Args:
-      model: causal language model, or an adapter around one; see `fast_paths.obstacle`.
-      temperature: that of sampling.
 
     Returns:
       The request that it answers, which the caller may change between passes.

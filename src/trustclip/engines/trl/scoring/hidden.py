@@ -104,7 +104,9 @@ def unusual(model: nn.Module) -> str | None:
     linear = inner.get_output_embeddings()
     if (getattr(inner, "tp_size", None) or 1) > 1:
         return f"its output head is shared out over {inner.tp_size} ranks (tensor parallelism)"
-    if type(linear) is not nn.Linear or _sharded(linear.weight) or linear.weight.is_meta:
+    if type(linear) is not nn.Linear or linear.weight.is_meta:
+        return None
+    if isinstance(linear.weight, DTensor) or hasattr(linear.weight, "ds_id"):
         return None
     states: list[Tensor] = []
     was_training, ids = inner.training, torch.arange(2, device=linear.weight.device)[None]
@@ -125,10 +127,6 @@ def unusual(model: nn.Module) -> str | None:
         f"the logits of {type(inner).__name__} are not its head times its last hidden states, "
         "scaled and soft-capped as its configuration says"
     )
-
-
-def _sharded(parameter: Any) -> bool:
-    return isinstance(parameter, DTensor) or hasattr(parameter, "ds_id")
 
 
 def check_head(model: nn.Module) -> None:

@@ -24,34 +24,22 @@ class Packed:
     """Tokens of a batch in one row of N, and where each of them attends and is read.
 
     Places are numbers of tokens in the row, 0 where there is none.
-
-    Args:
-      ids: Shape [1, N].
-      positions: of each token in its own sequence. Shape [1, N].
-      prompts: places of the distinct prompts' tokens, padded on the left. Shape [P, S].
-      in_prompts: True where there is one. Shape [P, S].
-      keys: places of each completion's prompt and its own tokens, in which their states are
-        read as well. Shape [B, S + T].
-      in_completions: True where a completion has a token of its own. Shape [B, T].
-      sees: which of its keys each token of a completion attends to. Shape [B, 1, T, S + T].
     """
 
-    ids: Tensor
-    positions: Tensor
-    prompts: Tensor
-    in_prompts: Tensor
+    ids: Tensor  # [1, N]
+    positions: Tensor  # of each token in its own sequence. [1, N]
+    prompts: Tensor  # places of the distinct prompts' tokens, padded on the left. [P, S]
+    in_prompts: Tensor  # True where there is one. [P, S]
+    #: Places of each completion's prompt and own tokens, where states are read, too. [B, S + T]
     keys: Tensor
-    in_completions: Tensor
-    sees: Tensor
+    in_completions: Tensor  # True where a completion has a token of its own. [B, T]
+    sees: Tensor  # which of its keys each token of a completion attends to. [B, 1, T, S + T]
 
     @classmethod
     def of(cls, ids: Tensor, mask: Tensor, labels: Tensor) -> "Packed | None":
         """Pack a batch; None where nothing is scored or some row has no prompt.
 
-        Args:
-          ids: Shape [B, L].
-          mask: 1 for tokens, 0 for padding. Shape [B, L].
-          labels: -100 where nothing is scored. Shape [B, L].
+        All are [B, L]: mask 1 for tokens and 0 for padding, labels -100 where nothing is scored.
         """
         scored = labels != -100
         start = int(scored.any(dim=0).float().argmax())  # column of the first completion token
@@ -137,9 +125,7 @@ def attention(
 def regrouped(parts: list[dict[str, Any]], window: int) -> list[dict[str, Any]]:
     """Micro-batches with the completions of a prompt together, prompts as they first come.
 
-    Args:
-      parts: micro-batches of a generation, of equal size.
-      window: how many of them share their completions anew: those of an update, or all.
+    ``window`` of them share their completions anew: those of an update, or all of a generation.
 
     Raises:
       ValueError: a tensor that has not one row for each completion, such as patches of images.

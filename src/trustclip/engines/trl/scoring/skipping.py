@@ -17,9 +17,6 @@ def rows_that_matter(inputs: dict[str, Any]) -> Tensor | None:
     """Indices of the completions with an advantage on an unmasked token; None for all.
 
     At least one is returned: every rank must take part in every forward and backward pass.
-
-    Args:
-      inputs: of TRL's loss.
     """
     if any(inputs.get(name) is not None for name in _TIED):
         return None
@@ -40,16 +37,8 @@ def widened(
 ) -> tuple[Tensor, Tensor]:
     """Extend results of some rows to all: elsewhere the policy is taken to be the old one.
 
-    Skipped rows get the mean entropy of the computed ones, so that the mean over all tokens stays.
-
-    Args:
-      inputs: of TRL's loss; its ``entropy_old`` becomes the same number in skipped rows.
-      rows: those that were computed. Shape [rows].
-      logps: Shape [rows, time].
-      entropies: Shape [rows, time].
-
-    Returns:
-      Both for the whole batch.
+    Skipped rows get the mean entropy of the computed ones, so that the mean over all tokens stays;
+    ``entropy_old`` in the inputs becomes the same number there.
     """
     mask, old = inputs["completion_mask"], inputs.get("old_per_token_logps")
     counted = mask[rows].to(entropies.dtype)

@@ -364,7 +364,6 @@ def _points(c: Compared) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Text with one full stop at its end."""
     return text if text.endswith(".") else text + "."
 
 

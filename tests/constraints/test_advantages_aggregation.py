@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from method_cases import batch_for
 
 import trustclip as tc
-from trustclip.constraints import advantages, aggregation
+from trustclip.constraints import advantages
+from trustclip.constraints.aggregation import aggregate
 
 DOUBLE = torch.float64
 VALUES = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, -6.0, 99.0, 99.0], [5.0, 99.0, 99.0, 99.0]])
@@ -157,10 +158,10 @@ def test_rewards_that_do_not_make_groups(count: int, size: int) -> None:
 
 
 def test_aggregation_by_hand() -> None:
-    assert aggregation.token_mean(VALUES, MASK).item() == pytest.approx((10 + 4 + 5) / 7)
-    assert aggregation.sequence_mean(VALUES, MASK).item() == pytest.approx((2.5 + 2 + 5) / 3)
-    assert aggregation.dr_grpo(VALUES, MASK, 8).item() == pytest.approx(19 / (3 * 8))
-    assert aggregation.dapo(VALUES, MASK, 20).item() == pytest.approx(19 / 20)
+    assert aggregate("token_mean", VALUES, MASK).item() == pytest.approx((10 + 4 + 5) / 7)
+    assert aggregate("sequence_mean", VALUES, MASK).item() == pytest.approx((2.5 + 2 + 5) / 3)
+    assert aggregate("dr_grpo", VALUES, MASK, max_length=8).item() == pytest.approx(19 / (3 * 8))
+    assert aggregate("dapo", VALUES, MASK, total_tokens=20).item() == pytest.approx(19 / 20)
 
 
 @given(
@@ -174,10 +175,10 @@ def test_aggregation_against_loops(lengths: list[int], values: list[float]) -> N
     rows = [x[i, :n].tolist() for i, n in enumerate(lengths)]
     total = math.fsum(v for row in rows for v in row)
     for got, want in (
-        (aggregation.token_mean(x, mask), total / sum(lengths)),
-        (aggregation.sequence_mean(x, mask), statistics.fmean(map(statistics.fmean, rows))),
-        (aggregation.dr_grpo(x, mask, 6), total / (6 * len(lengths))),
-        (aggregation.dapo(x, mask, 50), total / 50),
+        (aggregate("token_mean", x, mask), total / sum(lengths)),
+        (aggregate("sequence_mean", x, mask), statistics.fmean(map(statistics.fmean, rows))),
+        (aggregate("dr_grpo", x, mask, max_length=6), total / (6 * len(lengths))),
+        (aggregate("dapo", x, mask, total_tokens=50), total / 50),
     ):
         assert got.item() == pytest.approx(want, rel=1e-12, abs=1e-12)
 
@@ -189,11 +190,10 @@ def test_the_gradient_of_an_aggregation_is_the_weight_of_the_token() -> None:
         "dr_grpo": [[1 / 24] * 4, [1 / 24] * 2, [1 / 24]],
         "dapo": [[1 / 20] * 4, [1 / 20] * 2, [1 / 20]],
     }
-    extra = {"dr_grpo": 8, "dapo": 20}
+    extra: dict[str, dict[str, Any]] = {"dr_grpo": {"max_length": 8}, "dapo": {"total_tokens": 20}}
     for name, want in weights.items():
         leaf = VALUES.clone().requires_grad_()
-        arguments = [extra[name]] if name in extra else []
-        getattr(aggregation, name)(leaf, MASK, *arguments).backward()
+        aggregate(name, leaf, MASK, **extra.get(name, {})).backward()
         assert leaf.grad is not None
         for i, row in enumerate(want):
             assert leaf.grad[i].tolist() == pytest.approx(row + [0.0] * (4 - len(row)))
@@ -201,14 +201,17 @@ def test_the_gradient_of_an_aggregation_is_the_weight_of_the_token() -> None:
 
 def test_nothing_unmasked_aggregates_to_zero() -> None:
     nothing = torch.zeros_like(MASK)
-    assert aggregation.token_mean(VALUES, nothing).item() == 0.0
-    assert aggregation.sequence_mean(VALUES, nothing).item() == 0.0
-    assert aggregation.dr_grpo(VALUES, nothing, 8).item() == 0.0
+    assert aggregate("token_mean", VALUES, nothing).item() == 0.0
+    assert aggregate("sequence_mean", VALUES, nothing).item() == 0.0
+    assert aggregate("dr_grpo", VALUES, nothing, max_length=8).item() == 0.0
 
 
 def test_micro_batches_of_dapo_add_up_to_the_token_mean() -> None:
-    parts = [aggregation.dapo(VALUES[i : i + 1], MASK[i : i + 1], 7).item() for i in range(3)]
-    assert sum(parts) == pytest.approx(aggregation.token_mean(VALUES, MASK).item())
+    parts = [
+        aggregate("dapo", VALUES[i : i + 1], MASK[i : i + 1], total_tokens=7).item()
+        for i in range(3)
+    ]
+    assert sum(parts) == pytest.approx(aggregate("token_mean", VALUES, MASK).item())
 
 
 # The loss --------------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ def test_the_loss_aggregates_minus_the_objective(name: str, extra: dict[str, int
     batch, method = small_batch(), tc.method("atr")
     objective = method.surrogate(batch).objective
     loss = tc.policy_loss(method, batch, aggregation=name, **extra)
-    want = -getattr(aggregation, name)(objective, batch.mask, *extra.values())
+    want = -aggregate(name, objective, batch.mask, **extra)
     assert loss.value.item() == pytest.approx(want.item(), rel=1e-14)
     assert torch.equal(loss.per_token, -objective)
     for total, count in loss.metrics.values():

@@ -292,7 +292,9 @@ def test_file_named_after_a_known_source(stem, name):
 
 def test_template_is_cut_as_a_whole_not_letter_by_letter():
     # "Solve" and "Answer" begin and end with letters of the template.
-    assert rows.strip_dapo_template(f"{DAPO_PREFIX}Solve: Answer{DAPO_SUFFIX}") == "Solve: Answer"
+    prompt = f"{DAPO_PREFIX}Solve: Answer{DAPO_SUFFIX}"
+    parsed = rows.parse_row({"prompt": prompt, "answer": "1"}, rows.Fields())
+    assert parsed.problem == "Solve: Answer"
 
 
 @pytest.mark.parametrize(

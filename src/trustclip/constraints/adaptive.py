@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from pydantic import InstanceOf
 from torch import Tensor
@@ -14,16 +14,14 @@ from trustclip.constraints.compose import Composite
 from trustclip.constraints.controllers import NAMED, Controller, PerToken, Target, controller
 from trustclip.support.names import nearest
 
-
-class Split(NamedTuple):
-    """Hyper-parameters as initial numbers, and the controllers given for some of them."""
-
-    fixed: dict[str, Any]
-    controllers: tuple[tuple[str, Controller], ...]
+#: Names of hyper-parameters, and the controller given for each.
+Controllers = tuple[tuple[str, Controller], ...]
 
 
-def split(cls: type[Method], hyperparameters: Mapping[str, Any]) -> Split:
-    """Separate controllers from the hyper-parameters of a method's class.
+def split(
+    cls: type[Method], hyperparameters: Mapping[str, Any]
+) -> tuple[dict[str, Any], Controllers]:
+    """Hyper-parameters of a method's class as initial numbers, and the controllers among them.
 
     Raises:
       ValueError: an invalid controller, or one without an initial value.
@@ -44,7 +42,7 @@ def split(cls: type[Method], hyperparameters: Mapping[str, Any]) -> Split:
             raise ValueError(f"the controller of `{name}` needs `initial`: there is no default.")
         fixed[name] = start
         found.append((name, one))
-    return Split(fixed, tuple(found))
+    return fixed, tuple(found)
 
 
 def _as_controller(name: str, value: Any) -> Controller | None:
@@ -97,7 +95,11 @@ class Adaptive(Composite):
         super().__post_init__()
         for name, one in self.controllers:
             if isinstance(one, PerToken) and name not in self.inner.per_token:
-                raise ValueError(_no_per_token(name))
+                able = [f"{m}.{field}" for m, cls in methods().items() for field in cls.per_token]
+                raise ValueError(
+                    f"`{name}` of this method is one number for all tokens; what can be one per "
+                    f"token: {', '.join(able)}."
+                )
             start = self._start(name, one)
             low, high = one.between(start)
             if not low <= start <= high:
@@ -107,10 +109,6 @@ class Adaptive(Composite):
                     replace(self.inner, **{name: value})  # type: ignore[type-var]
                 except ValueError as error:
                     raise ValueError(f"{error}: give the controller another `{end}`") from None
-
-    @property
-    def parts(self) -> tuple[Method, ...]:
-        return (self.inner,)
 
     @property
     def name(self) -> str:
@@ -178,11 +176,3 @@ class Adaptive(Composite):
             return one.initial
         defaults: Any = {f.name: f.default for f in fields(self.inner)}  # type: ignore[arg-type]
         return replace(self.inner, **{name: defaults[name]}).value(name)  # type: ignore[type-var]
-
-
-def _no_per_token(name: str) -> str:
-    able = [f"{m}.{field}" for m, cls in methods().items() for field in cls.per_token]
-    return (
-        f"`{name}` of this method is one number for all tokens; what can be one per token: "
-        f"{', '.join(able)}."
-    )

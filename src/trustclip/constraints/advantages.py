@@ -1,7 +1,7 @@
 """Advantages from the rewards of a group: sequences that answer the same prompt.
 
-Rewards come in one flat tensor, the ``group_size`` answers to a prompt next to each other. Equal
-rewards have an advantage of exactly 0.
+Rewards come in one flat tensor [groups * group_size], the ``group_size`` answers to a prompt, 2 or
+more, next to each other. Equal rewards have an advantage of exactly 0.
 """
 
 from torch import Tensor
@@ -11,13 +11,6 @@ from trustclip.constraints.masked import widen
 
 def group_mean(rewards: Tensor, group_size: int) -> Tensor:
     r"""Reward minus the mean of its group (Dr. GRPO, Liu et al., 2025): $A_i = R_i - \bar R$.
-
-    Args:
-      rewards: one per sequence. Shape [groups * group_size].
-      group_size: sequences per prompt, at least 2.
-
-    Returns:
-      Advantages. Shape [groups * group_size].
 
     Raises:
       ValueError: the rewards do not divide into groups of at least 2.
@@ -33,12 +26,8 @@ def group_mean(rewards: Tensor, group_size: int) -> Tensor:
 def group_standardized(rewards: Tensor, group_size: int, eps: float = 1e-4) -> Tensor:
     r"""`group_mean` over the group's standard deviation (GRPO, Shao et al., 2024).
 
-    $A_i = (R_i - \bar R) / (s + \epsilon)$, $s$ with $n - 1$ in the denominator.
-
-    Args:
-      rewards: one per sequence. Shape [groups * group_size].
-      group_size: sequences per prompt, at least 2.
-      eps: added to the standard deviation, so that rewards which hardly differ are not blown up.
+    $A_i = (R_i - \bar R) / (s + \epsilon)$, $s$ with $n - 1$ in the denominator; $\epsilon$ keeps
+    rewards which hardly differ from being blown up.
 
     Example:
       >>> import torch

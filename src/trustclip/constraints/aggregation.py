@@ -1,84 +1,16 @@
 """Aggregation: from per-token values to one loss.
 
-The choice decides how much a long sequence weighs. All take ``[batch, time]`` values and a bool
-mask and return a scalar.
+The choice decides how much a long sequence weighs.
 """
 
 from typing import Literal, get_args
 
 from torch import Tensor
 
-from trustclip.constraints import masked
+from trustclip.constraints.masked import masked_sum, sequence_sum
 from trustclip.support.names import unknown
 
 Aggregation = Literal["token_mean", "sequence_mean", "dr_grpo", "dapo"]
-
-
-def token_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the unmasked tokens of the batch: every token weighs the same.
-
-    Example:
-      >>> import torch
-      >>> mask = torch.tensor([[True, True], [True, False]])
-      >>> token_mean(torch.tensor([[1.0, 2.0], [6.0, 0.0]]), mask)
-      tensor(3.)
-    """
-    return masked.masked_mean(x, mask)
-
-
-def sequence_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean over sequences of each one's token mean (GRPO, Shao et al., 2024).
-
-    Every sequence weighs the same, so a token of a short one weighs more. A sequence without an
-    unmasked token counts as one of mean 0, as in TRL; verl leaves it out of the denominator.
-
-    Example:
-      >>> import torch
-      >>> mask = torch.tensor([[True, True], [True, False]])
-      >>> sequence_mean(torch.tensor([[1.0, 2.0], [6.0, 0.0]]), mask)
-      tensor(3.7500)
-    """
-    return masked.sequence_mean(x, mask).sum() / max(x.shape[0], 1)
-
-
-def dr_grpo(x: Tensor, mask: Tensor, max_length: int) -> Tensor:
-    r"""Sum over tokens by a constant (Dr. GRPO, Liu et al., 2025): $\frac{1}{B L}\sum_{b,t} x$.
-
-    $B$ counts every sequence, also one without an unmasked token (as in TRL; verl leaves it out).
-
-    Args:
-      x: values. Shape [batch, time].
-      mask: True where the token counts.
-      max_length: $L$, the longest completion allowed, tokens: the same for every batch of a run,
-        or the effective learning rate changes with it.
-
-    Example:
-      >>> import torch
-      >>> mask = torch.tensor([[True, True], [True, False]])
-      >>> dr_grpo(torch.tensor([[1.0, 2.0], [6.0, 0.0]]), mask, max_length=4)
-      tensor(1.1250)
-    """
-    return masked.masked_sum(x, mask) / (max(x.shape[0], 1) * max_length)
-
-
-def dapo(x: Tensor, mask: Tensor, total_tokens: int | Tensor) -> Tensor:
-    r"""Sum over tokens by the tokens of the whole update (DAPO, Yu et al., 2025).
-
-    Equals `token_mean` of the whole update when its micro-batches are added up.
-
-    Args:
-      x: values. Shape [batch, time].
-      mask: True where the token counts.
-      total_tokens: unmasked tokens over all micro-batches and ranks of the update.
-
-    Example:
-      >>> import torch
-      >>> mask = torch.tensor([[True, True], [True, False]])
-      >>> dapo(torch.tensor([[1.0, 2.0], [6.0, 0.0]]), mask, total_tokens=6)
-      tensor(1.5000)
-    """
-    some = total_tokens.clamp(min=1) if isinstance(total_tokens, Tensor) else max(total_tokens, 1)
-    return masked.masked_sum(x, mask) / some  # of no token the sum is 0
 
 
 def aggregate(
@@ -88,42 +20,64 @@ def aggregate(
     max_length: int | None = None,
     total_tokens: int | Tensor | None = None,
 ) -> Tensor:
-    """Aggregate ``x`` by the name of the rule; 0 where there is no token.
+    r"""Aggregate ``x`` by the name of the rule, to a scalar; 0 where there is no token.
+
+    * ``token_mean``: mean over the unmasked tokens, so that every token weighs the same;
+    * ``sequence_mean``: mean over sequences of each one's token mean (GRPO, Shao et al., 2024), so
+      that a token of a short sequence weighs more;
+    * ``dr_grpo``: sum over tokens by a constant (Dr. GRPO, Liu et al., 2025),
+      $\frac{1}{B L}\sum_{b,t} x$;
+    * ``dapo``: sum over tokens by the tokens of the whole update (DAPO, Yu et al., 2025), which is
+      the ``token_mean`` of the update when its micro-batches are added up.
+
+    A sequence without an unmasked token counts in $B$, and in ``sequence_mean`` as one of mean 0,
+    as in TRL; verl leaves it out.
 
     Args:
-      name: ``"token_mean"``, ``"sequence_mean"``, ``"dr_grpo"`` or ``"dapo"``.
+      name: of the rule.
       x: values. Shape [batch, time].
       mask: True where the token counts.
-      max_length: for `dr_grpo`, tokens.
-      total_tokens: for `dapo`; the tokens of this batch when None.
+      max_length: $L$ of ``dr_grpo``, the longest completion allowed, tokens: the same for every
+        batch of a run, or the effective learning rate changes with it.
+      total_tokens: of ``dapo``, unmasked tokens over all micro-batches and ranks of the update;
+        those of this batch when None.
 
     Raises:
       ValueError: the name is unknown, `dr_grpo` misses its length, or the rule has no use for a
         number that is given.
+
+    Example:
+      >>> import torch
+      >>> x = torch.tensor([[1.0, 2.0], [6.0, 0.0]])
+      >>> mask = torch.tensor([[True, True], [True, False]])
+      >>> aggregate("token_mean", x, mask), aggregate("sequence_mean", x, mask)
+      (tensor(3.), tensor(3.7500))
+      >>> aggregate("dr_grpo", x, mask, max_length=4), aggregate("dapo", x, mask, total_tokens=6)
+      (tensor(1.1250), tensor(1.5000))
     """
-    _check_used(name, max_length=max_length, total_tokens=total_tokens)
-    match name:
-        case "token_mean":
-            return token_mean(x, mask)
-        case "sequence_mean":
-            return sequence_mean(x, mask)
-        case "dr_grpo":
-            if max_length is None or max_length < 1:
-                raise ValueError(f"dr_grpo needs `max_length` >= 1 (tokens), got {max_length!r}.")
-            return dr_grpo(x, mask, max_length)
-        case "dapo":
-            return dapo(x, mask, mask.sum() if total_tokens is None else total_tokens)
-    raise ValueError(unknown("aggregation", name, get_args(Aggregation)))
-
-
-#: The rule that reads each number.
-_READS = {"max_length": "dr_grpo", "total_tokens": "dapo"}
-
-
-def _check_used(name: str, **given: object) -> None:
-    for number, rule in _READS.items():
-        if given[number] is not None and name != rule and name in get_args(Aggregation):
+    # The rule that reads each number.
+    for number, rule, given in (
+        ("max_length", "dr_grpo", max_length),
+        ("total_tokens", "dapo", total_tokens),
+    ):
+        if given is not None and name != rule and name in get_args(Aggregation):
             raise ValueError(
                 f"`{number}` is for the aggregation {rule!r}, and {name!r} does not read it: "
                 "leave it out."
             )
+    sequences = max(x.shape[0], 1)
+    match name:
+        case "token_mean":
+            return masked_sum(x, mask) / mask.sum().clamp(min=1)
+        case "sequence_mean":
+            means = sequence_sum(x, mask) / mask.sum(dim=1).clamp(min=1)  # [batch]
+            return means.sum() / sequences
+        case "dr_grpo":
+            if max_length is None or max_length < 1:
+                raise ValueError(f"dr_grpo needs `max_length` >= 1 (tokens), got {max_length!r}.")
+            return masked_sum(x, mask) / (sequences * max_length)
+        case "dapo":
+            some = mask.sum() if total_tokens is None else total_tokens
+            some = some.clamp(min=1) if isinstance(some, Tensor) else max(some, 1)
+            return masked_sum(x, mask) / some  # of no token the sum is 0
+    raise ValueError(unknown("aggregation", name, get_args(Aggregation)))

@@ -97,9 +97,7 @@ class Trait(enum.Flag):
 def clips(side: Side, level: Level = "token") -> Trait:
     """The trait of a gate that is `Method.log_interval` alone, if it has one.
 
-    Args:
-      side: of the gate; one that is ``"strict"`` is no clip of any trainer.
-      level: where the ratio is measured; no trainer has ``"prefix"`` or ``"turn"``.
+    A strict gate is no clip of any trainer, nor is one of a ``"prefix"`` or a ``"turn"``.
     """
     if side == "strict" or level in ("prefix", "turn"):
         return Trait(0)
@@ -319,18 +317,14 @@ def method_class(name: str) -> type[Method]:
     if not isinstance(name, str):
         raise ValueError(f"a method's name must be text, got {name!r}.")
     if ":" in name:
-        return _imported(name)
+        found = imported(name, "method")
+        if not (isinstance(found, type) and issubclass(found, Method)):
+            raise ValueError(f"{name!r} is no subclass of trustclip.Method.")
+        return found
     name, _ = ALIASES.get(name, (name, {}))
     if name not in methods():
         raise ValueError(unknown("method", name, [*methods(), *ALIASES], _MEANT.get(name.lower())))
     return methods()[name]
-
-
-def _imported(path: str) -> type[Method]:
-    found = imported(path, "method")
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ValueError(f"{path!r} is no subclass of trustclip.Method.")
-    return found
 
 
 def of_own_token(method: Method) -> bool:

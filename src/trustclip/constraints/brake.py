@@ -55,11 +55,9 @@ class Brake:
         return self.rule != "off"
 
     def factor(self, log_weights: "Tensor") -> float:
-        r"""Factor of the learning rate, in (0, 1].
+        r"""Factor of the learning rate, in (0, 1], from $\log W_i$ of the update's completions.
 
-        Args:
-          log_weights: $\log W_i$ of the completions of the update, nats, of any size; not finite
-            for those to which the sampler gave none, which are left out. Shape [completions].
+        Those that are not finite, to which the sampler gave none, are left out.
 
         Raises:
           ValueError: no completion has one.

@@ -33,9 +33,9 @@ class Composite(Method):
     only_adds: ClassVar[bool] = False
 
     @property
-    @abstractmethod
     def parts(self) -> tuple[Method, ...]:
-        """The methods it is made of."""
+        """The methods it is made of: its fields that are methods, in their order."""
+        return tuple(self._fields().values())
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -117,10 +117,6 @@ class Weighted(Composite):
     """
 
     inner: Method
-
-    @property
-    def parts(self) -> tuple[Method, ...]:
-        return (self.inner,)
 
     @abstractmethod
     def weight(self, batch: TokenBatch) -> Tensor:

@@ -69,13 +69,7 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None
     `trustclip.constraints.sampler.sampler_metrics`, with candidates
     `trustclip.constraints.drift.drift_metrics`.
 
-    Args:
-      batch: the tokens.
-      surrogate: what the method made of them.
-      method: the method, for `agreement`, the drift and the gate's share against the sampler.
-
-    Returns:
-      name -> (sum, count), scalars without gradient.
+    Without a method `agreement`, the drift and the gate's share against the sampler are left out.
 
     Example:
       >>> import trustclip as tc
@@ -124,11 +118,7 @@ def parts_gated(batch: TokenBatch, gated: Tensor) -> Metrics:
     ``gated/p_old_LOW_HIGH`` among tokens of an old probability above LOW and up to HIGH (see
     `P_OLD_EDGES`); ``gated/position_1`` to ``_4`` in the first to the last quarter of a completion;
     ``gated/entropy_LOW_HIGH`` where the policy has that entropy (nats; see `ENTROPY_EDGES`), if the
-    batch has entropies.
-
-    Args:
-      batch: the tokens.
-      gated: True where the gradient was cut. Shape [batch, time].
+    batch has entropies. The gradient was cut where ``gated`` is True, here and below.
 
     Example:
       >>> old = torch.tensor([[0.005, 0.3, 0.4, 0.95]]).log()
@@ -177,10 +167,6 @@ def moments(batch: TokenBatch, gated: Tensor) -> Metrics:
     first order and per unit of step size, that the kept tokens cause and that the gated ones would
     have caused.
 
-    Args:
-      batch: the tokens.
-      gated: True where the gradient was cut. Shape [batch, time].
-
     Example:
       >>> old = torch.tensor([[0.5, 0.5]]).log()
       >>> batch = TokenBatch(torch.tensor([[0.5, 1.0]]).log(), old, torch.tensor([[1.0, -3.0]]),
@@ -207,13 +193,7 @@ def entropy_slope(batch: TokenBatch) -> Tensor:
     r"""What each token does to the entropy: minus the covariance of Theorem 5.2.
 
     $-w A (\log\pi + \mathcal H)$, the change of the mean entropy, to first order and per unit of
-    step size, that the token causes if its gradient is kept.
-
-    Args:
-      batch: the tokens, with ``entropy``.
-
-    Returns:
-      0 where masked. Shape [batch, time].
+    step size, that the token causes if its gradient is kept; 0 where masked. Shape [batch, time].
 
     Raises:
       ValueError: there are no entropies.
@@ -234,12 +214,7 @@ def agreement(batch: TokenBatch, gated: Tensor, delta: float) -> Metrics:
 
     ``agreement/precision`` is the share of the gated tokens that method ``full_kl`` would have
     gated, too, at the same threshold, and ``agreement/recall`` the share of those it would have
-    gated that are; nothing where the batch has no ``kl_old_new``.
-
-    Args:
-      batch: the tokens.
-      gated: True where the gradient was cut. Shape [batch, time].
-      delta: threshold, nats.
+    gated that are; nothing where the batch has no ``kl_old_new``. ``delta`` is in nats.
 
     Example:
       >>> old = torch.full((1, 3), -1.0)
@@ -277,36 +252,6 @@ def kl_threshold(method: Method) -> float | None:
     return kl_threshold(parts[0]) if parts else None
 
 
-@torch.no_grad()
-def log_ratio_histogram(batch: TokenBatch) -> Tensor:
-    """Counts of the log-ratio between `HISTOGRAM_EDGES`: add over ranks and steps, then read.
-
-    Returns:
-      float. Shape [edges + 1]: the first and last bins hold what lies outside.
-    """
-    return counted(batch.log_ratio, HISTOGRAM_EDGES, batch.finite)
-
-
-def ratio_quantile(histogram: Tensor, q: float) -> float:
-    """Quantile of the ratio from a `log_ratio_histogram`, within half a bin (0.25 %).
-
-    Args:
-      histogram: counts. Shape [edges + 1].
-      q: in [0, 1].
-
-    Returns:
-      The ratio; that of the outermost edge when the quantile lies beyond it, and nan for an empty
-      histogram.
-
-    Example:
-      >>> counts = torch.zeros(len(HISTOGRAM_EDGES) + 1)
-      >>> counts[201], counts[211] = 10.0, 4.0
-      >>> ratio_quantile(counts, 0.5), round(ratio_quantile(counts, 0.99), 4)
-      (1.0, 1.0513)
-    """
-    return math.exp(quantile(histogram, HISTOGRAM_EDGES, q))
-
-
 class Window:
     """Metrics between two log lines, over any number of batches and ranks.
 
@@ -325,6 +270,7 @@ class Window:
         self._histogram: Tensor | None = None
         self._sampler: Tensor | None = None  # histogram of the log-ratio to the sampler
 
+    @torch.no_grad()
     def add(self, batch: TokenBatch, surrogate: Surrogate, method: Method | None = None) -> None:
         """Add one batch and the method's surrogate of it."""
         for name, (total, count) in token_metrics(batch, surrogate, method).items():
@@ -332,16 +278,14 @@ class Window:
             self._metrics[name] = (
                 (total, count) if before is None else (before[0] + total, before[1] + count)
             )
-        self._histogram = _added(self._histogram, log_ratio_histogram(batch))
+        ratios = counted(batch.log_ratio, HISTOGRAM_EDGES, batch.finite)  # [edges + 1]
+        self._histogram = _added(self._histogram, ratios)
         self._sampler = _added(self._sampler, sampler.log_ratio_histogram(batch))
 
     def state_dict(self) -> dict[str, Any]:
         """The accumulated sums, for a checkpoint."""
-        return {
-            "metrics": self._metrics,
-            "histogram": self._histogram,
-            "sampler": self._sampler,
-        }
+        sums = {"histogram": self._histogram, "sampler": self._sampler}
+        return {"metrics": self._metrics, **sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
@@ -353,10 +297,7 @@ class Window:
 
         A share among tokens of a kind is left out if there was no such token. ``tokens`` are all
         that were measured, ``tokens/p_old_LOW_HIGH`` and ``tokens/entropy_LOW_HIGH`` those of the
-        buckets of `parts_gated`.
-
-        Args:
-          reduce: sums a tensor over ranks; called once on every rank.
+        buckets of `parts_gated`. ``reduce`` sums a tensor over ranks, once on every rank.
         """
         if self._histogram is None:
             return {}
@@ -386,7 +327,8 @@ class Window:
         # At most 1, by the Cauchy-Schwarz inequality.
         summary["ess"] = summary["ratio"] ** 2 / max(summary.pop("ratio_squared"), 1e-30)
         for q in QUANTILES:
-            summary[f"ratio_q{round(100 * q):02d}"] = ratio_quantile(read[0], q)
+            log_ratio = quantile(read[0], HISTOGRAM_EDGES, q)  # within half a bin, 0.25 %
+            summary[f"ratio_q{round(100 * q):02d}"] = math.exp(log_ratio)
         return sampler.summary(summary, read[1] if len(read) > 1 else None)
 
 

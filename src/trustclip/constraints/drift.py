@@ -72,11 +72,7 @@ class Expected(NamedTuple):
 
 
 def expected(method: Method, batch: TokenBatch) -> Expected:
-    """Coefficients of a method at every candidate, weighed by the sampler's probabilities.
-
-    Args:
-      method: of `trustclip.constraints.base.of_own_token`.
-      batch: the tokens, with ``candidates``.
+    """Coefficients of a method `of_own_token` at every candidate, weighed by the sampler.
 
     Raises:
       ValueError: there are no candidates, or a field is missing that the method requires.
@@ -118,11 +114,7 @@ def _candidates(batch: TokenBatch) -> Candidates:
 
 
 def coefficients(method: Method, batch: TokenBatch, candidates: Candidates) -> Tensor:
-    """`trustclip.coefficient` of each candidate, as if it had been sampled.
-
-    Returns:
-      Shape [batch, time, candidates].
-    """
+    """`trustclip.coefficient` of each candidate, as if it had been sampled. [batch, time, k]."""
     rows, time, k = candidates.logp.shape
     step = max(1, _AT_ONCE // max(1, time * k))
     parts = [_of_rows(method, batch, candidates, slice(i, i + step)) for i in range(0, rows, step)]
@@ -195,11 +187,7 @@ def drift_metrics(batch: TokenBatch, method: Method) -> Metrics:
     advantage. ``drift/covered`` is the sampler's probability of the candidates.
 
     Of a centered method it is what was taken away: the drift of the method inside. Nothing for a
-    method that `centers` refuses.
-
-    Args:
-      batch: the tokens with finite numbers.
-      method: the method.
+    method that `centers` refuses. All tokens of the batch have finite numbers.
 
     Example:
       >>> import trustclip as tc
@@ -223,7 +211,8 @@ def drift_metrics(batch: TokenBatch, method: Method) -> Metrics:
     drift = of.gradient - total[..., None] * of.p
     size = (drift**2).sum(dim=2) + beyond**2
     # Of the sampled token, whose place among the candidates is not known.
-    p_y, q_y = batch.logp.exp(), _sampled(batch).exp()
+    sampler = batch if batch.logp_rollout is None else batch.against("rollout")
+    p_y, q_y = batch.logp.exp(), sampler.logp_old.exp()
     along_p = (of.p * drift).sum(dim=2) + of.p_beyond * beyond
     norm_p = (of.p**2).sum(dim=2) + of.p_beyond**2
     whole = c**2 * (1 - 2 * p_y + norm_p)
@@ -245,8 +234,3 @@ def drift_metrics(batch: TokenBatch, method: Method) -> Metrics:
         },
         "drift/covered": (masked_sum(of.q.sum(dim=2), among), count),
     }
-
-
-def _sampled(batch: TokenBatch) -> Tensor:
-    """The sampler's log-probability of the sampled token; the old policy's where it gave none."""
-    return batch.logp_old if batch.logp_rollout is None else batch.against("rollout").logp_old

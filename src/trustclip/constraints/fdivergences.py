@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +45,8 @@ class Divergence:
 
     Args:
       name: what errors and tables call it.
-      generator: $x \mapsto f(e^x)$ of the log-ratio $x$, normalised ($f(1) = f'(1) = 0$).
+      token: $x \mapsto f(e^x) \ge 0$ of the log-ratio $x$ of each token, normalised
+        ($f(1) = f'(1) = 0$): under samples of the old policy its mean is $D_f$.
       closed: $\delta\mapsto$ log-ratio bounds, where there is a closed form.
 
     Example:
@@ -60,22 +60,11 @@ class Divergence:
     """
 
     name: str
-    generator: LogRatioFunction
+    token: LogRatioFunction
     closed: Callable[[float], intervals.Bounds] | None = None
-
-    def token(self, log_ratio: Tensor) -> Tensor:
-        r"""$f(w) \ge 0$ of each token: under samples of the old policy its mean is $D_f$.
-
-        Args:
-          log_ratio: $x = \log w$, nats. Any shape.
-        """
-        return self.generator(log_ratio)
 
     def log_interval(self, delta: float) -> intervals.Bounds:
         r"""Log-ratio bounds of $f(w) \le \delta$, in closed form or by cutting a bracket.
-
-        Args:
-          delta: threshold, in the unit of the divergence, > 0.
 
         Returns:
           (low, high), their distances from 0 right to 1e-12, relatively, for ``delta`` from 1e-14
@@ -92,12 +81,7 @@ class Divergence:
     def categorical(self, logp_old: Tensor, logp: Tensor) -> Tensor:
         r"""Exact $D_f$ of two distributions, $\sum_v \pi_{old}(v) f(w_v)$.
 
-        Args:
-          logp_old: normalised log-probabilities of the old policy, nats. Shape [..., vocabulary].
-          logp: the same of the new one.
-
-        Returns:
-          Shape [...].
+        Of normalised log-probabilities [..., vocabulary], nats. Shape [...].
 
         Raises:
           ValueError: the new policy has a token that the old one can never sample.
@@ -105,20 +89,14 @@ class Divergence:
         if (logp_old.isneginf() & ~logp.isneginf()).any():
             raise ValueError("`logp_old` is -inf where `logp` is not: no ratio to take f of.")
         absent = logp_old.isneginf()
-        term = logp_old.exp() * self.generator(torch.where(absent, 0.0, logp - logp_old))
+        term = logp_old.exp() * self.token(torch.where(absent, 0.0, logp - logp_old))
         return torch.where(absent, 0.0, term).sum(dim=-1)
 
     def bernoulli(self, logp_old: Tensor, logp: Tensor) -> Tensor:
         r"""Exact $D_f$ of "this token or any other": $p f(w) + (1-p)\,f((1-pw)/(1-p))$.
 
-        The smallest $D_f$ of any two distributions with these probabilities of the token.
-
-        Args:
-          logp_old: $\log p$ of the token under the old policy, nats. Any shape.
-          logp: $\log pw$ under the new policy, nats.
-
-        Returns:
-          float64, the shape of the arguments.
+        The smallest $D_f$ of any two distributions with these probabilities of the token, whose
+        logarithms are given, nats. float64, the shape of the arguments.
         """
         old = logp_old.double()
         return self._bernoulli(old, logp.double() - old)
@@ -133,14 +111,10 @@ class Divergence:
         near = torch.log1p(torch.where(small, change, 0.0))
         far = divergences.log1mexp(old + x) - divergences.log1mexp(old)
         rest = torch.where(small, near, far)
-        return old.exp() * self.generator(x) - torch.expm1(old) * self.generator(rest)
+        return old.exp() * self.token(x) - torch.expm1(old) * self.token(rest)
 
     def log_bernoulli_interval(self, logp_old: Tensor, delta: float) -> tuple[Tensor, Tensor]:
         r"""Log-ratio bounds of `bernoulli` $\le\delta$, by bisection, for each token.
-
-        Args:
-          logp_old: $\log p$ of the token under the old policy, nats. Any shape.
-          delta: threshold, in the unit of the divergence, > 0.
 
         Returns:
           (low, high) in float64, the shape of ``logp_old``; low is -inf and high $-\log p$ where
@@ -185,7 +159,7 @@ def _root(divergence: Divergence, delta: float, sign: float) -> float:
     sizes = torch.logspace(math.log10(_LEAST), math.log10(_FURTHEST), _POINTS, dtype=torch.float64)
     inside = 0.0
     for step in range(_PASSES):
-        leading = (divergence.generator(sign * sizes) <= delta).cumprod(0)
+        leading = (divergence.token(sign * sizes) <= delta).cumprod(0)
         within = int(leading.sum())  # how many of the first
         if step == 0 and within == _POINTS:
             return math.inf
@@ -243,9 +217,6 @@ def alpha_divergence(alpha: float) -> Divergence:
     $\alpha\to0$ is KL(old || new), $\alpha\to1$ KL(new || old), 2 half of $\chi^2$, 1/2 twice the
     squared Hellinger distance (`trustclip.constraints.divergences.hellinger`); all have
     $f''(1) = 1$.
-
-    Args:
-      alpha: any finite number.
 
     Example:
       >>> x = torch.tensor(2.0, dtype=torch.float64).log()
@@ -359,14 +330,10 @@ def f_divergence(name: str, alpha: float | None = None) -> Divergence:
     if alpha is not None:
         return alpha_divergence(alpha)
     if ":" in name:
-        return from_function(_imported(name), name)
+        function = imported(name, "`divergence`")
+        if not callable(function):
+            raise ValueError(f"`divergence` {name!r} is not a function.")
+        return from_function(function, name)
     if name not in NAMED:
         raise ValueError(unknown("`divergence`", name, [*NAMED, "alpha"]))
     return NAMED[name]
-
-
-def _imported(path: str) -> Callable[..., Any]:
-    found = imported(path, "`divergence`")
-    if callable(found):
-        return found
-    raise ValueError(f"`divergence` {path!r} is not a function.")

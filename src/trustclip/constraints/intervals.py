@@ -2,9 +2,8 @@ r"""Ratio intervals implied by thresholds: the ratios $w$ with divergence $f(w)\
 
 Two shapes of answer. Where the interval does not depend on the token it is a pair of floats,
 computed once. Where it depends on $p$, the old probability of the token, it is a pair of tensors.
-`log_*` functions return bounds of the log-ratio $x=\log w$ (what gates compare, exactly); the
-functions of the plain name return bounds of the ratio $w$ (what people read). A bound belongs to
-the interval.
+`log_*` functions return bounds of the log-ratio $x=\log w$ (what gates compare, exactly), `ratios`
+makes of them bounds of the ratio $w$ (what people read). A bound belongs to the interval.
 """
 
 import math
@@ -104,7 +103,7 @@ def log_is_k3(delta: float) -> Bounds:
     once more, of the number $v = 1 - \log w$: $v - 1 - \log v = -\log(1 - \delta)$.
 
     Example:
-      >>> [round(b, 12) for b in is_k3(0.07)]
+      >>> [round(b, 12) for b in ratios(log_is_k3(0.07))]
       [0.649979351242, 1.396835667486]
     """
     if delta < 1:
@@ -118,26 +117,6 @@ def _is_k3_step(x: float, delta: float) -> float:
     return (x - 1 + (1 - delta) * math.exp(-x)) / x
 
 
-def kl1(delta: float) -> Bounds:
-    """Ratio bounds of `log_kl1`.
-
-    Example:
-      >>> [round(b, 12) for b in kl1(0.07)]
-      [0.932393819906, 1.072508181254]
-    """
-    return _exp(log_kl1(delta))
-
-
-def kl2(delta: float) -> Bounds:
-    """Ratio bounds of `log_kl2`.
-
-    Example:
-      >>> [round(b, 12) for b in kl2(0.07)]
-      [0.687862896894, 1.453778077747]
-    """
-    return _exp(log_kl2(delta))
-
-
 def k3(delta: float) -> Bounds:
     """Ratio bounds of `log_k3`.
 
@@ -145,12 +124,7 @@ def k3(delta: float) -> Bounds:
       >>> [round(b, 12) for b in k3(0.07)]
       [0.67097173825, 1.422216736276]
     """
-    return _exp(log_k3(delta))
-
-
-def is_k3(delta: float) -> Bounds:
-    """Ratio bounds of `log_is_k3`."""
-    return _exp(log_is_k3(delta))
+    return ratios(log_k3(delta))
 
 
 def ratio(log_bound: float) -> float:
@@ -163,8 +137,14 @@ def ratio(log_bound: float) -> float:
     return math.exp(log_bound) if log_bound < _LARGEST else math.inf
 
 
-def _exp(bounds: Bounds) -> Bounds:
-    low, high = bounds
+def ratios(log_bounds: Bounds) -> Bounds:
+    """Bounds of the ratio from those of its logarithm.
+
+    Example:
+      >>> [round(b, 12) for b in ratios(log_kl2(0.07))]
+      [0.687862896894, 1.453778077747]
+    """
+    low, high = log_bounds
     return ratio(low), ratio(high)
 
 
@@ -176,14 +156,7 @@ def dynamic_clip(
     $l = \tfrac12 + \tfrac12\sqrt{\max(1 - 4\epsilon_{low}/p, 0)}$ and
     $u = \min\big(\text{ceiling}, \tfrac12 + \tfrac12\sqrt{1 + 4\epsilon_{high}/p}\big)$.
 
-    Args:
-      p_old: $p$, probability of the token under the old policy, in (0, 1]. Any shape.
-      epsilon_low: threshold below ratio 1.
-      epsilon_high: threshold above ratio 1.
-      ceiling: largest upper bound.
-
-    Returns:
-      (low, high), tensors of the shape of ``p_old``.
+    $p$ is the probability of the token under the old policy, in (0, 1]; the bounds have its shape.
 
     Example:
       >>> low, high = dynamic_clip(torch.tensor([0.1, 0.9], dtype=torch.float64), 0.16, 0.2, 10.0)

@@ -78,14 +78,7 @@ def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
     sequence, $T$ tokens would share the sum of their coefficients, a dropped one included: the same
     gradient only where all of them have one advantage and one weight. Followed through that of the
     prefix, the first would weigh $\sum_u 1/u \approx \log T$ at ratio 1 and the last one $1/T$.
-
-    Args:
-      level: ``"token"``, ``"prefix"``, ``"turn"`` or ``"sequence"``.
-      log_ratio: token log-ratios, nats. Shape [batch, time].
-      mask: True where the token counts.
-
-    Returns:
-      Nats; 0 where masked. Shape [batch, time].
+    Nats; 0 where masked. Shape [batch, time].
 
     Example:
       >>> x, mask = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])

@@ -1,4 +1,4 @@
-"""Masked sums and means, and a ratio that no masked token can turn into a NaN."""
+"""Masked sums, and a ratio that no masked token can turn into a NaN."""
 
 import torch
 from torch import Tensor
@@ -56,21 +56,6 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
     return zero_masked(x, mask).sum()
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``x`` where ``mask`` is True; 0 when it is True nowhere. Scalar."""
-    return masked_sum(x, mask) / mask.sum().clamp(min=1)
-
-
 def sequence_sum(x: Tensor, mask: Tensor) -> Tensor:
     """Sum of ``x`` over the unmasked tokens of each sequence. Shape [batch]."""
     return zero_masked(x, mask).sum(dim=1)
-
-
-def sequence_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``x`` over the unmasked tokens of each sequence; 0 for an empty one. Shape [batch].
-
-    Example:
-      >>> sequence_mean(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
-      tensor([2.])
-    """
-    return sequence_sum(x, mask) / mask.sum(dim=1).clamp(min=1)

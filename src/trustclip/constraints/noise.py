@@ -22,13 +22,7 @@ _TOKENS, _FEWEST, _MOST = 1 << 20, 64, 512
 def drawn(length: int, tokens: int, seed: int = 0) -> Tensor:
     """Places of tokens that make completions of a length from those of a comparison.
 
-    Args:
-      length: tokens of a completion.
-      tokens: of the comparison, in their order; blocks of neighbours are drawn with replacement.
-      seed: of the draw.
-
-    Returns:
-      Shape [completions, length].
+    Blocks of neighbours are drawn with replacement. Shape [completions, length].
 
     Example:
       >>> drawn(100, 50).shape, int(drawn(100, 50).max()) < 50
@@ -44,8 +38,7 @@ def drawn(length: int, tokens: int, seed: int = 0) -> Tensor:
 def variance(noise: Tensor) -> float:
     """Variance per token of sums over completions, nats²: that of sums over blocks of neighbours.
 
-    Args:
-      noise: in the order of the tokens. Shape [tokens].
+    The noise is in the order of the tokens. Shape [tokens].
 
     Example:
       >>> alike = torch.tensor([0.1, -0.1]).repeat_interleave(BLOCK).repeat(50)  # in blocks
@@ -59,11 +52,7 @@ def variance(noise: Tensor) -> float:
 def effective_share(v: float, length: int) -> float:
     r"""Effective sample size of weights $e^S$ of whole completions, a share of their number.
 
-    $1/E[e^{2S}] = e^{-vT}$.
-
-    Args:
-      v: variance per token, nats².
-      length: tokens of a completion.
+    $1/E[e^{2S}] = e^{-vT}$, with $v$ in nats² and $T$ the tokens of a completion.
 
     Example:
       >>> round(effective_share(0.0025, 512), 3), round(effective_share(0.0025, 8192), 10)
@@ -74,11 +63,6 @@ def effective_share(v: float, length: int) -> float:
 
 def capped_weight(v: float, length: int, cap: float) -> float:
     r"""$E[\min(e^S, C)]$: what a capped weight of whole completions is on average, 1 without a cap.
-
-    Args:
-      v: variance per token, nats².
-      length: tokens of a completion.
-      cap: $C$.
 
     Example:
       >>> [round(capped_weight(0.0025, length, 2.0), 2) for length in (64, 1024, 16384)]

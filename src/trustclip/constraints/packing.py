@@ -75,11 +75,7 @@ class Packing:
         return places < self.lengths[:, None]
 
     def pad(self, name: str, x: Tensor) -> Tensor:
-        """``x`` of each token as [batch, time], 0 in the padding; one of each sequence repeated.
-
-        Args:
-          name: of the tensor, for the error.
-          x: Shape [tokens], or [batch] for what is constant along a sequence.
+        """``x`` [tokens] as [batch, time], 0 in the padding; or [batch], repeated along time.
 
         Raises:
           ValueError: another shape.
@@ -95,10 +91,7 @@ class Packing:
         )
 
     def pad_candidates(self, x: Tensor) -> Tensor:
-        """``x`` of each candidate of each token as [batch, time, candidates].
-
-        Args:
-          x: Shape [1, tokens, candidates].
+        """``x`` [1, tokens, candidates] as [batch, time, candidates].
 
         Raises:
           ValueError: another shape.

@@ -10,15 +10,8 @@ from torch import Tensor
 def counted(x: Tensor, edges: Sequence[float], where: Tensor) -> Tensor:
     """Number of values between each two edges: add over ranks and steps, then `quantile`.
 
-    No device is waited for: a mask is counted, and not applied.
-
-    Args:
-      x: the values.
-      edges: in ascending order.
-      where: True for values that count. The shape of ``x``.
-
-    Returns:
-      float. Shape [edges + 1]: the first and last bins hold what lies outside.
+    Edges ascend; the first and last bins hold what lies outside. float, shape [edges + 1]. No
+    device is waited for: the mask ``where`` is counted, and not applied.
     """
     bounds = torch.tensor(edges, dtype=x.dtype, device=x.device)
     place = torch.bucketize(x, bounds).flatten()  # [values]
@@ -27,15 +20,9 @@ def counted(x: Tensor, edges: Sequence[float], where: Tensor) -> Tensor:
 
 
 def quantile(histogram: Tensor, edges: Sequence[float], q: float) -> float:
-    """Middle of the bin that a quantile lies in.
+    """Middle of the bin that a quantile lies in, from the counts of `counted`.
 
-    Args:
-      histogram: counts. Shape [edges + 1].
-      edges: those of the bins.
-      q: in [0, 1].
-
-    Returns:
-      The outermost edge when the quantile lies beyond it, and nan for an empty histogram.
+    The outermost edge when the quantile lies beyond it, and nan for an empty histogram.
 
     Example:
       >>> quantile(torch.tensor([0.0, 3.0, 1.0, 0.0]), (0, 1, 2), 0.5)

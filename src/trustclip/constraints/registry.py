@@ -112,10 +112,6 @@ Part = Annotated[InstanceOf[Method], BeforeValidator(as_method)]
 def with_arguments(spec: Any, arguments: Mapping[str, Any] | None) -> Any:
     """Merge the deprecated pair ``method`` and ``method_args`` into one input of `as_method`.
 
-    Args:
-      spec: value of ``method``: a name, a mapping, or a method.
-      arguments: value of ``method_args``: hyper-parameters; None or empty for none.
-
     Raises:
       ValueError: ``arguments`` is no mapping, or ``spec`` holds hyper-parameters too.
 

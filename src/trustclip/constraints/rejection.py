@@ -39,8 +39,7 @@ def fields(between: Between, measure: Measure) -> tuple[str, ...]:
 def log_ratio(batch: TokenBatch, between: Between) -> Tensor:
     """Log-ratio of two policies, without gradient; new / old where the sampler gave none for that.
 
-    Returns:
-      Nats; 0 where masked. Shape [batch, time].
+    Nats; 0 where masked. Shape [batch, time].
     """
     if between == "old_rollout":
         return batch.rollout_log_ratio
@@ -67,16 +66,10 @@ def kept(
     over: Reduction | Literal["token"],
     bounds: tuple[float | None, float | None],
 ) -> Tensor:
-    """1 where a measure is within bounds, 0 where not, NaN where it is unknown.
+    """1 where a measure is within bounds, 0 where not, NaN where it is unknown. [batch, time].
 
-    Args:
-      batch: the tokens.
-      values: of each token, see `measured`. Shape [batch, time].
-      over: ``"token"``, or the reduction over the sequence that is compared.
-      bounds: both belong to it; None for a side that is open.
-
-    Returns:
-      Shape [batch, time].
+    What is compared is each token's own (see `measured`), or the reduction ``over`` its sequence.
+    Both bounds belong to the range; None is a side that is open.
     """
     level = "token" if over == "token" else "sequence"
     value = reduced(level, "sum" if over == "token" else over, values, batch.mask)

@@ -93,13 +93,6 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
     `LAGS`), for ``sampler/k3``, ``sampler/abs``, ``sampler/current/k3``, and for ``k3`` of the
     current against the proximal policy. With a method, those of `gated_against`.
 
-    Args:
-      batch: the tokens.
-      method: the method, for `gated_against`.
-
-    Returns:
-      name -> (sum, count), scalars without gradient.
-
     Example:
       >>> old = torch.tensor([[0.5, 0.5]]).log()
       >>> batch = TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool),
@@ -119,8 +112,15 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
     # A completion with one unknown token has an unknown ratio.
     whole = (given | ~batch.mask).all(dim=1) & given.any(dim=1)  # [batch]
     for prefix, log_ratio in (("sampler/", d), ("sampler/current/", d + x)):
-        means = {prefix + name: value for name, value in _distances(log_ratio).items()}
-        found |= {name: _pair(value, given) for name, value in means.items()}
+        distances = {
+            "k1": divergences.k1(log_ratio),
+            # To every digit: a sampler in the same precision is 1e-6 nats away.
+            "k3": divergences.k3(log_ratio),
+            "chi2": divergences.chi2(log_ratio),
+            "abs": log_ratio.abs(),
+            "identical_share": log_ratio == 0,
+        }
+        found |= {prefix + name: _pair(value, given) for name, value in distances.items()}
         ratio = sequence_sum(log_ratio, given).clamp(max=_SQUARABLE)  # [batch]
         found[prefix + "sequence_ratio"] = _pair(safe_exp(ratio), whole)
         found[prefix + "sequence_ratio_squared"] = _pair(safe_exp(2 * ratio), whole)
@@ -132,25 +132,13 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
             "sampler/current/k3": divergences.k3(d + x),
         }
         for name, among in _lags(batch.lag).items():
-            pairs = {f"{key}/{name}": _pair(v, given & among) for key, v in by_lag.items()}
-            found |= pairs
+            found |= {f"{key}/{name}": _pair(v, given & among) for key, v in by_lag.items()}
     return found if method is None else {**found, **gated_against(batch, method)}
 
 
 def has_rollout(batch: TokenBatch) -> Tensor:
     """True for unmasked tokens with finite numbers that the sampler gave one for. [batch, time]."""
     return batch.finite & ~batch.given("logp_rollout").isnan()
-
-
-def _distances(log_ratio: Tensor) -> dict[str, Tensor]:
-    return {
-        "k1": divergences.k1(log_ratio),
-        # To every digit: a sampler in the same precision is 1e-6 nats away.
-        "k3": divergences.k3(log_ratio),
-        "chi2": divergences.chi2(log_ratio),
-        "abs": log_ratio.abs(),
-        "identical_share": log_ratio == 0,
-    }
 
 
 def _pair(value: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,10 +165,6 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
     Nothing for a method on statistics of many tokens or on the exact KL divergence from the
     proximal policy, whose gate has no other anchor.
 
-    Args:
-      batch: the tokens, with ``logp_rollout``.
-      method: the method, whatever its own anchor.
-
     Example:
       >>> import trustclip as tc
       >>> old = torch.tensor([[0.5, 0.5]]).log()
@@ -189,7 +173,9 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
       >>> [s.item() for s, _ in gated_against(batch, tc.method("clip")).values()]
       [0.0, 1.0]
     """
-    gate = _without_corrections(method)
+    gate = method
+    while isinstance(gate, Weighted) and "logp_rollout" in gate.also_requires:
+        gate = gate.inner
     if _has_one_anchor(gate):
         return {}
     given = has_rollout(batch)
@@ -202,13 +188,6 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
     return found
 
 
-def _without_corrections(method: Method) -> Method:
-    """The method that corrections of the sampler are around."""
-    while isinstance(method, Weighted) and "logp_rollout" in method.also_requires:
-        method = method.inner
-    return method
-
-
 @constant
 def _has_one_anchor(gate: Method) -> bool:
     return gate.statistics_over is not None or any(name in _OF_OLD for name in gate.requires)
@@ -216,11 +195,7 @@ def _has_one_anchor(gate: Method) -> bool:
 
 @torch.no_grad()
 def log_ratio_histogram(batch: TokenBatch) -> Tensor | None:
-    """Counts of the log-ratio proximal / sampler between `EDGES`; None without a sampler's.
-
-    Returns:
-      float. Shape [edges + 1].
-    """
+    """Counts of the log-ratio proximal / sampler between `EDGES`; None without a sampler's."""
     if batch.logp_rollout is None:
         return None
     return counted(batch.rollout_log_ratio, EDGES, has_rollout(batch))
@@ -233,11 +208,7 @@ def summary(means: dict[str, float], histogram: Tensor | None) -> dict[str, floa
     over the number of completions, $(\sum_i w_i)^2 / (N \sum_i w_i^2)$ with $w_i$ the ratio of a
     whole completion, 1 if all weigh alike and $1/N$ if one outweighs the rest.
     ``sampler/log_ratio_q001`` to ``_q999`` are the quantiles 0.001 to 0.999 of
-    $\log(\pi_{old}/\pi_b)$, within 6 %, and 0 below 1e-6.
-
-    Args:
-      means: by name; those of squares are replaced.
-      histogram: see `log_ratio_histogram`.
+    $\log(\pi_{old}/\pi_b)$, from `log_ratio_histogram`, within 6 %, and 0 below 1e-6.
 
     Example:
       >>> means = {"sampler/sequence_ratio": 1.0, "sampler/sequence_ratio_squared": 1.25}

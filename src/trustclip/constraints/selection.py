@@ -13,19 +13,16 @@ _MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 def uniform(keys: Tensor, seed: int) -> Tensor:
     """One number in [0, 1) per key, uniform over keys: a hash, so there is no state to save.
 
-    Args:
-      keys: int64, any shape.
-      seed: another seed, another independent number for every key.
-
-    Returns:
-      float64, the shape of ``keys``.
+    Keys are int64, the numbers float64; another seed gives every key an independent one.
 
     Example:
       >>> u = uniform(torch.arange(100_000), seed=0)
       >>> abs(u.mean().item() - 0.5) < 0.005, (u < 0.1).double().mean().round(decimals=2).item()
       (True, 0.1)
     """
-    state = _hash(_hash(keys + _wrapped(seed)) + keys)
+    start = (seed * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
+    start -= (start >> 63) << 64  # as a signed integer
+    state = _hash(_hash(keys + start) + keys)
     return (_shifted(state, 11)).double() * 2.0**-53
 
 
@@ -39,11 +36,6 @@ def _hash(x: Tensor) -> Tensor:
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """Logical shift to the right: torch's own keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _wrapped(seed: int) -> int:
-    value = (seed * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
-    return value - (1 << 64) if value >> 63 else value
 
 
 def nth_largest(

@@ -64,12 +64,7 @@ def _short(value: Any) -> str:
 
 
 def shadow_methods(specs: Iterable[Any], supplied: Collection[str], engine: str) -> list[Method]:
-    """Methods to watch with, checked.
-
-    Args:
-      specs: methods, names, or mappings of a ``name`` and hyper-parameters.
-      supplied: optional fields of `TokenBatch` that the engine has.
-      engine: its name in error messages.
+    """Methods to watch with, checked against the optional fields of `TokenBatch` that are supplied.
 
     Raises:
       ValueError: an unknown method, one listed twice, or one that cannot be a shadow there.
@@ -153,13 +148,7 @@ class Shadows:
         self._sums: tuple[Tensor, ...] | None = None
 
     def add(self, batch: TokenBatch, coefficient: Tensor, kept: Tensor) -> None:
-        """Add one batch.
-
-        Args:
-          batch: the tokens.
-          coefficient: of the acting method; see `trustclip.coefficient`. Shape [batch, time].
-          kept: where the acting method kept the gradient. Shape [batch, time].
-        """
+        """Add one batch, with the acting method's coefficients, and where it kept the gradient."""
         if not self.methods:
             return
         # Statistics in the batch are those of the acting method.
@@ -171,8 +160,8 @@ class Shadows:
 
     def _drift(self, batch: TokenBatch) -> Tensor:
         """Sums and counts of `_DRIFT` of every shadow. Shape [shadows, metrics, 2]."""
-        total = torch.zeros(len(self.methods), len(_DRIFT), 2, dtype=torch.float64)
-        total = total.to(batch.logp.device)
+        size = len(self.methods), len(_DRIFT), 2
+        total = torch.zeros(size, dtype=torch.float64, device=batch.logp.device)
         if batch.candidates is not None:
             for i, method in enumerate(self.methods):
                 found = drift_metrics(batch, method)
@@ -203,19 +192,13 @@ class Shadows:
         of that kind; ``both/OTHER`` and ``cosine/OTHER`` with the shadows after it; and where the
         batches have candidates ``drift/share``, ``drift/pull``, ``drift/pull_positive`` and
         ``drift/pull_negative`` of `trustclip.constraints.drift.drift_metrics`. What is a share of
-        nothing is left out.
-
-        Args:
-          reduce: sums a tensor over ranks; called once on every rank.
+        nothing is left out. ``reduce`` sums a tensor over ranks, once on every rank.
         """
         if self._sums is None:
             return {}
-        shapes = [part.shape for part in self._sums]
         packed = reduce(torch.cat([part.flatten() for part in self._sums])).cpu()
-        sizes = [math.prod(shape) for shape in shapes]
-        both, dots, kinds, drift = (
-            part.view(shape) for part, shape in zip(packed.split(sizes), shapes, strict=True)
-        )
+        flat = packed.split([part.numel() for part in self._sums])
+        both, dots, kinds, drift = map(Tensor.view_as, flat, self._sums)
         found = {
             f"shadow/{name}/{key}": value
             for i, name in enumerate(self.labels, start=1)
@@ -244,11 +227,7 @@ class Shadows:
 
 
 class WatchedWindow(Window):
-    """A `Window` whose metrics include those of shadows.
-
-    Args:
-      methods: the shadows; with none, it is a plain `Window`.
-    """
+    """A `Window` whose metrics include those of shadows; with none, it is a plain `Window`."""
 
     def __init__(self, methods: Iterable[Method] = ()) -> None:
         super().__init__()
@@ -267,7 +246,6 @@ class WatchedWindow(Window):
             self._shadows.add(batch, coefficient, surrogate.kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """The accumulated sums, for a checkpoint."""
         return {**super().state_dict(), "shadows": self._shadows.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

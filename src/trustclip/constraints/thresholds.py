@@ -46,11 +46,7 @@ def widest(method: Method) -> float:
 
 
 def widened(method: Method, factor: float) -> Method:
-    """The method with every threshold times a factor, so that their ratios stay.
-
-    Args:
-      method: with `thresholds`.
-      factor: above 0, at most `widest`.
+    """The method with every threshold times a factor, at most `widest`, so that their ratios stay.
 
     Example:
       >>> import trustclip as tc

@@ -50,9 +50,6 @@ def sequence_clip_twins(log_bounds: LogBounds) -> Twins:
     the TRL engine here, which has a gradient per token: a KL penalty with
     ``use_bias_correction_kl``, ``top_entropy_quantile`` and token-level vLLM weights (table in
     ``docs/fast-paths.md``).
-
-    Args:
-      log_bounds: bounds of the sequence's mean log-ratio, floats, nats.
     """
     low, high = _offsets(log_bounds)
     return {

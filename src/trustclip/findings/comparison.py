@@ -99,18 +99,13 @@ class _Pair:
 
 
 def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
-    """Every group against the reference of its setting, at the final evaluation.
+    """Every evaluated group against the reference of its setting, at the final evaluation.
 
     While a run of a pair is unfinished: at the last update at which both were evaluated. Runs of
     the same seed are compared with each other. Groups without a common seed are compared as
     independent runs if both have several; two single training runs of different seeds are not.
-
-    Args:
-      groups: of any settings; the comparisons in all of them are one family for Holm's correction.
-      kind: ``"mean"`` for Mean@K, ``"pass"`` for Pass@K.
-
-    Returns:
-      One for each group that is no reference and has been evaluated.
+    The comparisons in all settings are one family for Holm's correction. Kinds are ``"mean"`` and
+    ``"pass"``.
     """
     references = {group.setting: group for group in groups if group.is_reference}
     pairs = [

@@ -16,7 +16,7 @@ from trustclip.findings.groups import Group, by_setting, names
 from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
 from trustclip.runs.run import Run
-from trustclip.support.text import bracket, percent, title_of
+from trustclip.support.text import bracket, listed, percent, signed, title_of
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def differing(
     ]
     scores = {title_of(by_pass[0].metric) if by_pass else "": in_pass,
               "the area under the learning curve": in_area}  # fmt: skip
-    return [f"{score} differs for {_listed(those)}" for score, those in scores.items() if those]
+    return [f"{score} differs for {listed(those)}" for score, those in scores.items() if those]
 
 
 def _of_comparisons(found: Sequence[Compared]) -> str:
@@ -106,17 +106,17 @@ def _of_comparisons(found: Sequence[Compared]) -> str:
             return f"None of {many} methods differs {score} in these runs."
         return f"{others[0].group.label} does not differ {score} in these runs."
     if all(c.seeds == 1 for c in found):
-        gaps = _listed([f"{called[id(c)]} {_points(c)}" for c in [*higher, *lower]])
+        gaps = listed([f"{called[id(c)]} {_points(c)}" for c in [*higher, *lower]])
         return (
             f"One run of each method: {metric} against {reference} is {gaps} points, which does "
             "not compare the methods."
         )
     parts = []
     if lower:
-        those = _listed([called[id(c)] for c in lower])
+        those = listed([called[id(c)] for c in lower])
         parts.append(f"{reference} has a higher {metric} than {those}")
     if higher:
-        those = _listed([called[id(c)] for c in higher])
+        those = listed([called[id(c)] for c in higher])
         which = "one" if lower else metric
         verb = "have" if len(higher) > 1 else "has"
         parts.append(f"{those} {verb} a higher {which} than {reference}")
@@ -155,7 +155,7 @@ def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
         text = f"{_at(c)}{where}{_sentence(c.verdict + _paired(found))}"
         yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
     elif resolved:
-        gaps = _listed([f"{called[id(c)]} {_points(c)}" for c in resolved])
+        gaps = listed([f"{called[id(c)]} {_points(c)}" for c in resolved])
         text = f"Difference to {resolved[0].reference.label} in points: {gaps}, each p ≤ {ALPHA} "
         family = f"after Holm's correction for {len(found)} comparisons"
         seen = {called[id(c)]: _gap(c) for c in resolved}
@@ -180,7 +180,7 @@ def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Fi
     elif gained:
         metric = title_of(gained[0][1].metrics[0])
         parts = "; ".join(
-            f"{name} {_signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gained[:SHOWN]
+            f"{name} {signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gained[:SHOWN]
         )
         more = f"; and {len(gained) - SHOWN} more" if len(gained) > SHOWN else ""
         text = f"Change of {metric} by training, in points: {parts}{more}."
@@ -200,7 +200,7 @@ def _gained(group: Group) -> str:
         return f"Training with {group.label} left {title_of(metric)} at {level}"
     return (
         f"Training with {group.label} {verb} {title_of(metric)} from {percent(before.value)} to "
-        f"{percent(after.value)} %: {_signed(difference.value)} points {interval}".rstrip()
+        f"{percent(after.value)} %: {signed(difference.value)} points {interval}".rstrip()
         + chance
     )
 
@@ -249,7 +249,7 @@ def _states(said: Sequence[Said]) -> Iterator[Finding]:
         yield Finding("runs/unfinished", "warning", text, {"unfinished": len(unfinished)})
     if notices := [f for one in said for f in one.findings if f.subject == "guard"]:
         many = f"{len(notices)} warnings" if len(notices) > 1 else "1 warning"
-        text = f"The guards logged {many}: {_listed([*dict.fromkeys(f.name for f in notices)])}."
+        text = f"The guards logged {many}: {listed([*dict.fromkeys(f.name for f in notices)])}."
         yield Finding("guard/count", "warning", text, {"warnings": len(notices)})
 
 
@@ -283,7 +283,7 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
         yield Finding("comparison/models", "warning", text)
     yield from _collapses(trained)
     if overlapping := {name: n for name, g in _named(groups) if (n := trained_on(g))}:
-        each = _listed([f"{name} ({n} training problems)" for name, n in overlapping.items()])
+        each = listed([f"{name} ({n} training problems)" for name, n in overlapping.items()])
         text = f"Trained on problems of their own test sets: {each}; see the clean scores."
         yield Finding("scores/contaminated", "fault", text, overlapping)
     pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
@@ -360,21 +360,12 @@ def _gap(c: Compared) -> float:
 
 
 def _points(c: Compared) -> str:
-    return _signed(_gap(c))
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}".replace("-", "−")
+    return signed(_gap(c))
 
 
 def _sentence(text: str) -> str:
-    """Text with one full stop at its end."""
     return text if text.endswith(".") else text + "."
 
 
 def _named(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
     return zip(names(groups), groups, strict=True)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

@@ -129,7 +129,6 @@ def of_run(course: Course) -> Iterator[Finding]:
 
 
 def _pushed(course: Course, words: Words | None) -> str:
-    """Whether the tokens that were kept or cut pushed the entropy, to first order."""
     if words is not None and words.push:
         named = words.entropy()
         most = f", most of all {listed(words, named)}" if named else ""

@@ -26,11 +26,6 @@ def below(one: Scored, other: Scored, *, clearly: bool = False) -> bool:
     return high is not None and low is not None and high < low
 
 
-def best(found: Sequence[Scored]) -> Scored:
-    """The best of some evaluations."""
-    return max(found, key=lambda at: at[1]["value"])
-
-
 def rose(evaluations: Sequence[Evaluation]) -> bool:
     """Whether the interval of the last score lies above that of the first."""
     _, found = measured(evaluations)
@@ -47,7 +42,7 @@ def collapsed(run: Run) -> bool:
     top = max(run.evaluations, key=mean_of)
     if mean_of(run.final) >= KEPT * mean_of(top):
         return False
-    after, before = _answers(run.final), _answers(top)
+    after, before = answers_of(run.final), answers_of(top)
     if not after or after.keys() != before.keys():
         return True
     fall = stats.paired_difference([after[key] for key in before], [*before.values()])
@@ -60,7 +55,8 @@ def mean_of(evaluation: Evaluation) -> float:
     return score["value"] if score else 0.0
 
 
-def _answers(evaluation: Evaluation) -> dict[tuple[str, str], list[int]]:
+def answers_of(evaluation: Evaluation) -> dict[tuple[str, str], list[int]]:
+    """Answers to each problem of each task."""
     return {
         (task, problem): answers
         for task, problems in evaluation.answers.items()

@@ -312,7 +312,6 @@ def _completions(course: Course) -> Iterator[str]:
 
 
 def _words(words: Words) -> Iterator[Finding]:
-    """Which words were cut most often."""
     for kind, named in (
         ("Most cuts", words.cut()),
         ("Of the cut tokens with A > 0, most", words.cut(positive=True)),

@@ -6,15 +6,17 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from trustclip import stats
 from trustclip.constraints.base import Method, methods
-from trustclip.constraints.registry import as_method
-from trustclip.findings.evaluated import collapsed
+from trustclip.constraints.registry import interval
+from trustclip.findings.course import Course
+from trustclip.findings.evaluated import answers_of, collapsed
 from trustclip.findings.facts import ENOUGH_RUNS
 from trustclip.runs.answers import whole
 from trustclip.runs.identity import essential, flat
 from trustclip.runs.reader import Evaluation, Run
-from trustclip.support.consent import consent
 
 #: Hyper-parameters that a label always shows; others only where they differ from the default.
 THRESHOLDS = ("delta", "epsilon", "low", "high")
@@ -66,11 +68,13 @@ class Group:
     @cached_property
     def method(self) -> Method | None:
         """The method, where it is one of the library's or may be imported."""
-        given = self.runs[0].method
+        return Course(self.runs[0]).method
+
+    def interval(self, p_old: Tensor | None = None) -> tuple[Tensor | float, Tensor | float] | None:
+        """The ratio interval of the method; None where it has none, or needs ``p_old``."""
         try:
-            with consent():
-                return as_method(given) if given else None
-        except (ValueError, TypeError):
+            return None if self.method is None else interval(self.method, p_old)
+        except ValueError:
             return None
 
     @cached_property
@@ -102,13 +106,7 @@ class Group:
         return [m for m in found[0].metrics if all(m in e.metrics for e in found)] if found else []
 
     def estimate(self, task: str | None, metric: str, moment: str = "final") -> Estimate | None:
-        """Score of a task, or of the average (None); None where a run lacks it.
-
-        Args:
-          task: the task.
-          metric: for example ``"mean@8"``.
-          moment: ``"initial"`` or ``"final"``.
-        """
+        """Score of a task, or of the average (None); None where a run lacks it."""
         evaluations = self.evaluations(moment)
         found = pooled(evaluations, task, metric, self._best(task, metric, moment))
         if found is None or moment != "final" or not self.unsteady:
@@ -157,13 +155,7 @@ def pooled(
 
 
 def pass_estimate(group: Group, task: str | None, k: int) -> Estimate | None:
-    """Pass@k of a k below a group's number of samples, from all of them; None where they are gone.
-
-    Args:
-      group: runs.
-      task: the task; None for the average.
-      k: at most the fewest samples of a problem.
-    """
+    """Pass@k from all samples, of a k below their number; None where they are gone."""
     answers, strata = shared_answers(group.evaluations("final"), task)
     if not answers:
         return None
@@ -181,12 +173,7 @@ def shared_answers(
     Both empty where samples are gone, or the evaluations' problems differ.
     """
     flat = [
-        {
-            (name, problem): answers
-            for name, problems in evaluation.answers.items()
-            if task in (None, name)
-            for problem, answers in problems.items()
-        }
+        {key: given for key, given in answers_of(evaluation).items() if task in (None, key[0])}
         for evaluation in evaluations
     ]
     if not flat or not flat[0] or any(answers.keys() != flat[0].keys() for answers in flat):
@@ -197,9 +184,7 @@ def shared_answers(
 def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]:
     """Groups in the order of their first runs, labelled, coloured, with a reference per setting.
 
-    Args:
-      runs: any.
-      reference: label that the others are compared with; the suite's, or the first, when None.
+    The reference is that of this label; else the suite's, or the first.
     """
     gathered: dict[str, list[Run]] = {}
     for run in runs:
@@ -245,7 +230,6 @@ def _is_suites_reference(group: Group) -> bool:
 
 
 def _identity(run: Run) -> str:
-    """What the runs of one group have in common, as a key."""
     if run.entry:
         shared = [run.entry.get(key) for key in ("model", "label", "swept")]
         return json.dumps([str(run.path.resolve().parent), *shared])
@@ -281,7 +265,6 @@ def _label(run: Run) -> str:
 
 
 def _difference(run: Run, others: Sequence[Run]) -> str:
-    """Settings in which a run differs from others of its label."""
     settings = [flat(_seedless(other)) for other in others]
     own = flat(_seedless(run))
     keys = [key for key in own if len({json.dumps(given.get(key)) for given in settings}) > 1]

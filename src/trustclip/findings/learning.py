@@ -107,7 +107,6 @@ def _kept(group: Group) -> list[Run]:
 
 
 def _common(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Runs of the same seeds."""
     a, b = ({run.seed: run for run in runs} for runs in (ours, theirs))
     shared = [seed for seed in a if seed in b]
     return [a[seed] for seed in shared], [b[seed] for seed in shared]

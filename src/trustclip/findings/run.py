@@ -1,6 +1,6 @@
 """The list of all that is said of one run: its subjects, in the order in which they are read."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from trustclip.findings import (
     drift,
@@ -19,6 +19,7 @@ from trustclip.findings.finding import Finding
 from trustclip.findings.groups import describe
 from trustclip.findings.rows import values
 from trustclip.runs.run import Run
+from trustclip.support.text import listed
 
 Subject = Callable[[Course], Iterable[Finding]]
 
@@ -55,7 +56,6 @@ def of_run(run: Run) -> list[Finding]:
 
 
 def _subject(course: Course) -> Finding:
-    """What was read."""
     run, log, rows = course.run, course.log, course.rows
     state = "" if run.finished else ", unfinished"
     if log is not None:
@@ -89,13 +89,13 @@ def _usual(course: Course, found: Iterable[Finding]) -> Iterator[Finding]:
             yield Finding("run/usual", "ok", "Nothing unusual in what this log holds.")
         elif len(lacking) == len(kinds):
             text = "Nothing can be said of the constraint, good or bad."
-            yield Finding("run/unknown", "warning", text, {}, f"log {_listed(lacking)}.")
+            yield Finding("run/unknown", "warning", text, {}, f"log {listed(lacking)}.")
         else:
             text = (
                 "What this log holds shows nothing unusual; whether the run is healthy it cannot "
-                f"say, since it lacks {_listed(lacking)}."
+                f"say, since it lacks {listed(lacking)}."
             )
-            yield Finding("run/unknown", "note", text, {}, f"log {_listed(lacking)}.")
+            yield Finding("run/unknown", "note", text, {}, f"log {listed(lacking)}.")
     elif "entropy/solved" in kinds:
         text = "Nothing unusual: entropy fell as answers became correct."
         yield Finding("run/usual", "ok", text)
@@ -112,7 +112,3 @@ def _of_files(course: Course) -> Iterator[Finding]:
         if course.log.unknown:
             text = f"Not in this log: {'; '.join(course.log.unknown)}."
             yield Finding("files/unknown", "note", text)
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

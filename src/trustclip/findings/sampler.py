@@ -163,8 +163,9 @@ def _cure(course: Course, name: str, differs: float, limit: float) -> str:
 def _lags(rows: Sequence[Row]) -> Iterator[str]:
     """Both distances by lag, where completions of several ages were trained on."""
     prefix = f"{PREFIX}sampler/k3/"
-    found = list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
-    lags = sorted((key.removeprefix(prefix) for key in found), key=_first_lag)
+    found = dict.fromkeys(key for row in rows for key in row if key.startswith(prefix))
+    lags = [key.removeprefix(prefix) for key in found]
+    lags.sort(key=lambda name: int(name.removeprefix("lag_").partition("_")[0]))
     if len(lags) < 2:
         return
     parts = [
@@ -173,10 +174,6 @@ def _lags(rows: Sequence[Row]) -> Iterator[str]:
         for lag in lags
     ]
     yield f"By updates since a completion was sampled, in nats (k3): {'; '.join(parts)}."
-
-
-def _first_lag(name: str) -> int:
-    return int(name.removeprefix("lag_").partition("_")[0])
 
 
 def in_words(name: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from trustclip.findings.course import Course
-from trustclip.findings.evaluated import below, best, collapsed, measured
+from trustclip.findings.evaluated import below, collapsed, measured
 from trustclip.findings.facts import KEPT, TRUNCATED
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import percent
@@ -15,7 +15,7 @@ def of_run(course: Course) -> Iterator[Finding]:
     metric, found = measured(run.evaluations)
     if not found:
         return
-    first, top, last = found[0], best(found), found[-1]
+    first, top, last = found[0], max(found, key=lambda at: at[1]["value"]), found[-1]
     text = f"The evaluation score ({metric}, 95 % interval) was {_score(*first)}"
     if len(found) > 1:
         text += f" and {_score(*last)}"

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -35,8 +35,12 @@ class Matrix:
     @property
     def jaccard(self) -> list[list[float]]:
         """What both of a pair gate over what either does; NaN where neither gates anything."""
-        pairs = range(len(self.names))
-        return [[self._jaccard(i, j) for j in pairs] for i in pairs]
+        rows = zip(self.gated, self.both, strict=True)
+        return [
+            [both / either if (either := own + other - both) > 0 else _NAN
+             for other, both in zip(self.gated, row, strict=True)]
+            for own, row in rows
+        ]  # fmt: skip
 
     @property
     def panels(self) -> dict[str, tuple[str, list[list[float]]]]:
@@ -46,10 +50,6 @@ class Matrix:
             "Cosine of the updates": (".2f", [list(row) for row in self.cosine]),
         }
 
-    def _jaccard(self, i: int, j: int) -> float:
-        either = self.gated[i] + self.gated[j] - self.both[i][j]
-        return self.both[i][j] / either if either > 0 else _NAN
-
     def of_acting(self, i: int) -> tuple[float, float]:
         """(precision, recall) of the ``i``-th method for what the acting one gates."""
         both = self.both[0][i]
@@ -58,7 +58,10 @@ class Matrix:
 
 def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
     """The matrix of metrics of `trustclip.constraints.shadow.Shadows`; None without shadows."""
-    labels = labels_of(metrics)
+    labels = list(dict.fromkeys(
+        name.removeprefix("shadow/").removesuffix("/gated") for name in metrics
+        if name.startswith("shadow/") and name.endswith("/gated")
+    ))  # fmt: skip
     if not labels:
         return None
 
@@ -79,13 +82,6 @@ def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
     gated = [metrics.get("gated", _NAN), *(get(i, "gated") for i in every[1:])]
     both, cosine = ([[pair(k, i, j) for j in every] for i in every] for k in ("both", "cosine"))
     return Matrix([acting, *labels], gated, both, cosine)
-
-
-def labels_of(names: Iterable[str]) -> list[str]:
-    """Labels of the shadows among names of metrics, in their order."""
-    ends = [n.removeprefix("shadow/").removesuffix("/gated") for n in names
-            if n.startswith("shadow/") and n.endswith("/gated")]  # fmt: skip
-    return list(dict.fromkeys(ends))
 
 
 def mean_metrics(rows: Sequence[Row]) -> dict[str, float]:

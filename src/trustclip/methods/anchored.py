@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Reduce, Trait, UpToOne, definition
+from trustclip.constraints.base import Reduce, Trait, UpToOne, definition
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.registry import Part
@@ -108,10 +108,6 @@ class Anchored(Composite):
                 f"{self.inner.name!r} measures a generation before its first update, when the "
                 f"anchor {self.anchor!r} is not known: use `anchor` 'rollout'."
             )
-
-    @property
-    def parts(self) -> tuple[Method, ...]:
-        return (self.inner,)
 
     @property
     def requires(self) -> tuple[str, ...]:

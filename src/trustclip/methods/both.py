@@ -2,7 +2,7 @@
 
 import torch
 
-from trustclip.constraints.base import Method, definition
+from trustclip.constraints.base import definition
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.registry import Part
@@ -39,10 +39,6 @@ class Both(Composite):
 
     first: Part = ATR()
     second: Part = ATR(delta=0.01, level="sequence", reduction="mean", weight="token")
-
-    @property
-    def parts(self) -> tuple[Method, ...]:
-        return self.first, self.second
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         first, second = self.surrogates(batch)

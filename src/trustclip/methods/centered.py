@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from trustclip.constraints import drift
-from trustclip.constraints.base import Method, Trait, definition
+from trustclip.constraints.base import Trait, definition
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.masked import zero_masked
@@ -80,10 +80,6 @@ class Centered(Composite):
                 f"{self.inner.name!r} cannot be centered: it moves tokens without an advantage, "
                 "and that pull would be taken away; add a penalty to the centered method."
             )
-
-    @property
-    def parts(self) -> tuple[Method, ...]:
-        return (self.inner,)
 
     @property
     def traits(self) -> Trait:

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import divergences, levels
-from trustclip.constraints.base import Method, Positive, Trait, anchor_fields, definition, spans
+from trustclip.constraints.base import Positive, Trait, anchor_fields, definition, spans
 from trustclip.constraints.batch import Anchor, LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.masked import zero_masked
@@ -79,10 +79,6 @@ class Penalty(Composite):
     anchor: Anchor = "old"
     level: Literal["token", "sequence"] = "token"
     on: Literal["all", "kept", "cut"] = "all"
-
-    @property
-    def parts(self) -> tuple[Method, ...]:
-        return (self.inner,)
 
     @property
     def requires(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def build(
       ValueError: no run, runs that hold nothing to report, or a path that is neither a run
         directory nor a suite.
     """
-    if runs and all(map(_of_tokens, runs)):
+    if runs and all(p.is_file() and not is_table(p) and holds_tokens(p) for p in runs):
         page = token_page(runs, title or "Tokens")
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / "index.html", page)
@@ -68,10 +68,6 @@ def build(
         *_tabled(report, out / "runs.parquet", reaches),
         *drawn,
     ]
-
-
-def _of_tokens(path: Path) -> bool:
-    return path.is_file() and not is_table(path) and holds_tokens(path)
 
 
 def _tabled(report: Report, path: Path, reaches: float | None) -> list[Path]:

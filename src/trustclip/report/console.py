@@ -11,6 +11,7 @@ from trustclip import stats
 from trustclip.findings.comparison import Compared, compare, difference_on
 from trustclip.findings.conditions import require_equal_texts
 from trustclip.findings.differences import cautions
+from trustclip.findings.evaluated import answers_of
 from trustclip.findings.facts import LEVEL
 from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
 from trustclip.report.results import p_text
@@ -26,13 +27,10 @@ STATES = ("identical", "not compared")
 def print_comparison(
     folders: Sequence[Path], console: Console, *, step: int | None = None
 ) -> list[Compared]:
-    """Compare the last evaluations of runs and print scores, differences and verdicts.
+    """Compare evaluations of runs, or of suites, and print scores, differences and verdicts.
 
-    Args:
-      folders: run directories, or suites for all their runs; the method of the first is the
-        reference.
-      console: where to print.
-      step: update to compare at; each run's last evaluation if None.
+    The method of the first is the reference. Evaluations are those of the update ``step``, or each
+    run's last.
 
     Returns:
       The comparisons: first those of Mean@K, then those of Pass@K.
@@ -138,8 +136,7 @@ def _require_equal_problems(runs: Sequence[Run]) -> None:
 
 
 def _problems(run: Run) -> set[tuple[str, str]]:
-    answers = run.final.answers if run.final is not None else {}
-    return {(task, problem) for task, problems in answers.items() for problem in problems}
+    return set() if run.final is None else {*answers_of(run.final)}
 
 
 def _heading(groups: Sequence[Group], found: Sequence[Compared]) -> str:

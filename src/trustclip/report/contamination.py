@@ -94,14 +94,10 @@ class _Part:
     def _score(self, runs: Sequence[Any], k: int | None = None) -> Cell:
         if len(self.moments) == 1:
             interval = stats.mean_interval(runs) if k is None else stats.pass_interval(runs, k)
-            return _cell(self.group, interval)
+            bounds = (None, None) if self.group.unsteady else (interval.low, interval.high)
+            return Cell(percent(interval.value, 1), bracket(*bounds))
         half = len(runs) // 2
         gain = stats.paired_difference(runs[:half], runs[half:], k=k, same_seeds=True)
         sign = "+" if gain.value > 0 else ""
         bounds = (None, None) if self.group.unsteady else (gain.low, gain.high)
         return Cell(sign + percent(gain.value, 1), bracket(*bounds))
-
-
-def _cell(group: Group, interval: stats.Interval) -> Cell:
-    bounds = (None, None) if group.unsteady else (interval.low, interval.high)
-    return Cell(percent(interval.value, 1), bracket(*bounds))

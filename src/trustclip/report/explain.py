@@ -8,10 +8,7 @@ from trustclip.support.text import one_line
 
 
 def explain(folder: Path) -> list[str]:
-    """Describe what the gate did in a run.
-
-    Args:
-      folder: a run directory, or a log of another trainer; it is only read.
+    """Describe what the gate did in a run directory or a log of another trainer.
 
     Returns:
       Paragraphs, each one line without control characters; the last ones suggest what to try next.

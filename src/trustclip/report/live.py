@@ -23,7 +23,7 @@ class LiveReport:
     """The page of runs, built again when their files have changed. Nothing is written.
 
     Raises:
-      ValueError: a path is neither; or a file in it is damaged.
+      ValueError: a path holds no run, or a file in it is damaged.
     """
 
     def __init__(self, paths: Sequence[Path], title: str) -> None:
@@ -61,11 +61,7 @@ class LiveReport:
 
 
 def serve(paths: Sequence[Path], ready: Callable[[str], None]) -> None:
-    """Serve the report of runs until Ctrl-C.
-
-    Raises:
-      ValueError: a path is neither; or a file in it is damaged.
-    """
+    """Serve the report of runs until Ctrl-C."""
     with LiveServer(LiveReport(paths, "Report")) as server:
         ready(server.url)
         with contextlib.suppress(KeyboardInterrupt):
@@ -73,11 +69,7 @@ def serve(paths: Sequence[Path], ready: Callable[[str], None]) -> None:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves a live report on a free port of 127.0.0.1.
-
-    Raises:
-      OSError: no port is free.
-    """
+    """Serves a live report on a free port of 127.0.0.1."""
 
     daemon_threads = True
 

@@ -126,16 +126,17 @@ def tokens_data(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 def microscope_page(paths: Sequence[Path], title: str) -> str:
     """A page for files of tokens, as HTML; it opens further ones itself.
 
-    Args:
-      paths: what is in it from the start: files of tokens, run directories, prime-rl's exports,
-        TRL's completions, verl's rollouts, UNIPO's steps; without any, this package's sample.
-      title: of the page.
+    In it from the start are the files of tokens, run directories, prime-rl's exports, TRL's
+    completions, verl's rollouts and UNIPO's steps of ``paths``; without any, this package's sample.
 
     Raises:
       ValueError: a path holds none of these.
     """
     recorded = [path for path in paths if _has_tokens(path)]
-    others = [_given(path) for path in paths if path not in recorded] if paths else [_sample()]
+    others = [_given(path) for path in paths if path not in recorded]
+    if not paths:
+        sample = Path(__file__).with_name("sample.jsonl")
+        others = [{"name": SAMPLE, "text": sample.read_text(encoding="utf-8")}]
     data = {**tokens_data([(path.name, path) for path in recorded]), "files": others}
     library = reader()
     scripts = [*([Markup(library)] if library else []), *rendered("common.js.j2", *SCRIPTS)]
@@ -192,11 +193,6 @@ def _given(path: Path) -> dict[str, str]:
     if text.lstrip()[:1] not in ("{", "["):
         raise ValueError(f"{path} is neither JSON, JSON lines nor Parquet: {looked_for()}.")
     return {"name": path.name, "text": text}
-
-
-def _sample() -> dict[str, str]:
-    file = Path(__file__).with_name("sample.jsonl")
-    return {"name": SAMPLE, "text": file.read_text(encoding="utf-8")}
 
 
 def reader() -> str:

@@ -34,10 +34,7 @@ _PARTS = {
 
 
 def write_page(folder: Path, title: str) -> str:
-    """Write ``report.html`` of one run directory from its files.
-
-    Returns:
-      Name of the file.
+    """Write ``report.html`` of one run directory from its files; returns that name.
 
     Raises:
       ValueError: the folder is not a run directory.
@@ -49,11 +46,8 @@ def write_page(folder: Path, title: str) -> str:
 def render(report: Report, title: str, live: str = "", saved: bool = False) -> str:
     """The page of a report, as HTML.
 
-    Args:
-      report: what it is about.
-      title: of the page.
-      live: number of this version, of a page that follows its runs; empty for a file.
-      saved: whether the files of its tables and figures lie beside it, to be linked.
+    A page that follows its runs has a number, ``live``; of one that is ``saved``, the files of
+    tables and figures lie beside it, to be linked.
     """
     template = environment().get_template("page.html.j2")
     own = ["common.js.j2", "page.js.j2", *SCRIPTS, *(["live.js.j2"] if live else [])]
@@ -66,7 +60,10 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
         anchors={section.key: section.title.lower() for section in sections} | _ANCHORS,
         report=report,
         sections=sections,
-        legend=_legend(report.groups),
+        legend=[
+            {"label": label, "series": series}
+            for label, series in {group.label: group.series for group in report.groups}.items()
+        ],
         parts_of=_PARTS,
         runs=[_run(said) for said in report.said],
         scripts=scripts,
@@ -93,11 +90,7 @@ def figures(sections: Sequence[Section]) -> Markup:
 
 
 def token_page(paths: Sequence[Path], title: str) -> str:
-    """The microscope with files of tokens in it, as HTML.
-
-    Raises:
-      ValueError: there are no tokens, or a row is not as it should be.
-    """
+    """The microscope with files of tokens in it, as HTML; see `microscope_page`."""
     return writable(microscope_page(paths, title))
 
 
@@ -106,16 +99,7 @@ def writable(page: str) -> str:
     return page.encode("utf-8", "backslashreplace").decode()
 
 
-def _legend(groups: list[Group]) -> list[dict[str, Any]]:
-    """Labels with their colours, each once."""
-    return [
-        {"label": label, "series": series}
-        for label, series in {group.label: group.series for group in groups}.items()
-    ]
-
-
 def _run(said: Said) -> dict[str, Any]:
-    """The page's summary of a run."""
     group, run = said.group, said.run
     final = run.final
     metric = group.metrics[0] if group.metrics else None
@@ -154,7 +138,6 @@ def _shown(record: dict[str, Any]) -> str:
 
 
 def _tokens(report: Report) -> dict[str, Any]:
-    """The recorded tokens of all runs."""
     pairs = [(group, run) for group in report.groups for run in group.runs]
     return tokens_data(
         [
@@ -170,7 +153,6 @@ def _name(group: Group, run: Run) -> str:
 
 
 def _samples(report: Report) -> dict[str, Any]:
-    """The completions in the viewer, and the number of all."""
     problems: dict[str, int] = {}
     pairs = [(group, run) for group in report.groups for run in group.runs]
     share = MAX_CHARACTERS // max(len(pairs), 1)

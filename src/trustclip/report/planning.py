@@ -82,7 +82,6 @@ def _spread(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
 
 
 def _measured(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
-    """Spread of paired arms, or of one; None where the evaluations cannot be set beside."""
     every = [run for arm in arms for run in arm]
     if score == "area":
         counted, strata = tallies([run for run in every if len(evaluated(run)) > 1])
@@ -115,15 +114,10 @@ def _sampling(counts: stats.Tally, strata: Sequence[str]) -> float:
 def print_power(
     paths: Sequence[Path], console: Console, *, gap: float, power: float, comparisons: int | None
 ) -> list[Planned]:
-    """Print how many seeds would find a gap.
+    """Print how many seeds would find a gap, in points, with a chance of ``power``.
 
-    Args:
-      paths: run directories, suites, or tables of runs.
-      console: where to print.
-      gap: in points.
-      power: chance to find it, in (0, 1).
-      comparisons: of the experiment that is planned, for Holm's strictest level; those of the
-        pilot when None.
+    The number of comparisons that are planned, those of the pilot when None, gives Holm's
+    strictest level.
 
     Raises:
       ValueError: a wrong gap, power or count; or a pilot that has no spread.
@@ -159,7 +153,8 @@ def _table(found: Sequence[Planned], gap: float, level: float, power: float) -> 
         sd = one.spread.interval()
 
         def seeds(std: float, paired: bool = one.spread.paired) -> str:
-            return _count(seeds_for(std, gap, paired=paired, level=level, power=power))
+            count = seeds_for(std, gap, paired=paired, level=level, power=power)
+            return "-" if isnan(count) else "> 100000" if isinf(count) else f"{count:.0f}"
 
         named = " − ".join(one.names)
         named = named if len(one.names) > 1 else f"two like {named}"
@@ -173,10 +168,6 @@ def _table(found: Sequence[Planned], gap: float, level: float, power: float) -> 
             cells.append(seeds(more) + bounds)
         table.add_row(one.score, named, pilot, *cells)
     return table
-
-
-def _count(seeds: float) -> str:
-    return "-" if isnan(seeds) else "> 100000" if isinf(seeds) else f"{seeds:.0f}"
 
 
 def _notes(found: Sequence[Planned]) -> Iterator[str]:

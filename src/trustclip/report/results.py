@@ -7,14 +7,12 @@ from math import inf
 
 import torch
 
-from trustclip.constraints.base import Method
-from trustclip.constraints.registry import interval
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.report.reference import TITLES, Column, published
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.runs.reader import in_words
-from trustclip.support.text import bracket, one_line, percent, title_of
+from trustclip.support.text import bracket, one_line, percent, signed, title_of
 
 NOTHING = Cell("-")
 
@@ -84,7 +82,6 @@ def single_table(groups: Sequence[Group]) -> Table:
 
 
 def _one_training(group: Group) -> bool:
-    """Whether a method's score is that of a single training run."""
     return group.runs[0].method is not None and len(group.scored) == 1
 
 
@@ -156,10 +153,9 @@ def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
         d = c.difference
         numbers = [NOTHING] * 3
         if d is not None:
-            value = f"{100 * d.value:+.1f}".replace("-", "−")
-            low, high = (f"{100 * bound:+.1f}".replace("-", "−") for bound in (d.low, d.high))
+            bounds = f"[{signed(d.low)}, {signed(d.high)}]" if d.low == d.low else ""
             numbers = [
-                Cell(value, f"[{low}, {high}]" if d.low == d.low else ""),
+                Cell(signed(d.value), bounds),
                 Cell(p_text(d.p)),
                 Cell(p_text(c.p_holm), strong=c.resolved),
             ]
@@ -198,8 +194,7 @@ def interval_table(groups: Sequence[Group]) -> Table | None:
     """The ratio interval of every method that has one."""
     rows: list[TableRow] = []
     for group in {g.label: g for g in groups}.values():
-        if group.method is not None:
-            rows += _interval_rows(group, group.method)
+        rows += _interval_rows(group)
     if not rows:
         return None
     notes = ["The gate never closes for a ratio inside the interval."]
@@ -209,19 +204,13 @@ def interval_table(groups: Sequence[Group]) -> Table | None:
     return Table("intervals", "Ratio intervals", "method", head, rows, notes)
 
 
-def _interval_rows(group: Group, method: Method) -> Iterator[TableRow]:
-    p = torch.tensor(P_OLDS, dtype=torch.float64)
-    for given in (None, p):
-        try:
-            bounds = interval(method, given)
-        except ValueError:
-            continue
-        low, high = (torch.as_tensor(bound).reshape(-1).tolist() for bound in bounds)
-        notes = [""] if len(low) == 1 else [f"p = {x:g}" for x in P_OLDS]
-        for note, *ends in zip(notes, low, high, strict=True):
-            cells = [Cell(_ratio(end)) for end in ends]
-            yield TableRow(group.label, cells, note=note, series=group.series)
-        return
+def _interval_rows(group: Group) -> Iterator[TableRow]:
+    bounds = group.interval() or group.interval(torch.tensor(P_OLDS, dtype=torch.float64)) or ()
+    lists = [torch.as_tensor(bound).reshape(-1).tolist() for bound in bounds]
+    for i, ends in enumerate(zip(*lists, strict=True)):
+        note = f"p = {P_OLDS[i]:g}" if len(lists[0]) > 1 else ""
+        cells = [Cell(_ratio(end)) for end in ends]
+        yield TableRow(group.label, cells, note=note, series=group.series)
 
 
 def _ratio(end: float) -> str:

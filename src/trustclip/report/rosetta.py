@@ -1,6 +1,6 @@
 """The Rosetta table as text: rows for a terminal, and the page ``docs/rosetta.md``."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trustclip.constraints.rosetta import ENGINES, Engine, Row, Spec
@@ -61,22 +61,12 @@ def title(engine: Engine) -> str:
 
 def page() -> str:
     """The page in Markdown: an introduction, and a table for each engine."""
-    return "\n".join([_INTRODUCTION, *_tables()]) + "\n"
-
-
-def _tables() -> Iterator[str]:
+    parts = [_INTRODUCTION]
     for name, engine in ENGINES.items():
-        yield f"## {title(engine)}\n"
-        yield f'`tc.preset("{name}")`\n'
-        rows = (
-            (_code(n), _code(m), _code(a), _code(s), note) for n, m, a, s, note in _rows(engine)
-        )
-        yield markdown_table(HEADER, rows)
-        yield ""
-
-
-def _rows(engine: Engine) -> Iterator[tuple[str, str, str, str, str]]:
-    return (cells(row) for row in engine.rows)
+        parts += [f"## {title(engine)}\n", f'`tc.preset("{name}")`\n']
+        rows = [cells(row) for row in engine.rows]
+        parts += [markdown_table(HEADER, [(*map(_code, code), note) for *code, note in rows]), ""]
+    return "\n".join(parts) + "\n"
 
 
 def _code(text: str) -> str:

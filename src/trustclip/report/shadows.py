@@ -39,37 +39,20 @@ def _measures(seen: Matrix, group: Group, number: int) -> Table:
         cells = [_share(seen.gated[i]), _share(precision, 1), _share(recall, 1)]
         cells += [_share(seen.jaccard[0][i], 1), _number(seen.cosine[0][i]), *of_drift(i)]
         rows.append(TableRow(_numbered(i, name), cells))
-    return Table(
-        f"shadows-{number}",
-        f"What other methods would have cut in the runs of {group.label}",
-        "method",
-        [
-            (
-                "",
-                [
-                    "cut %",
-                    "precision %",
-                    "recall %",
-                    "Jaccard %",
-                    "cosine of updates",
-                    *(["drift %", "pull"] if ledger else []),
-                ],
-            )
-        ],
-        rows,
-        [
-            "Means over the logged updates. Precision: of what the shadow cuts, the share that the "
-            "acting method cut; recall: of what the acting method cut, the share that the shadow "
-            "cuts. The shadows saw the tokens of this run: trained with, each would have seen "
-            "others."
-            + (
-                " Drift: the part of the squared update that holds no reward; pull: what it takes "
-                "from KL(sampler‖policy) for a unit step, positive towards the sampler."
-                if ledger
-                else ""
-            )
-        ],
+    head = ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"]
+    note = (
+        "Means over the logged updates. Precision: of what the shadow cuts, the share that the "
+        "acting method cut; recall: of what the acting method cut, the share that the shadow cuts. "
+        "The shadows saw the tokens of this run: trained with, each would have seen others."
     )
+    if ledger:
+        head += ["drift %", "pull"]
+        note += (
+            " Drift: the part of the squared update that holds no reward; pull: what it takes from "
+            "KL(sampler‖policy) for a unit step, positive towards the sampler."
+        )
+    title = f"What other methods would have cut in the runs of {group.label}"
+    return Table(f"shadows-{number}", title, "method", [("", head)], rows, [note])
 
 
 def _drift_of(group: Group, prefix: str) -> tuple[float, float]:
@@ -81,16 +64,17 @@ def _drift_of(group: Group, prefix: str) -> tuple[float, float]:
 
 
 def _pairs(seen: Matrix, group: Group, number: int) -> Table:
-    jaccard, every = seen.jaccard, range(len(seen.names))
+    jaccard = seen.jaccard
     rows = [
-        TableRow(_numbered(i, name), [_shaded(jaccard[i][j]) for j in every])
+        TableRow(_numbered(i, name), [_shaded(share) for share in jaccard[i]])
         for i, name in enumerate(seen.names)
     ]
+    title = f"Which methods cut the same tokens in the runs of {group.label}: Jaccard %"
     return Table(
         f"shadow-matrix-{number}",
-        f"Which methods cut the same tokens in the runs of {group.label}: Jaccard %",
+        title,
         "method",
-        [("", [str(i + 1) for i in every])],
+        [("", [str(i + 1) for i in range(len(seen.names))])],
         rows,
         ["What both cut over what either cuts; - where neither cuts a token."],
     )

@@ -36,13 +36,9 @@ def print_tokens(
 ) -> None:
     """Print completions token by token, and the strings that are cut most often.
 
-    Args:
-      path: a run directory, or a file or folder of tokens.
-      console: where to; without colours, cut tokens stand in double brackets alone.
-      update: only completions used in this one, the first being 1; all where None.
-      worst: the completions of which the largest share is cut, instead of the first.
-      count: number of completions.
-      constraint: whose gate: `OWN` for the run's, or one of `SHADOWS`.
+    They are the first of a run, or of one update (the first being 1), or with ``worst`` those of
+    which the largest share is cut by the constraint, `OWN` for the run's or one of `SHADOWS`.
+    Without colours, cut tokens stand in double brackets alone.
 
     Raises:
       ValueError: no such constraint, no recorded tokens, or none of this update.
@@ -67,17 +63,13 @@ def print_tokens(
             heapq.heappop(chosen)
         number += 1
     if not number:
-        raise ValueError(_none(source, update, sorted(updates - {None})))
+        recorded = some(sorted(updates - {None}), most=20) or "none"
+        raise ValueError(f"{source} has no tokens of update {update}; recorded: {recorded}.")
     for *_, item in sorted(chosen, key=lambda entry: entry[:2], reverse=True):
         console.print(_facts(item, constraint), style="bold", markup=False, soft_wrap=True)
         console.print(painted(item, constraint), soft_wrap=True)
         console.print()
     console.print(_table(words, constraint, number))
-
-
-def _none(source: Path, update: int | None, updates: list[int]) -> str:
-    recorded = some(updates, most=20) or "none"
-    return f"{source} has no tokens of update {update}; recorded: {recorded}."
 
 
 def _facts(item: Judged, constraint: str) -> str:
@@ -137,9 +129,5 @@ def _table(words: CutStrings, constraint: str, completions: int) -> Table:
     for text, size, hits, lift, low, high in rows:
         interval = "-" if low is None else f"{low:.1f} to {high:.1f}"
         cells = [f"{size:,}", f"{hits:,}", percent(hits / size), f"{lift:.1f}", interval]
-        table.add_row(Text(_in_one_line(text)), *cells)
+        table.add_row(Text(visible(text).replace("\n", "")), *cells)
     return table
-
-
-def _in_one_line(text: str) -> str:
-    return visible(text).replace("\n", "")

@@ -57,9 +57,7 @@ class Judged:
 def judged(row: TokenRow, shadows: Sequence[Method]) -> Judged:
     """What a run's own constraint, where it was recorded, and others did to a completion.
 
-    Args:
-      row: the completion.
-      shadows: the others; one that needs a number the row lacks is left out.
+    Of the others, one that needs a number the row lacks is left out.
     """
     coefficients: dict[str, NDArray[np.float64]] = {}
     kept: dict[str, NDArray[np.bool_]] = {}
@@ -140,12 +138,8 @@ Texts = dict[tuple[str, int], int]
 def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     """The recorded tokens of runs, for the page.
 
-    Args:
-      named: name of each run in the page, and its file or folder of tokens; or its run directory,
-        whose problems and gold answers are joined.
-
-    Raises:
-      ValueError: a row is not as `trustclip.logs.tokens` says.
+    Each has its name there, and its file or folder of tokens; or its run directory, whose problems
+    and gold answers are joined.
     """
     texts: Texts = {}
     content = bytearray()
@@ -209,7 +203,6 @@ def asked_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
 
 
 def _facts(row: TokenRow, asked: Mapping[tuple[Any, Any], tuple[str, str | None]]) -> dict:
-    """A completion for the page, without its tokens."""
     problem, gold = asked.get((row.generated, row.index), (None, None))
     optional = ("logp_rollout", "entropy", "coefficient", "kept", "token_id")
     return {

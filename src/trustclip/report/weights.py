@@ -19,15 +19,12 @@ P_OLD = 0.3
 def weights(chosen: Method, ratios: Tensor, probabilities: Sequence[float]) -> Tensor:
     """Weight $c$ of the gradient $c A \\nabla\\log\\pi$ of a single token.
 
-    Args:
-      chosen: the method. Its quantities that are not functions of the token's own ratio, such as
-        the exact KL divergence of the position, are set to k3 of the token; the entropy has not
-        changed, and ``centered`` has no candidates to subtract anything over.
-      ratios: new over old probability. Shape [ratios].
-      probabilities: old probabilities.
+    A method's quantities that are not functions of the token's own ratio, such as the exact KL
+    divergence of the position, are set to k3 of the token; the entropy has not changed, and
+    ``centered`` has no candidates to subtract anything over.
 
     Returns:
-      float64, for A = 1 and A = -1. Shape [2, probabilities, ratios].
+      float64, for A = 1 and A = -1. Shape [2, old probabilities, ratios].
 
     Example:
       >>> import trustclip as tc

@@ -119,9 +119,6 @@ def chosen(given: Any) -> tuple[Chosen, ...]:
 def canonical(given: Any) -> Any:
     """The setting in its plain form: a name where that says everything, else a list of mappings.
 
-    Raises:
-      ValueError: what `chosen` raises.
-
     Example:
       >>> canonical([{"name": "correct", "weight": 1}]), canonical({"name": "format", "weight": 2})
       ('correct', [{'name': 'format', 'weight': 2.0}])
@@ -173,11 +170,7 @@ def _usual_label(name: str) -> str:
 
 
 def made(one: Chosen, style: Style = "any") -> "Reward":
-    """The reward, ready to be called; its code is imported here.
-
-    Raises:
-      ValueError: it cannot be imported, or does not take its arguments.
-    """
+    """The reward, ready to be called; its code is imported here, with the errors of `found`."""
     function, takes = found(one)
     arguments = dict(one.arguments)
     if not one.own and "style" in takes:
@@ -215,9 +208,6 @@ def found(one: Chosen) -> tuple[Any, Mapping[str, inspect.Parameter]]:
 def needed(one: Chosen) -> list[str]:
     """Columns of the data that a reward names in its signature, without a default.
 
-    Raises:
-      ValueError: it cannot be imported, or does not take the arguments of the setting.
-
     Example:
       >>> needed(Chosen("number_graded"))
       ['answer']
@@ -243,10 +233,7 @@ def _of(function: Any, one: Chosen) -> "Reward":
 class Reward:
     """A reward function whose result is checked, and whose failure is one sentence.
 
-    Args:
-      function: in the signature of this module's description.
-      label: under which TRL logs it.
-      name: of the setting, for messages.
+    Its signature is that of this module's description; TRL logs it under the label.
     """
 
     def __init__(self, function: Callable[..., Any], label: str, name: str) -> None:

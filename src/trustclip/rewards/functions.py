@@ -46,8 +46,11 @@ class AnswerReward:
         self, prompts: Any, completions: Sequence[Completion], **columns: Any
     ) -> list[float]:
         """Score `completions` against ``columns[column]``; other columns are ignored."""
-        golds = _column(columns, self._column)
-        return self.verifier.score(golds, [text_of(c) for c in completions], self._style)
+        if self._column not in columns:
+            have = sorted(columns)
+            raise ValueError(f"no column {self._column!r} with the golds; columns: {have}")
+        texts = [text_of(c) for c in completions]
+        return self.verifier.score(columns[self._column], texts, self._style)
 
 
 class SoftOverlong:
@@ -120,12 +123,10 @@ class FormatReward:
 
     def __call__(self, prompts: Any, completions: Sequence[Completion], **_: Any) -> list[float]:
         """Score each completion by its form."""
-        return [float(self._has(text_of(completion))) for completion in completions]
-
-    def _has(self, text: str) -> bool:
+        texts = [text_of(completion) for completion in completions]
         if self._pattern is None:
-            return extract_answer(text, self._style) is not None
-        return self._pattern.fullmatch(text.strip()) is not None
+            return [float(extract_answer(text, self._style) is not None) for text in texts]
+        return [float(self._pattern.fullmatch(text.strip()) is not None) for text in texts]
 
 
 _TAGS = ("<end_working_out>", "<SOLUTION>", "</SOLUTION>")
@@ -221,12 +222,6 @@ def compute_score(
 @functools.cache
 def _process_verifier() -> Verifier:
     return Verifier()
-
-
-def _column(columns: dict[str, Any], name: str) -> Sequence[Any]:
-    if name not in columns:
-        raise ValueError(f"no column {name!r} with the golds; columns: {sorted(columns)}")
-    return columns[name]
 
 
 def text_of(completion: Completion) -> str:

@@ -108,19 +108,10 @@ def mean_interval(
 def pass_interval(
     correct: Correct | Tally, k: int, strata: Sequence[str] | None = None, level: float = 0.95
 ) -> Interval:
-    """Interval of the unbiased Pass@k, built like that of `mean_interval`.
-
-    Args:
-      correct: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
-      k: number of tries, 1 <= k <= the smallest number of samples of a problem.
-      strata: benchmark of each problem, for a macro-average.
-      level: confidence, in (0, 1).
-
-    Returns:
-      `Interval` within [0, 1]; its bounds are nan if a benchmark has a single problem.
+    """Interval of the unbiased Pass@k, built like that of `mean_interval`, from the same data.
 
     Raises:
-      ValueError: if `k` is out of range.
+      ValueError: if `k` is not in 1 to the smallest number of samples of a problem.
 
     Example:
       >>> result = pass_interval([[1, 0, 0, 0]] * 10 + [[0, 0, 0, 0]] * 20, k=4)
@@ -133,13 +124,7 @@ def pass_interval(
 def rate_interval(hits: int, runs: int, level: float = 0.95) -> Interval:
     """Clopper and Pearson's exact interval of a rate: `hits` of `runs` independent runs.
 
-    Args:
-      hits: runs of which something holds, in [0, runs].
-      runs: number of runs, at least 1.
-      level: confidence, in (0, 1); the interval covers at least as often.
-
-    Returns:
-      `Interval` within [0, 1].
+    It covers at least as often as `level` says.
 
     Raises:
       ValueError: if there is no run, or `hits` is not in [0, runs].

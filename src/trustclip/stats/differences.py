@@ -232,14 +232,9 @@ def _opened(low: float, high: float, unseen: float, informative: int) -> tuple[f
 
 
 def paired_runs(differences: RunSummary, level: float = 0.95) -> Difference:
-    """Student's interval and test of the differences of runs paired by seed.
+    """Student's interval and test of the differences (ours - theirs) of runs paired by seed.
 
-    Args:
-      differences: mean and spread of (ours - theirs) over seeds.
-      level: confidence, in (0, 1).
-
-    Returns:
-      `Difference`; without any spread the bounds are the value, and p is 1 if that is 0, else 0.
+    Without any spread the bounds are the value, and p is 1 if that is 0, else 0.
 
     Example:
       >>> result = paired_runs(RunSummary.of([0.02, 0.01, 0.03, 0.02]))
@@ -260,36 +255,23 @@ def chance_below(distance: float, differences: RunSummary) -> float:
 
 
 def welch(a: RunSummary, b: RunSummary, level: float = 0.95) -> Difference:
-    """Welch's t test of two sets of independent runs (Welch, 1947).
+    """Welch's t test of a - b, two sets of independent runs (Welch, 1947).
 
-    Args:
-      a: runs of the first method.
-      b: runs of the second.
-      level: confidence, in (0, 1).
-
-    Returns:
-      `Difference` a - b in the unit of the means; bounds and p are nan if neither spreads.
+    In the unit of the means; bounds and p are nan if neither spreads.
 
     Example:
       >>> result = welch(RunSummary(23.42, 1.27, 3), RunSummary(19.75, 0.12, 3))
       >>> print(f"{result.value:.2f} p={result.p:.3f}")
       3.67 p=0.037
     """
-    value, (freedom, variance) = a.mean - b.mean, welch_freedom(a, b)
+    value, (part_a, part_b) = a.mean - b.mean, (a.std**2 / a.runs, b.std**2 / b.runs)
+    variance = part_a + part_b
     if variance == 0:
         return Difference(value, nan, nan, nan)
+    freedom = variance**2 / (part_a**2 / (a.runs - 1) + part_b**2 / (b.runs - 1))
     half = t_quantile(level, freedom) * sqrt(variance)
     p = float(2 * stdtr(freedom, -abs(value) / sqrt(variance)))
     return Difference(value, value - half, value + half, p)
-
-
-def welch_freedom(a: RunSummary, b: RunSummary) -> tuple[float, float]:
-    """Degrees of freedom and variance of a difference of means; (nan, 0) if neither spreads."""
-    part_a, part_b = a.std**2 / a.runs, b.std**2 / b.runs
-    variance = part_a + part_b
-    if variance == 0:
-        return nan, 0.0
-    return variance**2 / (part_a**2 / (a.runs - 1) + part_b**2 / (b.runs - 1)), variance
 
 
 def holm(p_values: ArrayLike) -> Floats:

@@ -37,13 +37,7 @@ class Lifts:
         self._all = np.zeros(_HIT + 1)
 
     def add(self, categories: Ints, sizes: Ints, hits: Ints) -> None:
-        """Add one cluster.
-
-        Args:
-          categories: numbers from 0, each once.
-          sizes: items of each in the cluster.
-          hits: those of them that are hit.
-        """
+        """Add one cluster: its categories (numbers from 0, each once), their items, those hit."""
         short = int(categories.max(initial=-1)) + 1 - len(self._sums)
         if short > 0:
             room = max(short, len(self._sums))

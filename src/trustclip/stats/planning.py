@@ -8,12 +8,13 @@ $s_n = s / \sqrt{n}$, and $s \sqrt{2 / n}$ of independent runs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, nan, sqrt
+from math import nan, sqrt
 
 import numpy as np
 from scipy.special import chdtrc, chdtri, nctdtr
 
 from trustclip.stats.confidence import Interval, t_quantile
+from trustclip.stats.power import smallest
 from trustclip.stats.scores import Floats
 
 #: Most seeds that are counted; more are infinite.
@@ -46,12 +47,7 @@ class Spread:
         return Interval(self.std, float(low), float(high))
 
     def with_more(self, problems: float = 1, samples: float = 1) -> "Spread":
-        """The spread with so many times the problems, and samples of each.
-
-        Args:
-          problems: factor of the number of problems.
-          samples: factor of the number of samples of each.
-        """
+        """The spread with so many times the problems, and so many times the samples of each."""
         sampling = 0.0 if samples == 1 else self.of_samples * (1 - 1 / samples)
         left = self.std**2 - sampling
         if problems != 1:
@@ -150,13 +146,7 @@ def seeds_for(
             return True
         return _missed(freedom, gap / error, t_quantile(level, freedom)) <= 1 - power
 
-    if not found(MOST):
-        return inf
-    low, high = 1, MOST
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found(middle) else (middle, high)
-    return float(high)
+    return smallest(found, 2, MOST)
 
 
 def _missed(freedom: float, distance: float, quantile: float) -> float:

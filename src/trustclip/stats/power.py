@@ -126,13 +126,13 @@ def required(
     needed = Budget(
         samples=nan
         if isnan(one_sample)
-        else _smallest(lambda x: wanted(of_seeds + of_problems + one_sample / x, v.freedom), 1),
-        problems=_smallest(
+        else smallest(lambda x: wanted(of_seeds + of_problems + one_sample / x, v.freedom), 1),
+        problems=smallest(
             lambda x: wanted(of_seeds + of_rest * n / x, v.freedom * (x - 1) / (n - 1)), 2
         ),
         seeds=nan
         if s < 2
-        else _smallest(
+        else smallest(
             lambda x: wanted(of_rest - v.cross + by_seed / x, v.freedom * (x - 1) / (s - 1)), 2
         ),
     )
@@ -154,7 +154,7 @@ def _noncentrality(level: float, freedom: float) -> float:
     return float(nctdtrinc(freedom, 1 - POWER, t_quantile(level, freedom)))
 
 
-def _smallest(suffices: Callable[[int], bool], least: int, most: int = 10**7) -> float:
+def smallest(suffices: Callable[[int], bool], least: int, most: int = 10**7) -> float:
     """Smallest whole number that suffices, by bisection; inf if not even `most` does."""
     if not suffices(most):
         return inf

@@ -39,14 +39,10 @@ class Tally:
 
 
 def tally(correct: Correct | Tally) -> Tally:
-    """Count right and sampled answers.
+    """Count right and sampled answers; one seed if there is no axis of seeds.
 
-    Args:
-      correct: 0/1 (or bool) by [problems, samples] or [seeds, problems, samples]; nested lists
-        may hold a different number of samples for each problem. A `Tally` is returned as it is.
-
-    Returns:
-      `Tally` of int arrays [seeds, problems]; one seed if `correct` has no seed axis.
+    Nested lists may hold a different number of samples for each problem. A `Tally` is returned as
+    it is.
 
     Raises:
       ValueError: if a value is not 0 or 1, a problem has no sample, or seeds differ in problems.
@@ -177,15 +173,8 @@ def pass_at_k(correct: Correct | Tally, k: int, strata: Sequence[str] | None = N
     """Pass@k: the probability that one of k sampled answers is right (Chen et al., 2021).
 
     With n samples of a problem, c of them right, the unbiased estimate is
-    1 - C(n-c, k) / C(n, k) = 1 - prod_{j<k} (n-c-j) / (n-j), averaged over problems.
-
-    Args:
-      correct: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
-      k: number of tries, 1 <= k <= the smallest number of samples of a problem.
-      strata: benchmark of each problem, for a macro-average.
-
-    Returns:
-      The score in [0, 1].
+    1 - C(n-c, k) / C(n, k) = 1 - prod_{j<k} (n-c-j) / (n-j), averaged over problems. Data and
+    result are as in `mean_at_k`; 1 <= k <= the smallest number of samples of a problem.
 
     Raises:
       ValueError: if `k` is out of range.
@@ -203,12 +192,7 @@ def pass_at_k(correct: Correct | Tally, k: int, strata: Sequence[str] | None = N
 def pass_curve(correct: Correct | Tally, strata: Sequence[str] | None = None) -> Floats:
     """Unbiased Pass@k for every k up to the smallest number of samples of a problem.
 
-    Args:
-      correct: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
-      strata: benchmark of each problem, for a macro-average.
-
-    Returns:
-      Float array [k]; entry 0 is Pass@1. It never falls.
+    Float array [k]; entry 0 is Pass@1. It never falls.
 
     Example:
       >>> pass_curve([[1, 0, 0, 0], [0, 0, 0, 0]])
@@ -221,12 +205,8 @@ def pass_curve(correct: Correct | Tally, strata: Sequence[str] | None = None) ->
 def mean_curve(correct: Correct, strata: Sequence[str] | None = None) -> Floats:
     """Mean@K of the first K samples, for every K up to the smallest number of samples.
 
-    Args:
-      correct: 0/1 by [problems, samples] or [seeds, problems, samples], in the order drawn.
-      strata: benchmark of each problem, for a macro-average.
-
-    Returns:
-      Float array [K]; its last entry uses the most samples and is the best estimate of them all.
+    Samples stand in the order drawn. Float array [K]; its last entry uses the most samples and is
+    the best estimate of them all.
 
     Example:
       >>> mean_curve([[1, 0, 0, 0], [0, 0, 0, 1]])

@@ -6,11 +6,8 @@ from math import ceil, log
 def silent(p: float, samples: int) -> float:
     """Share of groups in which all answers are right, or all wrong: $p^G + (1 - p)^G$.
 
-    Of problems that differ, the share is larger than at their mean (the function is convex).
-
-    Args:
-      p: chance that an answer is right.
-      samples: $G$, answers per group, which are independent.
+    $p$ is the chance that an answer is right, $G$ the answers per group, which are independent. Of
+    problems that differ, the share is larger than at their mean (the function is convex).
 
     Raises:
       ValueError: p is no probability, or fewer than 1 sample.
@@ -26,10 +23,6 @@ def silent(p: float, samples: int) -> float:
 
 def samples_for(p: float, share: float) -> int:
     """Fewest answers per group, 2 or more, that leave at most a share of groups without a signal.
-
-    Args:
-      p: chance that an answer is right.
-      share: of groups in which all answers are alike.
 
     Raises:
       ValueError: p is 0 or 1, where no number of answers helps, or a share not between 0 and 1.

@@ -48,6 +48,26 @@ def interval_text(interval: Mapping[str, float]) -> str:
     return f"{percent(interval['value'])} {bracket(interval['low'], interval['high'])}".rstrip()
 
 
+def signed(share: float) -> str:
+    """A difference of shares in points, with its sign.
+
+    Example:
+      >>> signed(0.012), signed(-0.05)
+      ('+1.2', '−5.0')
+    """
+    return f"{100 * share:+.1f}".replace("-", "−")
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Parts of a sentence, the last one behind an "and".
+
+    Example:
+      >>> listed(["clip", "atr", "dppo"])
+      'clip, atr and dppo'
+    """
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
 def title_of(metric: str) -> str:
     """Heading of a metric.
 

@@ -53,8 +53,7 @@ class Arithmetic:
     def train(self, n: int) -> list[Problem]:
         """First `n` distinct training problems, each with its worked solution.
 
-        Returns:
-          `n` problems; a shorter list is a prefix of a longer one.
+        A shorter list is a prefix of a longer one.
 
         Raises:
           ValueError: if `n` is below 1 or above the number of training problems that exist.
@@ -62,14 +61,7 @@ class Arithmetic:
         return self._draw("train", n)
 
     def test(self, n: int) -> list[Problem]:
-        """First `n` distinct held-out problems, each with its worked solution.
-
-        Returns:
-          `n` problems; a shorter list is a prefix of a longer one.
-
-        Raises:
-          ValueError: if `n` is below 1 or above the number of test problems that exist.
-        """
+        """First `n` distinct held-out problems; otherwise as `train`."""
         return self._draw("test", n)
 
     def primer(
@@ -78,15 +70,13 @@ class Arithmetic:
         """Training problems whose solutions are mostly terse guesses, wrong on purpose.
 
         A model fine-tuned on them answers mostly at once and mostly wrongly, and sometimes works a
-        problem out: reinforcement learning has something to discover.
+        problem out: reinforcement learning has something to discover. `answer` is the true one,
+        `solution` the text to imitate.
 
         Args:
           n: number of problems, at least 1.
           worked_share: probability in [0, 1] that a solution is worked out.
           guess_accuracy: probability in [0, 1] that a terse solution is right.
-
-        Returns:
-          `n` training problems: `answer` is the true one, `solution` the text to imitate.
 
         Raises:
           ValueError: if a probability is outside [0, 1], or `train` does not allow `n`.
@@ -140,10 +130,7 @@ class Arithmetic:
 
 
 def split_of(text: str) -> Split:
-    """Split that a problem belongs to: a fixed function of its text.
-
-    Returns:
-      ``"test"`` for about one text in eight, else ``"train"``.
+    """Split that a problem belongs to, a fixed function of its text: about one in eight tests.
 
     Example:
       >>> split_of("1 + 2"), split_of("1 + 3")
@@ -165,9 +152,6 @@ def terse(answer: int) -> str:
 
 def worked(values: Sequence[int]) -> str:
     """Solution that keeps the running total, as on a pocket calculator, before its answer.
-
-    Args:
-      values: the partial results, the first operand first; at least one.
 
     Example:
       >>> worked([3, 4, 2])

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Annotated
@@ -158,8 +159,10 @@ def decontaminate(
                 continue
             scores = _scores(text, distinctive[text], other, distinctive[other], ngram)
             least = threshold
-            if _same_numbers(text, other):
-                scores, least = (max(scores[0], _any_order(text, other)), 1.0), threshold - _RETOLD
+            if len(digits(text)) >= _MANY_NUMBERS and digits(text) == digits(other):
+                in_any_order = (Counter(text) & Counter(other)).total()
+                likeness = _ratio(2 * in_any_order, len(text) + len(other))
+                scores, least = (max(scores[0], likeness), 1.0), threshold - _RETOLD
             if scores[0] >= least and scores[1] >= number_threshold:
                 pairs += [
                     _pair(problem, twin, scores)
@@ -248,16 +251,6 @@ def _reordered(a: Tokens, keep_a: list[bool], b: Tokens, keep_b: list[bool]) -> 
     return 2 * (grams[0] & grams[1]).total() / (grams[0].total() + grams[1].total())
 
 
-def _same_numbers(a: Tokens, b: Tokens) -> bool:
-    """Whether both texts have the same numbers, many of them, in the same order."""
-    return len(digits(a)) >= _MANY_NUMBERS and digits(a) == digits(b)
-
-
-def _any_order(a: Tokens, b: Tokens) -> float:
-    """Dice coefficient of the tokens, wherever they stand."""
-    return _ratio(2 * (Counter(a) & Counter(b)).total(), len(a) + len(b))
-
-
 def _numbers(text: Tokens, keep: list[bool] | None = None) -> Counter[str]:
     kept = text if keep is None else compress(text, keep)
     return Counter(token for token in kept if token.isdigit())
@@ -295,10 +288,7 @@ class DecontaminateConfig:
 
 
 def run(config: DecontaminateConfig) -> int:
-    """Run ``trustclip decontaminate``: compare, write the report, print a summary.
-
-    Returns:
-      Exit code 0; finding matches is not a failure.
+    """Run ``trustclip decontaminate``; finding matches is not a failure.
 
     Raises:
       ValueError: a source cannot be read or has too many bad rows, or an output is one of the
@@ -306,12 +296,8 @@ def run(config: DecontaminateConfig) -> int:
     """
     _check_outputs(config)
     quarantine = config.out.parent / "quarantine.jsonl"
-    train = load_problems(
-        config.train, use="train", max_bad_rows=config.max_bad_rows, quarantine=quarantine
-    )
-    test = load_problems(
-        config.test, use="test", max_bad_rows=config.max_bad_rows, quarantine=quarantine
-    )
+    load = partial(load_problems, max_bad_rows=config.max_bad_rows, quarantine=quarantine)
+    train, test = load(config.train, use="train"), load(config.test, use="test")
     report = decontaminate(
         train,
         test,

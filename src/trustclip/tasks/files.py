@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -210,16 +210,12 @@ def _csv_rows(path: Path) -> Rows:
             except csv.Error as error:
                 cells = RowError(f"invalid CSV: {error}")
             line, next_line = next_line, reader.line_num + 1
-            if cells:
-                yield line, _csv_row(header, cells), ""
-
-
-def _csv_row(header: list[str], cells: list[str] | RowError) -> Mapping[str, str] | RowError:
-    if isinstance(cells, RowError):
-        return cells
-    if len(cells) != len(header):
-        return RowError(f"{len(cells)} cells, the header has {len(header)}")
-    return dict(zip(header, cells, strict=True))
+            if isinstance(cells, RowError):
+                yield line, cells, ""
+            elif cells and len(cells) != len(header):
+                yield line, RowError(f"{len(cells)} cells, the header has {len(header)}"), ""
+            elif cells:
+                yield line, dict(zip(header, cells, strict=True)), ""
 
 
 def _parquet_rows(path: Path) -> Rows:

@@ -98,11 +98,8 @@ def hub_source(source: str) -> HubSource | None:
     """The hub data set that a text names: ``name``, ``owner/name`` or ``owner/name:config``.
 
     An id may begin with ``hub:``, which tells it from a folder of the same name. Each may end in
-    ``@split``; that split then serves training and evaluation alike.
-
-    Returns:
-      The table's entry for a known name or known hub id, a plain entry for another hub id, None
-      for a text that is neither.
+    ``@split``; that split then serves training and evaluation alike. An unknown id gets a plain
+    entry, a text that is no id None.
 
     Example:
       >>> hub_source("gsm8k").path, hub_source("owner/set:en").config, hub_source("gsm 8k")
@@ -127,8 +124,7 @@ def hub_source(source: str) -> HubSource | None:
 def named_after(stem: str) -> HubSource | None:
     """The known data set a file is named after, whose rules then hold for the file.
 
-    Returns:
-      The entry whose name is the file's stem, or begins it before ``_``, ``-`` or ``.``; or None.
+    Its name is the file's stem, or begins it before ``_``, ``-`` or ``.``.
 
     Example:
       >>> named_after("dapo_math_17k").path, named_after("amc2023")
@@ -140,9 +136,6 @@ def named_after(stem: str) -> HubSource | None:
 
 def hub_rows(source: HubSource, split: str) -> Iterator[Any]:
     """Rows of a hub data set, through ``datasets`` (imported here, downloads or uses its cache).
-
-    Yields:
-      One mapping per row.
 
     Raises:
       ValueError: ``datasets`` is not installed, or the data set, configuration or split cannot
@@ -175,14 +168,7 @@ def _not_loaded(source: HubSource, split: str, error: str) -> str:
 def saved_rows(folder: Path, split: str | None, use: Use) -> Iterator[Any]:
     """Rows of a folder written by ``datasets.save_to_disk``.
 
-    Args:
-      folder: of a data set, or of several splits.
-      split: which of several, also a part of one (``train[:1000]``), or None for the one named
-        after the use.
-      use: training or evaluation.
-
-    Yields:
-      One mapping per row.
+    Of several splits, also a part of one (``train[:1000]``), or (None) the one named after the use.
 
     Raises:
       ValueError: ``datasets`` is not installed, or there is no such split.
@@ -236,15 +222,8 @@ def select_for_sft(
     """Format-priming examples: the Unsloth Qwen3 GRPO notebook's filter of OpenMathReasoning.
 
     Kept are problems with a numeric gold and a worked solution whose example is at most half of
-    ``max_seq_length`` long; ``<think>`` tags go, the thoughts between them stay.
-
-    Args:
-      problems: worked problems.
-      max_seq_length: tokens a training sequence may have.
-      count_tokens: tokens of the whole example made of a problem, chat template included.
-
-    Returns:
-      The kept problems in their order, solutions without tags.
+    ``max_seq_length`` long, by ``count_tokens`` of the whole example, chat template included;
+    ``<think>`` tags go, the thoughts between them stay.
 
     Raises:
       ValueError: ``max_seq_length`` below 2.

@@ -139,7 +139,7 @@ def prompt_style(name: str | PromptStyle) -> PromptStyle:
     """The style called `name`; a style is itself.
 
     Raises:
-      ValueError: unknown name; the message holds the allowed ones and the nearest.
+      ValueError: unknown name.
 
     Example:
       >>> prompt_style("boxed").extraction
@@ -243,12 +243,8 @@ def set_chat_template(
     """Give `tokenizer` the chat template of `style` if it has none, and its thinking.
 
     Whether to think becomes the default of the template itself, so that whatever renders prompts
-    by this tokenizer, or by what is saved of it, renders the same.
-
-    Args:
-      tokenizer: a Hugging Face tokenizer; changed in place.
-      style: a name in `STYLES`, or a style.
-      overwrite: replace an existing template too.
+    by this tokenizer, or by what is saved of it, renders the same. The tokenizer is changed in
+    place; with ``overwrite`` also one that has a template.
 
     Returns:
       Whether the template was set.

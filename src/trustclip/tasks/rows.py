@@ -10,6 +10,7 @@ from typing import Any
 from trustclip.rewards.equivalence import alternatives
 from trustclip.rewards.extraction import INVISIBLE
 
+# The instruction that DAPO-Math-17k puts before and after each problem.
 DAPO_PREFIX = (
     "Solve the following math problem step by step. The last line of your response should be of "
     "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
@@ -68,16 +69,6 @@ def is_numeric(answer: object) -> bool:
     return not isinstance(answer, bool) and _NUMERIC.fullmatch(str(answer)) is not None
 
 
-def strip_dapo_template(prompt: str) -> str:
-    """A prompt without the instruction DAPO-Math-17k puts before and after each problem.
-
-    Example:
-      >>> strip_dapo_template(DAPO_PREFIX + "1+2" + DAPO_SUFFIX)
-      '1+2'
-    """
-    return prompt.removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX)
-
-
 #: What `Fields` calls its columns, and what else they are called by those who map them.
 PARTS = {
     **{part: part for part in ("id", "problem", "answer", "solution")},
@@ -87,12 +78,9 @@ PARTS = {
 
 
 def mapped(fields: Fields, columns: Mapping[str, str]) -> Fields:
-    """The columns to look in, some of them named by the user.
+    """The columns to look in, some of them named by the user, by part (see `PARTS`).
 
-    Args:
-      fields: those of the source.
-      columns: by part (``id``, ``problem`` or ``prompt`` or ``question``, ``answer``,
-        ``solution``), the one to take; other keys are further columns.
+    Other keys are further columns.
 
     Raises:
       ValueError: two names of one part.
@@ -129,15 +117,9 @@ class ParsedRow:
 def parse_row(row: Any, fields: Fields, answers: bool = True) -> ParsedRow:
     """Find a row's parts and check its problem text and id.
 
-    Args:
-      row: a mapping from column to value.
-      fields: the columns to look in.
-      answers: whether a row without a gold is unusable.
-
-    Returns:
-      The parts; ``answer`` is None where there is none. A chat prompt gives its user message,
-      DAPO's template is stripped, ``\\r\\n`` becomes ``\\n``, and outer white space goes; other
-      characters stay as they are.
+    A chat prompt gives its user message, DAPO's template is stripped, ``\\r\\n`` becomes ``\\n``,
+    and outer white space goes; other characters stay as they are. Without ``answers`` a row needs
+    no gold, and ``answer`` is None where there is none.
 
     Raises:
       RowError: the row is no mapping, or its problem, gold or id is missing or unusable.
@@ -164,10 +146,7 @@ def parse_row(row: Any, fields: Fields, answers: bool = True) -> ParsedRow:
 def further(row: Mapping[str, Any], fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]:
     """Columns of a row beside its parts, for reward functions.
 
-    Args:
-      row: a mapping from column to value.
-      fields: the columns of its parts, which are left out.
-      columns: new names, and for nested columns their only ones; see `mapped`.
+    ``columns`` are new names, and for nested columns their only ones; see `mapped`.
 
     Example:
       >>> further({"prompt": "1+2", "tests": "a", "hard": 1}, Fields(), {"checks": "tests"})
@@ -254,8 +233,8 @@ def _problem_text(value: Any) -> str:
         value = _user_message(value)
     if not isinstance(value, str):
         raise RowError(f"problem must be text or a chat, not {_kind(value)}")
-    text = strip_dapo_template(value.strip()).replace("\r\n", "\n")
-    return _checked(text, "problem", MAX_PROBLEM_CHARS)
+    text = value.strip().removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX)
+    return _checked(text.replace("\r\n", "\n"), "problem", MAX_PROBLEM_CHARS)
 
 
 def _user_message(chat: list[Any]) -> Any:

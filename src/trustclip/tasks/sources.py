@@ -150,16 +150,8 @@ def load_task(
     """Problems to evaluate on: ``<data_dir>/<name>*`` if there is such a file, else the source.
 
     Of several files the one called ``<name>`` is taken, then ``<name>_<test split>``. No row of a
-    known benchmark may be bad: a mean over fewer problems would pass for the benchmark's.
-
-    Args:
-      name: a known name, the beginning of a file's name in ``data_dir``, a path or a hub id.
-      data_dir: folder searched first.
-      quarantine: JSON-lines file the bad rows are added to.
-      wanted: columns, and whether answers are needed; a known benchmark has its own.
-
-    Returns:
-      The problems.
+    known benchmark may be bad: a mean over fewer problems would pass for the benchmark's. What is
+    wanted is not asked of a known benchmark, which has its own columns and answers.
 
     Raises:
       ValueError: unknown name (the nearest known one is named), or several files fit.
@@ -207,15 +199,15 @@ def read_problems(
             _write_quarantine(quarantine, collector.bad_rows)
     collector.check_columns()
     problems = list(collector.kept.values())[:limit]
-    loaded = Loaded(problems, collector.bad_rows, collector.duplicates, collector.skipped)
-    if not loaded.problems:
-        raise ValueError(f"{file}: no usable problem; {_first_reasons(loaded.bad_rows)}")
-    if loaded.bad_rows or loaded.duplicates:
-        counts = len(loaded.bad_rows), loaded.duplicates
-        _logger.warning("%s: left out %d bad rows and %d identical repeats", file, *counts)
-    if worded := sum(plain_text(problem.answer) is not None for problem in loaded.problems):
+    bad_rows, duplicates = collector.bad_rows, collector.duplicates
+    if not problems:
+        raise ValueError(f"{file}: no usable problem; {_first_reasons(bad_rows)}")
+    if bad_rows or duplicates:
+        text = "%s: left out %d bad rows and %d identical repeats"
+        _logger.warning(text, file, len(bad_rows), duplicates)
+    if worded := sum(plain_text(problem.answer) is not None for problem in problems):
         _logger.warning("%s: %d golds are not mathematical: compared as text", file, worded)
-    return loaded
+    return Loaded(problems, bad_rows, duplicates, collector.skipped)
 
 
 def _numbered(rows: Iterable[Any]) -> Rows:

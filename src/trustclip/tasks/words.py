@@ -131,10 +131,7 @@ class LetterCounts(Worded):
 
 @dataclass(frozen=True, kw_only=True)
 class DigitSums(Worded):
-    """The sum of a number's digits; the solution keeps the running total.
-
-    Args:
-      digits: of each number, at least 2.
+    """The sum of a number's digits, 2 or more; the solution keeps the running total.
 
     Example:
       >>> problem = DigitSums().train(1)[0]

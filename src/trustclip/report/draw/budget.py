@@ -23,7 +23,9 @@ def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         if longest < 2:
             continue
         bands = [band for group in groups if (band := _band(group, kind, longest))]
-        theirs = [mark for group in groups for mark in _printed(group, kind, longest)]
+        at = published().samples  # the paper's K, beside curves that go as far
+        among = groups if longest >= at else ()
+        theirs = [m for group in among if (m := beside(group, f"{kind}@{at}", at * ASIDE))]
         marks = [*bands, *lines, *theirs, *_figure4(groups, kind, longest)]
         ticks = [2.0**i for i in range(longest.bit_length())]
         label = f"{title_of(kind)}@K"
@@ -89,13 +91,6 @@ def _of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
     return text
 
 
-def _printed(group: Group, kind: str, longest: int) -> list[Mark]:
-    """The paper's table at its K beside the curve of a group that has as many samples."""
-    at = published().samples
-    mark = beside(group, f"{kind}@{at}", at * ASIDE) if longest >= at else None
-    return [] if mark is None else [mark]
-
-
 def _figure4(groups: Sequence[Group], kind: str, longest: int) -> list[Mark]:
     """What the paper prints of its own Figure 4, beside runs of its model and benchmarks."""
     found = published().over_samples(kind, groups[0].model, tasks_of(groups))
@@ -108,14 +103,7 @@ def _figure4(groups: Sequence[Group], kind: str, longest: int) -> list[Mark]:
 
 
 def beside(group: Group, metric: str, place: float, series: int | None = None) -> Mark | None:
-    """The paper's number for the same model, method and benchmarks; None where it prints none.
-
-    Args:
-      group: our runs.
-      metric: ``"mean@8"`` or ``"pass@8"``.
-      place: on x.
-      series: number of its colour; the group's if None.
-    """
+    """The paper's number for the same model, method and benchmarks; None where it prints none."""
     found = published().score(group.model, group.method, tasks_of([group]), metric)
     if found is None:
         return None

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trustclip.report.draw.marks import DASHES, NEUTRAL, PALETTE, Mark, Panel
+from trustclip.report.draw.marks import Mark, Panel
 
 #: Lines with fewer points than this show them.
 _FEW = 30
@@ -53,7 +53,7 @@ def _trace(mark: Mark, panel: Panel) -> dict[str, Any]:
         return trace | {
             "line": {"width": 1}, "opacity": 0.4, "hoverinfo": "skip", "hovertemplate": None,
         }  # fmt: skip
-    dash = "dash" if mark.style == "dashed" else _dash(mark.series)
+    dash = "dash" if mark.style == "dashed" else mark.dash
     trace["line"] = {"width": 1.4 if mark.style == "dashed" else 2.2, "dash": dash}
     if mark.style == "line" and len(mark.x) < _FEW:
         trace |= {"mode": "lines+markers", "marker": {"size": 5}}
@@ -121,10 +121,6 @@ def height(panel: Panel) -> int:
     if panel.across:
         return 70 + 34 * len(panel.marks)
     return 270 if panel.group is None else 200
-
-
-def _dash(series: int) -> str:
-    return "solid" if series == NEUTRAL else DASHES[series // len(PALETTE) % len(DASHES)]
 
 
 def _numbers(values: Sequence[Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Curves of training: metrics over updates, smoothed, by run and over the seeds of a group."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -11,6 +11,7 @@ from trustclip.report.draw.marks import (
     Figure,
     Mark,
     Panel,
+    figure,
     smoothed,
     thinned,
     window_of,
@@ -102,8 +103,7 @@ def _mark(style: str, points: Points, group: Group) -> Mark:
 
 def thin_line(points: Points, group: Group, name: str, *, faint: bool = False) -> Mark:
     """A curve of its own name in the colour of a group, at no more points than are seen."""
-    mark = _mark("faint" if faint else "line", points, group)
-    return replace(mark, name=name)
+    return replace(_mark("faint" if faint else "line", points, group), name=name)
 
 
 def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
@@ -198,14 +198,12 @@ def gate_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         ("trustclip/agreement/recall", "Tokens the exact KL would gate that are gated", "percent",
          100.0),
     )  # fmt: skip
-    panels = metric_panels(groups, metrics)
-    if not panels:
-        return None
     caption = (
         "The gate can only close where the ratio is not 1: the first update on a generation of "
         "samples is on-policy, and no constraint acts in it."
     )
-    return Figure(f"gate{suffix}", "The gate over updates", caption, panels)
+    panels = metric_panels(groups, metrics)
+    return figure(f"gate{suffix}", "The gate over updates", caption, panels)
 
 
 def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
@@ -220,14 +218,11 @@ def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
                 marks.append(replace(area, name=meaning, series=colour, group=group.series))
         if marks:
             panels.append(Panel(title, "update", "percent of tokens", marks, group=group.series))
-    if not panels:
-        return None
-    panels = alike(panels, 0)
     caption = (
         "Gated tokens, stacked by the sign of the advantage A and by whether the ratio is above or "
         "below 1. An outward gate closes only for A > 0 above 1 and for A < 0 below 1."
     )
-    return Figure("quadrants", "Which tokens are gated", caption, panels)
+    return figure("quadrants", "Which tokens are gated", caption, alike(panels, 0))
 
 
 def ratio_figure(groups: Sequence[Group]) -> Figure | None:
@@ -242,19 +237,17 @@ def ratio_figure(groups: Sequence[Group]) -> Figure | None:
         ]
         if marks:
             ends = [marks[0].x[0], marks[0].x[-1]]
+            bounds = zip(("lowest ratio", "highest ratio"), group.interval() or (), strict=False)
             marks += [
-                Mark("dashed", ends, [bound, bound], name, NEUTRAL, group=group.series)
-                for name, bound in fixed_bounds(group)
+                Mark("dashed", ends, [float(bound)] * 2, name, NEUTRAL, group=group.series)
+                for name, bound in bounds
             ]
             panels.append(Panel(title, "update", "ratio new / old", marks, group=group.series))
-    if not panels:
-        return None
-    panels = alike(panels)
     caption = (
         "1 %, 50 % and 99 % quantiles of the ratio of new to old probability. Dashed: the bounds "
         "of the method, if they are the same for every token."
     )
-    return Figure("ratios", "Quantiles of the ratio", caption, panels)
+    return figure("ratios", "Quantiles of the ratio", caption, alike(panels))
 
 
 def alike(panels: Sequence[Panel], low: float | None = None) -> list[Panel]:
@@ -271,19 +264,6 @@ def alike(panels: Sequence[Panel], low: float | None = None) -> list[Panel]:
     return [replace(panel, y_range=(bottom, highest + margin)) for panel in panels]
 
 
-def fixed_bounds(group: Group) -> list[tuple[str, float]]:
-    """Bounds of a method's ratio interval where they do not depend on the token."""
-    from trustclip.constraints.registry import interval
-
-    if group.method is None:
-        return []
-    try:
-        low, high = interval(group.method)
-    except ValueError:
-        return []
-    return [("lowest ratio", float(low)), ("highest ratio", float(high))]
-
-
 #: Classifications of tokens in the metrics, and their axis titles.
 _KINDS = (
     ("p_old", "old probability"),
@@ -296,37 +276,34 @@ def bucket_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """Gated share by kind of token over the whole run, one panel per classification."""
     panels = []
     for kind, axis in _KINDS:
-        marks = [mark for group in groups if (mark := _shares(group, f"trustclip/gated/{kind}_"))]
+        marks = [
+            mark
+            for group in groups
+            if (mark := means_of(group, f"trustclip/gated/{kind}_", _bucket, 100.0))
+        ]
         if marks:
             title = f"By {axis.partition(',')[0]}"
             panels.append(Panel(title, axis, "percent gated", marks))
-    if not panels:
-        return None
     caption = (
         "Share of gated tokens by their probability under the old policy, by quarter of the "
         "completion, and by the entropy of the policy at their position; mean over updates."
     )
-    return Figure(f"kinds{suffix}", "Which kinds of tokens are gated", caption, panels)
+    return figure(f"kinds{suffix}", "Which kinds of tokens are gated", caption, panels)
 
 
-def _shares(group: Group, prefix: str) -> Mark | None:
-    """Mean share of gated tokens in each bucket of one sort, in their order, percent."""
-    sums = sums_of(group, prefix)
-    if not sums:
-        return None
-    shares = [100 * total / count for total, count in sums.values()]
-    return Mark("points", [_bucket(name) for name in sums], shares, group.label, group.series)
-
-
-def sums_of(group: Group, prefix: str) -> dict[str, tuple[float, int]]:
-    """Sum and number of the logged values of each metric of a prefix, by its bucket, in order."""
+def means_of(
+    group: Group, prefix: str, label: Callable[[str], str], factor: float = 1.0
+) -> Mark | None:
+    """Mean of the logged values of each metric of a prefix, by its bucket, in order."""
     values: dict[str, list[float]] = {}
     for row in (row for run in group.runs for row in run.training):
         for key, value in row.items():
             if key.startswith(prefix) and isinstance(value, int | float):
                 values.setdefault(key.removeprefix(prefix), []).append(value)
     ordered = sorted(values, key=lambda name: float(name.partition("_")[0]))
-    return {name: (sum(values[name]), len(values[name])) for name in ordered}
+    means = [factor * sum(values[name]) / len(values[name]) for name in ordered]
+    places = [label(name) for name in ordered]
+    return Mark("points", places, means, group.label, group.series) if means else None
 
 
 def _bucket(name: str) -> str:

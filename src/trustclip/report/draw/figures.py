@@ -35,11 +35,7 @@ STYLE: Any = {
 
 
 def save(figure: Figure, folder: Path) -> list[Path]:
-    """Write a figure as PDF and as SVG, for a paper.
-
-    Returns:
-      The two files.
-    """
+    """Write a figure as PDF and as SVG, for a paper."""
     figure = replace(figure, panels=_literal(figure.panels))
     first, wide = figure.panels[0], 2 if len(figure.panels) == 4 else min(len(figure.panels), 3)
     lines = -(-len(figure.panels) // wide)
@@ -149,8 +145,6 @@ def _named(panel: Panel) -> bool:
 def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> None:
     """Draw one mark; ``base`` holds the height of the areas drawn so far."""
     colour = "#777777" if mark.series == NEUTRAL else PALETTE[mark.series % len(PALETTE)]
-    dash = "solid" if mark.series == NEUTRAL else DASHES[mark.series // len(PALETTE) % len(DASHES)]
-    style = _LINESTYLES[dash]
     y = [float("nan") if v is None else v for v in mark.y]
     if mark.style == "band":
         axis.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
@@ -177,12 +171,11 @@ def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> N
         axis.plot(mark.x, y, color=colour, linewidth=1, linestyle="--")
     else:
         marker = "o" if len(mark.x) < 30 else ""
-        axis.plot(mark.x, y, color=colour, linestyle=style, marker=marker, markersize=3,
-                  label=mark.name)  # fmt: skip
+        axis.plot(mark.x, y, color=colour, linestyle=_LINESTYLES[mark.dash], marker=marker,
+                  markersize=3, label=mark.name)  # fmt: skip
 
 
 def _legend(figure: Any, axes: Sequence[Any]) -> None:
-    """One legend under the panels for the lines of all of them."""
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -200,10 +193,9 @@ def _columns(width: float, names: Iterable[str]) -> int:
 
 
 def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]]) -> str:
-    """Gradient weight of every method over the ratio, for both signs of the advantage, as SVG.
+    """Gradient weight of methods over the ratio, as SVG.
 
-    Args:
-      curves: method -> (ratio, weight where A > 0, weight where A < 0).
+    Of each: (ratio, weight where A > 0, weight where A < 0).
     """
     columns = min(len(curves), 4)
     lines = -(-len(curves) // columns)
@@ -239,10 +231,7 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
 
 
 def every_gate(only: str = "") -> str:
-    """SVG of the gates of methods at their defaults.
-
-    Args:
-      only: names, separated by commas; all methods when empty.
+    """SVG of the gates of methods at their defaults: of names separated by commas, or of all.
 
     Raises:
       ValueError: no method has such a name.
@@ -254,11 +243,9 @@ def every_gate(only: str = "") -> str:
 def matrices(
     names: Sequence[str], panels: Mapping[str, tuple[str, Sequence[Sequence[float]]]]
 ) -> str:
-    """Square tables of shaded numbers, side by side, as SVG.
+    """Square tables of shaded numbers, side by side, as SVG; columns go by the rows' numbers.
 
-    Args:
-      names: of the rows, and by number of the columns.
-      panels: title -> format of a number, and the numbers, from 0 to 1 or NaN, by [row, column].
+    By the title of each: format of a number, and the numbers, from 0 to 1 or NaN, [row, column].
     """
     count = len(names)
     side = 0.42 * count + 0.6

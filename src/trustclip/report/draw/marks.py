@@ -50,6 +50,11 @@ class Mark:
     high: Sequence[float | None] = ()
     group: int | None = None
 
+    @property
+    def dash(self) -> str:
+        """Dash of its line."""
+        return DASHES[max(self.series, 0) // len(PALETTE) % len(DASHES)]
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -87,6 +92,11 @@ class Figure:
     title: str
     caption: str
     panels: Sequence[Panel]
+
+
+def figure(key: str, title: str, caption: str, panels: Sequence[Panel]) -> Figure | None:
+    """A figure, where there is something to draw."""
+    return Figure(key, title, caption, panels) if panels else None
 
 
 def window_of(steps: int) -> int:

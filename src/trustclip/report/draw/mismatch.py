@@ -7,12 +7,12 @@ from trustclip.findings.sampler import in_words
 from trustclip.report.draw.curves import (
     alike,
     lines_of,
+    means_of,
     metric_panels,
     over_seeds,
-    sums_of,
     thin_line,
 )
-from trustclip.report.draw.marks import Figure, Mark, Panel
+from trustclip.report.draw.marks import Figure, Panel, figure
 
 #: Panels: metric, title, axis, factor.
 _PANELS = (
@@ -35,15 +35,13 @@ _QUANTILES = (("999", "99.9 %"), ("99", "99 %"), ("50", "median"), ("01", "1 %")
 
 def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """Distances of the three policies, sample size and gated shares over updates."""
-    panels = _panels(groups, _PANELS)
-    if not panels:
-        return None
     caption = (
         "Three policies: the sampler drew the tokens, the proximal policy is where the update "
         "started, the current one is being trained. Each panel names the two it compares. The "
         "effective sample size is Kish's, of the ratios current / sampler of whole completions."
     )
-    return Figure(f"sampler{suffix}", "Sampler and trainer over updates", caption, panels)
+    panels = _panels(groups, _PANELS)
+    return figure(f"sampler{suffix}", "Sampler and trainer over updates", caption, panels)
 
 
 def _panels(groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, float]]) -> list[Panel]:
@@ -54,16 +52,14 @@ def _panels(groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, floa
 
 def drift_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """What an update does whatever the reward, and where that pulls the policy, over updates."""
-    panels = _panels(groups, _DRIFT)
-    if not panels:
-        return None
     caption = (
         "The drift of an update is what it does on average over the sampler's tokens, whatever the "
         "reward; the signal is the rest. The pull is what the drift takes from KL(sampler‖policy) "
         "for a unit step of the natural gradient: positive is towards the sampler. Of a centred "
         "method it is what was taken away."
     )
-    return Figure(f"drift{suffix}", "Drift and signal over updates", caption, panels)
+    panels = _panels(groups, _DRIFT)
+    return figure(f"drift{suffix}", "Drift and signal over updates", caption, panels)
 
 
 def quantile_figure(groups: Sequence[Group]) -> Figure | None:
@@ -77,32 +73,20 @@ def quantile_figure(groups: Sequence[Group]) -> Figure | None:
         ]
         if marks:
             panels.append(Panel(title, "update", "log-ratio, nats", marks, group=group.series))
-    if not panels:
-        return None
     caption = (
         "0.1 %, 1 %, 50 %, 99 % and 99.9 % quantiles of log(proximal / sampler). Narrow tails on "
         "both sides are noise of precision, wide ones other weights (stale samples); one side "
         "alone is a truncated sampler or another vocabulary. See trustclip doctor --sampler."
     )
-    return Figure("sampler-tails", "Tails of the log-ratio", caption, alike(panels))
+    return figure("sampler-tails", "Tails of the log-ratio", caption, alike(panels))
 
 
 def lag_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """Mean distances over the run by the age of completions."""
     panels = []
     for key, title in (("k3", "The policy moved"), ("sampler/k3", "The sampler differs")):
-        marks = [m for group in groups if (m := _by_lag(group, f"trustclip/{key}/lag_"))]
+        marks = [m for group in groups if (m := means_of(group, f"trustclip/{key}/lag_", in_words))]
         if any(len(mark.x) > 1 for mark in marks):
             panels.append(Panel(title, "updates since sampling", "k3, nats per token", marks))
-    if not panels:
-        return None
     caption = "Mean over the run, by the number of updates since a completion was sampled."
-    return Figure(f"lags{suffix}", "Distance by age of the samples", caption, panels)
-
-
-def _by_lag(group: Group, prefix: str) -> Mark | None:
-    sums = sums_of(group, prefix)
-    if not sums:
-        return None
-    means = [total / count for total, count in sums.values()]
-    return Mark("points", [in_words(lag) for lag in sums], means, group.label, group.series)
+    return figure(f"lags{suffix}", "Distance by age of the samples", caption, panels)

@@ -4,11 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise
-from typing import Any
 
 import torch
 
-from trustclip.constraints.registry import interval
 from trustclip.findings import rows
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Group, by_setting, names
@@ -67,22 +65,12 @@ def _settled(mark: Mark) -> bool:
     return all(y == 0 for _, y in far) or all(abs((y or 0) - float(x)) < 1e-6 for x, y in far)
 
 
-def _interval(group: Group, p: torch.Tensor) -> list[torch.Tensor]:
-    """Lowest and highest ratio at each old probability; empty where there is no interval."""
-    assert group.method is not None
-    try:
-        bounds = interval(group.method, p)
-    except ValueError:
-        return []
-    return [torch.as_tensor(bound, dtype=torch.float64).expand(len(p)) for bound in bounds]
-
-
 def _bounds(group: Group) -> list[Mark]:
-    """Lowest and highest ratio over the old probability."""
     p = torch.logspace(-3, 0, 61, dtype=torch.float64).clamp(max=1 - 1e-9)
+    found = (torch.as_tensor(b, dtype=p.dtype).expand(len(p)) for b in group.interval(p) or ())
     return [
         Mark("line", p.tolist(), bound.tolist(), group.label, group.series)
-        for bound in _interval(group, p)
+        for bound in found
         if bound.isfinite().all()
     ]
 
@@ -203,15 +191,13 @@ def sweeps(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[Group]]:
             for f in fields(members[0].method)  # type: ignore[arg-type]
         }
         varying = [key for key, given in values.items() if any(v != given[0] for v in given)]
-        if len(varying) == 1 and all(_is_number(v) for v in values[varying[0]]):
-            key = varying[0]
-            if len(set(values[key])) == len(members):
-                found[setting, name, key] = sorted(members, key=lambda g: getattr(g.method, key))
+        if len(varying) != 1:
+            continue
+        key, given = varying[0], values[varying[0]]
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in given)
+        if numbers and len(set(given)) == len(members):
+            found[setting, name, key] = sorted(members, key=lambda g: getattr(g.method, key))
     return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def mean_gated(group: Group) -> float | None:

@@ -67,7 +67,6 @@ class _Line:
 def _panels(
     lines: Sequence[_Line], compared: Sequence[Compared]
 ) -> Iterator[tuple[str, str, list[Mark]]]:
-    """Title, unit and marks of each panel."""
     metric = next((g.metrics[0] for line in lines for g in line.groups if g.metrics), "")
     yield title_of(metric), "percent", [mark for line in lines for mark in _scores(line, metric)]
     found = {(c.group.setting, c.group.label): c for c in compared if c.difference is not None}

@@ -124,13 +124,24 @@ def test_the_floor_of_a_model_is_what_its_own_passes_differ_by() -> None:
     assert torch.allclose(found["precision"][pairs.completion == 2].float(), d, atol=5e-3)
 
 
-def test_a_floor_that_cannot_be_measured_leaves_the_comparison() -> None:
-    pairs = healthy(floor=False)
+def test_a_floor_that_cannot_be_measured_leaves_the_comparison(monkeypatch) -> None:
+    from trl_runs import fresh_model
 
-    def fails() -> dict[str, torch.Tensor]:
+    def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of memory")
 
-    assert with_floor(pairs, fails) is pairs
+    model, _ = fresh_model()
+    monkeypatch.setattr(model, "forward", fails)
+    pairs = Pairs(
+        torch.zeros(2),
+        torch.zeros(2),
+        position=torch.arange(2),
+        completion=torch.zeros(2, dtype=torch.long),
+        sequences=[([5, 6], [7, 8])],
+    )
+    with pytest.raises(RuntimeError, match="out of memory"):
+        floor_of(model, pairs)
+    assert with_floor(pairs, model) is pairs
 
 
 # Damage

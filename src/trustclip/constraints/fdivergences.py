@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -330,7 +331,7 @@ def f_divergence(name: str, alpha: float | None = None) -> Divergence:
     if alpha is not None:
         return alpha_divergence(alpha)
     if ":" in name:
-        function = imported(name, "`divergence`")
+        function: Any = imported(name, "`divergence`")
         if not callable(function):
             raise ValueError(f"`divergence` {name!r} is not a function.")
         return from_function(function, name)

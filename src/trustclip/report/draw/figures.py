@@ -18,7 +18,7 @@ from trustclip.report.draw.marks import BANDS, DASHES, NEUTRAL, PALETTE, Figure,
 from trustclip.report.weights import curve
 
 #: Matplotlib's names of our dashes.
-_LINESTYLES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
+_LINESTYLES: dict[str, str] = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 #: Settings of every picture, for `matplotlib.pyplot.rc_context`.
 STYLE: Any = {
     "axes.spines.top": False,

@@ -78,6 +78,7 @@ def test_number_of_products(trained, zeros, function, products):
     assert found.count == products * 2 * 20 * 8 * 600
 
 
+@pytest.mark.slow
 def test_head_from_arguments_to_files(tmp_path, monkeypatch, capsys):
     light(monkeypatch)
     files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "markdown", "figure")}

@@ -128,6 +128,7 @@ def play_planted(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_planted_bugs_is_caught():
     few = ["--seeds", "stores=40", "runs=0", "evaluations=0"]
     assert "caught 3 / 3 planted" in play_planted("--only", "2", "5", "11", *few)

@@ -43,6 +43,7 @@ def test_an_own_method_bounds_late_tokens_more():
     assert method.surrogate(batch).kept.tolist() == [[True, True, False]]
 
 
+@pytest.mark.slow
 def test_rewards():
     rewards = loaded("rewards")
     assert doctest.testmod(rewards).failed == 0

@@ -104,6 +104,7 @@ def test_stages_that_differ_are_told():
     assert not [*differences(Recipe(**content, eval=same))]
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_use_and_record_the_same(folder, monkeypatch):  # noqa: F811
     monkeypatch.chdir(folder)
     evaluation = {"tasks": "data.jsonl", "columns": {"prompt": "question", "answer": "gold"},

@@ -331,9 +331,10 @@ def f_divergence(name: str, alpha: float | None = None) -> Divergence:
     if alpha is not None:
         return alpha_divergence(alpha)
     if ":" in name:
-        function: Any = imported(name, "`divergence`")
-        if not callable(function):
+        found = imported(name, "`divergence`")
+        if not callable(found):
             raise ValueError(f"`divergence` {name!r} is not a function.")
+        function: Callable[..., Any] = found
         return from_function(function, name)
     if name not in NAMED:
         raise ValueError(unknown("`divergence`", name, [*NAMED, "alpha"]))

@@ -1,11 +1,11 @@
 """Commands that train and evaluate; each takes arguments and returns an exit status."""
 
 import dataclasses
-import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from trustclip.cli.arguments import Command, changes_of, reads, require, settings, takes
+from trustclip.cli.arguments import changes_of, reads, require, settings, takes
 from trustclip.settings.marks import Argument
 from trustclip.settings.stages import (
     DemoSettings,
@@ -15,6 +15,8 @@ from trustclip.settings.stages import (
     SFTSettings,
 )
 from trustclip.support.terminal import Terminal, say
+
+T = TypeVar("T")
 
 
 @takes(DemoSettings)
@@ -35,24 +37,51 @@ def demo(argv: Sequence[str]) -> int:
     return 0
 
 
-def _stage(cls: type, name: str, work: str, plan: str) -> Command:
-    """The command of one stage: does the work, or with ``--dry-run`` says what would be done."""
+@takes(SFTSettings)
+def sft(argv: Sequence[str]) -> int:
+    chosen, dry = _stage(SFTSettings, argv, "sft")
+    if dry:
+        from trustclip.recipes.preflight.stages import dry_sft
 
-    @takes(cls)
-    def command(argv: Sequence[str]) -> int:
-        rest, dry = _dry(argv)
-        chosen = settings(cls, rest, name)
-        _be_quiet()
-        act = pkgutil.resolve_name(f"trustclip.recipes.{plan if dry else work}")
-        done = act(chosen, Terminal())
-        return done if dry else 0
+        return dry_sft(chosen, Terminal())
+    from trustclip.recipes.sft import sft as run
 
-    return command
+    run(chosen, Terminal())
+    return 0
 
 
-sft = _stage(SFTSettings, "sft", "sft:sft", "preflight.stages:dry_sft")
-rl = _stage(RLSettings, "rl", "rl:rl", "preflight.stages:dry_rl")
-evaluate = _stage(EvalSettings, "eval", "eval:run_evaluation", "preflight.stages:dry_eval")
+@takes(RLSettings)
+def rl(argv: Sequence[str]) -> int:
+    chosen, dry = _stage(RLSettings, argv, "rl")
+    if dry:
+        from trustclip.recipes.preflight.stages import dry_rl
+
+        return dry_rl(chosen, Terminal())
+    from trustclip.recipes.rl import rl as run
+
+    run(chosen, Terminal())
+    return 0
+
+
+@takes(EvalSettings)
+def evaluate(argv: Sequence[str]) -> int:
+    chosen, dry = _stage(EvalSettings, argv, "eval")
+    if dry:
+        from trustclip.recipes.preflight.stages import dry_eval
+
+        return dry_eval(chosen, Terminal())
+    from trustclip.recipes.eval import run_evaluation
+
+    run_evaluation(chosen, Terminal())
+    return 0
+
+
+def _stage(cls: type[T], argv: Sequence[str], name: str) -> tuple[T, bool]:
+    """Settings of a stage, and whether ``--dry-run`` asks for what it would do."""
+    rest, dry = _dry(argv)
+    chosen = settings(cls, rest, name)
+    _be_quiet()
+    return chosen, dry
 
 
 def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:

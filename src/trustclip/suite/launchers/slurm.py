@@ -135,10 +135,12 @@ class Slurm:
         """Nothing to release: the jobs belong to Slurm."""
 
     def _earlier(self, folder: Path) -> Any | None:
-        file = folder / "job.txt"
-        if self._queue is None or not file.exists():
+        try:
+            job_id = (folder / "job.txt").read_text(encoding="utf-8")
+        except FileNotFoundError:
             return None
-        job_id = file.read_text(encoding="utf-8")
+        if self._queue is None:
+            return None
         job: Any = submitit.SlurmJob(folder=folder, job_id=job_id)
         # A job with a result is over, though Slurm may report it only later.
         if job.paths.result_pickle.exists():

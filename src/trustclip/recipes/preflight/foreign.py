@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from trustclip.constraints.sampler import Pairs
-from trustclip.evaluation.backends.local import Conversation, Sampling, derived_seed
+from trustclip.evaluation.backends.local import Conversation, Sampling, derived_seed, prompt_ids
 from trustclip.evaluation.backends.served import Served
 from trustclip.recipes.models import load_model
 from trustclip.recipes.watch.floor import with_floor
@@ -36,11 +36,11 @@ def asked(
     names = ("trainer", "sampler", "entropy", "position", "token", "completion")
     found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     sequences = []
-    for number, (prompt, completion) in enumerate(zip(prompts, drawn, strict=True)):
-        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
-        start = len(ids["input_ids"])
+    before = prompt_ids(tokenizer, prompts)
+    for number, (prompt, completion) in enumerate(zip(before, drawn, strict=True)):
+        start = len(prompt)
         tokens = torch.tensor([token for token, _ in completion])
-        whole = torch.tensor([[*ids["input_ids"], *tokens.tolist()]], device=network.device)
+        whole = torch.tensor([[*prompt, *tokens.tolist()]], device=network.device)
         if not len(tokens) or int(whole.max()) >= network.get_input_embeddings().weight.shape[0]:
             raise ValueError(f"the server's model has other tokens than {model!r}: ids {tokens}.")
         with torch.inference_mode():

@@ -35,12 +35,8 @@ class Matrix:
     @property
     def jaccard(self) -> list[list[float]]:
         """What both of a pair gate over what either does; NaN where neither gates anything."""
-        rows = zip(self.gated, self.both, strict=True)
-        return [
-            [both / either if (either := own + other - both) > 0 else _NAN
-             for other, both in zip(self.gated, row, strict=True)]
-            for own, row in rows
-        ]  # fmt: skip
+        pairs = range(len(self.names))
+        return [[self._jaccard(i, j) for j in pairs] for i in pairs]
 
     @property
     def panels(self) -> dict[str, tuple[str, list[list[float]]]]:
@@ -50,6 +46,10 @@ class Matrix:
             "Cosine of the updates": (".2f", [list(row) for row in self.cosine]),
         }
 
+    def _jaccard(self, i: int, j: int) -> float:
+        either = self.gated[i] + self.gated[j] - self.both[i][j]
+        return self.both[i][j] / either if either > 0 else _NAN
+
     def of_acting(self, i: int) -> tuple[float, float]:
         """(precision, recall) of the ``i``-th method for what the acting one gates."""
         both = self.both[0][i]
@@ -58,10 +58,8 @@ class Matrix:
 
 def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
     """The matrix of metrics of `trustclip.constraints.shadow.Shadows`; None without shadows."""
-    labels = list(dict.fromkeys(
-        name.removeprefix("shadow/").removesuffix("/gated") for name in metrics
-        if name.startswith("shadow/") and name.endswith("/gated")
-    ))  # fmt: skip
+    names = [name for name in metrics if name.startswith("shadow/") and name.endswith("/gated")]
+    labels = [name.removeprefix("shadow/").removesuffix("/gated") for name in names]
     if not labels:
         return None
 

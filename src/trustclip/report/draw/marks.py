@@ -52,8 +52,8 @@ class Mark:
 
     @property
     def dash(self) -> str:
-        """Dash of its line."""
-        return DASHES[max(self.series, 0) // len(PALETTE) % len(DASHES)]
+        """Dash of its line; that of a neutral one is solid."""
+        return DASHES[0 if self.series == NEUTRAL else self.series // len(PALETTE) % len(DASHES)]
 
 
 @dataclass(frozen=True)

@@ -284,8 +284,11 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """The accumulated sums, for a checkpoint."""
-        sums = {"histogram": self._histogram, "sampler": self._sampler}
-        return {"metrics": self._metrics, **sums}
+        return {
+            "metrics": self._metrics,
+            "histogram": self._histogram,
+            "sampler": self._sampler,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""

@@ -83,8 +83,13 @@ def open_backend(settings: EvalSettings) -> Backend:
     if settings.backend == "openai":
         from trustclip.evaluation.backends.served import Served
 
-        where, thinking = (settings.base_url, settings.model), settings.style.thinking
-        return Served(*where, sampling, settings.concurrency, thinking)
+        return Served(
+            settings.base_url,
+            settings.model,
+            sampling,
+            settings.concurrency,
+            settings.style.thinking,
+        )
     if settings.backend == "vllm":
         if settings.model in BUILT_IN:
             raise ValueError(

@@ -57,8 +57,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 
 #: Settings that complaints about the size of a generation, or an inert constraint, depend on.
 _SCHEDULE = {
-    *("per_device_train_batch_size", "steps_per_generation", "num_iterations"),
-    *("gradient_accumulation_steps", "method", "allow_inert"),
+    "per_device_train_batch_size",
+    "steps_per_generation",
+    "num_iterations",
+    "gradient_accumulation_steps",
+    "method",
+    "allow_inert",
 }
 
 #: Keys and list items that a file may have once its aliases are written out, and how deep.
@@ -238,8 +242,12 @@ def preset(command: str, name: str) -> dict[str, Any]:
         raise ValueError(unknown(f"preset of {command}", name, presets))
     recipe, _ = load_yaml(TINY_RECIPE)
     section = {key: value for key, value in recipe[command].items() if key != "every"}
-    place = {"model": recipe["model"], "output_dir": f"runs/{command}-{name}"}
-    return {**place, **section, **presets[name]}
+    return {
+        "model": recipe["model"],
+        "output_dir": f"runs/{command}-{name}",
+        **section,
+        **presets[name],
+    }
 
 
 def demo_recipe(settings: DemoSettings, output_dir: Path) -> Recipe:

@@ -9,8 +9,12 @@ from trustclip.support.jsonl import Row
 
 #: Columns that a row may have besides ``id`` and ``correct``, and their values where unknown.
 _OPTIONAL: Mapping[str, Any] = {
-    "gold": "", "response": "", "extracted": "", "tokens": math.nan, "truncated": False
-}  # fmt: skip
+    "gold": "",
+    "response": "",
+    "extracted": "",
+    "tokens": math.nan,
+    "truncated": False,
+}
 
 
 def answer_rows(

@@ -95,8 +95,14 @@ def _schema() -> "pa.Schema":
 def _row(run: Run) -> dict[str, Any]:
     summary = {key: value for key, value in run.summary.items() if key not in _EVALUATED}
     environment = {k: value for k, value in run.environment.items() if k not in _OF_MACHINE}
-    record = {"config": run.config, "environment": environment, "summary": summary,
-              "entry": run.entry, "remarks": [*run.remarks], "notices": run.notices}  # fmt: skip
+    record = {
+        "config": run.config,
+        "environment": environment,
+        "summary": summary,
+        "entry": run.entry,
+        "remarks": [*run.remarks],
+        "notices": run.notices,
+    }
     return {
         "name": run.name,
         "model": run.model,

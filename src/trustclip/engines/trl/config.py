@@ -111,7 +111,10 @@ class ConstrainedGRPOConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS: ClassVar = [
         *GRPOConfig._VALID_DICT_FIELDS,
-        *("method", "method_args", "sampler", "brake"),
+        "method",
+        "method_args",
+        "sampler",
+        "brake",
     ]
 
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.

@@ -233,8 +233,14 @@ _WATCHES: dict[str, Callable[[Guards, Row], str | None]] = {
 
 #: Attributes of `Guards` that a checkpoint keeps: numbers, texts, lists and dictionaries.
 _KEPT = (
-    *("_told", "_skipped", "_recent_skips", "_streaks"),
-    *("_first_entropies", "_accuracy", "_recent", "_series"),
+    "_told",
+    "_skipped",
+    "_recent_skips",
+    "_streaks",
+    "_first_entropies",
+    "_accuracy",
+    "_recent",
+    "_series",
 )
 
 #: Mean entropy over tokens in reinforcement learning; in fine-tuning it is expected to fall.

@@ -19,7 +19,11 @@ from trustclip.head.logprobs import Plan, scored
 
 #: Arguments of a pass in which prompts can be shared.
 _PACKED = {
-    *("input_ids", "attention_mask", "return_dict", "output_attentions", "output_hidden_states"),
+    "input_ids",
+    "attention_mask",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
 }
 
 

@@ -169,6 +169,12 @@ def test_what_the_settings_change():
     ours = sizes(of(method="full_kl", trl={"head": "trustclip"}))
     assert ours["old log-partitions and means"] == 32 * 1846 * (8 + 4 * 2048)
     assert "exact KL" not in ours and ours["output head"] < sizes(plain)["output head"]
+    # PPO-EWMA's average is in float32, as adapters are; whole models are trained in bfloat16.
+    followed = dict(method={"name": "anchored", "inner": "clip", "anchor": "average"})
+    one, whole = sizes(of(**followed)), sizes(of(**followed, lora_r=0))
+    assert one["average of the weights"] == one["gradients"]
+    assert whole["average of the weights"] == 2 * whole["gradients"]
+    assert "average of the weights" not in sizes(plain)
     for memory in (plain, saved, full):
         assert memory.peak == max(memory.of(phase) for phase in PHASES)
 

@@ -133,6 +133,7 @@ def estimate(
         Part("LoRA adapters", found.adapters),
         Part("reference model", found.weights if settings.beta and not settings.lora_r else 0),
         Part("optimizer", 2 * found.trained),
+        Part("average of the weights", _average(settings, found)),
         Part("gradients", found.trained, before_step if accumulated else ("step",)),
         Part("activations", kept + WORKING * found.largest, ("backward",)),
         Part("output head", head, ("backward",)),
@@ -167,6 +168,13 @@ def tuning(
     last = found.trained + backward if accumulated else max(found.trained, backward)
     whole = found.weights + found.adapters + 2 * found.trained + last
     return int((1 + FRAGMENTATION) * whole) + (CONTEXT if device == "cuda" else 0)
+
+
+def _average(settings: RLStage, found: Footprint) -> int:
+    """The average of the trained weights that a method is anchored at, in float32."""
+    if "logp_average" not in settings.method.requires:
+        return 0
+    return found.trained * (1 if settings.lora_r else 4 // found.width)  # adapters are in float32
 
 
 def _own_head(settings: RLStage, device: str) -> bool:

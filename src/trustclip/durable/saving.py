@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,37 +14,26 @@ from trustclip.durable.ranks import Ranks
 from trustclip.durable.store import CheckpointStore
 
 
+@dataclass
 class Saver:
-    """Writes checkpoints, one at a time; a checkpoint is there on all ranks or on none.
+    """Writes checkpoints, one at a time; a checkpoint is there on all ranks or on none."""
 
-    Args:
-      ranks: that write; each has a saver.
-      background: return when the state has been copied into memory, and write it in a thread. The
-        next checkpoint, and `settle`, wait for it; until it is complete the earlier one serves.
-      mirror: gets a copy of each complete checkpoint.
-      timeout: seconds that a rank waits for another one in the background.
-    """
-
-    def __init__(
-        self,
-        store: CheckpointStore,
-        ranks: Ranks,
-        *,
-        background: bool = False,
-        mirror: Mirror | None = None,
-        timeout: float = 1800,
-    ) -> None:
-        self._store, self._ranks, self._mirror = store, ranks, mirror
-        self._background, self._timeout = background, timeout
-        self._behind: Ranks | None = None
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self.bytes_held = 0
+    store: CheckpointStore
+    ranks: Ranks  # that write; each has a saver
+    #: Return when the state has been copied into memory, and write it in a thread. The next
+    #: checkpoint, and `settle`, wait for it; until it is complete the earlier one serves.
+    background: bool = False
+    mirror: Mirror | None = None  # gets a copy of each complete checkpoint
+    timeout: float = 1800  # seconds that a rank waits for another one in the background
+    bytes_held: int = field(default=0, init=False)  # of the copy that is being written
+    _behind: Ranks | None = field(default=None, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _error: BaseException | None = field(default=None, init=False)
 
     def save(self, step: int, fill: Callable[[Path], Content]) -> None:
         """Save the state of a step; every rank calls it. Fails for the one before, too."""
         self.settle()
-        ranks, store = self._ranks, self._store
+        ranks, store = self.ranks, self.store
         folder: Path = ranks.together(lambda: store.begin(step))
         content = Content()
 
@@ -51,14 +41,14 @@ class Saver:
             nonlocal content
             with store.explained(step):
                 content = fill(folder)
-                content = content.copied() if self._background else content
+                content = content.copied() if self.background else content
 
         try:
             ranks.everyone(collect)
         except BaseException:
             store.abort(step)
             raise
-        if self._background:
+        if self.background:
             self._start(step, folder, content)
         else:
             self._publish(step, folder, content, ranks)
@@ -68,7 +58,7 @@ class Saver:
 
         Without patience it does not wait where other ranks may be lost, and raises nothing.
         """
-        if self._thread is None or (not patient and self._ranks.world > 1):
+        if self._thread is None or (not patient and self.ranks.world > 1):
             return
         self._thread.join()
         self._thread, error = None, self._error
@@ -79,10 +69,10 @@ class Saver:
     def _start(self, step: int, folder: Path, content: Content) -> None:
         if self._behind is None:
             group = None
-            if self._ranks.world > 1:  # messages of its own, beside those of training
-                limit = timedelta(seconds=self._timeout)
+            if self.ranks.world > 1:  # messages of its own, beside those of training
+                limit = timedelta(seconds=self.timeout)
                 group = dist.new_group(backend="gloo", timeout=limit)
-            self._behind = Ranks(self._ranks.rank, self._ranks.world, group)
+            self._behind = Ranks(self.ranks.rank, self.ranks.world, group)
         behind, self.bytes_held = self._behind, content.bytes
 
         def work() -> None:
@@ -96,7 +86,7 @@ class Saver:
         self._thread.start()
 
     def _publish(self, step: int, folder: Path, content: Content, ranks: Ranks) -> None:
-        store = self._store
+        store = self.store
         try:
             with store.explained(step):
                 written = content.write(folder, ranks)
@@ -105,6 +95,6 @@ class Saver:
             if ranks.first:
                 store.abort(step)
             raise
-        if self._mirror is not None:
-            mirror = self._mirror
+        if self.mirror is not None:
+            mirror = self.mirror
             ranks.together(lambda: mirror.send(store.path(step), store.keep))

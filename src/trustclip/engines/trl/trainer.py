@@ -309,17 +309,17 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             case Training() as phase:
                 return self._score_trained(phase, *given, **kwargs)
             case None:
-                return self._score(None, *given, **kwargs)
+                return self._score(None, *given, **kwargs)[:3]
 
     def _score(
         self, policy: Any, model: Any, input_ids: Tensor, mask: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """TRL's scores and the evidence of a pass of ``policy`` (``"old"`` or ``"new"``)."""
+        """TRL's scores, and the evidence of a pass of ``policy`` (``"old"``, ``"new"`` or None)."""
         if self._request is not None:
             self._request.entropy = kwargs.get("compute_entropy", False)
         ask = super()._get_per_token_logps_and_entropies
         if policy is None:
-            return ask(model, input_ids, mask, *args, **kwargs)
+            return *ask(model, input_ids, mask, *args, **kwargs), None
         with self._watch.watching(self.accelerator.unwrap_model(model), policy) as seen:
             scores = ask(model, input_ids, mask, *args, **kwargs)
         return *scores, seen.of_completions(scores[0].shape[1])
@@ -338,14 +338,13 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         kw |= {"compute_entropy": True} if entropy else {}
         ids = None if sampler is None else sampler.ids
         with self._leaving_between_passes(model), candidates.asking(self._request, ids) as asked:
-            logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
+            logps, entropies, aux, seen = self._score(policy, model, input_ids, mask, *args, **kw)
         further = None if asked is None else asked.logps
         if known is not None:
             logps, further = known, None if sampler is None else sampler.logps
         elif self.args.replay and further is not None and sampler is not None:
             logps, further = candidates.replayed(logps, further, sampler.logps)
-        of_pass = Seen(logps, seen[0] if seen else None, entropies if entropy else None, further)
-        phase.passes.append(of_pass)
+        phase.passes.append(Seen(logps, seen, entropies if entropy else None, further))
         return logps, entropies, aux
 
     @contextmanager
@@ -390,13 +389,12 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         ids = inputs.get(candidates.CANDIDATES[0])
         ids = None if ids is None else scored(ids)
         with told, candidates.asking(self._request, ids) as asked:
-            logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
+            logps, entropies, aux, new = self._score(policy, model, input_ids, mask, *args, **kw)
         further = None if asked is None else asked.logps
         if self.args.replay and further is not None:
             rollout = scored(inputs[candidates.CANDIDATES[1]])
             logps, further = candidates.replayed(logps, further, rollout)
         unwrapped = self.accelerator.unwrap_model(self.model)
-        new = seen[0] if seen else None
         kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
         if rows is not None:
             logps, entropies = skipping.widened(inputs, rows, logps, entropies)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from trustclip.durable import shards, weights
-from trustclip.durable.content import Content
+from trustclip.durable.saving import Content
 from trustclip.durable.schemas import alike
 from trustclip.durable.zero import Zero
 

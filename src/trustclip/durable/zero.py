@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from trustclip.durable import shards, weights
-from trustclip.durable.content import Content
 from trustclip.durable.ranks import Ranks
+from trustclip.durable.saving import Content
 
 #: Elements that are read at once on resume, on every rank.
 _AT_ONCE = 1 << 26

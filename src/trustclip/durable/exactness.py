@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from trustclip.durable import states, weights, zero
+from trustclip.durable import states, weights
 
 #: Settings of `TrainingArguments` and TRL: the value they must have, and why.
 _REQUIRED: dict[str, tuple[Any, str]] = {
@@ -59,7 +59,7 @@ def identity(trainer: Any) -> dict[str, Any]:
         "processes": trainer.accelerator.num_processes,
         "device": trainer.accelerator.device.type,
         "examples": len(data) if hasattr(data, "__len__") else None,
-        "base model": weights.frozen(trainer.accelerator.unwrap_model(trainer.model), zero.whole),
+        "base model": weights.frozen(trainer._unwrapped()),
     }
 
 

@@ -46,9 +46,24 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor. Every rank must ask for it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def whole(parameter: Any) -> Tensor:
+    """All of a parameter that FSDP2 or ZeRO-3 may have cut. Every rank must ask for it."""
+    if hasattr(parameter, "ds_id"):
+        import deepspeed  # type: ignore[import-not-found]
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    values = parameter.detach()
+    return values.full_tensor() if isinstance(values, DTensor) else values
+
+
+def refuse_whole(folder: Path) -> None:
+    """Refuse a checkpoint that holds no parts."""
+    if not (folder / SHARDS).is_dir():
+        raise ValueError(
+            f"{folder} cannot be continued with sharded weights: one process or DDP wrote it. "
+            "Continue it there, or give that folder as the model of a new run."
+        )
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None:

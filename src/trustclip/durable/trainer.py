@@ -28,14 +28,13 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from trustclip.durable import schemas, states, weights
-from trustclip.durable.content import Content
 from trustclip.durable.exactness import check_identity, check_settings, identity
 from trustclip.durable.layouts import layout_of
 from trustclip.durable.mirror import Mirror
 from trustclip.durable.ranks import Ranks
 from trustclip.durable.rollback import Mark
 from trustclip.durable.rollcall import Interrupted, leave_if_lost, roll_call
-from trustclip.durable.saving import Saver
+from trustclip.durable.saving import Content, Saver
 from trustclip.durable.stops import on_request, say_at_once
 from trustclip.durable.store import CheckpointError, CheckpointStore, NonFiniteError, TrainingError
 

@@ -2,14 +2,13 @@
 
 import hashlib
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trustclip.durable.shards import local
+from trustclip.durable.shards import local, whole
 
 
 def _adapter(model: nn.Module) -> str | None:
@@ -128,7 +127,7 @@ def nonfinite(model: nn.Module, optimizer: Any = None) -> str | None:
     return next(name for name, tensor in named.items() if not tensor.isfinite().all())
 
 
-def frozen(model: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> str:
+def frozen(model: nn.Module) -> str:
     """Fingerprint of the frozen weights: names, types, shapes and a sample of the values.
 
     A checkpoint of an adapter is worth nothing on another base model, and would load without error.

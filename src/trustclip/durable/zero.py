@@ -14,18 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from trustclip.durable import shards, weights
+from trustclip.durable.ranks import Ranks
+from trustclip.durable.saving import Content
 
 #: Elements that are read at once on resume, on every rank.
 _AT_ONCE = 1 << 26
 
 
 class Zero:
-    """One rank's view of a model that DeepSpeed trains."""
+    """One rank's view of a model that DeepSpeed trains: every rank holds a part of flat buffers."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, ranks: Ranks) -> None:
         import deepspeed.utils as tools  # type: ignore[import-not-found]
 
-        self._tools, self._engine = tools, engine
+        self._tools, self._engine, self._ranks = tools, engine, ranks
         self._model: nn.Module = engine.module
         self._base = engine.optimizer.optimizer  # the optimizer inside of ZeRO's
         self._stage = engine.zero_optimization_stage()
@@ -63,13 +65,13 @@ class Zero:
         state = next(iter(self._base.state.values()), {})
         return [key for key, v in state.items() if isinstance(v, Tensor) and v.dim() == 1]
 
-    def held(self, rank: int, world: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Every ``world``-th parameter, whole, with its state; and what `shards.emptied` takes."""
+    def put(self, content: Content) -> dict[str, Any]:
+        """Add one parameter in as many as there are ranks, whole, with its state."""
         self._linked()
         tensors: dict[str, Tensor] = {}
         states: dict[str, Any] = {}
         for number, (name, parameter) in enumerate(weights.stored(self._model).items()):
-            mine = number % world == rank
+            mine = number % self._ranks.world == self._ranks.rank
             for key, value in self._assembled(name, parameter):
                 if mine:
                     tensors[key] = value.detach().to("cpu", copy=True)
@@ -86,10 +88,16 @@ class Zero:
             {key: value for key, value in group.items() if key != "params"}
             for group in self._base.param_groups
         ]
-        return tensors, {"groups": groups, "states": states}
+        content.shards = tensors
+        return {"described": {"groups": groups, "states": states}}
 
-    def load(self, folder: Path, described: Mapping[str, Any]) -> None:
+    def load_weights(self, folder: Path) -> None:
+        """Do nothing: they come with the optimizer, which steps from its own copy."""
+        shards.refuse_whole(folder)
+
+    def load_optimizer(self, folder: Path, stored: Mapping[str, Any]) -> None:
         """Restore weights and optimizer from the files, whichever ranks wrote them."""
+        described = stored["described"]
         for group, own in zip(described["groups"], self._base.param_groups, strict=True):
             own.update(group)
         rows = next(iter(described["states"].values()), {})
@@ -123,7 +131,7 @@ class Zero:
         if parameter.requires_grad:
             full = self._tools.safe_get_full_fp32_param(parameter)
         if full is None:  # frozen, or a buffer
-            full = whole(parameter)
+            full = shards.whole(parameter)
         yield shards.of_weight(name), full.to(parameter.dtype)
         if parameter.requires_grad:
             if parameter.dtype != torch.float32:  # what the optimizer steps from
@@ -223,7 +231,7 @@ def _on_first(named: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
     """Whole tensors in the first rank's CPU memory; the other ranks get none."""
     found: dict[str, Tensor] = {}
     for name, part in named:
-        tensor = whole(part)
+        tensor = shards.whole(part)
         if torch.distributed.get_rank() == 0:
             found[name] = tensor.detach().cpu()
     return found
@@ -245,13 +253,3 @@ def assembled(model: Any) -> Any:
     plain.load_state_dict(found, strict=False, assign=True)
     plain.get_base_model().tie_weights()
     return plain
-
-
-def whole(parameter: Any) -> Tensor:
-    """All of a parameter that ZeRO-3 may have cut. Every rank must ask for it."""
-    if not hasattr(parameter, "ds_id"):
-        return shards.whole(parameter.detach())
-    import deepspeed  # type: ignore[import-not-found]
-
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.detach().clone()

@@ -15,12 +15,6 @@ from trustclip.constraints.batch import SUPPLIERS
 _TRL = "train it with trustclip.engines.trl"
 _LOOP = "call trustclip.policy_loss from your own training loop"
 
-#: Fields for which to train in TRL instead; your own loop can supply everything.
-_IN_TRL = {
-    *("keys", "entropy", "entropy_old", "kl_old_new", "kl_new_old", "logp_rollout"),
-    *("logp_average", "lag", "candidates"),
-}
-
 
 @dataclass(frozen=True)
 class Supply:
@@ -93,7 +87,7 @@ loss; train it with trustclip.engines.trl.
     start = f"{method.name!r} cannot be trained in {engine}: it"
     for name in method.requires:
         if name not in supply.fields:
-            instead = _TRL if name in _IN_TRL else _LOOP
+            instead = _TRL if name in ENGINES["TRL"].fields else _LOOP
             why = supply.missing.get(name, f"{engine} passes none to a policy loss; {instead}")
             return f"{start} needs `{name}`, which comes from {SUPPLIERS[name]}, and {why}."
     weigh = [one.name for one in parts_of(method) if Trait.WEIGHS_OLD_POLICY in one.traits]

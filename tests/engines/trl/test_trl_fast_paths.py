@@ -179,7 +179,7 @@ def test_the_models_own_generation_config_is_honoured(tmp_path, name, value):
 )
 def test_the_decoder_leaves_sampling_to_another_engine(tmp_path, name, value, words):
     trainer = build(tmp_path, *BUILT)
-    setattr(trainer, name, value)
+    setattr(trainer if name == "rollout_func" else trainer.args, name, value)
     assert words in declined(trainer)
 
 

@@ -167,8 +167,6 @@ def _uncopied(trainer: Any) -> Iterator[str]:
 def _elsewhere(trainer: Any) -> Iterator[str]:
     """Why neither the decoder nor a copy samples, whatever the model."""
     yield from undecodable(trainer.args)
-    if trainer.use_vllm or trainer.use_transformers_continuous_batching:
-        yield "another engine samples (vLLM or continuous batching)"
     if trainer.rollout_func is not None:
         yield "rollout_func samples"
     if trainer.accelerator.mixed_precision not in DTYPES:

@@ -44,7 +44,8 @@ from trustclip.engines.trl.recording.records import (
     stored_logs,
 )
 from trustclip.engines.trl.recording.shares import clip_ratios
-from trustclip.engines.trl.sampling import returned, sampled, stopping
+from trustclip.engines.trl.sampling import returned, sampled
+from trustclip.engines.trl.sampling.generate import stoppable
 from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
 from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing, skipping
@@ -263,16 +264,16 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if not copied and not self._takes("decoder"):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
-            turn = stopping.stoppable(model, self.stopping, turn)
-            if self.use_vllm and (k := self._asked_of_vllm()):
-                every = 0 < self.args.top_k <= k
-                with returned.with_likeliest(self.vllm_generation, k, every) as further:
-                    output = turn()
-                phase.likeliest.append(further)
-                return output
-            if supplied:
-                return turn()
-            tokens, logps, further = sampled.with_logps(model, turn, self._copies.likeliest)
+            with stoppable(model, self.stopping):
+                if self.use_vllm and (k := self._asked_of_vllm()):
+                    every = 0 < self.args.top_k <= k
+                    with returned.with_likeliest(self.vllm_generation, k, every) as further:
+                        output = turn()
+                    phase.likeliest.append(further)
+                    return output
+                if supplied:
+                    return turn()
+                tokens, logps, further = sampled.with_logps(model, turn, self._copies.likeliest)
             phase.likeliest += [further] if further else []
             return tokens, logps
         copies = self._copies
@@ -308,17 +309,17 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             case Training() as phase:
                 return self._score_trained(phase, *given, **kwargs)
             case None:
-                return self._score(None, *given, **kwargs)
+                return self._score(None, *given, **kwargs)[:3]
 
     def _score(
         self, policy: Any, model: Any, input_ids: Tensor, mask: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """TRL's scores and the evidence of a pass of ``policy`` (``"old"`` or ``"new"``)."""
+        """TRL's scores, and the evidence of a pass of ``policy`` (``"old"``, ``"new"`` or None)."""
         if self._request is not None:
             self._request.entropy = kwargs.get("compute_entropy", False)
         ask = super()._get_per_token_logps_and_entropies
         if policy is None:
-            return ask(model, input_ids, mask, *args, **kwargs)
+            return *ask(model, input_ids, mask, *args, **kwargs), None
         with self._watch.watching(self.accelerator.unwrap_model(model), policy) as seen:
             scores = ask(model, input_ids, mask, *args, **kwargs)
         return *scores, seen.of_completions(scores[0].shape[1])
@@ -337,14 +338,13 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         kw |= {"compute_entropy": True} if entropy else {}
         ids = None if sampler is None else sampler.ids
         with self._leaving_between_passes(model), candidates.asking(self._request, ids) as asked:
-            logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
+            logps, entropies, aux, seen = self._score(policy, model, input_ids, mask, *args, **kw)
         further = None if asked is None else asked.logps
         if known is not None:
             logps, further = known, None if sampler is None else sampler.logps
         elif self.args.replay and further is not None and sampler is not None:
             logps, further = candidates.replayed(logps, further, sampler.logps)
-        of_pass = Seen(logps, seen[0] if seen else None, entropies if entropy else None, further)
-        phase.passes.append(of_pass)
+        phase.passes.append(Seen(logps, seen, entropies if entropy else None, further))
         return logps, entropies, aux
 
     @contextmanager
@@ -372,8 +372,11 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         on_policy = generated is not None and bool((generated == self.state.global_step).all())
         skips = self._mode == "train" and self._takes("skipping")
         rows = skipping.rows_that_matter(inputs) if skips else None
-        if rows is not None:
-            input_ids, mask = input_ids[rows], mask[rows]
+
+        def scored(values: Tensor) -> Tensor:
+            return values if rows is None else values[rows]
+
+        input_ids, mask = scored(input_ids), scored(mask)
         anchor = None
         # Before the pass with a graph, whose weights must be the policy's until backward.
         if self._average is not None:
@@ -384,16 +387,14 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         foresees = self._mode == "train" and self._request is not None and self._takes("foresight")
         told = foresight.told(self, inputs, rows, on_policy) if foresees else nullcontext()
         ids = inputs.get(candidates.CANDIDATES[0])
-        ids = ids if ids is None or rows is None else ids[rows]
+        ids = None if ids is None else scored(ids)
         with told, candidates.asking(self._request, ids) as asked:
-            logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
+            logps, entropies, aux, new = self._score(policy, model, input_ids, mask, *args, **kw)
         further = None if asked is None else asked.logps
         if self.args.replay and further is not None:
-            rollout = inputs[candidates.CANDIDATES[1]]
-            rollout = rollout if rows is None else rollout[rows]
+            rollout = scored(inputs[candidates.CANDIDATES[1]])
             logps, further = candidates.replayed(logps, further, rollout)
         unwrapped = self.accelerator.unwrap_model(self.model)
-        new = seen[0] if seen else None
         kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
         if rows is not None:
             logps, entropies = skipping.widened(inputs, rows, logps, entropies)

@@ -26,37 +26,22 @@ _OF_ALL = ("gated", "both", *(f"gated/{name}" for name in QUADRANTS))
 
 
 @register_policy_loss(WATCH)
-def watched_loss(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Any]]:
+def watched_loss(**given: Any) -> tuple[Tensor, dict[str, Any]]:
     """The loss that ``policy_loss.watched`` names (``vanilla`` unless set), and our metrics.
 
-    Arguments are those of `trustclip.engines.verl.loss.policy_loss`. All tensors are [batch, time].
+    Arguments, by keyword as verl calls it, are those of `trustclip.engines.verl.loss.policy_loss`.
     """
-    settings = config.policy_loss
-    loss, metrics = get_policy_loss_fn(settings.get("watched") or WATCHED)(
-        old_log_prob=old_log_prob,
-        log_prob=log_prob,
-        advantages=advantages,
-        response_mask=response_mask,
-        loss_agg_mode=loss_agg_mode,
-        config=config,
-        rollout_is_weights=rollout_is_weights,
-    )
+    settings = given["config"].policy_loss
+    loss, metrics = get_policy_loss_fn(settings.get("watched") or WATCHED)(**given)
     if not loss.requires_grad:
         return loss, metrics
+    logp, mask = given["log_prob"], given["response_mask"].bool()
     # The graph between the two tensors alone: the model behind it is not entered.
-    (slope,) = torch.autograd.grad(loss, log_prob, retain_graph=True)
-    batch = TokenBatch(log_prob.detach(), old_log_prob, advantages, response_mask.bool())
+    (slope,) = torch.autograd.grad(loss, logp, retain_graph=True)
+    batch = TokenBatch(logp.detach(), given["old_log_prob"], given["advantages"], mask)
     unmoved = slope == 0
-    if rollout_is_weights is not None:
-        unmoved &= rollout_is_weights != 0
+    if (weights := given.get("rollout_is_weights")) is not None:
+        unmoved &= weights != 0
     kept = batch.mask & ~(unmoved & (batch.advantages != 0))
     seen = means(batch, Surrogate(torch.zeros_like(batch.logp), kept))
     return loss, {**metrics, **as_floats(seen), **shadow_means(shadows(settings), batch, kept)}

@@ -105,8 +105,8 @@ class Local:
     def _tokens(self, ids: list[list[int]], length: int, limit: int) -> list[list[int]]:
         """New tokens of each row, with or without those after the end token."""
         from trustclip.engines.trl.sampling.decoding import Decoder
+        from trustclip.engines.trl.sampling.generate import criteria
         from trustclip.engines.trl.sampling.plain import unlike_generate
-        from trustclip.engines.trl.sampling.stopping import criteria
 
         settings = {"top_k": 0, "top_p": self._sampling.top_p}
         if next(unlike_generate(self._model, settings), None) is None:

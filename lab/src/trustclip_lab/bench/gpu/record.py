@@ -90,7 +90,7 @@ def write_entry(folder: Path, box: Mapping[str, Any], rows: Sequence[Row]) -> di
     except NotMeasured:
         path.unlink(missing_ok=True)
         return None
-    table = json.loads(measured.FILE.read_text(encoding="utf-8"))
+    table = measured.table()
     write_text(path, with_measurement(table, capability(box), **made) + "\n")
     return made
 
@@ -136,13 +136,12 @@ def adopt(folder: Path) -> Table:
     path = folder / "measured.json"
     if path.is_file():
         write_text(measured.FILE, path.read_text(encoding="utf-8"))
-        measured.reread()
         note = f"Adopted {path} as {measured.FILE}."
     else:
         note = f"Nothing to adopt: there is no {path}, since the session does not decide it."
     cells = [
         (number, kind, each[kind], "yes" if measured.takes(each, kind) else "no")
-        for number, each in json.loads(measured.FILE.read_text(encoding="utf-8")).items()
+        for number, each in measured.table().items()
         for kind in ("frozen", "trained")
     ]
     columns = ("compute capability", "head", "seconds over TRL's", "auto takes it")

@@ -90,12 +90,13 @@ class Mismatch:
         own = _farthest(own)
         rows = gather(F.pad(own, (0, 0, 0, WORST - len(own)), value=torch.nan))  # alike on ranks
         found = _farthest(rows[~rows[:, 0].isnan()]).tolist()
-        tokens = [dict(zip(_COLUMNS, row, strict=True)) for row in found]
-        worst = [
-            {**{n: int(t[n]) for n in _PLACES}, **{n: round(t[n], 6) for n in _LOGPS}}
-            for t in tokens
-        ]
-        return {"worst": [{**token, "text": decode([token["token"]])} for token in worst]}
+        worst = []
+        for row in found:
+            told = dict(zip(_COLUMNS, row, strict=True))
+            token: dict[str, Any] = {name: int(told[name]) for name in _PLACES}
+            token |= {name: round(told[name], 6) for name in _LOGPS}
+            worst.append(token | {"text": decode([token["token"]])})
+        return {"worst": worst}
 
     def _pairs(self, told: Mapping[str, Tensor]) -> Pairs:
         of = torch.stack([told["generated"], told["index"]], dim=1).long()
@@ -116,17 +117,12 @@ class Mismatch:
 
 def _sequences(inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
     """Ids of prompt and completion, without padding, by generation and number of a sample."""
-    prompts, completions = (
-        [
-            row[keep.bool()].tolist()
-            for row, keep in zip(inputs[f"{part}_ids"], inputs[f"{part}_mask"], strict=True)
-        ]
-        for part in ("prompt", "completion")
-    )
-    keys = zip(inputs["generated"].tolist(), inputs["sample_index"].tolist(), strict=True)
+    numbers = (inputs["generated"].tolist(), inputs["sample_index"].tolist())
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    rows = zip(*numbers, *(inputs[name] for name in names), strict=True)
     return {
-        key: (prompt, completion)
-        for key, prompt, completion in zip(keys, prompts, completions, strict=True)
+        (generated, index): (prompt[asked.bool()].tolist(), completion[answered.bool()].tolist())
+        for generated, index, prompt, asked, completion, answered in rows
     }
 
 

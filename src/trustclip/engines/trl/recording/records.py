@@ -4,7 +4,6 @@ import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +14,7 @@ from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.shadow import WatchedWindow
 from trustclip.engines.trl.inputs import token_mask
 from trustclip.engines.trl.recording.mismatch import Mismatch
-from trustclip.engines.trl.recording.shares import GateShares
+from trustclip.engines.trl.recording.shares import gate_counts, gate_shares
 from trustclip.engines.trl.recording.tokens import TokenSampler
 
 #: What TRL shows of the last generation: columns, and tables of them.
@@ -101,17 +100,11 @@ class Recorded:
     #: Methods to watch with, and the metrics since the last log, by mode.
     _shadows: list[Method]
     _windows: dict[str, WatchedWindow]
+    #: What the update under way says about the sampler, and `gate_counts` of its micro-batches.
+    mismatch: Mismatch
+    _gated: list[Tensor]
     #: Arguments and rewards of TRL's last reward computation.
     _rewarded: tuple[Any, Any, Any, Tensor]
-
-    @cached_property
-    def _shares(self) -> GateShares:
-        return GateShares()
-
-    @cached_property
-    def mismatch(self) -> Mismatch:
-        """What the updates say about the sampler."""
-        return Mismatch()
 
     @property
     def _mode(self) -> str:
@@ -124,6 +117,7 @@ class Recorded:
     def _watch_with(self, shadows: list[Method]) -> None:
         self._shadows = shadows
         self._windows = {mode: WatchedWindow(shadows) for mode in ("train", "eval")}
+        self.mismatch, self._gated = Mismatch(), []
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, ids)  # type: ignore[misc]
@@ -184,7 +178,7 @@ class Recorded:
     ) -> None:
         """Record a micro-batch of an update; ``seen`` has only the tokens that were scored."""
         if self.recorder is not None:
-            self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
+            self._gated.append(gate_counts(inputs, batch, surrogate))
             self.mismatch.add(inputs, seen)
         if self.token_sampler is not None and coefficient is not None:
             self.token_sampler.add(self.state.global_step, inputs, batch, surrogate, coefficient)
@@ -198,9 +192,10 @@ class Recorded:
 
     def _forget_update(self) -> None:
         """Drop what was recorded of an update that was given up."""
-        for kept in (self._shares, self.mismatch, self.token_sampler):
-            if kept is not None:
-                kept.forget()
+        self._gated.clear()
+        self.mismatch.forget()
+        if self.token_sampler is not None:
+            self.token_sampler.forget()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
@@ -212,7 +207,8 @@ class Recorded:
         """Record what the gate did in the update that ends."""
         gather = self.accelerator.gather
         if self.recorder is not None:
-            row = self._shares.read(gather)
+            row = gate_shares(gather(torch.cat(self._gated)))
+            self._gated.clear()
             row |= self.mismatch.read(gather, self.processing_class.decode)
             if self.accelerator.is_main_process:
                 self.recorder.gates({"step": self.state.global_step + 1, **row})
@@ -243,12 +239,9 @@ def attach_recorders(trainer: Any) -> None:
 
 def stored_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """TRL's log of the last generation, in a form for checkpoints."""
-    columns = {name: storable(list(logs[name])) for name in _COLUMNS}
-    tables = {
-        name: {column: storable(list(values)) for column, values in logs[name].items()}
-        for name in _TABLES
-    }
-    return columns | tables
+    columns = {name: list(logs[name]) for name in _COLUMNS}
+    tables = {name: {c: list(values) for c, values in logs[name].items()} for name in _TABLES}
+    return storable(columns | tables)
 
 
 def restore_logs(logs: Mapping[str, Any], stored: Mapping[str, Any]) -> None:

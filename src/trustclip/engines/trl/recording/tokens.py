@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -85,29 +85,18 @@ class _Part:
         return torch.stack([self.inputs["generated"], self.inputs["sample_index"], length], dim=1)
 
 
+@dataclass
 class TokenSampler:
-    """Collects the tokens of the completions that a plan chooses, and writes them.
+    """Collects the tokens of the completions that a plan chooses, and writes them."""
 
-    Args:
-      plan: which ones.
-      group: completions of one prompt.
-      prompts: of one generation, over all ranks.
-      text: text of a token's id.
-      write: gets the update (updates done before it) and this rank's rows: columns of
-        `trustclip.logs.tokens` by name. Not called without rows.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        group: int,
-        prompts: int,
-        text: Callable[[int], str],
-        write: Callable[[int, list[dict[str, Any]]], None],
-    ) -> None:
-        self._plan, self._group, self._prompts = plan, group, prompts
-        self._text, self._write = text, write
-        self._parts: list[_Part] = []
+    plan: Plan
+    group: int  # completions of one prompt
+    prompts: int  # of one generation, over all ranks
+    text: Callable[[int], str]  # of a token's id
+    #: Gets the update (updates done before it) and this rank's rows: columns of
+    #: `trustclip.logs.tokens` by name. Not called without rows.
+    write: Callable[[int, list[dict[str, Any]]], None]
+    _parts: list[_Part] = field(default_factory=list, init=False)
 
     def add(
         self,
@@ -118,7 +107,7 @@ class TokenSampler:
         coefficient: Tensor,
     ) -> None:
         """Keep a micro-batch if its update is recorded; ``step`` is the updates done before."""
-        if self._plan.wants(step):
+        if self.plan.wants(step):
             names = ("completion_ids", "completion_mask", "sample_index", "generated", "reward")
             part = {name: inputs[name] for name in names}
             self._parts.append(_Part(part, batch, surrogate.kept, coefficient))
@@ -138,10 +127,10 @@ class TokenSampler:
             return used
         facts = gather(torch.cat([part.facts() for part in parts])).tolist()
         rows = [row for row in facts if row[2]]
-        chosen = self._plan.chosen(rows, self._plan.allowed(step) - used)
+        chosen = self.plan.chosen(rows, self.plan.allowed(step) - used)
         own = [row for part in parts for row in self._rows(step, part, chosen)]
         if own:
-            self._write(step, own)
+            self.write(step, own)
         return used + sum(length for *key, length in rows if tuple(key) in chosen)
 
     def _rows(self, step: int, part: _Part, chosen: set[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -165,10 +154,10 @@ class TokenSampler:
                 for name, values in columns.items()
                 if values is not None
             }
-            group = generated * self._prompts + index // self._group
+            group = generated * self.prompts + index // self.group
             row |= {"step": step, "generated": generated, "index": index, "group": group}
             row["reward"] = part.inputs["reward"][place].item()
-            row["token"] = [self._text(number) for number in row["token_id"].tolist()]
+            row["token"] = [self.text(number) for number in row["token_id"].tolist()]
             made.append(row)
         return made
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trustclip.engines.trl.likeliest import Likeliest
+from trustclip.engines.trl.sampling.generate import replaced
 
 #: What vLLM's server writes for the logarithm of 0.
 _NEVER = -9999.0
@@ -41,12 +42,12 @@ def with_likeliest(generation: Any, k: int, all_drawn: bool) -> Iterator[list[Li
         ]
         return prompts, tokens, own, ids
 
-    generation.generate, generation.logprobs = generate, k
+    generation.logprobs = k
     try:
-        yield found
+        with replaced(generation, generate):
+            yield found
     finally:
         generation.logprobs = before
-        del generation.generate
 
 
 def _likeliest(

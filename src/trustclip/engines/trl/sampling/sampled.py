@@ -24,6 +24,7 @@ from transformers.generation.logits_process import (
 
 from trustclip.constraints.batch import TokenBatch
 from trustclip.engines.trl.likeliest import Likeliest, joined, likeliest
+from trustclip.engines.trl.sampling.generate import replaced
 
 #: Settings of sampling that are applied here, in the order of Transformers, and their off values.
 _APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {
@@ -69,11 +70,8 @@ def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
         calls.append(recorder)
         return ids
 
-    model.generate = generate
-    try:
+    with replaced(model, generate):
         yield calls
-    finally:
-        del model.generate
 
 
 def with_logps(

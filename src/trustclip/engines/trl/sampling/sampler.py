@@ -16,9 +16,9 @@ from transformers import GenerationConfig
 from trustclip.engines.rounding import converted
 from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl.sampling.decoding import Decoded, Decoder, unsupported
+from trustclip.engines.trl.sampling.generate import criteria
 from trustclip.engines.trl.sampling.llama import merged, odd_adapter, parts
 from trustclip.engines.trl.sampling.sampled import with_logps
-from trustclip.engines.trl.sampling.stopping import criteria
 from trustclip.engines.trl.scoring.hidden import language_model
 
 Weights = dict[str, Tensor]

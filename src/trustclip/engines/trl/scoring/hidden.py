@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trustclip.durable.shards import whole
 from trustclip.head import Head
 
 #: Settings by which architectures multiply logits after the head, and those that divide by one.
@@ -58,27 +59,14 @@ def of_completions(states: list[Tensor], length: int) -> Tensor:
 def trained_head(model: nn.Module) -> Tensor | None:
     """A copy of the head's weight if training will change it; None if it is frozen."""
     weight = head(model).weight
-    return whole(weight).detach().clone() if weight.requires_grad else None
-
-
-def whole(parameter: Any) -> Any:
-    """A parameter, gathered if FSDP2 or DeepSpeed ZeRO-3 shards it; call it on every rank."""
-    if isinstance(parameter, DTensor):
-        return parameter.full_tensor()
-    if not hasattr(parameter, "ds_id"):
-        return parameter
-    import deepspeed  # type: ignore[import-not-found]
-
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.detach().clone()
+    return whole(weight).clone() if weight.requires_grad else None
 
 
 def head_of(model: nn.Module, temperature: float) -> Head:
     """The model's output head, gathered where it is sharded, with its scale and soft-cap."""
     linear, (scale, cap) = head(model), logit_changes(model)
-    return Head.of(
-        whole(linear.weight), whole(linear.bias), temperature=temperature, scale=scale, softcap=cap
-    )
+    bias = None if linear.bias is None else whole(linear.bias)
+    return Head.of(whole(linear.weight), bias, temperature=temperature, scale=scale, softcap=cap)
 
 
 def logit_changes(model: nn.Module) -> tuple[float, float | None]:

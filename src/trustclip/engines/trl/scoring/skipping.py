@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.batch import TokenBatch
+from trustclip.engines.trl.inputs import token_mask
 
 #: Inputs of TRL that are not indexed by row alone (images), so that rows cannot be left out.
 _TIED = ("pixel_values", "token_type_ids", "mm_token_type_ids", "image_sizes", "num_images")
@@ -20,12 +21,9 @@ def rows_that_matter(inputs: dict[str, Any]) -> Tensor | None:
     """
     if any(inputs.get(name) is not None for name in _TIED):
         return None
-    advantages, mask = inputs["advantages"], inputs["completion_mask"].bool()
-    if "tool_mask" in inputs:
-        mask = mask & inputs["tool_mask"].bool()
-    matters = _matters(
-        advantages if advantages.dim() == 2 else advantages[:, None], mask
-    )  # [batch]
+    advantages = inputs["advantages"]
+    by_token = advantages if advantages.dim() == 2 else advantages[:, None]
+    matters = _matters(by_token, token_mask(inputs))  # [batch]
     rows = matters.nonzero().squeeze(1)  # the one place where a GPU is waited for
     if len(rows) == len(matters):
         return None

@@ -1,6 +1,6 @@
 """How runs were evaluated: whether the same problems, prompts and sampling stand behind scores."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trustclip.findings.finding import Finding
@@ -41,12 +41,9 @@ def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
                 break
 
 
-def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[Finding]:
+def unequal_samples(groups: Sequence[Group]) -> Iterator[Finding]:
     """A warning about methods that were evaluated with different numbers of samples."""
-    samples = {
-        name: _samples(run.final for run in runs if run.final is not None)
-        for name, runs in groups.items()
-    }
+    samples = {group.label: _samples(group.evaluations("final")) for group in groups}
     known = {name: k for name, k in samples.items() if k}
     if len(set(known.values())) > 1:
         each = ", ".join(f"{name} {k}" for name, k in known.items())
@@ -58,16 +55,10 @@ def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[Finding]:
         yield Finding("comparison/samples", "warning", text, known)
 
 
-def _samples(evaluations: Iterable[Evaluation]) -> int:
+def _samples(evaluations: Sequence[Evaluation]) -> int:
     """Samples of a problem in some evaluations, see `usual`; 0 where they are gone."""
-    return min(
-        (
-            usual(list(problems.values()))
-            for evaluation in evaluations
-            for problems in evaluation.answers.values()
-        ),
-        default=0,
-    )
+    each = [problems for evaluation in evaluations for problems in evaluation.answers.values()]
+    return min((usual(list(problems.values())) for problems in each), default=0)
 
 
 def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 
 from trustclip import stats
 from trustclip.findings.evaluated import collapsed, mean_of
-from trustclip.findings.groups import Group, shared_answers
+from trustclip.findings.groups import Group, common_seeds, shared_answers
 from trustclip.runs.run import Evaluation, Run
 from trustclip.stats import curves
 from trustclip.stats.differences import paired_runs
@@ -88,7 +88,9 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
     """
     references = {group.setting: group for group in groups if group.is_reference}
     pairs = [
-        None if group.is_reference else _common(_kept(group), _kept(references[group.setting]))
+        None
+        if group.is_reference
+        else common_seeds([_kept(group), _kept(references[group.setting])])
         for group in groups
     ]
     areas = [None if pair is None else _area_minus(*pair) for pair in pairs]
@@ -104,12 +106,6 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
 def _kept(group: Group) -> list[Run]:
     """Finished runs with a learning curve."""
     return [run for run in group.scored if run.finished and len(evaluated(run)) > 1]
-
-
-def _common(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    a, b = ({run.seed: run for run in runs} for runs in (ours, theirs))
-    shared = [seed for seed in a if seed in b]
-    return [a[seed] for seed in shared], [b[seed] for seed in shared]
 
 
 def _of(
@@ -204,6 +200,5 @@ def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> N
 
 def _corrected(found: Sequence[Number | None]) -> list[Number | None]:
     """Differences with Holm's p of all that there are."""
-    p_values = [d["p"] for d in found if d is not None and d["p"] is not None]
-    adjusted = iter(stats.holm(p_values).tolist())
-    return [None if d is None else {**d, "p_holm": next(adjusted)} for d in found]
+    adjusted = stats.holm([nan if d is None else d["p"] for d in found]).tolist()
+    return [None if d is None else {**d, "p_holm": p} for d, p in zip(found, adjusted, strict=True)]

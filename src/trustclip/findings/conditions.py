@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trustclip.findings.evaluated import answers_of
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
 from trustclip.runs.answers import usual
@@ -101,23 +102,33 @@ def _training(run: Run) -> dict[str, Any]:
     }
 
 
-def require_equal_texts(runs: Sequence[Run]) -> None:
-    """Refuse runs whose problems of one id have different texts or answers.
+def require_equal_problems(runs: Sequence[Run]) -> None:
+    """Refuse runs that were evaluated on other problems, or on other texts or answers of one id.
 
     Raises:
       ValueError: naming some of them.
     """
     first, *others = runs
-    ours = _texts(first)
+    asked, ours = _asked(first), _texts(first)
     for run in others:
         theirs = _texts(run)
-        wrong = sorted(key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
-        if wrong:
-            shown = some([f"{task}: {problem}" for task, problem in wrong])
-            raise ValueError(
-                f"{first.path} and {run.path} were evaluated on different problems: {len(wrong)} "
-                f"have one id and two texts or answers ({shown})."
-            )
+        for what, wrong in (
+            ("are in one of them only", asked ^ _asked(run)),
+            (
+                "have one id and two texts or answers",
+                {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]},
+            ),
+        ):
+            if wrong:
+                shown = some([f"{task}: {problem}" for task, problem in sorted(wrong)])
+                raise ValueError(
+                    f"{first.path} and {run.path} were evaluated on different problems: "
+                    f"{len(wrong)} {what} ({shown})."
+                )
+
+
+def _asked(run: Run) -> set[tuple[str, str]]:
+    return set() if run.final is None else {*answers_of(run.final)}
 
 
 def _prompt(run: Run) -> Mapping[str, Any]:

@@ -7,11 +7,9 @@ from typing import Any
 from trustclip import stats
 from trustclip.findings.contamination import held, trained_on
 from trustclip.findings.groups import Group, names, shared_answers
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.runs.reader import Evaluation
 from trustclip.support.text import bracket, percent
-
-NOTHING = Cell("-")
 
 
 def clean_table(groups: Sequence[Group]) -> Table | None:

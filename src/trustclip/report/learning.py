@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from trustclip.findings.facts import ALPHA, KEPT
 from trustclip.findings.groups import Group, names
 from trustclip.findings.learning import Learning, Number
-from trustclip.report.results import NOTHING, p_text
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.results import p_text
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.support.text import bracket, percent
 
 #: Of numbers that are written as they are, where shares are written in percent.

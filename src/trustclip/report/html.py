@@ -42,7 +42,7 @@ def embedded(value: Any) -> Markup:
     return Markup(text)
 
 
-def _hash(script: str) -> str:
+def script_hash(script: str) -> str:
     """Hash that allows this script in the page's content security policy."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
@@ -52,7 +52,7 @@ def page_of(template: Template, scripts: Sequence[Markup], **content: Any) -> st
     """A page of a template, with the scripts that its policy allows and the colours of figures."""
     page = template.render(
         scripts=scripts,
-        hashes=[_hash(script) for script in scripts],
+        hashes=[script_hash(script) for script in scripts],
         version=trustclip.__version__,
         colours={"light": PALETTE, "dark": DARK_PALETTE},
         **content,

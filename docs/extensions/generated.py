@@ -26,7 +26,7 @@ from trustclip.cli.registry import distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
 from trustclip.report.draw.figures import every_gate
-from trustclip.report.page import token_page
+from trustclip.report.microscope import token_page
 from trustclip.report.rosetta import spelled
 from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.support.text import markdown_table

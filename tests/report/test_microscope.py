@@ -20,7 +20,7 @@ from trustclip.cli.main import main
 from trustclip.constraints.shadow import label
 from trustclip.logs.tokens import TokenRow, write_tokens
 from trustclip.report import microscope
-from trustclip.report.page import token_page
+from trustclip.report.microscope import token_page
 from trustclip.runs.suggest import suggest
 from trustclip.runs.watched import watch
 

@@ -13,7 +13,7 @@ from synthetic_runs import Spec, make_run
 import trustclip as tc
 from trustclip.logs.tokens import TokenRow, token_batch
 from trustclip.report.build import build
-from trustclip.report.page import token_page
+from trustclip.report.microscope import token_page
 from trustclip.report.tokens import (
     COLUMNS,
     OWN,

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import nan
 from typing import Any
 
 from trustclip import stats
 from trustclip.findings.facts import LEVEL
-from trustclip.findings.groups import Group, shared_answers
+from trustclip.findings.groups import Group, common_seeds, shared_answers
 from trustclip.runs.answers import usual, whole
 from trustclip.runs.reader import Evaluation, Run
 
@@ -114,18 +115,13 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
         if not group.is_reference and group.scored and references[group.setting].scored
     ]
     pairs = _at_one_k(pairs)
-    family = [pair for pair in pairs if not pair.obstacle]
-    found = [pair.difference(kind) for pair in family]
-    adjusted = stats.holm([difference.p for difference in found]).tolist()
-    worth = {
-        id(pair): (difference, p)
-        for pair, difference, p in zip(family, found, adjusted, strict=True)
-    }
+    found = [None if pair.obstacle else pair.difference(kind) for pair in pairs]
+    adjusted = stats.holm([nan if one is None else one.p for one in found]).tolist()
+    family = sum(one is not None for one in found)
     return [
-        _compared(pair, kind, *worth[id(pair)], len(family)) if id(pair) in worth
-        else Compared(pair.group, pair.reference, kind, 0, None, None, float("nan"), pair.obstacle)
-        for pair in pairs
-    ]  # fmt: skip
+        _compared(pair, kind, difference, p, family)
+        for pair, difference, p in zip(pairs, found, adjusted, strict=True)
+    ]
 
 
 def _at_one_k(pairs: Sequence[_Pair]) -> list[_Pair]:
@@ -142,8 +138,10 @@ def _at_one_k(pairs: Sequence[_Pair]) -> list[_Pair]:
 
 
 def _compared(
-    pair: _Pair, kind: str, difference: stats.Difference, p: float, family: int
+    pair: _Pair, kind: str, difference: stats.Difference | None, p: float, family: int
 ) -> Compared:
+    if difference is None:
+        return Compared(pair.group, pair.reference, kind, 0, None, None, nan, pair.obstacle)
     names = (pair.group.label, pair.reference.label)
     if pair.identical:
         sentence = f"identical to {names[1]}, completion by completion"
@@ -187,17 +185,14 @@ def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:
 
 def _matched(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[Run]], bool]:
     """Runs to compare, and whether they are pairs of one seed."""
-    ours, theirs = ({run.seed: run for run in runs} for runs in (a, b))
-    common = [seed for seed in ours if seed in theirs]
-    if common:
-        return ([ours[seed] for seed in common], [theirs[seed] for seed in common]), True
-    # Without training two runs may have no seed in common, and are a pair all the same.
+    ours, theirs = common_seeds([a, b])
+    if ours:
+        return (ours, theirs), True
+    ours, theirs = ([*{run.seed: run for run in runs}.values()] for runs in (a, b))
     alone = len(ours) == len(theirs) == 1
-    untrained = any(run.method is None for run in [*a, *b])
-    if alone:
-        return ([*ours.values()], [*theirs.values()]), untrained
-    if min(len(ours), len(theirs)) > 1:
-        return ([*ours.values()], [*theirs.values()]), False
+    if alone or min(len(ours), len(theirs)) > 1:
+        # Without training two runs may have no seed in common, and are a pair all the same.
+        return (ours, theirs), alone and any(run.method is None for run in [*ours, *theirs])
     return ([], []), False
 
 

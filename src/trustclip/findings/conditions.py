@@ -1,8 +1,9 @@
 """How runs were evaluated: whether the same problems, prompts and sampling stand behind scores."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trustclip.findings.evaluated import answers_of
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
 from trustclip.runs.answers import usual
@@ -41,12 +42,9 @@ def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
                 break
 
 
-def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[Finding]:
+def unequal_samples(groups: Sequence[Group]) -> Iterator[Finding]:
     """A warning about methods that were evaluated with different numbers of samples."""
-    samples = {
-        name: _samples(run.final for run in runs if run.final is not None)
-        for name, runs in groups.items()
-    }
+    samples = {group.label: _samples(group.evaluations("final")) for group in groups}
     known = {name: k for name, k in samples.items() if k}
     if len(set(known.values())) > 1:
         each = ", ".join(f"{name} {k}" for name, k in known.items())
@@ -58,16 +56,10 @@ def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[Finding]:
         yield Finding("comparison/samples", "warning", text, known)
 
 
-def _samples(evaluations: Iterable[Evaluation]) -> int:
+def _samples(evaluations: Sequence[Evaluation]) -> int:
     """Samples of a problem in some evaluations, see `usual`; 0 where they are gone."""
-    return min(
-        (
-            usual(list(problems.values()))
-            for evaluation in evaluations
-            for problems in evaluation.answers.values()
-        ),
-        default=0,
-    )
+    each = [problems for evaluation in evaluations for problems in evaluation.answers.values()]
+    return min((usual(list(problems.values())) for problems in each), default=0)
 
 
 def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:
@@ -110,23 +102,33 @@ def _training(run: Run) -> dict[str, Any]:
     }
 
 
-def require_equal_texts(runs: Sequence[Run]) -> None:
-    """Refuse runs whose problems of one id have different texts or answers.
+def require_equal_problems(runs: Sequence[Run]) -> None:
+    """Refuse runs that were evaluated on other problems, or on other texts or answers of one id.
 
     Raises:
       ValueError: naming some of them.
     """
     first, *others = runs
-    ours = _texts(first)
+    asked, ours = _asked(first), _texts(first)
     for run in others:
         theirs = _texts(run)
-        wrong = sorted(key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
-        if wrong:
-            shown = some([f"{task}: {problem}" for task, problem in wrong])
-            raise ValueError(
-                f"{first.path} and {run.path} were evaluated on different problems: {len(wrong)} "
-                f"have one id and two texts or answers ({shown})."
-            )
+        for what, wrong in (
+            ("are in one of them only", asked ^ _asked(run)),
+            (
+                "have one id and two texts or answers",
+                {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]},
+            ),
+        ):
+            if wrong:
+                shown = some([f"{task}: {problem}" for task, problem in sorted(wrong)])
+                raise ValueError(
+                    f"{first.path} and {run.path} were evaluated on different problems: "
+                    f"{len(wrong)} {what} ({shown})."
+                )
+
+
+def _asked(run: Run) -> set[tuple[str, str]]:
+    return set() if run.final is None else {*answers_of(run.final)}
 
 
 def _prompt(run: Run) -> Mapping[str, Any]:

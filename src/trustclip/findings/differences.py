@@ -12,7 +12,7 @@ from trustclip.findings.course import Course
 from trustclip.findings.evaluated import collapsed, mean_of
 from trustclip.findings.facts import ALPHA, EACH, ENOUGH_RUNS, LEVEL, SHOWN
 from trustclip.findings.finding import Finding
-from trustclip.findings.groups import Group, by_setting, names
+from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
 from trustclip.runs.run import Run
@@ -56,8 +56,8 @@ def headline(
     scored = [group for group in groups if group.scored]
     if scored and (gained := gain(scored[0])):
         return " ".join([_sentence(_gained(scored[0])), *signs[: gained.p > ALPHA]])
-    if scored:
-        return _sentence(_standing(scored[0]))
+    if scored and (e := scored[0].estimate(None, scored[0].metrics[0])):
+        return _sentence(_level(scored[0], e))
     if all(run.log for group in groups for run in group.runs):
         return "Logs of other trainers: what their constraints did."
     if all(run.silence for group in groups for run in group.runs):
@@ -69,11 +69,7 @@ def _begun(groups: Sequence[Group]) -> str:
     """The scores before training, of runs that have no later ones."""
     for group in groups:
         if group.metrics and (e := group.estimate(None, group.metrics[0], "initial")):
-            score = f"{percent(e.value)} % {bracket(e.low, e.high)}".rstrip()
-            return (
-                f"{group.label}: {title_of(group.metrics[0])} {score} before training; no later "
-                "evaluation is complete yet."
-            )
+            return f"{_level(group, e)} before training; no later evaluation is complete yet."
     return "No evaluation is complete yet."
 
 
@@ -205,11 +201,8 @@ def _gained(group: Group) -> str:
     )
 
 
-def _standing(group: Group) -> str:
-    metric = group.metrics[0]
-    e = group.estimate(None, metric)
-    assert e is not None
-    text = f"{group.label}: {title_of(metric)} {percent(e.value)} %"
+def _level(group: Group, e: Estimate) -> str:
+    text = f"{group.label}: {title_of(group.metrics[0])} {percent(e.value)} %"
     return f"{text} {bracket(e.low, e.high)}".rstrip()
 
 
@@ -291,7 +284,7 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
     if compared:
         yield from unlike_settings(groups)
     for here in by_setting(groups).values() if compared else ():
-        yield from unequal_samples({group.label: group.scored for group in here})
+        yield from unequal_samples(here)
     if len(by_setting(groups)) > 1 and compared:
         within = "setting" if any(g.setting != g.model for g in groups) else "model"
         text = f"Groups are compared within their {within} only."

@@ -1,6 +1,7 @@
 """The gate: whether it acted, on which tokens, and at which threshold."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import log
 from statistics import fmean
 
@@ -159,8 +160,7 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
         )
     elif any(shares.values()):
         found = _acting(course, "constraint", "acted", course.unit)
-        yield Finding(found.kind, found.severity, found.sentence + _pace(log), found.evidence,
-                      found.advice)  # fmt: skip
+        yield replace(found, sentence=found.sentence + _pace(log))
     else:
         yield _never(course, log, still=bool(moved) and still)
 

@@ -203,6 +203,13 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
     return groups
 
 
+def common_seeds(arms: Sequence[Sequence[Run]]) -> list[list[Run]]:
+    """Of each arm the runs whose seeds all of them have, in one order."""
+    by_seed = [{run.seed: run for run in arm} for arm in arms]
+    shared = [seed for seed in by_seed[0] if all(seed in own for own in by_seed)]
+    return [[own[seed] for seed in shared] for own in by_seed]
+
+
 def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """The groups of each setting."""
     found: dict[str, list[Group]] = {}

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 
 from trustclip import stats
 from trustclip.findings.evaluated import collapsed, mean_of
-from trustclip.findings.groups import Group, shared_answers
+from trustclip.findings.groups import Group, common_seeds, shared_answers
 from trustclip.runs.run import Evaluation, Run
 from trustclip.stats import curves
 from trustclip.stats.differences import paired_runs
@@ -38,17 +38,15 @@ class Learning:
     time_minus: Number | None = None
 
 
-def evaluated(run: Run) -> list[Evaluation]:
-    """The evaluations that make a learning curve: those at known updates, from the first one on."""
-    return [e for e in run.evaluations if e.step is not None and e.metrics]
+def evaluated(run: Run) -> dict[int, Evaluation]:
+    """The evaluations that make a learning curve, by their updates, from the first one on."""
+    return {e.step: e for e in run.evaluations if e.step is not None and e.metrics}
 
 
 def area_of(run: Run) -> float | None:
     """Area under the learning curve of a run; None with fewer than two evaluations."""
     found = evaluated(run)
-    if len(found) < 2:
-        return None
-    return curves.area([e.step or 0 for e in found], [mean_of(e) for e in found])
+    return None if len(found) < 2 else curves.area([*found], [*map(mean_of, found.values())])
 
 
 def beside(run: Run) -> dict[str, float | bool | None]:
@@ -64,7 +62,7 @@ def beside(run: Run) -> dict[str, float | bool | None]:
 def time_of(run: Run, reaches: float) -> float:
     """Updates until an evaluation of a run first has this score; nan for never."""
     found = evaluated(run)
-    return curves.reached([e.step or 0 for e in found], [mean_of(e) for e in found], reaches)
+    return curves.reached([*found], [*map(mean_of, found.values())], reaches)
 
 
 def threshold(groups: Sequence[Group], given: float | None = None) -> float | None:
@@ -88,7 +86,9 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
     """
     references = {group.setting: group for group in groups if group.is_reference}
     pairs = [
-        None if group.is_reference else _common(_kept(group), _kept(references[group.setting]))
+        None
+        if group.is_reference
+        else common_seeds([_kept(group), _kept(references[group.setting])])
         for group in groups
     ]
     areas = [None if pair is None else _area_minus(*pair) for pair in pairs]
@@ -104,12 +104,6 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
 def _kept(group: Group) -> list[Run]:
     """Finished runs with a learning curve."""
     return [run for run in group.scored if run.finished and len(evaluated(run)) > 1]
-
-
-def _common(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    a, b = ({run.seed: run for run in runs} for runs in (ours, theirs))
-    shared = [seed for seed in a if seed in b]
-    return [a[seed] for seed in shared], [b[seed] for seed in shared]
 
 
 def _of(
@@ -162,16 +156,15 @@ def tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
 
     None where runs were evaluated at different updates or on different problems.
     """
-    curves_of = [evaluated(run) for run in runs]
-    steps = [[e.step or 0 for e in found] for found in curves_of]
-    if not runs or any(own != steps[0] for own in steps):
+    found = [evaluated(run) for run in runs]
+    if not runs or any([*own] != [*found[0]] for own in found):
         return None, []
-    answers, strata = shared_answers([e for found in curves_of for e in found])
+    answers, strata = shared_answers([e for own in found for e in own.values()])
     if not answers:
         return None, []
-    many = len(steps[0])
+    many = len(found[0])
     by_update = [stats.tally(answers[i::many]) for i in range(many)]
-    return curves.area_tally(steps[0], by_update), strata
+    return curves.area_tally([*found[0]], by_update), strata
 
 
 def _area_minus(ours: Sequence[Run], theirs: Sequence[Run]) -> Number | None:
@@ -204,6 +197,5 @@ def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> N
 
 def _corrected(found: Sequence[Number | None]) -> list[Number | None]:
     """Differences with Holm's p of all that there are."""
-    p_values = [d["p"] for d in found if d is not None and d["p"] is not None]
-    adjusted = iter(stats.holm(p_values).tolist())
-    return [None if d is None else {**d, "p_holm": next(adjusted)} for d in found]
+    adjusted = stats.holm([nan if d is None else d["p"] for d in found]).tolist()
+    return [None if d is None else {**d, "p_holm": p} for d, p in zip(found, adjusted, strict=True)]

@@ -104,13 +104,12 @@ def _differs(course: Course) -> Iterator[Finding]:
     parts = [f"{max(fmean(k3), 0.0):.2g} nats per token (k3)"] if k3 else []
     parts += [f"a mean absolute log-ratio of {fmean(absolute):.2g}"] if absolute else []
     parts += [f"{fmean(k1):.2g} nats per token (k1)"] if k1 and not k3 else []
-    usual = Finding("sampler/normal", "note", f"Normal is {NORMAL}.")
     most = f", at most {max(largest):.2g} on a token" if largest else ""
     listed = f"{', '.join(parts)}{most}"
     means = {n: fmean(v) for n, v in (("k3", k3), ("abs", absolute), ("k1", k1)) if v}
     seen = {f"sampler/{name}": value for name, value in means.items()}
-    limits = {"k3": ROUNDING, "abs": STILL, "k1": STILL}
-    if all(max(map(abs, values(rows, f"sampler/{n}"))) <= limits[n] for n in means):
+    rounding = {"k3": ROUNDING, "abs": STILL, "k1": STILL}
+    if all(max(map(abs, values(rows, f"sampler/{n}"))) <= rounding[n] for n in means):
         text = f"The sampler is the trainer's policy but for rounding: {listed}."
         yield Finding("sampler/exact", "ok", text, seen)
         return
@@ -118,14 +117,13 @@ def _differs(course: Course) -> Iterator[Finding]:
     grew = first > 0 and last > DRIFTED * first
     grown = f"; it grew from {first:.2g} to {last:.2g}" if grew else ""
     text = f"The sampler differs from the trainer by {listed}{grown}."
-    for name, limit in (("k3", LARGE), ("abs", ABSOLUTE)):
-        if means.get(name, 0.0) > limit:
-            advice = _cure(course, name, means[name], limit)
-            yield Finding("sampler/far", "warning", text, seen, advice)
-            yield usual
-            return
-    yield Finding("sampler/distance", "note", text, seen)
-    yield usual
+    limits = {"k3": LARGE, "abs": ABSOLUTE}
+    if far := [name for name in limits if means.get(name, 0.0) > limits[name]]:
+        advice = _cure(course, far[0], means[far[0]], limits[far[0]])
+        yield Finding("sampler/far", "warning", text, seen, advice)
+    else:
+        yield Finding("sampler/distance", "note", text, seen)
+    yield Finding("sampler/normal", "note", f"Normal is {NORMAL}.")
 
 
 def _exponential(course: Course) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from statistics import fmean
 from trustclip.constraints.base import Method, methods
 from trustclip.findings.course import Course
 from trustclip.findings.finding import Finding
-from trustclip.findings.rows import PREFIX
+from trustclip.findings.rows import PREFIX, values
 from trustclip.support.jsonl import Row
 from trustclip.support.text import percent
 
@@ -84,14 +84,9 @@ def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
 
 def mean_metrics(rows: Sequence[Row]) -> dict[str, float]:
     """Means over log lines of the metrics of the shadows, and of ``gated``."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            key = name.removeprefix(PREFIX)
-            ours = key == "gated" or key.startswith("shadow/")
-            if key != name and ours and isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(key, []).append(value)
-    return {name: fmean(values) for name, values in found.items()}
+    logged = dict.fromkeys(name.removeprefix(PREFIX) for row in rows for name in row)
+    names = [name for name in logged if name == "gated" or name.startswith("shadow/")]
+    return {name: fmean(found) for name in names if (found := values(rows, name))}
 
 
 def of_run(course: Course) -> Iterator[Finding]:

@@ -45,14 +45,12 @@ def accepts(path: Path, head: bytes) -> bool:
 
 
 def _has_steps(path: Path) -> bool:
-    read = 0
+    left = _SEARCHED
     with path.open("rb") as file:
-        for line in file:
+        while left >= 0 and (line := file.readline()):
             if _STEP.search(line):
                 return True
-            read += len(line)
-            if read > _SEARCHED:
-                return False
+            left -= len(line)
     return False
 
 

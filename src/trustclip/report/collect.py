@@ -119,7 +119,7 @@ def collect(
         *_for_each(groups, curves.training_figure),
         *_for_each(groups, curves.rewards_figure),
     ]
-    sweeps = [*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)]
+    sweeps = [*swept.swept_figures(groups, by_mean), *swept.sweep_figures(groups)]
     intervals = _some(results.interval_table(groups))
     reaches = threshold(groups, reaches)
     ways = learning(groups, reaches)

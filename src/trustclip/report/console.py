@@ -9,9 +9,8 @@ from rich.table import Table
 
 from trustclip import stats
 from trustclip.findings.comparison import Compared, compare, difference_on
-from trustclip.findings.conditions import require_equal_texts
+from trustclip.findings.conditions import require_equal_problems
 from trustclip.findings.differences import cautions
-from trustclip.findings.evaluated import answers_of
 from trustclip.findings.facts import LEVEL
 from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
 from trustclip.report.results import p_text
@@ -45,8 +44,7 @@ def print_comparison(
     groups = _arms([_evaluated(run, step) for run in read_runs(paths)])
     runs = [run for group in groups for run in group.scored]
     _require_equal_updates(runs)
-    _require_equal_problems(runs)
-    require_equal_texts(runs)
+    require_equal_problems(runs)
     for group in groups:
         if not group.metrics:
             raise ValueError(f"the runs of {group.label} have different numbers of samples.")
@@ -120,23 +118,6 @@ def _require_equal_updates(runs: Sequence[Run]) -> None:
         steps = sorted(step for step in common if step is not None)
         hint = f" Compare them with --step {steps[-1]}." if steps else ""
         raise ValueError(f"the last evaluations are of different updates: {ends}.{hint}")
-
-
-def _require_equal_problems(runs: Sequence[Run]) -> None:
-    first, *others = runs
-    problems = _problems(first)
-    for run in others:
-        unmatched = sorted(problems ^ _problems(run))
-        if unmatched:
-            shown = some([f"{task}: {problem}" for task, problem in unmatched])
-            raise ValueError(
-                f"{first.path} and {run.path} were evaluated on different problems: "
-                f"{len(unmatched)} are in one of them only ({shown})."
-            )
-
-
-def _problems(run: Run) -> set[tuple[str, str]]:
-    return set() if run.final is None else {*answers_of(run.final)}
 
 
 def _heading(groups: Sequence[Group], found: Sequence[Compared]) -> str:

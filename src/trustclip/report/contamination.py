@@ -7,11 +7,9 @@ from typing import Any
 from trustclip import stats
 from trustclip.findings.contamination import held, trained_on
 from trustclip.findings.groups import Group, names, shared_answers
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.runs.reader import Evaluation
 from trustclip.support.text import bracket, percent
-
-NOTHING = Cell("-")
 
 
 def clean_table(groups: Sequence[Group]) -> Table | None:
@@ -85,19 +83,17 @@ class _Part:
         return [*whole, Cell(str(len(kept))), self._score(clean), self._score(clean, k)]
 
     def _evaluations(self, moment: str) -> list[Evaluation]:
-        both = len(self.moments) > 1
-        runs = [run for run in self.group.scored if run.initial is not None or not both]
-        if moment == "initial" and not both:
-            runs = [*self.group.runs]
+        if len(self.moments) == 1:
+            return self.group.evaluations(moment)
+        runs = [run for run in self.group.scored if run.initial is not None]
         return [e for run in runs if (e := getattr(run, moment)) is not None]
 
     def _score(self, runs: Sequence[Any], k: int | None = None) -> Cell:
+        half, sign = len(runs) // 2, ""
         if len(self.moments) == 1:
-            interval = stats.mean_interval(runs) if k is None else stats.pass_interval(runs, k)
-            bounds = (None, None) if self.group.unsteady else (interval.low, interval.high)
-            return Cell(percent(interval.value, 1), bracket(*bounds))
-        half = len(runs) // 2
-        gain = stats.paired_difference(runs[:half], runs[half:], k=k, same_seeds=True)
-        sign = "+" if gain.value > 0 else ""
-        bounds = (None, None) if self.group.unsteady else (gain.low, gain.high)
-        return Cell(sign + percent(gain.value, 1), bracket(*bounds))
+            found = stats.mean_interval(runs) if k is None else stats.pass_interval(runs, k)
+        else:
+            found = stats.paired_difference(runs[:half], runs[half:], k=k, same_seeds=True)
+            sign = "+" if found.value > 0 else ""
+        bounds = (None, None) if self.group.unsteady else (found.low, found.high)
+        return Cell(sign + percent(found.value), bracket(*bounds))

@@ -1,12 +1,13 @@
 """The table of learning curves: areas, collapses, and times to a score."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trustclip.findings.facts import ALPHA, KEPT
 from trustclip.findings.groups import Group, names
 from trustclip.findings.learning import Learning, Number
-from trustclip.report.results import NOTHING, p_text
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.results import p_text
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.support.text import bracket, percent
 
 #: Of numbers that are written as they are, where shares are written in percent.
@@ -20,7 +21,7 @@ def learning_table(
     if not any(found):
         return None
     rows = [
-        row if one is None else TableRow(row.label, _cells(one), row.kind, row.note, row.series)
+        row if one is None else replace(row, cells=_cells(one))
         for row, one in zip(labels, found, strict=True)
         if one is not None or row.kind == "section"
     ]

@@ -14,15 +14,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from markupsafe import Markup
 
-import trustclip
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import method
 from trustclip.constraints.shadow import refusal
 from trustclip.constraints.thresholds import thresholds
 from trustclip.logs.recognise import holds_tokens, looked_for
 from trustclip.logs.tokens import REQUIRED
-from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
-from trustclip.report.html import embedded, environment, rendered, script_hash
+from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.tokens import views
 from trustclip.support.checked import UpToOne
 
@@ -123,8 +121,8 @@ def tokens_data(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     return {**views(named), "methods": offered(), "chosen": CHOSEN, "files": []}
 
 
-def microscope_page(paths: Sequence[Path], title: str) -> str:
-    """A page for files of tokens, as HTML; it opens further ones itself.
+def token_page(paths: Sequence[Path], title: str) -> str:
+    """The microscope, a page for files of tokens, as HTML; it opens further ones itself.
 
     In it from the start are the files of tokens, run directories, prime-rl's exports, TRL's
     completions, verl's rollouts and UNIPO's steps of ``paths``; without any, this package's sample.
@@ -140,19 +138,13 @@ def microscope_page(paths: Sequence[Path], title: str) -> str:
     data = {**tokens_data([(path.name, path) for path in recorded]), "files": others}
     library = reader()
     scripts = [*([Markup(library)] if library else []), *rendered("common.js.j2", *SCRIPTS)]
-    return (
-        environment()
-        .get_template("microscope.html.j2")
-        .render(
-            title=title,
-            shown=", ".join(path.name for path in paths) or SAMPLE,
-            scripts=scripts,
-            hashes=[script_hash(script) for script in scripts],
-            tokens=embedded(data),
-            version=trustclip.__version__,
-            parquet=bool(library),
-            colours={"light": PALETTE, "dark": DARK_PALETTE},
-        )
+    return page_of(
+        environment().get_template("microscope.html.j2"),
+        scripts,
+        title=title,
+        shown=", ".join(path.name for path in paths) or SAMPLE,
+        tokens=embedded(data),
+        parquet=bool(library),
     )
 
 

@@ -1,21 +1,19 @@
 """The page: one self-contained HTML file, without network access."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from markupsafe import Markup
 
-import trustclip
 from trustclip.findings.differences import Said
-from trustclip.findings.groups import Group
 from trustclip.logs.tokens import TOKENS
 from trustclip.report.collect import Report, Section, collect
 from trustclip.report.draw import charts
 from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
-from trustclip.report.html import embedded, environment, rendered, script_hash
-from trustclip.report.microscope import SCRIPTS, microscope_page, tokens_data
+from trustclip.report.html import embedded, environment, page_of, rendered
+from trustclip.report.microscope import SCRIPTS, tokens_data
 from trustclip.runs.reader import Run
 from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, viewed
 from trustclip.support.jsonl import write_text
@@ -53,7 +51,9 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
     own = ["common.js.j2", "page.js.j2", *SCRIPTS, *(["live.js.j2"] if live else [])]
     scripts = [Markup(charts.script()), *rendered(*own)]
     sections = [part for part in report.sections if part.figures or part.tables]
-    page = template.render(
+    return page_of(
+        template,
+        scripts,
         title=title,
         live=live,
         saved=saved,
@@ -66,16 +66,11 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
         ],
         parts_of=_PARTS,
         runs=[_run(said) for said in report.said],
-        scripts=scripts,
-        hashes=[script_hash(script) for script in scripts],
         figures=figures(sections),
         samples=embedded(_samples(report)),
         tokens=embedded(_tokens(report)),
-        version=trustclip.__version__,
         height=charts.height,
-        colours={"light": PALETTE, "dark": DARK_PALETTE},
     )
-    return writable(page)
 
 
 def figures(sections: Sequence[Section]) -> Markup:
@@ -87,16 +82,6 @@ def figures(sections: Sequence[Section]) -> Markup:
         for i, panel in enumerate(figure.panels)
     }
     return embedded({"figures": drawn, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS})
-
-
-def token_page(paths: Sequence[Path], title: str) -> str:
-    """The microscope with files of tokens in it, as HTML; see `microscope_page`."""
-    return writable(microscope_page(paths, title))
-
-
-def writable(page: str) -> str:
-    """Without half a surrogate pair: a text from a run may hold one, and no file can."""
-    return page.encode("utf-8", "backslashreplace").decode()
 
 
 def _run(said: Said) -> dict[str, Any]:
@@ -138,32 +123,33 @@ def _shown(record: dict[str, Any]) -> str:
 
 
 def _tokens(report: Report) -> dict[str, Any]:
-    pairs = [(group, run) for group in report.groups for run in group.runs]
     return tokens_data(
         [
-            (_name(group, run), run.path)
-            for group, run in pairs
+            (name, run.path)
+            for name, run in _named(report)
             if (run.log and run.log.tokens) or any((run.path / TOKENS).glob("*.parquet"))
         ]
     )
 
 
-def _name(group: Group, run: Run) -> str:
-    return f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label
+def _named(report: Report) -> Iterator[tuple[str, Run]]:
+    for group in report.groups:
+        for run in group.runs:
+            yield f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label, run
 
 
 def _samples(report: Report) -> dict[str, Any]:
     problems: dict[str, int] = {}
-    pairs = [(group, run) for group in report.groups for run in group.runs]
-    share = MAX_CHARACTERS // max(len(pairs), 1)
+    named = [*_named(report)]
+    share = MAX_CHARACTERS // max(len(named), 1)
     runs = [
         {
-            "name": _name(group, run),
+            "name": name,
             "model": run.model,
             "total": len(run.samples.places),
             "rows": viewed(run.path, run.samples, share, problems),
         }
-        for group, run in pairs
+        for name, run in named
     ]
     return {
         "columns": COLUMNS,

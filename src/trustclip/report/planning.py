@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip import stats
-from trustclip.findings.groups import Group, by_setting, group_runs, shared_answers
+from trustclip.findings.groups import Group, by_setting, common_seeds, group_runs, shared_answers
 from trustclip.findings.learning import evaluated, tallies
 from trustclip.runs.reader import Run, read_runs
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
@@ -64,18 +64,17 @@ def _of_setting(groups: Sequence[Group]) -> Iterator[Planned]:
             spread = _spread(score, [[*one.scored] for one in pair])
             if spread is not None:
                 name = title_of(group.metrics[0]) if score == "end" else "area"
-                seeds = (
-                    spread.freedom + 1 if spread.paired or len(pair) == 1 else spread.freedom + 2
+                means = 1 if spread.paired or len(pair) == 1 else 2
+                yield Planned(
+                    name, tuple(one.label for one in pair), spread.freedom + means, spread
                 )
-                yield Planned(name, tuple(one.label for one in pair), seeds, spread)
 
 
 def _spread(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     """Of pairs where two seeds or more are shared, else of the runs; None with one seed each."""
-    by_seed = [{run.seed: run for run in arm} for arm in arms]
-    shared = [seed for seed in by_seed[0] if all(seed in own for own in by_seed)]
-    if len(arms) > 1 and len(shared) > 1:
-        return _measured(score, [[own[seed] for seed in shared] for own in by_seed])
+    shared = common_seeds(arms)
+    if len(arms) > 1 and len(shared[0]) > 1:
+        return _measured(score, shared)
     alone = [_measured(score, [arm]) for arm in arms if len(arm) > 1]
     spreads = [one for one in alone if one is not None]
     return pooled(spreads) if spreads else None

@@ -10,11 +10,9 @@ import torch
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.report.reference import TITLES, Column, published
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.runs.reader import in_words
 from trustclip.support.text import bracket, one_line, percent, signed, title_of
-
-NOTHING = Cell("-")
 
 OPTIMISTIC = (
     "In parentheses: the best evaluation of each column, selected on the test problems as in the "

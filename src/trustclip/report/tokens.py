@@ -15,7 +15,7 @@ from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TokenRow, token_batch
-from trustclip.runs.samples import shards
+from trustclip.runs.samples import problem_of, problem_texts, shards
 from trustclip.runs.watched import sources
 from trustclip.stats.lift import Lifts
 from trustclip.support.jsonl import scan
@@ -183,22 +183,14 @@ def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1
 
 def asked_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
     """Problem and gold answer of each completion of a run, by (generation, number)."""
-    texts = {
-        (row.get("task"), row["id"]): str(row["problem"])
-        for line in (scan(run / "problems.jsonl") if (run / "problems.jsonl").exists() else ())
-        if (row := line.row) is not None and "id" in row and "problem" in row
-    }
+    texts = problem_texts(run)
     found: dict[tuple[Any, Any], tuple[str, str | None]] = {}
-    for shard in shards(run):
-        for line in scan(shard):
-            row = line.row
-            if row is None or row.get("stage") != "rl":
-                continue
-            text = texts.get((row.get("task"), row.get("id")), texts.get((None, row.get("id"))))
+    for row in (line.row for shard in shards(run) for line in scan(shard)):
+        if row is None or row.get("stage") != "rl":
+            continue
+        if (text := problem_of(row, texts)) is not None:
             gold = row.get("gold")
-            if text is not None:
-                key = (row.get("step"), row.get("index"))
-                found[key] = (text, None if gold is None else str(gold))
+            found[row.get("step"), row.get("index")] = text, None if gold is None else str(gold)
     return found
 
 

@@ -147,13 +147,13 @@ def viewed(
     Texts of problems become numbers in ``problems``, each held once however many runs used it.
     """
     gated = _gated(folder / "gates.jsonl")
-    texts = _texts(folder / "problems.jsonl")
+    texts = problem_texts(folder)
     rows = []
     for row in _reread(samples.chosen(characters)):
         stage, task, identity = (_text(row.get(name)) for name in ("stage", "task", "id"))
         step, right = _whole(row.get("step")), row.get("correct", row.get("reward"))
-        text = texts.get((task, identity), texts.get((None, identity)))
-        problem = None if text is None else problems.setdefault(text, len(problems))
+        text = problem_of(row, texts)
+        problem = None if text is None else problems.setdefault(text[: HEAD + TAIL], len(problems))
         rows.append(
             [
                 stage, step, task, identity, _number(row), problem,
@@ -202,14 +202,20 @@ def _reread(places: list[Place]) -> Iterator[Row]:
                     yield row
 
 
-def _texts(path: Path) -> Mapping[tuple[Any, Any], str]:
-    if not path.exists():
-        return {}
+def problem_texts(folder: Path) -> Mapping[tuple[Any, Any], str]:
+    """Texts of the problems of a run, by task and id."""
+    path = folder / "problems.jsonl"
     return {
-        (_text(row.get("task")), _text(row["id"])): str(row["problem"])[: HEAD + TAIL]
-        for line in scan(path)
+        (_text(row.get("task")), _text(row["id"])): str(row["problem"])
+        for line in (scan(path) if path.exists() else ())
         if (row := line.row) is not None and "id" in row and "problem" in row
     }
+
+
+def problem_of(row: Row, texts: Mapping[tuple[Any, Any], str]) -> str | None:
+    """The text of a completion's problem, of its task or of all, if it was recorded."""
+    task, identity = _text(row.get("task")), _text(row.get("id"))
+    return texts.get((task, identity), texts.get((None, identity)))
 
 
 def _gated(path: Path) -> dict[tuple[Any, Any], float]:

@@ -6,15 +6,15 @@ degrees of freedom and noncentrality $g / s_n$ exceeds the test's quantile so of
 $s_n = s / \sqrt{n}$, and $s \sqrt{2 / n}$ of independent runs.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import nan, sqrt
+from math import inf, nan, sqrt
 
 import numpy as np
 from scipy.special import chdtrc, chdtri, nctdtr
 
 from trustclip.stats.confidence import Interval, t_quantile
-from trustclip.stats.power import smallest
 from trustclip.stats.scores import Floats
 
 #: Most seeds that are counted; more are infinite.
@@ -146,7 +146,7 @@ def seeds_for(
             return True
         return _missed(freedom, gap / error, t_quantile(level, freedom)) <= 1 - power
 
-    return smallest(found, 2, MOST)
+    return float(2 + bisect_left(range(2, MOST), True, key=found)) if found(MOST) else inf
 
 
 def _missed(freedom: float, distance: float, quantile: float) -> float:

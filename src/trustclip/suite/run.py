@@ -15,14 +15,7 @@ from rich.table import Table
 from trustclip.durable.lock import only_process
 from trustclip.findings.groups import describe
 from trustclip.runs.identity import flat
-from trustclip.suite.launchers.base import (
-    Launcher,
-    Local,
-    Resources,
-    Running,
-    elsewhere,
-    resources_of,
-)
+from trustclip.suite.launchers.base import Local, Running, elsewhere, resources_of
 from trustclip.suite.launchers.local import Interruptions
 from trustclip.suite.plan import Job, Plan, plan
 from trustclip.suite.table import Results, overview
@@ -73,7 +66,7 @@ def run_suite(
         console.print(_intention(suite))
         return 0
     slots = max_parallel or (1 if asked is None else len(suite.jobs))
-    launcher = _launcher(on, asked, slots)
+    launcher = Local(slots) if asked is None else elsewhere(on, asked)
 
     def start(job: Job, slot: int) -> Running:
         return launcher.start(job.path, [*command, *_arguments(job)], slot)
@@ -84,10 +77,6 @@ def run_suite(
         line += f" --max-parallel {slots}" if asked is None or max_parallel else ""
         line += _consent(dict(suite.methods))
         return _Suite(suite, console, slots, start, line).run()
-
-
-def _launcher(on: str, asked: Resources | None, slots: int) -> Launcher:
-    return Local(slots) if asked is None else elsewhere(on, asked)
 
 
 def _options(on: str, resources: Mapping[str, Any]) -> str:

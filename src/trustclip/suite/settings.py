@@ -226,10 +226,7 @@ def _variants(spec: Mapping[str, Any]) -> list[tuple[Sequence[str], dict[str, An
             raise ValueError(f"{key!r} is both fixed and swept.")
         if not isinstance(values, list | tuple) or not values:
             raise ValueError(f"`sweep.{key}` needs a list of values, got {values!r}.")
-    return [
-        (list(sweep), {**fixed, **dict(zip(sweep, values, strict=True))})
-        for values in itertools.product(*sweep.values())
-    ]
+    return [(list(sweep), {**fixed, **one.changes}) for one in combinations(sweep)]
 
 
 def _text(value: object) -> str:

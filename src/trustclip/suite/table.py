@@ -14,11 +14,12 @@ from rich.text import Text
 
 from trustclip.findings.comparison import Compared, compare
 from trustclip.findings.conditions import unlike_settings
+from trustclip.findings.evaluated import mean_of
 from trustclip.findings.groups import Estimate, Group, group_runs, pooled
 from trustclip.findings.learning import Learning, learning, threshold
+from trustclip.findings.rows import values
 from trustclip.report.learning import learning_table
-from trustclip.report.results import NOTHING
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.report.tables import markdown as written
 from trustclip.runs.reader import Evaluation, Run, read_run
 from trustclip.runs.samples import Samples
@@ -116,17 +117,14 @@ def _content(
         **about,
         "unlike": [f.sentence for f in unlike_settings([group for group in groups if group.runs])],
         "problems": _problems(groups),
-        "before": {g.setting: _before(g) for g in groups if g.is_reference},
+        "before": {
+            g.setting: _scores(g, g.evaluations("initial")) for g in groups if g.is_reference
+        },
         "rows": [
             _row(group, methods[group.label], way, [c for c in compared if c.group is group])
             for group, way in zip(groups, ways, strict=True)
         ],
     }
-
-
-def _before(group: Group) -> dict[str, Any]:
-    """Scores before training, from each run's evaluation of its initial model."""
-    return _scores(group, [run.initial for run in group.runs if run.initial is not None])
 
 
 def _row(
@@ -135,9 +133,10 @@ def _row(
     way: Learning | None,
     compared: Sequence[Compared],
 ) -> dict[str, Any]:
-    final = _moment(group, "final")
-    tasks = final[0].tasks if final else []
-    gated = _mean([_mean([row.get("trustclip/gated") for row in r.training]) for r in group.runs])
+    final = group.evaluations("final")
+    # The best evaluation of a run is the one with the highest Mean@K after training began.
+    best = [max(run.trained, key=mean_of) for run in group.runs if run.trained]
+    gated = [_mean(values(run.training, "gated")) for run in group.runs]
     return {
         "setting": group.setting,
         "model": group.model,
@@ -145,32 +144,16 @@ def _row(
         "method": method,
         "seeds": sorted(group.seeds),
         "final": _final(group),
-        "best": _scores(group, _moment(group, "best")),
-        "tasks": {task: _final(group, task) for task in tasks},
-        "gated": gated,
+        "best": _scores(group, best),
+        "tasks": {task: _final(group, task) for task in (final[0].tasks if final else ())},
+        "gated": _mean([share for share in gated if share is not None]),
         "learning": None if way is None else vars(way),
         "difference": {one.metric: _difference(one) for one in compared},
     }
 
 
-def _moment(group: Group, moment: str) -> list[Evaluation]:
-    """The ``final`` or ``best`` evaluation of each run that has one."""
-    found = [run.final if moment == "final" else _best(run) for run in group.runs]
-    return [evaluation for evaluation in found if evaluation is not None]
-
-
-def _best(run: Run) -> Evaluation | None:
-    """The evaluation after training began with the highest Mean@K on average."""
-
-    def score(evaluation: Evaluation) -> float:
-        return evaluation.scores["average"][evaluation.metrics[0]]["value"]
-
-    return max(run.trained, key=score, default=None)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def _mean(found: Sequence[float]) -> float | None:
+    return sum(found) / len(found) if found else None
 
 
 def _scores(group: Group, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
@@ -197,7 +180,7 @@ def _difference(found: Compared) -> dict[str, Any]:
 
 def _problems(groups: Sequence[Group]) -> dict[str, int]:
     """Number of problems by task."""
-    evaluation = next((e for group in groups for e in _moment(group, "final")), None)
+    evaluation = next((e for group in groups for e in group.evaluations("final")), None)
     if evaluation is None:
         return {}
     return {task: scores.get("problems", 0) for task, scores in evaluation.scores["tasks"].items()}

@@ -13,11 +13,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from markupsafe import Markup
 
-import trustclip
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import interval, method
-from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
-from trustclip.report.html import embedded, script_hash
+from trustclip.report.html import embedded, page_of
 from trustclip.report.weights import P_OLD, weights
 from trustclip_lab.pages import templates
 from trustclip_lab.pages.about import about
@@ -164,12 +162,10 @@ def atlas_page() -> str:
     }
     pages = templates()
     scripts = [Markup(pages.get_template(n).render()) for n in ("gates.js.j2", "atlas.js.j2")]
-    return pages.get_template("atlas.html.j2").render(
+    return page_of(
+        pages.get_template("atlas.html.j2"),
+        scripts,
         data=embedded(whole),
         about={name: about(cls) for name, cls in methods().items()},
-        scripts=scripts,
-        hashes=[script_hash(script) for script in scripts],
-        version=trustclip.__version__,
-        colours={"light": PALETTE, "dark": DARK_PALETTE},
         most=MOST_COMPARED,
     )

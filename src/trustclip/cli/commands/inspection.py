@@ -63,7 +63,7 @@ class Microscope:
 def microscope(options: Microscope) -> int:
     if not options.out.absolute().parent.is_dir():
         raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
-    from trustclip.report.page import token_page
+    from trustclip.report.microscope import token_page
     from trustclip.support.jsonl import write_text
 
     write_text(options.out, token_page(options.files, "Microscope"))

@@ -5,7 +5,7 @@ from math import isfinite
 
 from trustclip import stats
 from trustclip.findings.groups import Group, shared_answers
-from trustclip.report.draw.marks import BANDS, NEUTRAL, Figure, Mark, Panel
+from trustclip.report.draw.marks import BANDS, NEUTRAL, Figure, Mark, Panel, in_percent
 from trustclip.report.reference import published
 from trustclip.report.results import tasks_of
 from trustclip.support.text import title_of
@@ -65,8 +65,7 @@ def _band(group: Group, kind: str, longest: int) -> Mark | None:
     found = [_interval(answers, strata, kind, k) for k in ks]
     if not all(isfinite(one.low + one.high) for one in found):
         return None
-    low, high = [100 * one.low for one in found], [100 * one.high for one in found]
-    y = [100 * one.value for one in found]
+    y, low, high = in_percent(found)
     return Mark("band", ks, y, group.label, group.series, low, high)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -92,6 +92,15 @@ class Figure:
     title: str
     caption: str
     panels: Sequence[Panel]
+
+
+def in_percent(found: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Values of estimates, intervals or differences, and their bounds; None where not known."""
+    value, low, high = (
+        [None if (one := getattr(e, name)) is None else 100 * one for e in found]
+        for name in ("value", "low", "high")
+    )
+    return value, low, high
 
 
 def figure(key: str, title: str, caption: str, panels: Sequence[Panel]) -> Figure | None:

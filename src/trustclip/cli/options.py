@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from trustclip.settings.marks import Also, Dotted, Positional, Shown, fields_of, marks
+from trustclip.settings.marks import Also, Dotted, Metavar, Positional, fields_of, marks
 from trustclip.support.jsonl import plain
 
 #: Words of types in a help text.
@@ -120,8 +120,8 @@ class Option:
     @property
     def metavar(self) -> str:
         """What stands for a word of it in a help text."""
-        if shown := [mark.metavar for mark in self.beside if isinstance(mark, Shown)]:
-            return shown[0]
+        if texts := [mark.text for mark in self.beside if isinstance(mark, Metavar)]:
+            return texts[0]
         none = ["None"] if NoneType in self.kinds and not self.positional else []
         if self.choices:
             return "{" + ",".join([*none, *self.choices]) + "}"

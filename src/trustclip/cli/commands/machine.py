@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from trustclip.cli.arguments import parse, reads, taken, takes
-from trustclip.settings.marks import Argument, Shown
+from trustclip.settings.marks import Argument, Metavar
 from trustclip.support.terminal import say
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ class Doctor:
     """Micro-batches per update."""
     method: str = "atr"
     """Name of the constraint."""
-    verl: Annotated[tuple[str, ...], Shown("ARGUMENT")] = ()
+    verl: Annotated[tuple[str, ...], Metavar("ARGUMENT")] = ()
     """Check a configuration of verl, given as verl takes it: the arguments of its trainer."""
-    distributed: Annotated[tuple[str, ...], Shown("RECIPE")] = ()
+    distributed: Annotated[tuple[str, ...], Metavar("RECIPE")] = ()
     """Check the processes of a job, started by the launcher that will train, against a recipe or
     against options: trustclip doctor --distributed --help."""
-    sampler: Annotated[tuple[str, ...], Shown("RECIPE|FILE.jsonl")] = ()
+    sampler: Annotated[tuple[str, ...], Metavar("RECIPE|FILE.jsonl")] = ()
     """Compare the sampler with the trainer on the first completions of a recipe, or on recorded
     ones; a running server with a model: trustclip doctor --sampler --server URL --model MODEL.
     --length N tells the damage at N tokens."""

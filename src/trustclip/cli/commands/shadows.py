@@ -44,14 +44,14 @@ def shadow(options: Shadow) -> int:
     from trustclip.constraints.registry import method
     from trustclip.constraints.shadow import shadow_methods
     from trustclip.runs.watched import able, supplied, watch
-    from trustclip.settings.stages import listed
+    from trustclip.settings.stages import yaml_list
 
     fields, left_out = supplied(options.logs), {}
     if options.methods == "all":
         chosen, left_out = able([method(name) for name in every()], fields)
     else:
-        chosen = shadow_methods(listed(options.methods), fields, "this log")
-    (acting,) = shadow_methods(listed(options.acting), fields, "this log")
+        chosen = shadow_methods(yaml_list(options.methods), fields, "this log")
+    (acting,) = shadow_methods(yaml_list(options.acting), fields, "this log")
     seen = watch(options.logs, chosen, acting)
     _print_shadows(seen, Terminal())
     for reason in left_out.values():

@@ -19,14 +19,14 @@ def opened(command: str, settings: Any, console: Console) -> Iterator[tuple[RunD
 
     Raises:
       ValueError: the folder holds another run, another process uses it, or a finished run's model
-        is gone and cannot be made again.
+        is gone and cannot be written again.
       TrainingError: the same, on ranks other than the first.
     """
     folder, runs = settings.output_dir, []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
 
         def begin() -> bool:
-            held.enter_context(only_process(folder))
+            locks.enter_context(only_process(folder))
             runs.append(RunDirectory.resumed(folder, command, settings))
             return runs[0].finished()
 

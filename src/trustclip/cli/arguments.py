@@ -32,7 +32,7 @@ _TRUTH = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
 def require(*packages: str) -> None:
-    """Refuse a command at once, where a package that it imports at its end is missing."""
+    """Refuse a command at once if a package that it imports only at its end is missing."""
     for package in packages:
         if find_spec(package) is None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)

@@ -44,7 +44,7 @@ COMMANDS = {
     "send": ("inspection", "send a stored run to trackio, tensorboard, wandb or mlflow"),
     "push": ("inspection", "a run's model and its card, to the Hugging Face hub"),
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
-    "shadow": ("shadows", "what other methods would have cut of the tokens of a run"),
+    "shadow": ("shadows", "which tokens of a run other methods would have cut"),
     "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
@@ -53,7 +53,7 @@ COMMANDS = {
     "methods": ("constraints", "the constraints and their hyper-parameters"),
     "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
     "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
-    "completion": ("machine", "a script with which bash, zsh or fish completes all of this"),
+    "completion": ("machine", "a completion script for bash, zsh or fish"),
 }
 
 #: Packages of the extra ``cli``, which the library alone can do without.
@@ -92,7 +92,7 @@ RESUMABLE = ("demo", "sft", "rl", "eval", "run", "resume")
 #: Commands that record what they do in a folder: they outlive their output.
 RECORDING = (*RESUMABLE, "suite")
 
-#: Consent to import what a file names, of any command.
+#: Option of any command: consent to import what files name.
 ALLOW_CODE = "--allow-code"
 
 STATUS = """\

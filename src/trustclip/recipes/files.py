@@ -408,7 +408,7 @@ def _message_of(cls: type, item: ErrorDetails) -> str:
         *sections, _ = item["loc"]
         owner = _section(cls, sections)
         allowed = [f.name for f in dataclasses.fields(owner)]  # type: ignore[arg-type]
-        if advice := _misplaced(str(item["loc"][-1]), allowed):
+        if advice := _proper_place(str(item["loc"][-1]), allowed):
             return f"unknown key {where!r}: {advice}"
         return unknown("key", where, [".".join([*map(str, sections), name]) for name in allowed])
     if item["type"] in ("missing", "missing_argument"):
@@ -418,7 +418,7 @@ def _message_of(cls: type, item: ErrorDetails) -> str:
     return f"`{where}` {rule(item['msg'])}, got {item['input']!r}{hint(item) or '.'}"
 
 
-def _misplaced(name: str, own: list[str]) -> str:
+def _proper_place(name: str, own: list[str]) -> str:
     """Where a key that is no setting here belongs; empty if nowhere."""
     if name == "dry_run":
         return "it is an option of a command: trustclip run RECIPE --dry-run; sft, rl, eval."

@@ -62,7 +62,7 @@ def check_gguf(path: Path) -> None:
 
 
 @cache
-def _check(path: Path, size: int, changed: int) -> None:
+def _check(path: Path, size: int, mtime: int) -> None:
     """`check_gguf` of a file in one state: seconds, and a suite asks for each of its recipes."""
     from gguf import GGUFReader
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING

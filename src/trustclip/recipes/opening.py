@@ -1,4 +1,4 @@
-"""The beginning of a command: its run, new or to be continued, which no other process uses."""
+"""The beginning of a command: its run, new or continued, locked against other processes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from trustclip.runs.directory import RunDirectory
 
 @contextlib.contextmanager
 def opened(command: str, settings: Any, console: Console) -> Iterator[tuple[RunDirectory, bool]]:
-    """The run of a command, new or to be continued, and whether it is finished already.
+    """The run of a command, new or continued, and whether it is finished already.
 
     No other process works in its folder meanwhile. Every rank of the job calls it.
 

@@ -133,11 +133,11 @@ Columns = Annotated[dict[str, str], Dotted(), Since(before={})]
 #: Any other field of TRL's GRPOConfig, by its name.
 Passthrough = Annotated[dict[str, Any], Dotted()]
 #: What fine-tuning and reinforcement learning write while they train.
-_Saved = Annotated[
+_SaveSteps = Annotated[
     Whole, Neutral("a run continues exactly from any checkpoint, so how often it saves is free")
 ]
-_Kept = Annotated[Count | None, Neutral("how many checkpoints are kept")]
-_Logged = Annotated[Count, Neutral("how often metrics are written; nothing is trained on them")]
+_SaveLimit = Annotated[Count | None, Neutral("how many checkpoints are kept")]
+_LogSteps = Annotated[Count, Neutral("how often metrics are written; nothing is trained on them")]
 
 
 def _no_prompt(value: Any) -> bool:
@@ -259,7 +259,7 @@ class Training(Problems):
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: LoraAlpha = None
     """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
-    logging_steps: ToTrl[_Logged] = 1
+    logging_steps: ToTrl[_LogSteps] = 1
     """Updates between lines of metrics.jsonl."""
     save: Annotated[
         Literal["merged", "adapter", "both"],
@@ -267,9 +267,9 @@ class Training(Problems):
     ] = "merged"
     """With LoRA: write the merged model to final/, the adapter alone, or the model with the adapter
     in final/adapter."""
-    save_steps: _Saved = 0
+    save_steps: _SaveSteps = 0
     """Updates between checkpoints; 0 saves one only when the run is interrupted."""
-    save_total_limit: ToTrl[_Kept] = 2
+    save_total_limit: ToTrl[_SaveLimit] = 2
     """Number of most recent checkpoints to keep."""
 
 
@@ -518,7 +518,7 @@ class TrySettings(Problems):
 
 @checked
 class InitSettings(Problems):
-    """Write a first recipe, with comments, and print its dry run and the commands to go on with.
+    """Write a first recipe, with comments, and print its dry run and the next commands.
 
     On a terminal it asks for what is missing.
     """

@@ -24,7 +24,7 @@ Methods: """
 
 @dataclasses.dataclass
 class Shadow:
-    """What other methods would have cut of the tokens of a run."""
+    """Which tokens of a run other methods would have cut."""
 
     logs: Argument[tuple[Path, ...]]
     """Files of tokens (.jsonl or .parquet), folders of them, or run directories."""

@@ -1,8 +1,8 @@
 """The noise floor of a comparison: the trainer against itself on the same tokens.
 
-A sampler cannot be nearer to the trainer than that is to itself, and what another batch, another
+A sampler cannot be closer to the trainer than that is to itself, and what another batch, another
 order of the head's sums and half precision make differs from model to model by a factor of a
-hundred. So all three are measured where the model is at hand, each by one forward pass more.
+hundred. So all three are measured where the model is at hand, each by one more forward pass.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def _floor(
     def align(logps: Sequence[Tensor]) -> Tensor:
         """Values of the completions as values of the tokens."""
         assert pairs.completion is not None and pairs.position is not None
-        table = pad_sequence(list(logps), batch_first=True, padding_value=torch.nan)
+        table = pad_sequence(list(logps), batch_first=True, padding_value=torch.nan)  # [B, T]
         values = torch.full((len(pairs.trainer),), torch.nan, dtype=torch.float64)
         covered = pairs.completion.cpu() < len(samples)
         values[covered] = table[pairs.completion.cpu()[covered], pairs.position.cpu()[covered]]
@@ -89,7 +89,7 @@ def _score(
     for first in range(0, len(samples), size):
         part = samples[first : first + size]
         rows = [torch.tensor([*prompt, *completion]) for prompt, completion in part]
-        ids = pad_sequence(rows, batch_first=True).to(device)
+        ids = pad_sequence(rows, batch_first=True).to(device)  # [B, T]
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(device)
         states: list[Tensor] = []
         with captured(model, states) if chunks else contextlib.nullcontext():
@@ -97,7 +97,7 @@ def _score(
         for row, (prompt, completion) in enumerate(part):
             tokens = torch.tensor(list(completion), device=device)
             here = slice(len(prompt) - 1, len(prompt) - 1 + len(completion))
-            z = logits[row, here].float() / temperature
+            z = logits[row, here].float() / temperature  # [completion, V]
             plain.append(z.log_softmax(-1).gather(1, tokens[:, None])[:, 0].double().cpu())
             if chunks:
                 head = head_of(model, temperature)

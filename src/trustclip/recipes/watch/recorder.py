@@ -39,7 +39,7 @@ _locks: dict[Path, contextlib.ExitStack] = {}
 
 
 class _Folder(RunDirectory):
-    """A run directory that was named in Python, by no option."""
+    """A run directory named in Python, not by an option."""
 
     elsewhere = "folder"
 

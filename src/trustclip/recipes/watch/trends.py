@@ -108,11 +108,11 @@ def falls(values: Sequence[float]) -> bool:
     return factor <= 1 / FACTOR and errors <= -SIGNIFICANT
 
 
-def jump(values: Sequence[float]) -> float | None:
+def jumped(values: Sequence[float]) -> float | None:
     """How many times the median of the values before them the last two are, if that is a jump.
 
     Example:
-      >>> jump([1.0, 1.0] * 6 + [9.0, 9.5]), jump([1.0, 1.0] * 6 + [9.0, 1.0])
+      >>> jumped([1.0, 1.0] * 6 + [9.0, 9.5]), jumped([1.0, 1.0] * 6 + [9.0, 1.0])
       (9.0, None)
     """
     if len(values) < JUMP_AFTER + 2:
@@ -139,7 +139,7 @@ def mismatch_drift(series: Series) -> str:
 
 def mismatch_jump(series: Series) -> str:
     means = series[MISMATCH]["means"]
-    times = jump(means)
+    times = jumped(means)
     if times is None or means[-1] < LEAST_MISMATCH:
         return ""
     return words.mismatch_jump(times, len(means) - 2, means[-1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trustclip.cli.main import main
-from trustclip.recipes.shipped import command_of, copied, located, shipped, title
+from trustclip.recipes.shipped import command_of, copy_shipped, located, shipped, title
 
 REPOSITORY = Path(__file__).parents[2] / "recipes"
 LAB = REPOSITORY.parent / "lab" / "src" / "trustclip_lab" / "recipes"
@@ -82,7 +82,7 @@ def test_they_are_listed(capsys):
     out = capsys.readouterr().out
     assert "trustclip run tiny\n" in out and "trustclip suite table3-tiny\n" in out
     with pytest.raises(ValueError, match="unknown recipe 'tinny'; did you mean 'tiny'"):
-        copied("tinny", Path())
+        copy_shipped("tinny", Path())
 
 
 def test_versions_and_words_that_people_try(capsys):

@@ -1,4 +1,4 @@
-"""The rewards of a training: those that its settings choose, their weights, their records."""
+"""The rewards of a training run: those that its settings choose, their weights, their records."""
 
 import asyncio
 import hashlib
@@ -26,14 +26,14 @@ CORRECT = "correct"
 CODE = "code"
 
 
-def flipped(share: float, seed: int, problem: str, sample: str) -> bool:
+def is_flipped(share: float, seed: int, problem: str, sample: str) -> bool:
     """Whether the reward of a sample is flipped.
 
-    Decided by a hash of the sample's key, so that it does not depend on the order of computation,
-    the rank, or earlier random numbers: the update at which it was drawn, and an index.
+    Decided by a hash of the sample's key, the update at which it was drawn and an index, so that it
+    does not depend on the order of computation, the rank, or earlier random numbers.
 
     Example:
-      >>> sum(flipped(0.1, 0, "p", f"3/{i}") for i in range(10_000)) / 10_000
+      >>> sum(is_flipped(0.1, 0, "p", f"3/{i}") for i in range(10_000)) / 10_000
       0.099
     """
     key = f"{seed}/{problem}/{sample}".encode()
@@ -68,7 +68,7 @@ class NoisyReward:
         Of the completion of a problem that was sampled after ``step`` updates and has the number
         ``index`` in its generation, over all ranks.
         """
-        return self._noise > 0 and flipped(self._noise, self._seed, identity, f"{step}/{index}")
+        return self._noise > 0 and is_flipped(self._noise, self._seed, identity, f"{step}/{index}")
 
     def close(self) -> None:
         """End the verifier's processes."""
@@ -76,7 +76,7 @@ class NoisyReward:
 
 
 class Rewards:
-    """The reward functions of a training, in the order in which TRL gets them.
+    """The reward functions of a training run, in the order in which TRL gets them.
 
     Raises:
       ValueError: one cannot be imported or made.
@@ -87,8 +87,8 @@ class Rewards:
         self.correct: NoisyReward | None = None
         for one in chosen(settings.reward):
             if one.name == CORRECT:
-                where = dict(one.arguments).get("style", style)
-                self.correct = NoisyReward(where, settings.reward_noise, seed, one.label)
+                answer_style = dict(one.arguments).get("style", style)
+                self.correct = NoisyReward(answer_style, settings.reward_noise, seed, one.label)
                 self.functions.append(self.correct)
             else:
                 self.functions.append(made(one, style))
@@ -107,16 +107,16 @@ class Rewards:
 
         One that does not apply is None or NaN.
         """
-        known = {name: v for name, v in values.items() if v is not None and not math.isnan(v)}
-        return sum(self._weights[name] * v for name, v in known.items()) if known else None
+        numbers = {name: v for name, v in values.items() if v is not None and not math.isnan(v)}
+        return sum(self._weights[name] * v for name, v in numbers.items()) if numbers else None
 
-    def tried(
+    def preview(
         self, problem: Problem, settings: RLStage, texts: Sequence[str]
     ) -> dict[str, list[float | None]]:
-        """What each reward gives completions of a problem, by label; tokens are counted as 0."""
+        """Rewards of completions of a problem, by label; tokens are counted as 0."""
         row, count = training_row(problem, settings.style), len(texts)
         columns = {name: [value] * count for name, value in row.items() if name != "prompt"}
-        given = {
+        arguments = {
             "prompts": [row["prompt"]] * count,
             "completions": [[{"role": "assistant", "content": text}] for text in texts],
             "completion_ids": [[]] * count,
@@ -124,11 +124,11 @@ class Rewards:
             "log_metric": lambda *_: None,
             "log_extra": lambda *_: None,
         }
-        found = {}
+        rewards = {}
         for name, function in zip(self.names, self.functions, strict=True):
-            values = function(**given, **columns)
-            found[name] = asyncio.run(values) if inspect.iscoroutine(values) else values
-        return found
+            values = function(**arguments, **columns)
+            rewards[name] = asyncio.run(values) if inspect.iscoroutine(values) else values
+        return rewards
 
     def close(self) -> None:
         """End processes, and release what rewards of the user's own hold."""
@@ -143,7 +143,7 @@ def weights(settings: RLStage) -> list[float]:
 
 
 def needs_answers(settings: RLStage | EvalStage) -> bool:
-    """Whether a problem without a gold answer is of no use: a built-in reward reads it."""
+    """Whether a problem without a gold answer is useless: a built-in reward reads it."""
     reads = {"answer_graded", "number_graded", CORRECT}
     return any(one.name in reads for one in chosen(settings.reward))
 
@@ -153,9 +153,9 @@ def has_own(settings: RLStage | EvalStage) -> bool:
     return any(one.own for one in chosen(settings.reward))
 
 
-def complaints(given: Any) -> Iterable[str]:
-    """What is wrong with the rewards of one's own, whose code is imported for that."""
-    for one in chosen(given):
+def complaints(reward: Any) -> Iterable[str]:
+    """Errors of the rewards; the code of the user's own is imported for this."""
+    for one in chosen(reward):
         try:
             found(one) if one.own else made(one)
         except ValueError as error:
@@ -175,7 +175,7 @@ def training_row(problem: Problem, style: PromptStyle) -> dict[str, Any]:
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
-    """What reward functions get of a problem."""
+    """Columns of a problem that reward functions get."""
     answer = {"answer": problem.answer} if problem.answer else {}
     return {**problem.columns, **answer, "id": problem.id}
 

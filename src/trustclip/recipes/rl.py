@@ -15,8 +15,8 @@ from trustclip.recipes.models import load_model, lora_config, save_model
 from trustclip.recipes.opening import opened
 from trustclip.recipes.problems import (
     enough,
+    exclude_tests,
     further_tests,
-    kept_apart,
     overlap_text,
     training_problems,
 )
@@ -27,7 +27,7 @@ from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.callbacks import Checkups, FirstGeneration, Recorder, silence
 from trustclip.recipes.watch.completions import Completions
 from trustclip.recipes.watch.guards import Guards, Notice
-from trustclip.recipes.watch.recorder import outcome, shown_too, token_sampler
+from trustclip.recipes.watch.recorder import notifier, outcome, token_sampler
 from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
@@ -56,7 +56,7 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
 
 def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
     loaded = training_problems(settings, run, settings.seed)
-    problems, overlap = kept_apart(loaded, further_tests(settings, run), settings)
+    problems, overlap = exclude_tests(loaded, further_tests(settings, run), settings)
     for line in overlap_text({"rl": overlap}):
         console.print(line, highlight=False, markup=False)
     enough(problems, settings)
@@ -77,7 +77,7 @@ def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
 
 
 def opening(settings: RLSettings, problems: int) -> str:
-    """What is about to be trained, in one line.
+    """The training that is about to start, in one line.
 
     Example:
       >>> from pathlib import Path
@@ -101,15 +101,15 @@ def starting_model(
     """The model that training starts from; a built-in one is made and primed, in ``sft/``.
 
     Raises:
-      Interrupted: asked to stop while priming; the same call continues.
+      Interrupted: a stop was requested while priming; the same call continues.
     """
     if place.model not in BUILT_IN:
         told(console, f"loading {place.model}")
         return load_model(place.model, style, place.seed, place.dtype)
     from trustclip.recipes.sft import prime
 
-    primed = prime(run.path / "sft", place.model, place.seed, console)
-    return load_model(str(primed), style, dtype=place.dtype)
+    folder = prime(run.path / "sft", place.model, place.seed, console)
+    return load_model(str(folder), style, dtype=place.dtype)
 
 
 def reinforce(
@@ -132,7 +132,7 @@ def reinforce(
     run.start_over()
     keep_code(run, settings)
     trainer = _trainer(model, tokenizer, problems, settings, equipment)
-    guards = Guards(shown_too(run, console))
+    guards = Guards(notifier(run, console))
     trainer.recorder = RunRecorder(run, rewards, settings.reward_noise > 0, guards.report)
     told(console, "sampling the first completions")
     with Stage(console, "rl", settings.max_steps) as stage:
@@ -215,7 +215,7 @@ class RunRecorder(Completions):
         super().__init__(run, notice)
         self._rewards, self._noisy = rewards, noisy
 
-    def _rewarded(self, generation: Any, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _reward_row(self, generation: Any, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
         values = {name: generation.rewards[name][place] for name in self._rewards.names}
         index, binary = generation.index[place], self._rewards.correct
         inverted = binary is not None and binary.inverts(generation.step, index, row["id"])

@@ -59,7 +59,7 @@ def signed(share: float) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Parts of a sentence, the last one behind an "and".
+    """Parts of a sentence, the last one after an "and".
 
     Example:
       >>> listed(["clip", "atr", "dppo"])
@@ -116,13 +116,13 @@ def one_line(value: object) -> str:
 
 
 def control_named(text: str) -> str:
-    r"""A text with each control character by its number, so that a terminal does not obey it.
+    r"""A text with each control character as its code point, so that a terminal does not obey it.
 
     Example:
       >>> control_named("\x1b[2J")
       '<U+001B>[2J'
     """
-    return _CONTROL.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+    return _CONTROL.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def harmless(text: str) -> str:
@@ -132,7 +132,7 @@ def harmless(text: str) -> str:
       >>> harmless("a\tb\r\n\x1b[2J")
       'a\tb<U+000D>\n<U+001B>[2J'
     """
-    return _INSIDE.sub(lambda found: control_named(found[0]), text)
+    return _INSIDE.sub(lambda match: control_named(match[0]), text)
 
 
 def markdown_text(value: object) -> str:

@@ -10,8 +10,8 @@ from trustclip.recipes.checks import refuse
 from trustclip.recipes.preflight.dry_run import dry_run
 from trustclip.recipes.preflight.longest import model_shape
 from trustclip.recipes.problems import (
+    exclude_tests,
     further_tests,
-    kept_apart,
     overlap_text,
     test_problems,
     training_problems,
@@ -40,7 +40,7 @@ def dry_sft(settings: SFTSettings, console: Console) -> int:
 
     refuse(settings)
     loaded = training_problems(settings, None, settings.seed, solutions=True)
-    problems, overlap = kept_apart(loaded, further_tests(settings, None), settings)
+    problems, overlap = exclude_tests(loaded, further_tests(settings, None), settings)
     for line in overlap_text({"sft": overlap}):
         told(console, line)
     show(console, unlike(settings.model, settings.style))

@@ -16,14 +16,14 @@ from trustclip.constraints.noise import (
     signs,
     variance,
 )
-from trustclip.constraints.registry import method as made
+from trustclip.constraints.registry import method as build
 from trustclip.constraints.sampler import Pairs
 from trustclip.findings.facts import CUT_BY_NOISE
 from trustclip.findings.rows import percent
 
 #: The usual cap of a weight of whole completions, and TRL's of its mask.
 CAP = 2.0
-#: Corrections whose share of dropped tokens is told: by name, with their arguments.
+#: Corrections whose share of dropped tokens is reported: by name, with their arguments.
 CORRECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "icepop": ("icepop", {}),
     "kpop": ("kpop", {}),
@@ -57,7 +57,7 @@ def told(pairs: Pairs, length: int) -> Iterator[str]:
     old = pairs.trainer.double().cpu()[at]
     batch = TokenBatch(old, old, signs(old), torch.ones_like(old).bool(), logp_rollout=old - d[at])
     parts = [
-        f"{label} {percent(dropped(made(name, **options), batch))}"
+        f"{label} {percent(dropped(build(name, **options), batch))}"
         for label, (name, options) in CORRECTIONS.items()
     ]
     capped = percent((d > torch.tensor(CAP).log()).double().mean().item())

@@ -31,7 +31,7 @@ def drawn(length: int, tokens: int, seed: int = 0) -> Tensor:
     count = min(max(_TOKENS // length, _FEWEST), _MOST)
     blocks = -(-length // BLOCK)
     generator = torch.Generator().manual_seed(seed)
-    first = torch.randint(tokens, (count, blocks, 1), generator=generator)
+    first = torch.randint(tokens, (count, blocks, 1), generator=generator)  # of each block
     return ((first + torch.arange(BLOCK)) % tokens).flatten(1)[:, :length]
 
 
@@ -45,7 +45,7 @@ def variance(noise: Tensor) -> float:
       >>> 0.1 < variance(alike) < 0.32, variance(torch.tensor([0.1, -0.1]).repeat(999)) < 1e-4
       (True, True)
     """
-    sums = noise.double()[drawn(BLOCK, len(noise))].sum(dim=1)
+    sums = noise.double()[drawn(BLOCK, len(noise))].sum(dim=1)  # [blocks]
     return sums.var().item() / BLOCK
 
 
@@ -106,7 +106,7 @@ def cut_by_noise(method: Method, noise: Tensor | float, length: int) -> float:
 
 
 def signs(like: Tensor) -> Tensor:
-    """Advantages of either sign in turn, of completions. Shape [batch, time]."""
+    """Advantages whose sign alternates over completions. Shape [batch, time]."""
     return (1.0 - 2.0 * (torch.arange(len(like)) % 2).to(like))[:, None].expand_as(like).clone()
 
 

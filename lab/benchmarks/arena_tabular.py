@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from trustclip.support.text import markdown_table
 from trustclip_lab.tabular import PRESETS, Outcome, Row
-from trustclip_lab.tabular.sweep import head, lines, tuned
+from trustclip_lab.tabular.sweep import at_best_rates, head, lines
 
 FILE = Path(__file__).parent / "arena-tabular/runs.parquet"
 #: What the preset's last methods are, by their bounds.
@@ -55,7 +55,7 @@ def read() -> list[Row]:
 def block() -> str:
     """Each method at its best rate, and all at one rate, as Markdown."""
     rows = read()
-    best = tuned(rows, "tree")
+    best = at_best_rates(rows, "tree")
     texts = [f"Each at its own rate, on {len(best[0].outcomes)} problems:", _table(best)]
     for rate in dict.fromkeys(row.learning_rate for row in rows):
         own = [row for row in rows if row.learning_rate == rate]

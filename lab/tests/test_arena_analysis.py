@@ -13,7 +13,7 @@ from trustclip_lab.stats.aggregates import (
     interquartile_mean,
     profile,
 )
-from trustclip_lab.stats.equivalence import concluded, contrasts, equivalence_p, paired_runs
+from trustclip_lab.stats.equivalence import conclude, contrasts, equivalence_p, paired_runs
 from trustclip_lab.stats.rates import mcnemar, paired_rates
 
 # Eleven runs in three tasks; what rliable 1.2.0 makes of them stands in the tests.
@@ -93,10 +93,10 @@ def test_identical_runs_are_equivalent_and_no_difference() -> None:
 
 
 def test_words_follow_from_the_two_tests() -> None:
-    assert concluded(0.02, 0.04, 0.9) == "larger"
-    assert concluded(-0.02, 0.04, 0.9) == "smaller"
-    assert concluded(0.002, 0.04, 0.04) == "equivalent"
-    assert concluded(0.002, 0.06, 0.06) == "inconclusive"
+    assert conclude(0.02, 0.04, 0.9) == "larger"
+    assert conclude(-0.02, 0.04, 0.9) == "smaller"
+    assert conclude(0.002, 0.04, 0.04) == "equivalent"
+    assert conclude(0.002, 0.06, 0.06) == "inconclusive"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from trustclip.support.checked import Count, Positive, checked
 from trustclip.support.jsonl import write_json
 from trustclip.support.terminal import print_table
 from trustclip_lab.stats.aggregates import interquartile_interval
-from trustclip_lab.stats.equivalence import concluded, equivalence_p, paired_runs
+from trustclip_lab.stats.equivalence import conclude, equivalence_p, paired_runs
 
 #: Difference that would matter, a share of the reference's return.
 MARGIN = 0.1
@@ -281,9 +281,9 @@ def rows(
     for (row, name), p, q in zip(tested, corrected, same, strict=True):
         row[f"p_holm_{name}"], row[f"p_same_{name}"] = p, q
         value = row[f"less_{name}"].value
-        said: str = concluded(value, p, q)
+        said: str = conclude(value, p, q)
         if said == "equivalent" and p <= ALPHA:
-            said = f"{concluded(value, p, 1.0)}, equivalent"
+            said = f"{conclude(value, p, 1.0)}, equivalent"
         row[f"so_{name}"] = said
     return sorted(found, key=lambda row: list(outcomes).index((row["env"], row["method"])))
 

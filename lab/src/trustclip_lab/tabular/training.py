@@ -98,9 +98,9 @@ class Generation:
         optional: dict[str, Any] = {
             name: self._optional(name, logp, logp_old) for name in method.requires
         }
-        chosen = (self.states, self.actions)
+        tokens = (self.states, self.actions)
         return TokenBatch(
-            logp[chosen], logp_old[chosen], self.advantages,
+            logp[tokens], logp_old[tokens], self.advantages,
             torch.ones_like(self.advantages, dtype=torch.bool), **optional,
         )  # fmt: skip
 
@@ -163,10 +163,10 @@ def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
     for number in range(schedule.generations):
         generation = Generation.of(tree, logits, schedule, number, random)
         for update in range(schedule.updates):
-            compared = generation.gates(logits, schedule.delta)
-            logits, shut = _updated(generation, method, logits, schedule.learning_rate)
+            errors = generation.gates(logits, schedule.delta)
+            logits, gated_share = _step(generation, method, logits, schedule.learning_rate)
             if update:
-                gates.append((*compared, shut))
+                gates.append((*errors, gated_share))
         returns.append(tree.exact(logits).returns)
         moves.append(tree.kl(generation.logits, logits))
     fell = sum(b < a - 1e-12 for a, b in pairwise(returns)) / schedule.generations
@@ -177,7 +177,7 @@ def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
     )  # fmt: skip
 
 
-def _updated(
+def _step(
     generation: Generation, method: Method, logits: Tensor, learning_rate: float
 ) -> tuple[Tensor, float]:
     """Logits after one step of gradient ascent, and the share of tokens without gradient."""

@@ -19,7 +19,7 @@ from coverage import Row, inside, print_row, print_summary, rates
 from trustclip.stats import RunSummary, holm
 from trustclip.stats.scores import Floats
 from trustclip_lab.arena.analysis import answers
-from trustclip_lab.arena.choice import cell_scores, chosen, tuned
+from trustclip_lab.arena.choice import cell_scores, choose_trials, tuned_scores
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.stats.aggregates import improvement, interquartile_interval, interquartile_mean
 from trustclip_lab.stats.equivalence import contrasts, equivalence_p, paired_runs
@@ -183,11 +183,11 @@ def tunings(rng: Rng, repetitions: int) -> Iterator[Row]:
             again = rng.multinomial(seeds, [1 / seeds] * seeds, size=200).astype(float)
             new = {name: [*map(_on_new_seeds, own, draws)] for name, own in scores.items()}
             ends = {
-                name: np.mean([truth.mean(axis=1)[chosen(one, np.ones((1, seeds)))[0]]
+                name: np.mean([truth.mean(axis=1)[choose_trials(one, np.ones((1, seeds)))[0]]
                                for truth, one in zip(scores[name], own, strict=True)])
                 for name, own in new.items()
             }  # fmt: skip
-            anew = {name: tuned(own, again) for name, own in new.items()}
+            anew = {name: tuned_scores(own, again) for name, own in new.items()}
             for j, q in enumerate(a.question for a in contrasts):
                 found[i, j] = ends[q.ours] - ends[q.theirs]
                 spread[i, j] = np.std(anew[q.ours] - anew[q.theirs])

@@ -22,11 +22,11 @@ from trustclip_lab.arena import plan
 from trustclip_lab.arena.analysis import Question, Runs
 from trustclip_lab.arena.entry import Entry, read_entry
 from trustclip_lab.arena.plan import Cell
-from trustclip_lab.arena.reruns import tested
+from trustclip_lab.arena.reruns import tested_trials
 from trustclip_lab.arena.run import TABLE, compute
 from trustclip_lab.arena.settings import MAIN
-from trustclip_lab.arena.table import COLUMNS, parsed, read_runs, write_runs
-from trustclip_lab.arena.tables import signed
+from trustclip_lab.arena.table import COLUMNS, parse_row, read_runs, write_runs
+from trustclip_lab.arena.tables import gap_cell
 from trustclip_lab.stack.results import read
 from trustclip_lab.stats.equivalence import paired_runs
 
@@ -40,7 +40,7 @@ def cells(trials: Entry, seeds: Entry, folder: Path, tasks: list[str]) -> Iterat
     compared = {name for pair in settings.contrasts.values() for name in pair}
     for place in plan.places(settings):
         if place.design == MAIN and place.task in tasks:
-            for cell in plan.tests(settings, place, tested(trials, place)):
+            for cell in plan.tests(settings, place, tested_trials(trials, place)):
                 if cell.variant.constraint in compared:
                     yield cell
 
@@ -97,8 +97,8 @@ class Crossed:
         rows = []
         for question in self.again.questions:
             gaps = self.gaps(question, task)
-            cells = [signed(student([*of.values()])) for of in gaps.values()]
-            cells.append(signed(self.trials(question, task)))
+            cells = [gap_cell(student([*of.values()])) for of in gaps.values()]
+            cells.append(gap_cell(self.trials(question, task)))
             note = f"{question.ours} − {question.theirs}"
             rows.append(TableRow(question.asks, cells, note=note))
         notes = [
@@ -139,7 +139,7 @@ def main() -> None:
                 compute(cell)
                 print(name, cell.path.name, flush=True)
             if cell.path.exists():
-                rows += [parsed(row) | {"design": name} for row in read(cell.path)]
+                rows += [parse_row(row) | {"design": name} for row in read(cell.path)]
     if rows:
         CROSSED.mkdir(exist_ok=True)
         write_runs(CROSSED / TABLE, rows)

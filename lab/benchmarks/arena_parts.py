@@ -15,14 +15,14 @@ from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.stats import Difference
 from trustclip_lab.arena.analysis import Answer, Question, Runs, answers, answers_by
 from trustclip_lab.arena.choice import Choice, choices
-from trustclip_lab.arena.entry import Entry, combined, read_entry
+from trustclip_lab.arena.entry import Entry, combine, read_entry
 from trustclip_lab.arena.figures import contrasts_figure
 from trustclip_lab.arena.tables import (
     choice_table,
     chosen_table,
-    concluded,
+    conclusion_cell,
     contrast_table,
-    signed,
+    gap_cell,
     task_table,
 )
 
@@ -64,7 +64,7 @@ class Parts:
     @cached_property
     def ends(self) -> Entry:
         """Depths 4 and 256, tuned on as many seeds as the arena."""
-        return combined(read_entry(FEW), [read_entry(MANY)])
+        return combine(read_entry(FEW), [read_entry(MANY)])
 
     @cached_property
     def larger(self) -> Entry:
@@ -144,7 +144,7 @@ class Parts:
         rows = [
             TableRow(
                 of_one[0].question.asks,
-                [signed(answer.contrast.difference) for answer in of_one],
+                [gap_cell(answer.contrast.difference) for answer in of_one],
                 note=f"{of_one[0].question.ours} − {of_one[0].question.theirs}",
             )
             for of_one in zip(*every.values(), strict=True)
@@ -175,7 +175,7 @@ class Parts:
                 then = first[depth, q].contrast.difference
                 both = self.chosen_at_ends[depth, q].both
                 so = Cell(returned(then, sided(then), now))
-                cells += [signed(then), concluded(now), signed(both), so]
+                cells += [gap_cell(then), conclusion_cell(now), gap_cell(both), so]
             rows.append(TableRow(q.asks, cells, note=f"{q.ours} − {q.theirs}"))
         names = ["first look", "tested", "with the choice", "so"]
         notes = [
@@ -210,7 +210,7 @@ def held_table(first: Entry, again: Entry) -> Table:
         rows.append(
             TableRow(
                 now.question.asks,
-                [concluded(then), concluded(now), Cell(verdict(then, now))],
+                [conclusion_cell(then), conclusion_cell(now), Cell(verdict(then, now))],
                 note=f"{now.question.ours} − {now.question.theirs}",
             )
         )

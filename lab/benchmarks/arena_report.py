@@ -23,7 +23,7 @@ from trustclip.support.text import percent
 from trustclip_lab.arena.analysis import Answer, Question, Runs, answers, differences
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.page import contents, tables_text, write_figures, write_page
-from trustclip_lab.arena.tables import chance, in_words, signed
+from trustclip_lab.arena.tables import chance, gap_cell, in_words
 from trustclip_lab.arena.tuning import width_effects
 from trustclip_lab.pages import Contents, filled
 from trustclip_lab.stats.equivalence import paired_runs
@@ -217,7 +217,7 @@ def _of_larger(parts: Parts) -> str:
 
 def points(found: Difference, unit: str = " points") -> str:
     """A difference in points with its interval."""
-    shown = signed(found)
+    shown = gap_cell(found)
     return f"{shown.text}{unit} {shown.note}"
 
 

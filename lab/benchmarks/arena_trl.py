@@ -28,9 +28,9 @@ from trustclip_lab.arena.analysis import (
     Question,
     Runs,
     answers,
-    averaged,
     differences,
     rate,
+    seed_mean,
 )
 from trustclip_lab.arena.table import COLUMNS, read_runs, write_runs
 from trustclip_lab.arena.tables import contrast_table
@@ -174,7 +174,7 @@ def _own(runs: Runs) -> Iterator[Cell]:
     yield Cell(f"{runs['learning_rate'][0]:.2g}")
     yield Cell(percent(runs.mean("start")))
     for name in ("end", "passk", "area"):
-        found = averaged(runs, name)
+        found = seed_mean(runs, name)
         yield Cell(percent(found.value), bracket(found.low, found.high))
     yield Cell(f"{runs.mean('entropy'):.3f}")
     yield Cell(percent(runs.mean("gated")))

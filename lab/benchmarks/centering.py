@@ -21,7 +21,7 @@ from trustclip.stats import RunSummary
 from trustclip.support.text import markdown_table
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import load, run_lab
-from trustclip_lab.stack.results import read, written
+from trustclip_lab.stack.results import read, write_rows
 from trustclip_lab.stack.table import cells_of, collapse_rate, mean
 from trustclip_lab.stats.equivalence import Contrast, contrasts
 
@@ -46,7 +46,7 @@ def run(out: Path, console: Console) -> None:
         changes = {"task": task, "output_dir": out / task}
         rows = run_lab(load(LAB / "centering.yaml", changes), console)
         names = ("method", "sampler", "learning_rate", "seed", *KEPT)
-        written(FOLDER / f"runs-{task}.parquet", [{n: row[n] for n in names} for row in rows])
+        write_rows(FOLDER / f"runs-{task}.parquet", [{n: row[n] for n in names} for row in rows])
 
 
 def tiny(folder: Path) -> None:
@@ -67,7 +67,7 @@ def tiny(folder: Path) -> None:
                 **{"start": scores[0], "end": scores[max(scores)], **means},
             }
         )
-    written(FOLDER / "runs-tiny.parquet", rows)
+    write_rows(FOLDER / "runs-tiny.parquet", rows)
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:

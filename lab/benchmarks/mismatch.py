@@ -19,7 +19,7 @@ from rich.console import Console
 
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import LabSettings, load, run_lab
-from trustclip_lab.stack.results import read, written
+from trustclip_lab.stack.results import read, write_rows
 from trustclip_lab.stack.run import cells, curves
 from trustclip_lab.stack.warning import alarm
 
@@ -72,7 +72,7 @@ def tune(task: str, out: Path, console: Console) -> None:
         {"method": m, "sampler": s, "learning_rate": rate, "end": statistics.mean(ends)}
         for (m, s, rate), ends in trials.items()
     ]
-    written(FOLDER / f"tuning-{task}.parquet", table)
+    write_rows(FOLDER / f"tuning-{task}.parquet", table)
 
 
 def _only(base: LabSettings, labels: Iterable[str]) -> dict[str, Any]:
@@ -130,9 +130,9 @@ def test(task: str, out: Path, console: Console) -> None:
                     for i, (score, kept) in enumerate(_generations(curve))
                 ]
         console.print(design, part.sweep["learning_rate"], len(runs), "runs", highlight=False)
-    written(FOLDER / f"runs-{task}.parquet", runs)
-    written(out / task / "generations.csv", generations)
-    written(FOLDER / f"watched-{task}.parquet", watched(generations, runs))
+    write_rows(FOLDER / f"runs-{task}.parquet", runs)
+    write_rows(out / task / "generations.csv", generations)
+    write_rows(FOLDER / f"watched-{task}.parquet", watched(generations, runs))
 
 
 def watched(generations: Sequence[Row], runs: Sequence[Row]) -> list[Row]:

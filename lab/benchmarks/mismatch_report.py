@@ -15,7 +15,7 @@ from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.stats import Interval
 from trustclip_lab.stack.results import number, read
 from trustclip_lab.stack.table import collapse_rate, mean, paired
-from trustclip_lab.stack.warning import Watched, auc_interval
+from trustclip_lab.stack.warning import Observation, auc_interval
 
 FOLDER = Path(__file__).parent / "mismatch-tiny"
 
@@ -115,7 +115,7 @@ def risk(watched: Runs, name: str, *, within: bool) -> Interval:
       within: compare runs of the same design, sampler and method only, else all with all.
     """
     runs = [
-        Watched(
+        Observation(
             int(row["seed"]),
             (row["design"], row["sampler"], row["method"]) if within else None,
             bool(row["fell"]),

@@ -12,7 +12,7 @@ pytest.importorskip("plotly")
 
 from trustclip.cli.main import main
 from trustclip.support.terminal import Terminal
-from trustclip_lab.arena.entry import Entry, combined, read_entry
+from trustclip_lab.arena.entry import Entry, combine, read_entry
 from trustclip_lab.arena.page import contents, headline, tables_text, write_page
 from trustclip_lab.arena.reruns import differences
 from trustclip_lab.arena.run import load, run_arena
@@ -139,6 +139,6 @@ def test_a_constraint_beside_the_arena_changes_none_of_its_numbers(
     entries: tuple[Entry, Entry],
 ) -> None:
     arena, mine = entries
-    alone, both = (contents(entry, {}) for entry in (arena, combined(arena, [mine])))
+    alone, both = (contents(entry, {}) for entry in (arena, combine(arena, [mine])))
     assert alone.headline == both.headline
     assert [f.text for f in alone.findings] == [f.text for f in both.findings]

@@ -23,15 +23,15 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def parsed(row: Mapping[str, str]) -> Row:
+def parse_row(row: Mapping[str, str]) -> Row:
     """A row of a cell's file, with its numbers.
 
     Example:
-      >>> parsed({"stage": "test", "depth": "4", "fell": "", "end": "0.5"})
+      >>> parse_row({"stage": "test", "depth": "4", "fell": "", "end": "0.5"})
       {'stage': 'test', 'depth': 4, 'fell': nan, 'end': 0.5}
     """
-    made = {"text": str, "int8": int, "int16": int, "int32": int}
-    return {name: made.get(COLUMNS[name], number)(text) for name, text in row.items()}
+    converters = {"text": str, "int8": int, "int16": int, "int32": int}
+    return {name: converters.get(COLUMNS[name], number)(text) for name, text in row.items()}
 
 
 def write_runs(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -137,7 +137,7 @@ def control(argv: Sequence[str]) -> int:
 
 def page(argv: Sequence[str]) -> int:
     """The page of a folder of the arena, with other folders' constraints beside its own."""
-    from trustclip_lab.arena.entry import combined, other_plan, read_entry
+    from trustclip_lab.arena.entry import combine, plan_differences, read_entry
     from trustclip_lab.arena.page import contents, write_page
 
     @dataclasses.dataclass
@@ -153,9 +153,9 @@ def page(argv: Sequence[str]) -> int:
     arena = read_entry(options.folder)
     entries = [read_entry(folder) for folder in options.add]
     for folder, entry in zip(options.add, entries, strict=True):
-        if found := other_plan(entry, arena):
+        if found := plan_differences(entry, arena):
             raise ValueError(f"{folder} has another plan:\n" + _list(found))
-    every = combined(arena, entries) if entries else arena
+    every = combine(arena, entries) if entries else arena
     say(write_page(contents(every, {}), options.out))
     return 0
 

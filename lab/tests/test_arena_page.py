@@ -1,4 +1,4 @@
-"""From a small arena to its page and back: what is shown, and runs that are made again."""
+"""From a small arena to its page and back: what is shown, and runs that are repeated."""
 
 import re
 import shutil
@@ -99,7 +99,7 @@ def test_a_constraint_of_ones_own_is_run_again_and_shown(
 ) -> None:
     arena, mine = folders
     assert main(["arena", "verify", str(mine), "--check", "2"]) == 0
-    assert "2 cells made again are the same" in capsys.readouterr().out
+    assert "2 cells run again are the same" in capsys.readouterr().out
     page = tmp_path / "both.html"
     assert main(["arena", "page", str(arena), "--add", str(mine), "--out", str(page)]) == 0
     assert "mine" in page.read_text()

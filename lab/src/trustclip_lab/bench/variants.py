@@ -1,4 +1,4 @@
-"""The loss head's competitors: the same values and gradients, each made in its own way."""
+"""The loss head's competitors: the same values and gradients, each computed in its own way."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -70,14 +70,14 @@ class Problem:
             entropy=True,
         )
 
-    def asked(self, entropy: bool, zeros: float) -> "Problem":
+    def with_options(self, entropy: bool, zeros: float) -> "Problem":
         """The same tensors, with entropies or not, and with a share of rows that cannot matter."""
         coefficients = self.coefficients.clone()
         coefficients[: round(zeros * len(coefficients))] = 0
         return replace(self, coefficients=coefficients, entropy=entropy)
 
     def backward(self, logp: Tensor) -> Tensor:
-        """Gradient of the hidden states; that of the weight, where it is trained, is made too."""
+        """Gradient of the hidden states; that of a trained weight is computed too."""
         return self.gradient(logp.to(self.coefficients.dtype) @ self.coefficients)
 
     def gradient(self, loss: Tensor) -> Tensor:
@@ -153,18 +153,18 @@ def ours(problem: Problem) -> Callable[[], Tensor]:
 
 
 def with_method(problem: Problem) -> Callable[[], Tensor]:
-    """`trustclip.head.policy_loss`: the method is known while the logits are made."""
+    """`trustclip.head.policy_loss`: the method is known while the logits are computed."""
     weight = problem.weight.detach()
     old = head.score(problem.hidden.detach(), weight, problem.ids, entropy=False).logp
     # At a ratio of 1 a token's coefficient is its advantage over the number of tokens.
     count = len(problem.ids)
     advantages = -count * problem.coefficients.to(old.dtype)
-    every = torch.ones(1, count, dtype=torch.bool, device=old.device)
-    batch = TokenBatch(old[None], old[None], advantages[None], every)
+    mask = torch.ones(1, count, dtype=torch.bool, device=old.device)
+    batch = TokenBatch(old[None], old[None], advantages[None], mask)
 
     def call() -> Tensor:
-        hidden, ids, of = problem.hidden[None], problem.ids[None], problem.weight
-        loss = head.policy_loss("clip", hidden, of, ids, batch, entropy=problem.entropy)
+        hidden, ids, head_weight = problem.hidden[None], problem.ids[None], problem.weight
+        loss = head.policy_loss("clip", hidden, head_weight, ids, batch, entropy=problem.entropy)
         return problem.gradient(loss.value)
 
     return call

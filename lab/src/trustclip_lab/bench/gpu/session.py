@@ -103,12 +103,12 @@ class Session:
 
     Args:
       place: where the cases run.
-      found: the machine, see `box`.
+      box: the machine, see `box`.
     """
 
-    def __init__(self, place: Place, found: dict[str, Any]) -> None:
-        self.place, self.box = place, found
-        self._box = identity(found)
+    def __init__(self, place: Place, box: dict[str, Any]) -> None:
+        self.place, self.box = place, box
+        self._box = identity(box)
 
     def rows(self) -> list[Row]:
         """The rows of this machine, the last of each case."""
@@ -123,16 +123,16 @@ class Session:
 
     def missing(self, name: str) -> list[str]:
         """Keys of the cases without an outcome, and of those that failed once."""
-        tried = [row for row in self._journal() if row.stage == name]
-        spent = dict.fromkeys((row.key for row in tried), 0.0)
-        for row in tried:
+        attempts = [row for row in self._journal() if row.stage == name]
+        spent = dict.fromkeys((row.key for row in attempts), 0.0)
+        for row in attempts:
             # What was cut short for want of time may find more of it the next time.
             late = row.why.startswith(_LATE)
             spent[row.key] += 1.0 if row.state != "failed" else (0.25 if late else 0.5)
-        settled = {key for key, share in spent.items() if share >= 1}
+        settled_keys = {key for key, share in spent.items() if share >= 1}
         if self._lacking(stage(name)):
             return []
-        return [case.key for case in stage(name).cases(self.place) if case.key not in settled]
+        return [case.key for case in stage(name).cases(self.place) if case.key not in settled_keys]
 
     def run_stage(self, name: str, seconds: float) -> None:
         """Run the missing cases of a stage in a process, and in another when that one breaks."""
@@ -187,5 +187,5 @@ class Session:
                     yield row
 
     @staticmethod
-    def _lacking(found: Stage) -> Sequence[str]:
-        return [name for name in found.needs if importlib.util.find_spec(name) is None]
+    def _lacking(stage: Stage) -> Sequence[str]:
+        return [name for name in stage.needs if importlib.util.find_spec(name) is None]

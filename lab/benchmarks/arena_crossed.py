@@ -5,7 +5,7 @@ differ in both. Here the trials that the first time chose are run on the second 
 and the reverse, which says which of the two made the difference.
 
     python lab/benchmarks/arena_crossed.py            # runs what is missing, then writes the table
-    python lab/benchmarks/arena_crossed.py --collect  # writes the table of what is there
+    python lab/benchmarks/arena_crossed.py --collect  # writes the table of the runs on disk
 """
 
 import argparse
@@ -37,11 +37,11 @@ ARENA, CROSSED = ROOT / "arena", ROOT / "arena-crossed"
 def cells(trials: Entry, seeds: Entry, folder: Path, tasks: list[str]) -> Iterator[Cell]:
     """Tests of the constraints that are compared, at one tuning's trials on the other's seeds."""
     settings = replace(trials.settings, test=seeds.settings.test, output_dir=folder)
-    compared = {name for pair in settings.contrasts.values() for name in pair}
+    names = {name for pair in settings.contrasts.values() for name in pair}
     for place in plan.places(settings):
         if place.design == MAIN and place.task in tasks:
             for cell in plan.tests(settings, place, tested_trials(trials, place)):
-                if cell.variant.constraint in compared:
+                if cell.variant.constraint in names:
                     yield cell
 
 
@@ -76,13 +76,13 @@ class Crossed:
             ("again", "first"): self.runs.where(design="again"),
             ("again", "again"): self.again.main,
         }
-        found = {}
+        by_pair = {}
         for key, runs in every.items():
             own = runs.where(task=task).constraints
             ours, theirs = own[question.ours], own[question.theirs]
             a, b = ours.matrix("end", ours.cells), theirs.matrix("end", ours.cells)
-            found[key] = {seed: float((a[seed] - b[seed]).mean()) for seed in a}
-        return found
+            by_pair[key] = {seed: float((a[seed] - b[seed]).mean()) for seed in a}
+        return by_pair
 
     def trials(self, question: Question, task: str) -> Difference:
         """First trials minus second ones, on all test seeds of both times, paired by seed."""

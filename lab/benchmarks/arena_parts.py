@@ -91,16 +91,16 @@ class Parts:
             )
         }
 
-    def said(self) -> dict[str, str]:
-        """What was run, by block of the page."""
+    def descriptions(self) -> dict[str, str]:
+        """The runs in words, by block of the page."""
         same = self.same.main
         return {
-            "first-settings": counted(self.first),
+            "first-settings": count_runs(self.first),
             "same-settings": f"{len(same):,} test runs on {len(same.values('seed'))} seeds in "
             f"{len(same.cells)} settings; the trials of `atr` are those of the first time.",
-            "depths-settings": counted(self.depths),
-            "ends-settings": counted(self.ends),
-            "larger-settings": counted(self.larger),
+            "depths-settings": count_runs(self.depths),
+            "ends-settings": count_runs(self.ends),
+            "larger-settings": count_runs(self.larger),
         }
 
     def tables(self) -> dict[str, Table]:
@@ -131,12 +131,12 @@ class Parts:
     def at_depths(self) -> dict[str, list[Answer]]:
         """The contrasts at every depth, on the test seeds that all have."""
         seeds = self.depths.main.values("seed")
-        found = {
+        by_depth = {
             depth: answers(own, entry.questions, f"depth {depth}")
             for entry in (self.arena, self.depths)
             for (depth,), own in entry.main.where(seed=seeds).by("depth").items()
         }
-        return {f"depth {depth}": found[depth] for depth in sorted(found)}
+        return {f"depth {depth}": by_depth[depth] for depth in sorted(by_depth)}
 
     def depths_table(self) -> Table:
         """A column of differences for every depth."""
@@ -174,7 +174,7 @@ class Parts:
             for depth, now in zip(self.at_ends, of_one, strict=True):
                 then = first[depth, q].contrast.difference
                 both = self.chosen_at_ends[depth, q].both
-                so = Cell(returned(then, sided(then), now))
+                so = Cell(outcome(then, side_of(then), now))
                 cells += [gap_cell(then), conclusion_cell(now), gap_cell(both), so]
             rows.append(TableRow(q.asks, cells, note=f"{q.ours} − {q.theirs}"))
         names = ["first look", "tested", "with the choice", "so"]
@@ -190,7 +190,7 @@ class Parts:
         return Table("ends", "Depths 4 and 256", "question", head, rows, notes)
 
 
-def counted(entry: Entry) -> str:
+def count_runs(entry: Entry) -> str:
     """Which settings are complete, and how many runs they have."""
     main, trials = entry.main, entry.trials
     cells = ", ".join(f"`{task}` at depth {depth}" for task, depth in main.cells)
@@ -202,7 +202,7 @@ def counted(entry: Entry) -> str:
 
 
 def held_table(first: Entry, again: Entry) -> Table:
-    """Whether what the first runs said came back, by the rule that was written before."""
+    """Whether the first runs' conclusions hold again, by the rule that was fixed before."""
     before = {a.question: a for a in answers(first.main, first.questions)}
     rows = []
     for now in answers(again.main, again.questions):
@@ -224,25 +224,25 @@ def held_table(first: Entry, again: Entry) -> Table:
 
 def verdict(then: Answer, now: Answer) -> str:
     """What became of a conclusion."""
-    return returned(then.contrast.difference, then.contrast.conclusion, now)
+    return outcome(then.contrast.difference, then.contrast.conclusion, now)
 
 
-def returned(then: Difference, said: str, now: Answer) -> str:
-    """What became of a difference of which something had been said."""
+def outcome(then: Difference, conclusion: str, now: Answer) -> str:
+    """What became of a difference and its conclusion."""
     new = now.contrast
-    if said not in ("larger", "smaller"):
-        return "open as before" if new.conclusion == said else "now concluded"
-    if new.conclusion != said:
+    if conclusion not in ("larger", "smaller"):
+        return "open as before" if new.conclusion == conclusion else "now concluded"
+    if new.conclusion != conclusion:
         return "does not hold"
     inside = new.difference.low <= then.value <= new.difference.high
     return "holds" if inside else "the sign holds, the size does not"
 
 
-def sided(found: Difference) -> str:
+def side_of(interval: Difference) -> str:
     """On which side of 0 an interval lies."""
-    if found.low > 0:
+    if interval.low > 0:
         return "larger"
-    return "smaller" if found.high < 0 else "inconclusive"
+    return "smaller" if interval.high < 0 else "inconclusive"
 
 
 def seeds(entry: Entry) -> str:

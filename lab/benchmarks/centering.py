@@ -58,8 +58,8 @@ def tiny(folder: Path) -> None:
             continue
         method, sampler, seed = path.name.rsplit("-", 3)[:3]
         scores = {row["step"]: row["mean@8"] for row in run.metrics["eval"]}
-        logged = run.training
-        means = {name: _mean(logged, f"trustclip/{name}") for name in LOGGED}
+        steps = run.training
+        means = {name: _mean(steps, f"trustclip/{name}") for name in LOGGED}
         rows.append(
             {
                 **{"method": method, "sampler": sampler.removeprefix("sampler")},
@@ -90,8 +90,8 @@ def gains(runs: Runs, method: str, sampler: str, column: str = "end") -> RunSumm
 def primary(runs: Mapping[str, Runs]) -> dict[tuple[str, str, str], Contrast]:
     """The planned family: every task and method under the samplers that differ."""
     keys = [(t, m, s) for t in TASKS for m in METHODS for s in SAMPLERS if s != "exact"]
-    found = contrasts([gains(runs[t], m, s) for t, m, s in keys], MARGIN)
-    return dict(zip(keys, found, strict=True))
+    results = contrasts([gains(runs[t], m, s) for t, m, s in keys], MARGIN)
+    return dict(zip(keys, results, strict=True))
 
 
 def in_trl(runs: Runs) -> str:
@@ -100,35 +100,35 @@ def in_trl(runs: Runs) -> str:
     each = [gains(runs, *key) for key in keys]
     cells = cells_of(runs, ("method", "sampler"))
     rows = []
-    for (method, sampler), gain, found in zip(keys, each, contrasts(each, MARGIN), strict=True):
+    for (method, sampler), gain, contrast in zip(keys, each, contrasts(each, MARGIN), strict=True):
         arms = (cells[arm, sampler] for arm in (method, f"{method}-centered"))
         plain, centered = (f"{100 * mean(arm, 'end').value:.1f}" for arm in arms)
-        shown = f"{points(gain.interval(), '+')}, {found.conclusion}"
-        rows.append([f"`{method}`", sampler, plain, centered, shown])
+        text = f"{points(gain.interval(), '+')}, {contrast.conclusion}"
+        rows.append([f"`{method}`", sampler, plain, centered, text])
     return markdown_table(["method", "sampler", "plain, end %", "centered", "difference"], rows)
 
 
 def report(runs: Mapping[str, Runs]) -> str:
     """Every table of the lab, in Markdown."""
-    tested = primary(runs)
+    planned = primary(runs)
     differences, cells = [], []
     for task in TASKS:
         for method in METHODS:
-            shown = []
+            texts = []
             for sampler in SAMPLERS:
-                contrast = tested.get((task, method, sampler))
+                contrast = planned.get((task, method, sampler))
                 text = points(gains(runs[task], method, sampler).interval(), "+")
-                shown.append(f"{text}, {contrast.conclusion}" if contrast else text)
-            differences.append([task, f"`{method}`", *shown])
+                texts.append(f"{text}, {contrast.conclusion}" if contrast else text)
+            differences.append([task, f"`{method}`", *texts])
         names = ("sampler", "learning_rate", "method")
         for key, rows in cells_of(runs[task], names).items():
-            measured = [row for row in rows if row["drift/share"]]  # all but without an advantage
+            with_drift = [row for row in rows if row["drift/share"]]  # all but without an advantage
             collapsed = collapse_rate([{"collapsed": int(float(r["collapsed"]))} for r in rows])
             numbers = (
                 f"{100 * mean(rows, 'end').value:.1f}",
                 f"{100 * collapsed.value:.0f} %",
                 f"{mean(rows, 'k3').value:.3f}",
-                f"{100 * mean(measured, 'drift/share').value:.1f}",
+                f"{100 * mean(with_drift, 'drift/share').value:.1f}",
             )
             cells.append([task, *key, *numbers])
     head = ["task", "sampler", "rate", "method", "end %", "collapsed", "k3", "drift %"]

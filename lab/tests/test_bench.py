@@ -19,7 +19,7 @@ SMALL = ["--tokens", "24", "--hidden", "8", "--vocabulary", "300", "--repeats", 
 def light(monkeypatch):
     """Leave out the processes that peaks are measured in, and what takes seconds to import."""
     monkeypatch.setattr(heads, "peak_memory", lambda *_, **__: 1.0)
-    monkeypatch.setattr(heads, "installed", lambda: [])
+    monkeypatch.setattr(heads, "installed_peers", lambda: [])
 
 
 @pytest.mark.parametrize("trained", [False, True])

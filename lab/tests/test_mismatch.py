@@ -42,7 +42,7 @@ def test_every_method_got_the_same_trials_and_its_best_was_tested(runs):
     for row in trials:
         families.setdefault((row["method"].partition("-")[0], row["sampler"]), []).append(row)
     assert {len(rows) for rows in families.values()} == {9}
-    best = mismatch.chosen(trials, "exact")
+    best = mismatch.best_trials(trials, "exact")
     carried = {
         (r["method"], f"{r['method']}-{r['variant']}", float(r["learning_rate"]))
         for r in runs if r["design"] == "carried"

@@ -3,7 +3,7 @@
     make compare-with COMMIT=v1.0            20 updates of a tiny model, on a CPU
     python benchmarks/compare_with.py COMMIT [--updates 20] [--method atr] [--settings JSON]
 
-Each commit trains in a process of its own, from the same weights and seed, and writes down the
+Each commit trains in a separate process, from the same weights and seed, and writes down the
 SHA-256 of every tensor of every update: the inputs of each pass, then weights and optimizer states.
 Exit status 0 if all are the same bit for bit, 1 if one differs, 2 if a commit cannot do it.
 """
@@ -95,7 +95,7 @@ def verdict(commit: str, theirs: list[Any], ours: list[Any]) -> str:
 
 
 def record(options: argparse.Namespace) -> None:
-    """Train, and write ``[update, name, SHA-256]`` of every tensor in the order they come about."""
+    """Train, and write ``[update, name, SHA-256]`` of every tensor in the order of computation."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback

@@ -90,7 +90,7 @@ def score(model: Any, samples: list[Any], file: Path, temperature: float = 1.0) 
 
 
 def noise_floor(model: Any, samples: list[Any], temperature: float) -> dict[str, list[Any]]:
-    """The noise floor, by completion; None for tokens of which it is not measured."""
+    """The noise floor, by completion; None for tokens without a measurement."""
     lengths = [len(completion) for _, completion, _ in samples]
     tokens = sum(lengths)
     pairs = Pairs(
@@ -108,7 +108,7 @@ def noise_floor(model: Any, samples: list[Any], temperature: float) -> dict[str,
 
 
 def quantise(model: Any, bits: int) -> Any:
-    """Weights rounded to ``2^bits - 1`` levels, each row with a scale of its own."""
+    """Weights rounded to ``2^bits - 1`` levels, each row with its own scale."""
     quantised, most = copy.deepcopy(model), 2 ** (bits - 1) - 1
     with torch.no_grad():
         for p in quantised.parameters():
@@ -134,7 +134,7 @@ def short_of_context(model: Any, samples: list[Any]) -> list[Any]:
 
 
 def other_prompt(samples: list[Any], tokenizer: Any) -> list[Any]:
-    """The samples, of which the trainer reads the prompts without the system message."""
+    """The samples, whose prompts the trainer reads without the system message."""
     turn = tokenizer.convert_tokens_to_ids("<|im_start|>")
     others = []
     for prompt, completion, reported in samples:
@@ -178,7 +178,7 @@ def line(name: str, file: Path) -> str:
 
 
 def main(path: str, folder: Path, number: int = PROMPTS) -> None:
-    """Make the pairs that are not there yet, and print all."""
+    """Make the missing pairs, and print all."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

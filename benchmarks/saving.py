@@ -73,7 +73,7 @@ def main(saves: int = 5, hidden: int = 512) -> None:
         result = measure(kind, saves, hidden, Path(folder[0]))
         if os.environ["RANK"] == "0":
             print(kind, json.dumps({name: round(value, 3) for name, value in result.items()}))
-        # accelerate keeps how a process shards: the next kind is set up anew.
+        # accelerate remembers how a process shards: reset it before the next kind.
         from accelerate.state import AcceleratorState
 
         AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,7 +1,7 @@
-"""What stands beside the arena: its first time, asymmetry at one trial, depths 4 and 256, and a
+"""The parts beside the arena: its first time, asymmetry at one trial, depths 4 and 256, and a
 policy of 0.4 million parameters.
 
-Each part has a table of runs of its own in ``arena-*`` beside this file; `arena_report.py` writes
+Each part has its own table of runs in ``arena-*`` beside this file; `arena_report.py` writes
 what is made here into the page.
 """
 
@@ -73,7 +73,7 @@ class Parts:
 
     @cached_property
     def at_ends(self) -> dict[int, list[Answer]]:
-        """The contrasts that were fixed for depths 4 and 256, each depth a family of its own."""
+        """The contrasts that were fixed for depths 4 and 256, each depth its own family."""
         return {
             depth: answers(main, self.ends.questions, f"depth {depth}")
             for (depth,), main in sorted(self.ends.main.by("depth").items())

@@ -95,7 +95,7 @@ def primary(runs: Mapping[str, Runs]) -> dict[tuple[str, str, str], Contrast]:
 
 
 def in_trl(runs: Runs) -> str:
-    """The contrasts of the suite on the tiny model, a family of their own, in Markdown."""
+    """The contrasts of the suite on the tiny model, a separate family, in Markdown."""
     keys = [(method, sampler) for method in METHODS[1:] for sampler in TINY]
     each = [gains(runs, *key) for key in keys]
     cells = cells_of(runs, ("method", "sampler"))

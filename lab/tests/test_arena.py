@@ -227,7 +227,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, done):
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"stage": ["test"]}), path)
-    with pytest.raises(ValueError, match="no table of the arena: it lacks design"):
+    with pytest.raises(ValueError, match="not a table of the arena: it lacks design"):
         read_runs(path)
     _, rows = done
     write_runs(path, rows[:3])

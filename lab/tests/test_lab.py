@@ -251,7 +251,7 @@ def test_wrong_settings_are_named(capsys, tmp_path):
         "--sampler.dtype=int9": "int8",
         "--depth=7": "must divide",
         "--sampler.top-p=0.9": "leave the others out",
-        "--sweep.seeds=[1, 2]": "key of its own",
+        "--sweep.seeds=[1, 2]": "its own key",
         "--sweep.depth=[4, 5]": "must divide",
         "--sweep.sampler={old: {leg: 1}}": "lag",
         "--policy=transformer": "multiple of 32",

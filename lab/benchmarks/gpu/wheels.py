@@ -1,4 +1,4 @@
-"""Packages for a GPU machine without a network: gathered elsewhere, installed beside its own.
+"""Packages for a GPU machine without a network: gathered elsewhere, installed beside its packages.
 
 ``gather`` downloads the wheels of ``requirements/gpu.txt`` into a folder; ``install`` unpacks those
 that the machine lacks into another, which goes on PYTHONPATH. Nothing of the machine is changed.
@@ -61,7 +61,7 @@ def gather(folder: Path, pythons: Sequence[str], more: Sequence[str], limit: flo
 
 
 def install(folder: Path, site: Path) -> int:
-    """Unpack what the machine lacks, or has too old, into a folder of its own."""
+    """Unpack what the machine lacks, or has too old, into a separate folder."""
     if not folder.is_dir():
         print(f"no {folder}: what is missing here stays missing (make gpu-wheels, elsewhere)")
         return 0

@@ -25,7 +25,7 @@ from trustclip_lab.arena.analysis import CELL, Question, Runs, differences
 from trustclip_lab.arena.tuning import TRIAL
 from trustclip_lab.stats.equivalence import paired_runs
 
-#: Times that the choice is made again.
+#: Times that the choice is repeated.
 DRAWS = 1000
 #: Fewest tuning seeds from which another choice can be imagined; with 3 the interval covers 87 %.
 FEWEST = 8
@@ -61,7 +61,7 @@ def choices(
       trials: tuning runs of one design.
       tests: its test runs.
       questions: those without runs of either kind are left out.
-      draws: how often the choice is made again.
+      draws: how often the choice is repeated.
 
     Returns:
       One for each question; none with fewer than `FEWEST` tuning seeds.

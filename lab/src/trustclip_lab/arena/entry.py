@@ -76,7 +76,7 @@ def read_entry(folder: Path) -> Entry:
     """
     for name in (PLAN, TABLE):
         if not (folder / name).is_file():
-            raise ValueError(f"{folder} is no folder of the arena: it has no {name}.")
+            raise ValueError(f"{folder} is not a folder of the arena: it has no {name}.")
     settings = read_plan(folder / PLAN, {})
     rows = read_runs(folder / TABLE)
     return Entry(settings, Runs({name: [row[name] for row in rows] for name in COLUMNS}))

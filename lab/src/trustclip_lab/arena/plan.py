@@ -1,4 +1,4 @@
-"""What the arena runs: trials of each constraint, and cells, each a file of its own.
+"""What the arena runs: trials of each constraint, and cells, each with its own file.
 
 A trial is a constraint at one threshold and one learning rate. Every constraint has as many.
 """
@@ -97,7 +97,7 @@ class Cell:
 
 
 def variants(settings: ArenaSettings) -> dict[str, list[Variant]]:
-    """Variants of every constraint, as many of each.
+    """Variants of every constraint, the same number of each.
 
     Raises:
       ValueError: a wrong method, or lists of different lengths.
@@ -141,7 +141,7 @@ def _variants(
             Variant(label, f"{label}-{i}", width, method, rates)
             for i, (width, method) in enumerate(methods, start=1)
         ]
-    # Without a threshold: as many trials, each at a rate of its own.
+    # Without a threshold: as many trials, each at its own rate.
     every, method = finer(rates, most), methods[0][1]
     return [
         Variant(label, f"{label}-{i + 1}", nan, method, tuple(every[i::most])) for i in range(most)

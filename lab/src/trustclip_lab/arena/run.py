@@ -1,6 +1,6 @@
 """The arena's runs: every trial on tuning seeds, the best of each constraint on fresh ones.
 
-Each cell is a file, written whole when it is done; what is there is not computed again.
+Each cell is a file, written whole when it is done; an existing file is not computed again.
 """
 
 import statistics

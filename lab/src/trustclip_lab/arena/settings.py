@@ -74,9 +74,9 @@ class ArenaSettings:
     lab: Changes = field(default_factory=dict)
     """Settings of the lab for every run."""
     tasks: dict[str, TaskSettings] = field(default_factory=dict)
-    """Tasks of the lab, each with the score whose time is reported and settings of its own."""
+    """Tasks of the lab, each with its own settings and the score whose time is reported."""
     depths: dict[Count, Changes] = field(default_factory=dict)
-    """Updates per generation, each with settings of its own."""
+    """Updates per generation, each with its own settings."""
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)]
     """Learning rates that every threshold is tried at."""
     tuning: Seeds

@@ -58,7 +58,7 @@ def read_runs(path: Path) -> list[Row]:
     """Rows of a table.
 
     Raises:
-      ValueError: the file is no table of the arena.
+      ValueError: the file is not a table of the arena.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -69,5 +69,5 @@ def read_runs(path: Path) -> list[Row]:
         raise ValueError(f"{path} cannot be read as Parquet: {error}.") from error
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
-        raise ValueError(f"{path} is no table of the arena: it lacks {', '.join(missing)}.")
+        raise ValueError(f"{path} is not a table of the arena: it lacks {', '.join(missing)}.")
     return table.select(list(COLUMNS)).to_pylist()

@@ -86,19 +86,19 @@ def contrast_table(by_scope: Mapping[str, Sequence[Answer]]) -> Table:
             [
                 conclusion_cell(a),
                 *(_gap(by.get((scope, a.question))) for scope, _ in others),
-                *_beside(a),
+                *_extra(a),
             ],
             note=f"{a.question.ours} − {a.question.theirs}",
         )
         for a in first
     ]
-    names = [scope for scope, _ in others] + BESIDE
+    names = [scope for scope, _ in others] + FURTHER
     notes = [
         f"Points of the score at the end, paired by seed ({first[0].seeds} seeds), each with its "
         "own 95 % interval. Larger, smaller: different from 0; equivalent: surely less than "
         f"{_points(first[0].margin)} in either direction (two one-sided tests); each at 5 % after "
         "Holm's correction over the contrasts. Only these were fixed before the runs; the other "
-        "columns describe. " + ABOUT_BESIDE,
+        "columns describe. " + ABOUT_FURTHER,
     ]
     head = [("tested", [main_scope]), ("described", names)]
     return Table("contrasts", "Contrasts", "question", head, rows, notes)
@@ -108,30 +108,30 @@ def described_table(answers: Sequence[Answer], title: str) -> Table:
     """The contrasts in a design whose hypotheses were not fixed: differences, no conclusion."""
     rows = [
         TableRow(
-            a.question.asks, [_gap(a), *_beside(a)], note=f"{a.question.ours} − {a.question.theirs}"
+            a.question.asks, [_gap(a), *_extra(a)], note=f"{a.question.ours} − {a.question.theirs}"
         )
         for a in answers
     ]
     notes = [
         f"Points of the score at the end, paired by seed ({answers[0].seeds} seeds), with 95 % "
-        "intervals that are not corrected. No hypothesis was fixed here. " + ABOUT_BESIDE
+        "intervals that are not corrected. No hypothesis was fixed here. " + ABOUT_FURTHER
     ]
     return Table(
         _key("contrasts", title), f"Contrasts{title}", "question",
-        [("", [answers[0].scope, *BESIDE])], rows, notes,
+        [("", [answers[0].scope, *FURTHER])], rows, notes,
     )  # fmt: skip
 
 
-#: Columns of a contrast beside the score at the end, and what they are.
-BESIDE = ["area", "better", "collapsed"]
-ABOUT_BESIDE = (
+#: Columns of a contrast after the score at the end, and what they are.
+FURTHER = ["area", "better", "collapsed"]
+ABOUT_FURTHER = (
     "Area: of the mean of all evaluations. Better: probability that a random run of the first "
     "scores above a random one of the second, percent. Collapsed: difference of the rates, of "
     "pairs of the same seed."
 )
 
 
-def _beside(answer: Answer) -> list[Cell]:
+def _extra(answer: Answer) -> list[Cell]:
     return [gap_cell(answer.area), _share(answer.better), gap_cell(answer.collapse)]
 
 

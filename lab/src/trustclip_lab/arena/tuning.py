@@ -65,7 +65,7 @@ def _places(runs: Runs, keys: Sequence[tuple[object, ...]]) -> list[int]:
 def width_effects(trials: Runs) -> dict[str, list[stats.Difference]]:
     """What a constraint's thresholds, in the order of the plan, are worth against the middle one.
 
-    Each threshold is at a rate of its own: for every seed the one that is best on the other seeds,
+    Each threshold is at its own rate: for every seed the one that is best on the other seeds,
     so that no score is chosen on itself. Differences are averaged over tasks and depths, seed by
     seed.
 

@@ -72,7 +72,7 @@ def _device_seconds(call: Callable[[], Any]) -> float:
 def peak_memory(build: Callable[..., Callable[[], Any]], *args: Any, device: str = "cpu") -> float:
     """Memory that a call needs beyond its inputs, MiB.
 
-    On a CPU a process of its own builds the inputs, notes its resident memory, resets its
+    On a CPU a separate process builds the inputs, notes its resident memory, resets its
     high-water mark where the system allows it, and calls once; on a GPU PyTorch's allocator counts.
 
     Args:

@@ -94,9 +94,6 @@ class Problem:
         return torch.where(self.coefficients != 0, self.ids, -100)
 
 
-Variant = Callable[[Problem], Callable[[], Tensor]]
-
-
 @torch.no_grad()
 def products(problem: Problem) -> Callable[[], Tensor]:
     """The products alone, in the head's tiles: logits, gradient of hidden states, of the weight."""

@@ -31,7 +31,7 @@ from trustclip.methods.clip import Clip
 class ConstrainedPPO(PPO):
     """`stable_baselines3.PPO` with a method in place of its clip; all else is unchanged.
 
-    A state and its action are one token, and a sequence of its own; what a method measures over a
+    A state and its action are one token, and a sequence by itself; what a method measures over a
     generation is measured over the mini-batch. `save` stores the method with the model and `load`
     restores it; the plain `PPO.load` of such a file refuses to train.
 

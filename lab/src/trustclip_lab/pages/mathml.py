@@ -17,7 +17,7 @@ def mathml(latex: str, display: str = "inline") -> str:
       >>> mathml(r"\delta").partition("<mi>")[2].partition("</mi>")[0]
       '&#x003B4;'
     """
-    # Within \text the translator takes every character as it is.
+    # Within \text the translator takes every character literally.
     text = " ".join(latex.split()).replace("\\_", "_")
     try:
         markup = convert(text, display=display)

@@ -64,7 +64,7 @@ _FIT_PAIRS = [(True, False), (False, True), (True, True), (False, False)]
 class Claim:
     """ATR against one baseline, three runs each, in points, tested in two ways.
 
-    Welch's test with Holm's correction lets every method have a variance of its own, estimated
+    Welch's test with Holm's correction lets every method have its own variance, estimated
     from three runs, and has little power. Dunnett's test gives all methods one variance,
     estimated from all 36 runs, and corrects for the family of baselines by itself; it is wrong
     where the variances differ.

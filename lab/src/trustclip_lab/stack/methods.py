@@ -2,7 +2,7 @@
 
 A method whose gate looks at tokens or sequences takes the answers of all seeds as one batch. One
 with a state of the batch (statistics over many tokens, a threshold that adapts) is called for each
-seed by itself, with an object of its own. So no seed's result depends on its neighbours.
+seed by itself, with its own object. So no seed's result depends on its neighbours.
 """
 
 from collections.abc import Callable, Mapping

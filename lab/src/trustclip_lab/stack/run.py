@@ -27,7 +27,7 @@ from trustclip_lab.stack.settings import LabSettings
 from trustclip_lab.stack.table import table
 from trustclip_lab.stack.training import TrainingResult, train
 
-#: Settings that a sweep may not set: each has a place of its own.
+#: Settings that a sweep may not set: each has its own place.
 OWN = ("name", "output_dir", "method", "methods", "sweep", "reference", "seeds", "first_seed")
 
 #: Settings that say what is made of the generations, not how they are computed.
@@ -90,7 +90,7 @@ def cells(settings: LabSettings) -> list[Cell]:
     """
     for path in settings.sweep:
         if path.partition(".")[0] in OWN:
-            raise ValueError(f"`sweep` may not set {path!r}: the lab has a key of its own for it.")
+            raise ValueError(f"`sweep` may not set {path!r}: the lab has its own key for it.")
     errors: list[Any] = []
     labelled = labelled_methods(settings.methods, errors) if settings.methods else None
     if errors:

@@ -1,4 +1,4 @@
-"""Random numbers of many seeds at once: every seed has its own streams, whatever seeds run beside.
+"""Random numbers of many seeds at once: every seed has its own streams, whatever seeds run with it.
 
 All are drawn on the CPU, so that a seed means the same on every device, and a result never depends
 on how many seeds share a stack.

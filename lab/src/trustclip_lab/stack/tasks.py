@@ -1,6 +1,6 @@
 """Problems with a verified answer, small enough for many seeds at once, and different in kind.
 
-Every seed has a problem of its own, drawn from the same family. A policy writes ``length`` tokens,
+Every seed has its own problem, drawn from the same family. A policy writes ``length`` tokens,
 one at a time; it sees the prompt's features at each position and the token before. The reward is 1
 for a right answer and 0 for any other.
 """
@@ -34,7 +34,7 @@ class Task(ABC):
     fine_tuning: ClassVar[int]
 
     def __init__(self, stream: Stream) -> None:
-        del stream  # a family without parameters of its own needs none
+        del stream  # a family without parameters needs none
 
     def at(self, index: Tensor) -> Self:
         """The problems of the seeds at ``index``, which may name a seed several times."""

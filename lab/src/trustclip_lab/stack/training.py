@@ -116,7 +116,7 @@ class Copies:
         self._history: list[tuple[int, Weights]] = []
 
     def next(self, weights: Weights, update: int) -> tuple[Weights, int]:
-        """Weights to sample the next generation with, and the updates they have seen."""
+        """Weights to sample the next generation with, and the number of their updates."""
         self._history.append((update, [w.clone() for w in weights]))
         if len(self._history) > self._sampler.lag + 1:
             self._history.pop(0)

@@ -20,7 +20,7 @@ RESAMPLES, SOURCE = 2000, 0
 def interquartile_mean(scores: Floats) -> float:
     r"""Mean of the middle half of all scores.
 
-    The $\lfloor n/4 \rfloor$ lowest and as many of the highest of $n$ are left out.
+    The $\lfloor n/4 \rfloor$ lowest and the same number of the highest of $n$ are left out.
 
     Args:
       scores: of any shape.
@@ -148,7 +148,7 @@ def crossed_interval(values: Floats, level: float = 0.95, resamples: int = RESAM
 
 
 def _resamples(tasks: Sequence[Floats], resamples: int) -> list[tuple[Floats, Floats]]:
-    """How often each resample holds each seed [resamples, seeds], beside the task's array."""
+    """How often each resample holds each seed [resamples, seeds], with the task's array."""
     return [(_counts(i, len(task), resamples), task) for i, task in enumerate(tasks)]
 
 

@@ -1,4 +1,4 @@
-"""Differences of runs paired by seed: is there one, and is there surely none that matters?"""
+"""Differences of runs paired by seed: does one exist, and is it surely too small to matter?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -66,7 +66,7 @@ def _recipe(folder: Path, completion: int, place: Place) -> Path:
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     rl = recipe["rl"]
     rl["trl"] = {k: v for k, v in rl["trl"].items() if not k.startswith("vllm")}
-    # A GPU's attention adds in any order unless it is told not to.
+    # A GPU's attention adds in any order unless determinism is requested.
     rl["trl"] |= {"full_determinism": True} if place.cuda else {}
     rl |= {
         "dataset": "arithmetic", "limit": 256, "prompt_style": "plain", "max_prompt_length": None,
@@ -147,7 +147,7 @@ def _digest(folder: Path) -> str:
 
 
 def _clear(folder: Path) -> None:
-    """An earlier attempt's runs are of no use: its clock and its kill were its own."""
+    """Remove an earlier attempt's runs, whose clock and kill were others."""
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)

@@ -86,7 +86,7 @@ def run(options: GpuOptions) -> list[Table]:
 
 
 def _age() -> float:
-    """Seconds since this process began, most of them spent on imports; 0 where nothing tells."""
+    """Seconds since this process began, most of them spent on imports; 0 where it is unknown."""
     try:
         # After the name, which may have anything in it: the start in ticks since the machine's.
         ticks = int(

@@ -1,4 +1,4 @@
-"""Runs the missing cases of one stage in a process of its own, so that none can break another.
+"""Runs the missing cases of one stage in a separate process, so that none can break another.
 
 ``python -m trustclip_lab.bench.gpu.worker STAGE --out FOLDER --device cuda --seconds 100``
 """

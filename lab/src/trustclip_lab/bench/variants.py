@@ -129,7 +129,7 @@ def whole_products(problem: Problem) -> Callable[[], Tensor]:
 
     @torch.no_grad()
     def call() -> Tensor:
-        z = hidden @ weight.T
+        z = hidden @ weight.T  # [tokens, vocabulary]
         grad = z @ weight
         if trained:
             _ = z.T @ hidden
@@ -207,7 +207,7 @@ def naive(problem: Problem) -> Callable[[], Tensor]:
     """Logits whole, in float32; entropies without gradient, a few rows at a time."""
 
     def call() -> Tensor:
-        logits = (problem.hidden @ problem.weight.T).float()
+        logits = (problem.hidden @ problem.weight.T).float()  # [tokens, vocabulary]
         logp = logits.gather(1, problem.ids[:, None]).squeeze(1) - logits.logsumexp(dim=1)
         if problem.entropy:
             with torch.no_grad():

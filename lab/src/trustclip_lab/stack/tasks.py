@@ -137,7 +137,7 @@ class Chain(Task):
         results = []
         for t in range(self.length):
             operand, operation = prompts[..., 1 + t], prompts[..., 1 + self.length + t]
-            candidates = torch.stack([now + operand, now - operand, now * operand])
+            candidates = torch.stack([now + operand, now - operand, now * operand])  # [3, seeds, n]
             now = candidates.gather(0, operation[None])[0] % self.vocabulary
             results.append(now)
         return torch.stack(results, dim=-1)

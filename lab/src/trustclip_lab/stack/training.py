@@ -270,7 +270,7 @@ class _Training:
         uniform = self._stream.uniform(n, world.task.length)
         tokens, logp_rollout = sample(world.policy, sampler, features, uniform)
         rewards = world.task.rewards(prompts, tokens)
-        inverted = self._stream.uniform(n) < s.noise
+        inverted = self._stream.uniform(n) < s.noise  # [seeds, n]
         advantages = _advantages(s, torch.where(inverted, 1 - rewards, rewards))
         inputs = world.policy.inputs(features, tokens)
         logp_old, every_old = logps_of(world.policy, self.step.detached, inputs, tokens)
@@ -315,7 +315,7 @@ def _aggregation(settings: LabSettings, n: int, length: int) -> Callable[[Tensor
     mask = torch.ones_like(values, dtype=torch.bool)
     longest = length if settings.aggregation == "dr_grpo" else None
     loss = aggregate(settings.aggregation, values, mask, max_length=longest)
-    (weight,) = torch.autograd.grad(loss, values)
+    (weight,) = torch.autograd.grad(loss, values)  # [n, time]
     return lambda x: (weight * x).sum((1, 2))
 
 
@@ -342,7 +342,7 @@ def measure(
         "k3": divergences.k3(fields["logp"] - fields["logp_old"]).mean((1, 2)),
         "gated": (~kept).float().mean((1, 2)),
     }
-    columns = {name: value.tolist() for name, value in own.items()}
+    columns = {name: value.tolist() for name, value in own.items()}  # each [seeds]
     rows = [{name: value[s] for name, value in columns.items()} for s in range(len(kept))]
     without_lag = {name: value for name, value in fields.items() if name != "lag"}
     each = batches_of(without_lag) if distances or "candidates" in fields else []

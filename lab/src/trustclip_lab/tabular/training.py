@@ -94,7 +94,7 @@ class Generation:
 
     def batch(self, method: Method, logits: Tensor) -> TokenBatch:
         """The tokens under ``logits``, with all fields that the method requires, exact."""
-        logp, logp_old = logits.log_softmax(-1), self.logits.log_softmax(-1)
+        logp, logp_old = logits.log_softmax(-1), self.logits.log_softmax(-1)  # [states, actions]
         optional: dict[str, Any] = {
             name: self._optional(name, logp, logp_old) for name in method.requires
         }
@@ -183,7 +183,7 @@ def _step(
     """Logits after one step of gradient ascent, and the share of tokens without gradient."""
     leaf = logits.detach().requires_grad_()
     surrogate = method.surrogate(generation.batch(method, leaf))
-    (gradient,) = torch.autograd.grad(surrogate.objective.mean(), leaf)
+    (gradient,) = torch.autograd.grad(surrogate.objective.mean(), leaf)  # [states, actions]
     gated = 1 - surrogate.kept.double().mean().item()
     return (leaf + learning_rate * gradient).detach(), gated
 

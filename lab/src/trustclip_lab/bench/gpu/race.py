@@ -141,7 +141,7 @@ def _reference(problem: Problem) -> tuple[Tensor, Tensor]:
         (a @ w.double() for a, w in zip(p.split(16_384, 1), weight.split(16_384), strict=True)),
         start=torch.zeros((), dtype=torch.float64, device=rows.device),
     )
-    slope = weight[problem.ids[rows]].double() - mean
+    slope = weight[problem.ids[rows]].double() - mean  # [rows, hidden]
     return rows, slope * problem.coefficients[rows, None].double()
 
 

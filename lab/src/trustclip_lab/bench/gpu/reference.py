@@ -45,7 +45,7 @@ def gradients(inputs: Any, of: Reference, grad_entropy: Tensor | None) -> tuple[
     """Of hidden states and weight: of sum g log pi(y) + h H, see `head.softmax.fold_gradient`."""
     active = (inputs.ids >= 0).double()
     p, g = of.logp_all.exp(), (inputs.grad_logp.double() * active)[:, None]
-    slope = -g * p
+    slope = -g * p  # [tokens, vocabulary]
     slope.scatter_add_(1, inputs.ids.clamp(min=0)[:, None], g)
     if grad_entropy is not None:
         h = (grad_entropy.double() * active)[:, None]
@@ -57,7 +57,7 @@ def gradients(inputs: Any, of: Reference, grad_entropy: Tensor | None) -> tuple[
 
 
 def _logp(hidden: Tensor, weight: Tensor, inputs: Any) -> Tensor:
-    z = hidden.double() @ weight.T
+    z = hidden.double() @ weight.T  # [tokens, vocabulary]
     if inputs.bias is not None:
         z += inputs.bias.double()
     return (z / inputs.temperature).log_softmax(dim=1)

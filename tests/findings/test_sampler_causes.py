@@ -79,7 +79,7 @@ def test_noise_between_kernels_and_half_precision_is_neither() -> None:
 
 def test_a_tail_that_the_trainer_has_itself_is_called_routing() -> None:
     drawn = CAUSES.Distributions(4)
-    flipped = torch.where(drawn.chosen(0.08), drawn.noisy(1.2), drawn.noisy(CAUSES.HALF))
+    flipped = torch.where(drawn.some_tokens(0.08), drawn.noisy(1.2), drawn.noisy(CAUSES.HALF))
     pairs = drawn.pairs(flipped, flipped, drawn.z, half=True)
     assert pairs.floor is not None
     assert "has no such tail against itself" in compare(pairs).text

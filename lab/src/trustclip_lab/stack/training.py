@@ -218,7 +218,7 @@ class _Training:
         self.settings = settings
         self.world = World.of(settings, seeds)
         self.step = Step(self.world.start, rate, settings.max_grad_norm)
-        self.constrained = StackedMethod(settings.method, len(seeds))
+        self.stacked = StackedMethod(settings.method, len(seeds))
         self._copies = Copies(settings.sampler)
         self._stream = Stream(seeds, "training", settings.device)
         self._evaluation = Stream(seeds, "evaluation", settings.device)
@@ -247,17 +247,17 @@ class _Training:
         """Sample, update `depth` times, and measure. A row for each seed."""
         s, policy, required = self.settings, self.world.policy, self.settings.method.requires
         generation = self._sample(number)
-        self.constrained.begin(lambda: generation.under(policy, self.step.detached, required)[0])
+        self.stacked.begin(lambda: generation.under(policy, self.step.detached, required)[0])
         n = generation.tokens.shape[1]
         order = torch.cat([self._stream.order(n) for _ in range(s.passes)], dim=1)
         for index in order.split(self._size, dim=1):
             fields, _ = generation.part(index).under(policy, self.step.weights, required)
-            self.step.down(self._aggregate(-self.constrained.objective(fields)))
-            self.constrained.finish()
+            self.step.down(self._aggregate(-self.stacked.objective(fields)))
+            self.stacked.finish()
         fields_needed = (*required, *["candidates"] * s.drift)
         with torch.no_grad():
             fields, every = generation.under(policy, self.step.detached, fields_needed)
-        return measure(self.constrained, fields, every, distances=s.distances)
+        return measure(self.stacked, fields, every, distances=s.distances)
 
     @torch.no_grad()
     def _sample(self, number: int) -> Generation:
@@ -320,9 +320,7 @@ def _aggregation(settings: LabSettings, n: int, length: int) -> Callable[[Tensor
 
 
 @torch.no_grad()
-def measure(
-    constrained: StackedMethod, fields: Fields, every: Tensor, *, distances: bool
-) -> list[Row]:
+def measure(stacked: StackedMethod, fields: Fields, every: Tensor, *, distances: bool) -> list[Row]:
     """Numbers about a generation under the weights that it ends with, for each seed.
 
     ``entropy`` and ``k3`` are means over tokens, nats; ``gated`` is the share of tokens without
@@ -331,12 +329,12 @@ def measure(
     `trustclip.constraints.drift.drift_metrics`.
 
     Args:
-      constrained: the method.
+      stacked: the method.
       fields: of the generation; with candidates the drift is measured.
       every: log-probabilities of the vocabulary. Shape [seeds, n, time, vocabulary].
       distances: whether ``sampler/...`` are among them.
     """
-    _, kept = constrained.coefficient(fields)
+    _, kept = stacked.coefficient(fields)
     own = {
         "entropy": -(every.exp() * every).sum(-1).mean((1, 2)),
         "k3": divergences.k3(fields["logp"] - fields["logp_old"]).mean((1, 2)),
@@ -346,7 +344,7 @@ def measure(
     rows = [{name: value[s] for name, value in columns.items()} for s in range(len(kept))]
     without_lag = {name: value for name, value in fields.items() if name != "lag"}
     each = batches_of(without_lag) if distances or "candidates" in fields else []
-    for row, batch, method in zip(rows, each, constrained.methods, strict=False):
+    for row, batch, method in zip(rows, each, stacked.methods, strict=False):
         pairs = sampler_metrics(batch) if distances else {}
         row |= summary({name: (x / n).item() for name, (x, n) in pairs.items()}, None)
         row |= {name: (x / n).item() for name, (x, n) in drift_metrics(batch, method).items()}

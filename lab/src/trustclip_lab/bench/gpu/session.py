@@ -75,8 +75,8 @@ def run(options: GpuOptions) -> list[Table]:
     # Once round, each stage for its own minutes; then again, for as long as there is time.
     for whole in (False, True):
         for name in names:
-            left = end - time.monotonic()
-            limit = left if whole else min(left, 60 * stage(name).minutes)
+            remaining = end - time.monotonic()
+            limit = remaining if whole else min(remaining, 60 * stage(name).minutes)
             session.run_stage(name, limit)
             write_results(options.out, session.box, names, session.rows(), session.missing)
     tables = [t for name in names for t in stage(name).tables(session.done(name))]
@@ -142,8 +142,8 @@ class Session:
                 append(self.place.folder, Row(name, "all", "cannot", why, box=self._box))
             return
         end = time.monotonic() + seconds
-        while self.missing(name) and (left := end - time.monotonic()) > _LEAST:
-            if not self._process(name, left):
+        while self.missing(name) and (remaining := end - time.monotonic()) > _LEAST:
+            if not self._process(name, remaining):
                 return
 
     def _process(self, name: str, seconds: float) -> bool:

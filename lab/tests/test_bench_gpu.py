@@ -131,7 +131,7 @@ def test_own_products_are_counted_right(place: Place) -> None:
             count = entrant.products(trained)
             if not own or count is None or entrant.function.startswith("naive"):
                 continue
-            call = race._entered(entrant, problem, place)
+            call = race._prepare(entrant, problem, place)
             with Products() as found:
                 call()
             assert found.count == count * 2 * 20 * 8 * 600, entrant.label

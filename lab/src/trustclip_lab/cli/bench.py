@@ -55,14 +55,14 @@ def _measure(module: Any, settings: Any, paths: dict[str, Path]) -> None:
     from trustclip_lab.bench.table import document, machine
 
     torch.set_num_threads(1)
-    tables, on = module.run(settings), machine(getattr(settings, "device", "cpu"))
+    tables, box = module.run(settings), machine(getattr(settings, "device", "cpu"))
     console = Terminal()
     for table in tables:
         table.print(console)
-    line = ", ".join(f"{name} {value}" for name, value in on.items())
+    line = ", ".join(f"{name} {value}" for name, value in box.items())
     console.print(line, style="dim", highlight=False)
     if "json" in paths:
-        text = json.dumps(document(tables, on), indent=1, allow_nan=False)
+        text = json.dumps(document(tables, box), indent=1, allow_nan=False)
         paths["json"].write_text(text + "\n", encoding="utf-8")
     if "markdown" in paths:
         text = "\n\n".join([*(table.markdown() for table in tables), line])

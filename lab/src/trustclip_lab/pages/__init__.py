@@ -1,4 +1,4 @@
-"""Pages of the laboratory: the report's templates with its own, and Markdown with made blocks."""
+"""Pages of the laboratory: the report's templates and its own; Markdown with computed blocks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -49,11 +49,11 @@ def sections_page(contents: Contents, title: str) -> str:
     )
 
 
-def filled(text: str, made: Mapping[str, str]) -> str:
-    """A page in Markdown with its blocks, ``<!-- NAME --> ... <!-- /NAME -->``, written anew.
+def filled(text: str, blocks: Mapping[str, str]) -> str:
+    """A page in Markdown with its blocks, ``<!-- NAME --> ... <!-- /NAME -->``, replaced.
 
     Raises:
-      KeyError: the page has a block that is not among those made.
+      KeyError: the page has a block that is not in ``blocks``.
 
     Example:
       >>> filled("<!-- n -->old<!-- /n -->", {"n": "new"}).split()
@@ -61,6 +61,6 @@ def filled(text: str, made: Mapping[str, str]) -> str:
     """
 
     def block(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- /{match[1]} -->"
+        return f"<!-- {match[1]} -->\n\n{blocks[match[1]]}\n\n<!-- /{match[1]} -->"
 
     return re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", block, text, flags=re.DOTALL)

@@ -91,8 +91,7 @@ def write_entry(folder: Path, box: Mapping[str, Any], rows: Sequence[Row]) -> di
         path.unlink(missing_ok=True)
         return None
     table = measured.table()
-    write_text(path, with_measurement(table, capability(box), **measurement) + "
-")
+    write_text(path, with_measurement(table, capability(box), **measurement) + "\n")
     return measurement
 
 

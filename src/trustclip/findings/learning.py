@@ -93,7 +93,8 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
     ]
     areas = [None if pair is None else _area_minus(*pair) for pair in pairs]
     times = [
-        None if pair is None or reaches is None else _time_minus(*pair, reaches) for pair in pairs
+        None if pair is None or reaches is None else _time_minus(*pair, reaches=reaches)
+        for pair in pairs
     ]
     return [
         _of(group, area, time, reaches)
@@ -197,5 +198,6 @@ def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> N
 
 def _corrected(found: Sequence[Number | None]) -> list[Number | None]:
     """Differences with Holm's p of all that there are."""
-    adjusted = stats.holm([nan if d is None else d["p"] for d in found]).tolist()
+    p_values = [nan if d is None or d["p"] is None else d["p"] for d in found]
+    adjusted = stats.holm(p_values).tolist()
     return [None if d is None else {**d, "p_holm": p} for d, p in zip(found, adjusted, strict=True)]

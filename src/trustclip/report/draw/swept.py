@@ -46,7 +46,7 @@ class _Line:
 def sweep_figures(groups: Sequence[Group]) -> list[Figure]:
     """Figure 3: scores and gated share against a threshold, wherever groups differ in one."""
     figures = []
-    for (setting, name, parameter), members in _thresholds(groups).items():
+    for (setting, name, parameter), members in sweeps(groups).items():
         panels = _threshold_panels(members, name, parameter)
         if not panels:
             continue
@@ -86,7 +86,7 @@ def _printed(line: _Line, metric: str) -> list[Mark]:
     ]
 
 
-def _thresholds(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[Group]]:
+def sweeps(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[Group]]:
     """Groups of one setting and method that differ in one numeric hyper-parameter, by its value.
 
     Returns:

@@ -60,11 +60,11 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Conversation], n: int = 1) -> l
 class Local:
     """A Hugging Face model in this process.
 
-    `generate` of Transformers samples, and with it everything that the model's own
-    ``generation_config`` sets applies (suppressed tokens, a repetition penalty). Where nothing but
-    a temperature is left, a model of the Llama family on a CPU is decoded by a faster loop.
+    Transformers' `generate` samples, so that everything that the model's ``generation_config`` sets
+    applies (suppressed tokens, a repetition penalty). Where only a temperature applies, a model of
+    the Llama family on a CPU is decoded by a faster loop.
 
-    ``stop`` is asked after each token: True ends all completions there, and they are worth nothing.
+    ``stop`` is called after each token: True ends all completions there, to be discarded.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from pathlib import Path
 import arena_tabular
 import arena_trl
 from arena_crossed import Crossed, student
-from arena_parts import Parts, counted, seeds, verdict
+from arena_parts import Parts, count_runs, seeds, verdict
 
 from trustclip.report.draw.figures import save
 from trustclip.report.tables import Table, markdown
@@ -234,7 +234,7 @@ def blocks(parts: Parts, page: Contents) -> dict[str, str]:
         {key: body(table) for key, table in tables.items()}
         | texts
         | {
-            "settings": counted(parts.arena),
+            "settings": count_runs(parts.arena),
             "tabular": arena_tabular.block(),
             "sentences": "\n".join(
                 f"{i}. {text}" for i, text in enumerate(summary(parts), start=1)

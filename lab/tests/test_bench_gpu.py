@@ -175,7 +175,7 @@ def test_curves_of_two_devices_are_compared_over_seeds() -> None:
         "cuda": [[0.1, 0.3], [0.2, 0.4], [0.2, 0.2]],
         "cpu": [[0.1, 0.3], [0.2, 0.2], [0.3, 0.3]],
     }
-    found = curves._compared(runs)
+    found = curves._compare(runs)
     assert found["means"]["cuda"] == pytest.approx([0.2, 0.3, 0.2])
     low, high = found["difference"][1:]
     assert low < 0 < high and found["p"] > 0.5

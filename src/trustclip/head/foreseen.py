@@ -56,7 +56,7 @@ class Foreseen:
         self.coefficients[block] = self._foresee(rows, running.logp, running.entropy)
         gap = gap.clamp(max=_FAR)
         self._subtract_own(self._ids[block], running, gap)
-        # From a kept weight to its gradient: -g e^-gap / sum. In place, after the last use of `gap`.
+        # From a kept weight to its gradient: -g e^-gap / sum. In place: `gap` is not used again.
         factors = gap.neg_().exp_() * (-self.coefficients[block] / running.sum)  # [tiles, rows]
         self._accumulate(operand, factors.div_(self._head.temperature))
 

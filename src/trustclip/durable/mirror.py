@@ -1,8 +1,8 @@
 """Copies of checkpoints in a folder elsewhere: ``s3://...``, or whatever fsspec reaches.
 
 A copy is complete when its manifest is there, which is sent last; nothing without one is ever read.
-With each checkpoint go the run's append-only files up to it, so that a machine that has nothing
-else continues from there.
+Each checkpoint is sent with the run's append-only files up to it, so that a machine that has
+nothing else continues from there.
 """
 
 import contextlib
@@ -139,8 +139,8 @@ class Mirror:
         if not self._files.exists(self._root):
             return []
         self._files.invalidate_cache()
-        found = [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, False)]
-        steps = [name for name in found if name.removeprefix("step-").isdecimal()]
+        names = [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, False)]
+        steps = [name for name in names if name.removeprefix("step-").isdecimal()]
         return sorted(
             name for name in steps if self._files.exists(f"{self._root}/{name}/{MANIFEST}")
         )
@@ -163,7 +163,7 @@ class Mirror:
                 shutil.copyfileobj(stored, file, _BLOCK)
 
     def _remove(self, target: str) -> None:
-        """Remove a copy, its manifest first: what is half removed must not look complete."""
+        """Remove a copy, its manifest first: a half-removed copy must not look complete."""
         if self._files.exists(f"{target}/{MANIFEST}"):
             self._files.rm_file(f"{target}/{MANIFEST}")
         if self._files.exists(target):

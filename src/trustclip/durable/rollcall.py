@@ -51,7 +51,7 @@ def roll_call(seconds: float) -> Iterator[None]:
     Raises:
       LostRankError: a collective call failed; the message names the ranks that do not answer.
     """
-    if not _several():
+    if not _is_distributed():
         yield
         return
     _set_pg_timeout(timedelta(seconds=seconds))
@@ -63,7 +63,7 @@ def roll_call(seconds: float) -> Iterator[None]:
     except Exception as error:
         store, key = _get_default_store(), _key(dist.get_rank())
         _within_grace(lambda: store.set(key, ""))
-        missing = _unsigned() if _collective(error) else ""
+        missing = _unsigned() if _is_collective(error) else ""
         if not missing:
             raise
         raise LostRankError(
@@ -90,7 +90,7 @@ def leave_if_lost() -> None:
     For a handler of SIGTERM, which a launcher sends to what is left of a job that has lost a rank:
     no update can be finished then.
     """
-    if _several() and any(_signed() or ()):
+    if _is_distributed() and any(_signed() or ()):
         sys.stderr.write(f"rank {dist.get_rank()} ends: another rank has failed. It was here:\n")
         traceback.print_stack()
         sys.stderr.flush()
@@ -120,11 +120,11 @@ def leave(status: int = 0, *, done: bool = True) -> NoReturn:
     os._exit(status)
 
 
-def _several() -> bool:
+def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _collective(error: Exception) -> bool:
+def _is_collective(error: Exception) -> bool:
     """Whether an error was raised by the communication backend, not by this rank's own code."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 

@@ -231,7 +231,7 @@ class CheckpointStore:
         with self.explained(step):
             files = _files(part)
             manifest = {"schema": SCHEMA, "step": step, "origin": self._origin()}
-            # Nothing else may be in the folder than what the ranks wrote, in the size they wrote.
+            # Files that the ranks have listed must still have the size they wrote; list the others.
             entries = dict(written or {})
             _compare({name: path for name, path in files.items() if name in entries}, entries)
             manifest["files"] = entries | listed(

@@ -38,8 +38,8 @@ class Sampler:
         return self == Sampler()
 
 
-def as_sampler(given: Any) -> Sampler:
+def as_sampler(value: Any) -> Sampler:
     """A `Sampler` from itself, a mapping of its fields, or None."""
-    if isinstance(given, Sampler):
-        return given
-    return Sampler(**(given or {}))
+    if isinstance(value, Sampler):
+        return value
+    return Sampler(**(value or {}))

@@ -58,15 +58,15 @@ def means(
     out, too, where an engine sums and ``tokens``, those of the update, is given.
     """
     count = batch.mask.sum().clamp(min=1) if tokens is None else tokens
-    found = {}
+    metrics = {}
     for name, (total, own) in diagnostics.token_metrics(batch, surrogate, method).items():
         if name.startswith(_OF_A_PART) or _OF_A_LAG in name:
             continue
         if _OF_SEQUENCES not in name:
-            found[f"trustclip/{name}"] = total / count
+            metrics[f"trustclip/{name}"] = total / count
         elif tokens is None:
-            found[f"trustclip/{name}"] = total / own.clamp(min=1)
-    return found
+            metrics[f"trustclip/{name}"] = total / own.clamp(min=1)
+    return metrics
 
 
 def as_floats(metrics: dict[str, Tensor]) -> dict[str, float]:

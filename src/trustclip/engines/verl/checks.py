@@ -112,8 +112,8 @@ def remarks(config: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
 
     Example:
       >>> config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "trustclip_art"}}}}
-      >>> for found in remarks(config, Installed("0.9.1")):
-      ...     print(found.level, found.text[:61])
+      >>> for remark in remarks(config, Installed("0.9.1")):
+      ...     print(remark.level, remark.text[:61])
       error unknown loss_mode 'trustclip_art'; did you mean 'trustclip_at
     """
     yield from _environment(verl)
@@ -225,16 +225,16 @@ def _sampler(
     """Remarks about where a method's log-probabilities of the sampler come from."""
     if "logp_rollout" not in chosen.requires:
         return
-    made, forwarded = read(config, CORRECTION, {}) or {}, settings["rollout_correction"]
+    own, forwarded = read(config, CORRECTION, {}) or {}, settings["rollout_correction"]
     for key in DECISIVE:
-        if (made.get(key) or None) != (forwarded.get(key) or None):
+        if (own.get(key) or None) != (forwarded.get(key) or None):
             yield _error(
-                f"{CORRECTION}.{key}={made.get(key)}, but {FORWARDED}.{key}={forwarded.get(key)}: "
+                f"{CORRECTION}.{key}={own.get(key)}, but {FORWARDED}.{key}={forwarded.get(key)}: "
                 f"the loss would misread verl's weights; set '+{FORWARDED}=${{{CORRECTION}}}'."
             )
     if not read(config, CALCULATE, True):
         yield _error(f"{CALCULATE}=False: {chosen.name!r} needs what it computes; set it to True.")
-    if not made.get("bypass_mode"):
+    if not own.get("bypass_mode"):
         yield Remark(
             "note",
             f"{CORRECTION}.rollout_is: the weights give {chosen.name!r} the log-probabilities of "

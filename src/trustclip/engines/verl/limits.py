@@ -85,12 +85,12 @@ def shadows(settings: Mapping[str, Any]) -> list[Method]:
     Raises:
       ValueError: one of them is unknown, listed twice, or needs what verl cannot give.
     """
-    return list(_shadows(json.dumps(settings.get("shadows") or [], default=_plain)))
+    return list(_parse_shadows(json.dumps(settings.get("shadows") or [], default=_plain)))
 
 
 @functools.lru_cache(maxsize=16)
-def _shadows(given: str) -> tuple[Method, ...]:
-    return tuple(shadow_methods(json.loads(given), (), "verl"))
+def _parse_shadows(text: str) -> tuple[Method, ...]:
+    return tuple(shadow_methods(json.loads(text), (), "verl"))
 
 
 def check_watched(settings: Mapping[str, Any], loss_modes: Collection[str]) -> str:
@@ -130,9 +130,9 @@ def constraint(settings: Mapping[str, Any]) -> Method:
       KL2(delta=0.05, side='outward')
     """
     correction = settings.get("rollout_correction") or {}
-    read = {name: correction.get(name) for name in DECISIVE if correction.get(name) is not None}
-    given = [settings.get(name) for name in ("loss_mode", "method", "method_args")]
-    return _constraint(json.dumps([*given, read], default=_plain))
+    decisive = {name: correction.get(name) for name in DECISIVE if correction.get(name) is not None}
+    spec = [settings.get(name) for name in ("loss_mode", "method", "method_args")]
+    return _build(json.dumps([*spec, decisive], default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -143,8 +143,8 @@ def _plain(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=16)
-def _constraint(given: str) -> Method:
-    mode, spec, arguments, correction = json.loads(given)
+def _build(text: str) -> Method:
+    mode, spec, arguments, correction = json.loads(text)
     if not str(mode).startswith(LOSS_MODE):
         raise ValueError(
             f"loss_mode={mode!r} is verl's own and ignores the method; set it to {LOSS_MODE!r}."

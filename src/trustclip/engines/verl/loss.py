@@ -116,10 +116,10 @@ def policy_loss(
     if rollout_is_weights is not None and "logp_rollout" not in method.requires:
         per_token = per_token * zero_masked(rollout_is_weights, mask)
     loss = agg_loss(per_token, mask, loss_agg_mode, **config.global_batch_info)
-    seen = as_floats(means(batch, surrogate, method=method))
-    own = {"actor/pg_clipfrac": seen["trustclip/gated"], "actor/ppo_kl": seen["trustclip/k1"]}
+    metrics = as_floats(means(batch, surrogate, method=method))
+    own = {"actor/pg_clipfrac": metrics["trustclip/gated"], "actor/ppo_kl": metrics["trustclip/k1"]}
     watching = shadow_means(shadows(config.policy_loss), batch, surrogate.kept)
-    return loss, {**seen, **own, **watching}
+    return loss, {**metrics, **own, **watching}
 
 
 def _logp_rollout(

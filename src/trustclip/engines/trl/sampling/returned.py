@@ -30,12 +30,12 @@ def with_likeliest(generation: Any, k: int, all_drawn: bool) -> Iterator[list[Li
     yields gets the likeliest tokens of each completion. vLLM adds the sampled token where it is
     none of the k. ``all_drawn``: sampling is cut to k tokens or fewer (top-k).
     """
-    found: list[Likeliest] = []
-    ask, before = generation.generate, generation.logprobs
+    likeliest: list[Likeliest] = []
+    original, before = generation.generate, generation.logprobs
 
     def generate(*args: Any, **kwargs: Any) -> Any:
-        prompts, tokens, logps, ids = ask(*args, **kwargs)
-        found.extend(_likeliest(*one, k, all_drawn) for one in zip(logps, ids, strict=True))
+        prompts, tokens, logps, ids = original(*args, **kwargs)
+        likeliest.extend(_likeliest(*one, k, all_drawn) for one in zip(logps, ids, strict=True))
         own = [
             [[values[names.index(token)]] for token, values, names in zip(*row, strict=True)]
             for row in zip(tokens, logps, ids, strict=True)
@@ -45,7 +45,7 @@ def with_likeliest(generation: Any, k: int, all_drawn: bool) -> Iterator[list[Li
     generation.logprobs = k
     try:
         with replaced(generation, generate):
-            yield found
+            yield likeliest
     finally:
         generation.logprobs = before
 
@@ -56,10 +56,10 @@ def _likeliest(
     """One completion's; positions hold them in order, behind them a sampled token of lower rank."""
     table = torch.full((len(logps), k), -torch.inf)
     names = torch.zeros(len(logps), k, dtype=torch.int32)
-    for at, (values, own) in enumerate(zip(logps, ids, strict=True)):
+    for place, (values, own) in enumerate(zip(logps, ids, strict=True)):
         first = [math.nan if value is None else value for value in values[:k]]
-        table[at, : len(first)] = torch.tensor(first)
-        names[at, : len(first)] = torch.tensor(own[:k], dtype=torch.int32)
+        table[place, : len(first)] = torch.tensor(first)
+        names[place, : len(first)] = torch.tensor(own[:k], dtype=torch.int32)
     table[table <= _NEVER] = -torch.inf
     complete = table.isneginf().any(dim=1) | all_drawn
     return Likeliest(names, table, complete)

@@ -76,11 +76,11 @@ class Twin:
         )
 
         def turn() -> tuple[list[list[int]], None]:
-            ids, seen = torch.tensor([rows, mask], device=self._model.device)
-            found = self._model.generate(
-                ids, attention_mask=seen, generation_config=config, stopping_criteria=criteria(stop)
+            ids, real = torch.tensor([rows, mask], device=self._model.device)
+            output = self._model.generate(
+                ids, attention_mask=real, generation_config=config, stopping_criteria=criteria(stop)
             )
-            return [_ended(row, ends) for row in found[:, longest:].tolist()], None
+            return [_truncate(row, ends) for row in output[:, longest:].tolist()], None
 
         tokens, logps, further = with_logps(self._model, turn, self._likeliest)
         return [
@@ -89,7 +89,7 @@ class Twin:
         ]
 
 
-def _ended(tokens: list[int], ends: Collection[int]) -> list[int]:
+def _truncate(tokens: list[int], ends: Collection[int]) -> list[int]:
     """Tokens up to the first that ends them."""
     return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), None)]
 
@@ -118,12 +118,12 @@ class Copies:
         """
         if self.exact:
             return Decoder(model, dtype=dtype, likeliest=self.likeliest), step
-        now = merged(model)
-        version, weights = self._kept[0] if self._kept else (step, now)
+        current = merged(model)
+        version, weights = self._kept[0] if self._kept else (step, current)
         if lag := self._sampler.lag:
             if len(self._kept) == lag:
                 self._kept.pop(0)
-            self._kept.append((step, {name: weight.clone() for name, weight in now.items()}))
+            self._kept.append((step, {name: weight.clone() for name, weight in current.items()}))
         rounded = {name: converted(weight, self._sampler.dtype) for name, weight in weights.items()}
         if unsupported(model) is None:
             return Decoder(model, rounded, likeliest=self.likeliest), version

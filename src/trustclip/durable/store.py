@@ -265,14 +265,14 @@ class CheckpointStore:
 
     def _prune(self, committed: int) -> None:
         """Delete checkpoints that are damaged, over `keep`, or of a later step (skipped)."""
-        kept = 1
+        count = 1
         for step in sorted(self.steps(), reverse=True):
             path = self.path(step)
             if step == committed or (step < committed and self.keep is None):
                 continue
-            if step < committed and kept < (self.keep or 0):
+            if step < committed and count < (self.keep or 0):
                 whole = _whole(path)
-                kept += bool(whole)
+                count += bool(whole)
                 if whole is not False:
                     continue
             try:

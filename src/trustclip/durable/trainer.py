@@ -467,10 +467,10 @@ class Durable(Trainer):
 
     def _optimized(self) -> list[list[str]]:
         """Parameter names in the order of the optimizer's groups, which store numbers only."""
-        named = self._unwrapped().named_parameters()
+        parameters = self._unwrapped().named_parameters()
         if self.is_deepspeed_enabled:  # its groups hold flat buffers
-            return [[name for name, parameter in named if parameter.requires_grad]]
-        names = {id(p): name for name, p in named}
+            return [[name for name, parameter in parameters if parameter.requires_grad]]
+        names = {id(p): name for name, p in parameters}
         return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
 
     def _exportable(self) -> list[Any]:

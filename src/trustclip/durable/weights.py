@@ -25,17 +25,17 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of the model's (or adapter's) file, by name; tied ones are listed once."""
     adapter = _adapter(model)
     if adapter is None:
-        named = model.state_dict()
+        state = model.state_dict()
     else:
         from peft import get_peft_model_state_dict
 
         # Otherwise PEFT asks the Hub whether the embedding was resized.
-        named = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
+        state = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
     once: dict[Any, tuple[str, Tensor]] = {}
-    for name, tensor in named.items():
+    for name, tensor in state.items():
         place = (tensor.data_ptr(), tensor.shape) if tensor.numel() else name
         once.setdefault(place, (name, tensor))
-    pointers = {tensor.data_ptr() for tensor in named.values()}
+    pointers = {tensor.data_ptr() for tensor in state.values()}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.data_ptr() not in pointers:
             raise ValueError(f"cannot store this model: {name} trains but is not in its file.")
@@ -50,8 +50,8 @@ def stored(model: nn.Module) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
     if _adapter(model) is not None:
         return {name: p for name, p in parameters.items() if p.requires_grad}
-    kept = model.state_dict().keys()
-    return parameters | {name: b for name, b in model.named_buffers() if name in kept}
+    persistent = model.state_dict().keys()
+    return parameters | {name: b for name, b in model.named_buffers() if name in persistent}
 
 
 def files(model: Any) -> dict[str, dict[str, Tensor]]:
@@ -111,20 +111,20 @@ def nonfinite(model: nn.Module, optimizer: Any = None) -> str | None:
       >>> nonfinite(layer)
       'bias'
     """
-    named = {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
+    by_name = {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
     if optimizer is not None:
         names = {id(p): name for name, p in model.named_parameters()}
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point():
-                    named[f"{key} of {names.get(id(parameter), 'a part')}"] = local(value)
-    tensors = [tensor for tensor in named.values() if tensor.numel()]
+                    by_name[f"{key} of {names.get(id(parameter), 'a part')}"] = local(value)
+    tensors = [tensor for tensor in by_name.values() if tensor.numel()]
     if not tensors:
         return None
     # One number is read back from the device, unless something is wrong.
     if torch.nn.utils.get_total_norm(tensors, norm_type=math.inf).isfinite():
         return None
-    return next(name for name, tensor in named.items() if not tensor.isfinite().all())
+    return next(name for name, tensor in by_name.items() if not tensor.isfinite().all())
 
 
 def frozen(model: nn.Module) -> str:

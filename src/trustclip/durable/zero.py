@@ -228,10 +228,10 @@ def gathered(model: nn.Module) -> dict[str, Tensor] | None:
     return _on_first(weights.stored(model).items())
 
 
-def _on_first(named: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
+def _on_first(parameters: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
     """Whole tensors in the first rank's CPU memory; the other ranks get none."""
     tensors: dict[str, Tensor] = {}
-    for name, part in named:
+    for name, part in parameters:
         tensor = shards.whole(part)
         if torch.distributed.get_rank() == 0:
             tensors[name] = tensor.detach().cpu()

@@ -45,8 +45,8 @@ def further_logps(
         raise ValueError(
             "candidates are not gathered from a vocabulary that ranks share: gather the weight."
         )
-    kept = (ids >= 0).nonzero().squeeze(1)
-    rows, own = hidden[kept], ids[kept, None]
+    valid = (ids >= 0).nonzero().squeeze(1)
+    rows, own = hidden[valid], ids[valid, None]
     width = head.vocabulary if further is None else further.shape[1]
     with torch.autocast(hidden.device.type, enabled=False):
         if further is None:
@@ -54,12 +54,12 @@ def further_logps(
             gap = z - z.gather(1, own)
         else:
             step = max(1, GATHERED // max(1, (width + 1) * hidden.shape[1]))
-            chosen = torch.cat([own, further[kept].long()], dim=1)
+            chosen = torch.cat([own, further[valid].long()], dim=1)
             blocks = zip(rows.split(step), chosen.split(step), strict=True)
             z = torch.cat([_gathered_logits(head, *block) for block in blocks])  # [rows, K + 1]
             gap = z[:, 1:] - z[:, :1]
-    logps = gap + logp[kept, None]  # [rows, K]
-    return logps.new_zeros(len(ids), width).index_copy(0, kept, logps)
+    logps = gap + logp[valid, None]  # [rows, K]
+    return logps.new_zeros(len(ids), width).index_copy(0, valid, logps)
 
 
 def _gathered_logits(head: Head, hidden: Tensor, ids: Tensor) -> Tensor:

@@ -127,21 +127,21 @@ def scored(head: Head, hidden: Tensor, ids: Tensor, plan: Plan) -> Scores:
     """
     if plan.mean and head.cap is not None:
         raise ValueError("capped logits are not linear in `hidden`: `mean` has no use for them.")
-    kept = _kept_rows(ids, hidden, head)
-    some = len(kept) < len(ids)
-    rows, chosen = (hidden[kept], ids[kept]) if some else (hidden, ids)
+    valid = _valid_rows(ids, hidden, head)
+    some = len(valid) < len(ids)
+    rows, chosen = (hidden[valid], ids[valid]) if some else (hidden, ids)
     if some and (foresee := plan.foresee) is not None:
-        plan = replace(plan, foresee=lambda index, *scores: foresee(kept[index], *scores))
+        plan = replace(plan, foresee=lambda index, *scores: foresee(valid[index], *scores))
     outputs: tuple[Any, ...] = _Score.apply(rows, head.weight, head.bias, chosen, head, plan)
     if some:
         outputs = tuple(
-            None if x is None else x.new_zeros(len(ids), *x.shape[1:]).index_copy(0, kept, x)
+            None if x is None else x.new_zeros(len(ids), *x.shape[1:]).index_copy(0, valid, x)
             for x in outputs
         )
     return Scores(*outputs)
 
 
-def _kept_rows(ids: Tensor, hidden: Tensor, head: Head) -> Tensor:
+def _valid_rows(ids: Tensor, hidden: Tensor, head: Head) -> Tensor:
     """Indices of the rows with a token; ids that do not fit are refused. Waits for the GPU once."""
     if ids.dtype != torch.int64 or ids.shape != hidden.shape[:1]:
         raise ValueError(

@@ -166,10 +166,10 @@ class _Rows:
                 continue
             if options.hidden_old is None:
                 raise ValueError(f"method {method.name!r} needs `{name}`: give `hidden_old`.")
-            kept = self.ids >= 0
-            old = options.hidden_old.reshape(len(self.ids), -1)[kept]
-            kl = exact_kl(self.hidden[kept], old, head, options.weight_old, order)
-            whole = kl.new_zeros(len(kept)).masked_scatter(kept, kl)
+            valid = self.ids >= 0
+            old = options.hidden_old.reshape(len(self.ids), -1)[valid]
+            kl = exact_kl(self.hidden[valid], old, head, options.weight_old, order)
+            whole = kl.new_zeros(len(valid)).masked_scatter(valid, kl)
             batch = replace(batch, **{name: self.grid(whole)})
         return batch
 

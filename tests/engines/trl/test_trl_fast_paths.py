@@ -197,7 +197,8 @@ def test_what_tools_add_is_scored_by_a_pass():
     known = phase.decoder_logps(plain, 2)
     assert known is not None and known.tolist() == [[-1.0, -2.0], [-3.0, 0.0]]
     assert phase.decoder_logps(torch.ones(2, 3), 2) is None  # the second has become longer
-    assert Generating(sampled=[[[-1.0]], [[-1.0]]]).decoder_logps(torch.ones(1, 2), 1) is None  # two turns
+    turns = Generating(sampled=[[[-1.0]], [[-1.0]]])
+    assert turns.decoder_logps(torch.ones(1, 2), 1) is None
 
 
 def test_suppressed_tokens_are_not_sampled(tmp_path):

@@ -552,6 +552,6 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self.method = self.method.restored(progress["method"])
         self._watch.old_head = progress["old_head"]
         self._copies.restore(progress.get("copies", []))
-        if self._average and (kept := progress.get("average")):
-            self._average.restore(kept)
+        if self._average and (state := progress.get("average")):
+            self._average.restore(state)
         restore_logs(self._logs, progress["logs"])

@@ -127,12 +127,12 @@ def announced_level(args: Any, method: Method) -> Iterator[None]:
     twin = method.twins.get("TRL")
     own = getattr(method, "level", "token")
     level = own if twin is None else twin.get("importance_sampling_level", "token")
-    kept = args.importance_sampling_level
-    args.importance_sampling_level = "sequence" if level == "sequence" else kept
+    original = args.importance_sampling_level
+    args.importance_sampling_level = "sequence" if level == "sequence" else original
     try:
         yield
     finally:
-        args.importance_sampling_level = kept
+        args.importance_sampling_level = original
 
 
 def end_tokens(trainer: Any) -> list[int]:

@@ -101,8 +101,8 @@ class Mismatch:
     def _pairs(self, columns: Mapping[str, Tensor]) -> Pairs:
         keys = torch.stack([columns["generated"], columns["index"]], dim=1).long()  # [tokens, 2]
         distinct, completion = keys.unique(dim=0, return_inverse=True)
-        kept, self._sequences = self._sequences, {}
-        entries = [kept.get((generated, index)) for generated, index in distinct.tolist()]
+        recorded, self._sequences = self._sequences, {}
+        entries = [recorded.get((generated, index)) for generated, index in distinct.tolist()]
         sequences = [ids for ids in entries if ids is not None]
         return Pairs(
             trainer=columns["logp_old"],

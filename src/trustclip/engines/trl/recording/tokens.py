@@ -60,13 +60,13 @@ class Plan:
 
         Rows are of all ranks: updates before its sampling, number in its generation, tokens.
         """
-        taken: set[tuple[int, int]] = set()
+        selection: set[tuple[int, int]] = set()
         for generated, index, length in sorted(rows, key=lambda r: draw(self.seed, *r[:2])):
             room -= length
-            if room < 0 or len(taken) == self.completions:
+            if room < 0 or len(selection) == self.completions:
                 break
-            taken.add((generated, index))
-        return taken
+            selection.add((generated, index))
+        return selection
 
 
 @dataclass(frozen=True)

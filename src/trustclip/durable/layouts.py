@@ -12,7 +12,7 @@ from trustclip.durable.zero import Zero
 
 
 def layout_of(trainer: Any) -> "Whole | Zero":
-    """The layout of a trainer, as it is now: trainers wrap their model when training begins."""
+    """The current layout of a trainer: trainers wrap their model when training begins."""
     if trainer.is_deepspeed_enabled and hasattr(trainer.model_wrapped, "zero_optimization_stage"):
         return Zero(trainer.model_wrapped, trainer._ranks)
     return Sharded(trainer) if shards.sharded(trainer._unwrapped()) else Whole(trainer)

@@ -21,7 +21,7 @@ from trustclip.support.inside import Inside
 _JOURNAL = "journal"
 _BLOCK = 2**22
 
-#: Protocols with real folders. Elsewhere, to make a folder could make a bucket.
+#: Protocols with real folders. Elsewhere, creating a folder could create a bucket.
 _FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "ftp", "hdfs"}
 
 

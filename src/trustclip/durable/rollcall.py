@@ -155,7 +155,7 @@ def _within_grace(ask: Callable[[], Any]) -> Any:
     """Answer of the store; None if it fails or takes much longer than its own timeout.
 
     A store whose process is stopped keeps a client waiting without end, in a call that no signal
-    interrupts: so another thread makes it, and is left behind.
+    interrupts: so another thread makes the call, and is left behind.
     """
     answers: list[Any] = []
 

@@ -102,7 +102,7 @@ def _file(adapter: str | None) -> str:
 def nonfinite(model: nn.Module, optimizer: Any = None) -> str | None:
     """Name of the first trained weight, or optimizer state, with a NaN or infinite element.
 
-    Of sharded ones, only this rank's parts are looked at.
+    Of sharded ones, only this rank's parts are checked.
 
     Example:
       >>> layer = nn.Linear(2, 2)

@@ -108,14 +108,14 @@ class ServedSampler:
             ) from error
 
     def configuration(self) -> Mapping[str, Any] | None:
-        """That of a vLLM in development mode; None of anything else."""
+        """The configuration of a vLLM in development mode; None for any other server."""
         try:
             return json.loads(ask(self._address("/server_info?config_format=json")))["vllm_config"]
         except (ValueError, LookupError, TypeError):
             return None
 
     def text(self, ids: Sequence[int]) -> str | None:
-        """Ids as the text that they stand for there; None if that cannot be asked."""
+        """Ids decoded by the server; None if it has no way to ask."""
         try:
             reply = json.loads(ask(self._address("/detokenize"), {"tokens": [*ids]}))
             return str(reply["prompt"] if "prompt" in reply else reply["content"])
@@ -134,12 +134,12 @@ class ServedSampler:
 
 
 def logprobs_mode(config: Mapping[str, Any]) -> str | None:
-    """Of which distribution the log-probabilities are of a vLLM that is configured so."""
+    """The distribution that a vLLM's log-probabilities are of, by its configuration."""
     return config.get("model_config", {}).get("logprobs_mode")
 
 
 def _pairs(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
-    """Ids and log-probabilities as llama.cpp has them, in pairs, or vLLM, apart."""
+    """Ids and log-probabilities: llama.cpp returns them in pairs, vLLM in two lists."""
     logprobs = choice["logprobs"]
     if "content" in logprobs:
         pairs = [(token["id"], token["logprob"]) for token in logprobs["content"]]
@@ -153,9 +153,9 @@ def complaints(
 ) -> Iterator[str]:
     """What a server lacks for sampling the completions of a training, one sentence each.
 
-    It is asked for a few tokens, must have the weights and the policy's tokenizer, and is to tell
+    It is asked for a few tokens, must have the weights and the policy's tokenizer, and must return
     the log-probabilities of the draw; ``plain``: tokens are drawn at temperature 1 from the whole
-    vocabulary, so that raw ones are those.
+    vocabulary, where raw log-probabilities are the same.
     """
     try:
         ids = tokenizer.encode(_SPECIMEN, add_special_tokens=False)

@@ -27,7 +27,7 @@ def register(method: str = "atr", policy_loss_type: str = "trustclip", **method_
     """Register a method with SkyRL, whose registry makes it available on every worker.
 
     SkyRL scales advantages so that the loss is a masked sum, and its own correction for the sampler
-    (``off_policy_correction``) is made here as in its own losses.
+    (``off_policy_correction``) is applied here as in its own losses.
 
     Args:
       method: name of the constraint.

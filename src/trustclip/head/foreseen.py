@@ -33,13 +33,13 @@ class Foreseen:
       ids: $y$. Shape [N].
       foresee: gives the coefficients, from indices below N.
       biased: whether the gradient of the bias is requested.
-      kept: memory that holds the weights of a block.
+      chunk: memory that holds the weights of a block.
     """
 
     def __init__(
-        self, head: Head, ids: Tensor, foresee: Foresee, biased: bool, kept: Chunk
+        self, head: Head, ids: Tensor, foresee: Foresee, biased: bool, chunk: Chunk
     ) -> None:
-        self._head, self._ids, self._foresee, self._kept = head, ids, foresee, kept
+        self._head, self._ids, self._foresee, self._chunk = head, ids, foresee, chunk
         weight = head.weight
         self.coefficients = weight.new_zeros(len(ids), dtype=head.dtype)
         self.weight = weight.new_zeros(weight.shape, dtype=head.dtype)
@@ -74,13 +74,13 @@ class Foreseen:
         assert running.chosen is not None
         rest = running.sum - (running.chosen - running.max).exp()  # [rows]
         place = rows * start + row * (stop - start) + (ids - start)  # in the memory. [rows]
-        self._kept.put(place, -rest * gap[tile, row].exp())
+        self._chunk.put(place, -rest * gap[tile, row].exp())
 
     def _accumulate(self, operand: Tensor, factors: Tensor) -> None:
         scaled, scale = self._scaled[: len(operand)], kernel_for(scale_rows, operand)
         before = torch.full_like(factors[0], torch.nan)  # equal to no factor
         for factor, columns in zip(factors, self._head.columns(len(operand)), strict=True):
-            weights = self._kept.of(len(operand), columns)  # [rows, columns]
+            weights = self._chunk.of(len(operand), columns)  # [rows, columns]
             scale(operand, factor, before, scaled)  # [rows, H]
             before = factor
             add_product(self.weight[columns], weights.T, scaled)

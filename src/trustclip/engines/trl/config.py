@@ -173,7 +173,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         return self.method
 
     def sampling(self) -> Sampler:
-        """In what the policy that samples differs from the one in training."""
+        """How the policy that samples differs from the one in training."""
         return as_sampler(self.sampler)
 
     def cut_off(self) -> Iterator[str]:
@@ -204,7 +204,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         return {**super().to_dict(), "method": self.constraint().to_dict(), "shadows": watched}
 
     def schedule(self) -> Schedule:
-        """The update schedule: how many updates are made with one generation."""
+        """The update schedule: how many updates use one generation."""
         return Schedule(
             int(self.steps_per_generation or 1),
             self.num_iterations,
@@ -304,7 +304,7 @@ def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _server_conflicts(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
-    """What a server does not go with."""
+    """Settings that cannot be combined with a server."""
     if args.server == "none":
         return
     if args.use_vllm or args.use_transformers_continuous_batching:

@@ -22,8 +22,8 @@ from trustclip.engines.trl.scoring.foresight import KNOWN_BEFORE, LOSS_TYPES
 from trustclip.engines.trl.upstream import FUSED_HEAD
 from trustclip.head import measured
 
-#: trustclip's output head, its decoding loop, skipping completions that cannot move the policy, and
-#: making the gradient of a trained head while its logits are made, and one pass over each prompt.
+#: trustclip's output head, its decoding loop, skipping completions that cannot move the policy,
+#: computing the gradient of a trained head along with its logits, and one pass over each prompt.
 FastPath = Literal["head", "decoder", "skipping", "foresight", "sharing"]
 
 #: Precision of the decoder by that of the trainer's passes; None for that of the weights.

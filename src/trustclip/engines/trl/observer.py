@@ -52,7 +52,7 @@ def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
     acting = stock_method(trainer.args)
     sampler = ("logp_rollout",) if trainer.use_vllm or trainer.rollout_func else ()
     watched = shadow_methods(shadows, {"entropy", *sampler}, "this trainer")
-    # A subclass made on the spot: `super()` is whatever class the trainer has.
+    # A subclass created on the spot: `super()` is whatever class the trainer has.
     observed: Any = trainer
     observed.__class__ = type(f"Observed{cls.__name__}", (_Observed, cls), {})
     observed.method, observed._scored = acting, None
@@ -144,7 +144,7 @@ def _method_of_loss(args: Any) -> Method:
 
 
 class _Observed(Recorded, GRPOTrainer):
-    """Methods in front of those of a trainer; `observe` makes a class of both."""
+    """Mixin in front of a trainer's class; `observe` combines the two."""
 
     method: Method  # with the gradient of this trainer's loss
     #: Log-probabilities and entropies of the loss being computed; None outside of it.

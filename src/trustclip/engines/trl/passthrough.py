@@ -39,7 +39,7 @@ _OTHER_LOSS = "belongs to a loss of TRL that is not used here; set it in `rl.met
 _SKEWS = "changes the distribution of the samples, which the ratio would not take into account"
 
 #: Fields that a recipe does not pass on, and why: the run sets them for all its parts to agree; or
-#: another value than the default would be ignored, or make the training wrong.
+#: another value than the default would be ignored, or render the training wrong.
 _REFUSED = {
     **dict.fromkeys(("output_dir", "seed", "report_to", "disable_tqdm"), _SET),
     **dict.fromkeys(("reward_weights", "use_cpu"), _SET),
@@ -71,7 +71,7 @@ _NEUTRAL = (
 #: Values within ``model_init_kwargs`` with which Transformers runs a repository's kernels.
 _KERNELS = re.compile(r"(allow_all|use)_kernels|kernel_config|_implementation\W+([\w|.-]+/[\w.-]+)")
 
-#: Keys of ``generation_kwargs`` that leave the distribution of completions as it is.
+#: Keys of ``generation_kwargs`` that do not change the distribution of completions.
 _HARMLESS = {"cache_implementation", "disable_compile", "stop_strings", "use_cache"}
 
 
@@ -121,7 +121,7 @@ def changes_nothing(name: str) -> bool:
 
 
 def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:
-    """The error for a field that there is not; one that the recipe sets itself may be meant."""
+    """The error for an unknown field; one that the recipe sets itself may be meant."""
     near = nearest(name, {*fields, *own})
     if near in own:
         return f"unknown field of GRPOConfig {name!r}; did you mean the recipe's own `rl.{near}`?"

@@ -40,7 +40,7 @@ class Generating:
         """The sampler's likeliest tokens, of completions padded to a length, where they are kept.
 
         Raises:
-          RuntimeError: completions are made of several calls.
+          RuntimeError: the completions come from several calls.
         """
         if not self.likeliest:
             return None

@@ -1,7 +1,7 @@
-"""verl: watch a loss of its own, or of anyone, without touching it: ``loss_mode=trustclip_watch``.
+"""verl: watch verl's or any other loss without changing it: ``loss_mode=trustclip_watch``.
 
-The configured loss is called as it is, and its value is returned as it is. Which tokens it gated is
-read off its own gradient in the log-probabilities: those with an advantage and a gradient of 0.
+The configured loss is called and its value returned, both unchanged. Which tokens it gated is read
+off its gradient in the log-probabilities: those with an advantage and a gradient of 0.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ def watched_loss(**arguments: Any) -> tuple[Tensor, dict[str, Any]]:
     if not loss.requires_grad:
         return loss, metrics
     logp, mask = arguments["log_prob"], arguments["response_mask"].bool()
-    # The graph between the two tensors alone: the model behind it is not entered.
-    (slope,) = torch.autograd.grad(loss, logp, retain_graph=True)
+    # Only the graph between the two tensors, which is kept for verl's own backward pass.
+    (slope,) = torch.autograd.grad(loss, logp, retain_graph=True)  # [batch, time]
     batch = TokenBatch(logp.detach(), arguments["old_log_prob"], arguments["advantages"], mask)
     unmoved = slope == 0
     if (weights := arguments.get("rollout_is_weights")) is not None:

@@ -33,7 +33,7 @@ class Decoded:
 
     tokens: list[int]  # the end mark included
     logps: list[float]  # under the distribution that each was drawn from, nats
-    likeliest: Likeliest | None = None  # of each of these distributions, if they were asked for
+    likeliest: Likeliest | None = None  # of each of these distributions, if requested
 
 
 def unsupported(model: Any) -> str | None:
@@ -120,6 +120,7 @@ class Decoder:
         batch = _Batch(cache.rows(source), last[source], limit, torch.tensor(sorted(ends)))
         while batch.running:
             logps = F.linear(batch.last, self._head).float()  # [rows, vocabulary]
+            # Temperature before the cut-offs, as in `generate`: top-p depends on it.
             logps = (logps / (temperature or 1.0)).log_softmax(dim=-1)
             logps = _cut_off(logps, top_p, top_k)
             # [rows, 1]
@@ -194,6 +195,7 @@ def _draw(logps: Tensor) -> Tensor:
     mass = logps.exp()
     if logps.shape[1] < _MANY:
         return mass.multinomial(1)
+    # float64: a float32 sum over a large vocabulary would round its tail away.
     mass = mass.cumsum(dim=-1, dtype=torch.float64)
     point = torch.rand(len(mass), 1, dtype=torch.float64) * mass[:, -1:]
     return torch.searchsorted(mass, point, right=True).clamp(max=mass.shape[1] - 1)
@@ -206,7 +208,7 @@ def _cut_off(logps: Tensor, top_p: float, top_k: int) -> Tensor:
         logps = logps.masked_fill(logps < least, -torch.inf).log_softmax(dim=-1)
     if top_p < 1:
         ordered, index = logps.sort(dim=-1, descending=True)
-        mass = ordered.exp()
+        mass = ordered.exp()  # [rows, vocabulary]
         beyond = mass.cumsum(dim=-1) - mass >= top_p  # of the tokens before it
         cut = torch.zeros_like(beyond).scatter(1, index, beyond)
         logps = logps.masked_fill(cut, -torch.inf).log_softmax(dim=-1)

@@ -28,7 +28,7 @@ def replaced(owner: Any, generate: Callable[..., Any]) -> Iterator[None]:
 
 
 def criteria(should_stop: Callable[[], bool]) -> StoppingCriteriaList:
-    """What ends all completions of `generate` once a function, called after every token, is True.
+    """Criteria that end all completions of `generate` once a function is True after a token.
 
     Example:
       >>> criteria(lambda: True)(torch.zeros(2, 5), None)

@@ -1,4 +1,4 @@
-"""The likeliest tokens of vLLM, which returns them to TRL when it is asked, and TRL drops them."""
+"""The likeliest tokens of vLLM, which returns them to TRL on request, where TRL drops them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ _NEVER = -9999.0
 
 
 def allow(generation: Any, k: int) -> None:
-    """Let TRL's colocated vLLM return k tokens at a position; a server has limits of its own."""
+    """Let TRL's colocated vLLM return k tokens at a position; a server has its own limits."""
     if generation.mode == "colocate":
         config = generation.llm.llm_engine.model_config
         if 0 <= config.max_logprobs < k:
@@ -53,7 +53,7 @@ def with_likeliest(generation: Any, k: int, all_drawn: bool) -> Iterator[list[Li
 def _likeliest(
     logps: Sequence[Sequence[float | None]], ids: Sequence[Sequence[int]], k: int, all_drawn: bool
 ) -> Likeliest:
-    """One completion's; positions hold them in order, behind them a sampled token of lower rank."""
+    """Those of one completion, in order; a sampled token of lower rank comes after the k."""
     table = torch.full((len(logps), k), -torch.inf)
     names = torch.zeros(len(logps), k, dtype=torch.int32)
     for place, (values, own) in enumerate(zip(logps, ids, strict=True)):

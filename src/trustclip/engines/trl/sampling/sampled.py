@@ -158,9 +158,9 @@ def oddity(batch: TokenBatch) -> str | None:
 
 
 class Recorder(LogitsProcessor):
-    """The last processor: a token is known when the next one is asked for.
+    """The last processor: a token is known when the next one is requested.
 
-    What stands after the end of a completion is meaningless.
+    Values after the end of a completion are meaningless.
     """
 
     def __init__(self, k: int = 0) -> None:

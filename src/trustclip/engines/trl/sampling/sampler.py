@@ -41,7 +41,7 @@ class Twin:
     def __init__(self, model: Any) -> None:
         inner = language_model(model)
         config, self.dtype = copy.deepcopy(inner.config), inner.dtype
-        with torch.random.fork_rng(), inner.device:  # its first weights are drawn, and replaced
+        with torch.random.fork_rng(), inner.device:  # its initial weights are drawn, then replaced
             self._model = type(inner)._from_config(config, dtype=self.dtype).eval()
         self._model.generation_config = copy.deepcopy(inner.generation_config)
 
@@ -95,7 +95,7 @@ def _truncate(tokens: list[int], ends: Collection[int]) -> list[int]:
 
 
 class Copies:
-    r"""Copies of a policy that sample in its place, one for each generation; by default it itself.
+    r"""Copies of a policy that sample in its place, one for each generation; the policy by default.
 
     With ``lag`` $n$, generation $g$ is sampled by the policy of generation $\max(g - n, 0)$: the
     policies of the last $n$ generations are kept, and are part of a checkpoint.
@@ -112,7 +112,7 @@ class Copies:
     def next(
         self, model: nn.Module, step: int, dtype: torch.dtype | None = None
     ) -> tuple[Decoder | Twin, int]:
-        """What samples the next generation, and the updates that its weights have seen.
+        """The sampler of the next generation, and the number of updates that its weights include.
 
         ``step`` is the updates done; ``dtype`` that of the products of the policy itself.
         """

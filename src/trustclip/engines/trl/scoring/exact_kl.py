@@ -142,7 +142,7 @@ class KLWatch:
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, policy: Literal["old", "new"]) -> Iterator[Passes]:
-        """Record the forward passes made in the block; ``policy`` is the one that makes them."""
+        """Record the forward passes in the block, which are those of ``policy``."""
         passes = Passes([], [])
         with hidden.captured(model, passes.states):
             if self._request is None:

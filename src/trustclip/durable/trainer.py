@@ -164,7 +164,7 @@ class Durable(Trainer):
                     states.set_random_state(self._seeded)
                 elif self._complete(newest):
                     return True
-                with self._nonfinite_explained(), self._giving_up():
+                with self._explain_nonfinite(), self._return_when_interrupted():
                     super().train(resume_from_checkpoint=None if newest is None else str(newest))
                     self._ranks.everyone(self._check_finite)
                 if not self.stopped_early and self.asked_to_stop():
@@ -305,7 +305,7 @@ class Durable(Trainer):
         )
 
     @contextlib.contextmanager
-    def _nonfinite_explained(self) -> Iterator[None]:
+    def _explain_nonfinite(self) -> Iterator[None]:
         """Raise errors caused by non-finite weights as a `NonFiniteError`."""
         try:
             yield
@@ -343,12 +343,12 @@ class Durable(Trainer):
         return prepared
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with _restoring(resume_from_checkpoint):
+        with _loading_errors(resume_from_checkpoint):
             layout_of(self).load_weights(Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            with _restoring(checkpoint):
+            with _loading_errors(checkpoint):
                 self._load_states(Path(checkpoint))
 
     def _load_states(self, folder: Path) -> None:
@@ -434,7 +434,7 @@ class Durable(Trainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if "random" in self._rest:
-            with _restoring(checkpoint):
+            with _loading_errors(checkpoint):
                 states.set_random_state(self._rest.pop("random"))
 
     def _enter_epoch(self, epoch: int) -> None:
@@ -508,21 +508,21 @@ class Durable(Trainer):
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     @property
-    def _between(self) -> bool:
+    def _has_mark(self) -> bool:
         """Whether the state of the last update is marked: not before it is logged and saved."""
         return self._mark is not None and self._mark.step == self.state.global_step
 
     def stopping(self) -> bool:
         """Whether this rank was asked to stop, and may at once end work that no other awaits."""
-        return self._terminated and self._between
+        return self._terminated and self._has_mark
 
     def leave_if_asked(self) -> None:
         """End training here, by `Interrupted`, if any rank was asked to; every rank calls it."""
-        if self._between and self.asked_to_stop():
+        if self._has_mark and self.asked_to_stop():
             raise Interrupted
 
     @contextlib.contextmanager
-    def _giving_up(self) -> Iterator[None]:
+    def _return_when_interrupted(self) -> Iterator[None]:
         """When training is interrupted, return to the last update, and save it if not yet saved."""
         try:
             yield
@@ -546,7 +546,7 @@ def _restrict(stored: dict[str, Any], own: dict[str, Any], where: str) -> dict[s
 
 
 @contextlib.contextmanager
-def _restoring(folder: str | None) -> Iterator[None]:
+def _loading_errors(folder: str | None) -> Iterator[None]:
     """Raise errors of loading a malformed state as a `CheckpointError` that names the folder."""
     try:
         yield

@@ -152,7 +152,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self._copies = Copies(args.sampling(), args.kept_candidates())
         if self.use_vllm and self._copies.likeliest:
             returned.allow(self.vllm_generation, self._vllm_logprobs())
-        self._request = self._put_head()  # before the divergences, which use this head's scores
+        self._request = self._install_head()  # before the divergences, which use this head's scores
         self._watch = KLWatch(
             self._unwrapped(),
             self.method,
@@ -178,7 +178,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             logger.info("fast path %r is not taken: %s.", path, reason)
         return reason is None
 
-    def _put_head(self) -> Request | None:
+    def _install_head(self) -> Request | None:
         """Install trustclip's output head in the model if that is requested or faster."""
         if self.args.share_prompts and (reason := fast_paths.obstacle("sharing", self)):
             raise ValueError(f"share_prompts cannot serve this model: {reason}. Leave it out.")
@@ -232,9 +232,10 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         inputs, parts = super()._prepare_inputs(generation_batch), self._buffered_inputs
         window = self.args.gradient_accumulation_steps
         # A loss that a micro-batch normalises alone depends on which completions it has.
-        apart = self.loss_type == "bnpo" or self.method.statistics_over == "micro_batch"
-        shares = self._request is not None and self._request.shares and not apart
+        alone = self.loss_type == "bnpo" or self.method.statistics_over == "micro_batch"
+        shares = self._request is not None and self._request.shares and not alone
         whole = self.args.whole_groups
+        # Once a generation: TRL has then replaced its buffer of micro-batches.
         if parts is before or not parts or not (whole or (shares and len(parts) % window == 0)):
             return inputs
         self._buffered_inputs = sharing.regroup(parts, len(parts) if whole else window)

@@ -87,9 +87,9 @@ def locked(file: IO[str] | IO[bytes]) -> bool:
 def _release() -> None:
     """Release the lock in a forked child, such as a data loader's worker."""
     for file in _lock_files:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, file.fileno(), inheritable=False)
-        os.close(nothing)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, file.fileno(), inheritable=False)
+        os.close(null)
 
 
 os.register_at_fork(after_in_child=_release)

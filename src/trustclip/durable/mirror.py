@@ -123,11 +123,11 @@ class Mirror:
         return None
 
     def _restore(self, checkpoint: Path, journal: Path) -> None:
-        sent = Inside(journal)
+        source = Inside(journal)
         targets = {name: self._place(name) for name in self._cursor(checkpoint)}
         for name, target in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(sent.path(name), target)
+            shutil.copyfile(source.path(name), target)
             flush(target)
         shutil.rmtree(journal, ignore_errors=True)
 
@@ -149,9 +149,9 @@ class Mirror:
         left = file.stat().st_size if size is None else size
         if self.url.partition("://")[0] in _FOLDERS:
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-        with file.open("rb") as source, self._files.open(target, "wb") as sent:
+        with file.open("rb") as source, self._files.open(target, "wb") as copy:
             while left and (block := source.read(min(_BLOCK, left))):
-                sent.write(block)
+                copy.write(block)
                 left -= len(block)
 
     def _get(self, name: str, folder: Path) -> None:

@@ -79,9 +79,9 @@ def own_port() -> None:
     TRL would take the first of four that is free, and open it when the engine has started: two
     runs that begin together would choose the same.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        os.environ.setdefault("MASTER_PORT", str(free.getsockname()[1]))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
 
 
 def leave_if_lost() -> None:

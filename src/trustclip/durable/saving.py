@@ -86,7 +86,7 @@ class Saver:
     mirror: Mirror | None = None  # gets a copy of each complete checkpoint
     timeout: float = 1800  # seconds that a rank waits for another one in the background
     bytes_held: int = field(default=0, init=False)  # of the copy that is being written
-    _behind: Ranks | None = field(default=None, init=False)
+    _background_ranks: Ranks | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _error: BaseException | None = field(default=None, init=False)
 
@@ -127,17 +127,17 @@ class Saver:
             raise error
 
     def _start(self, step: int, folder: Path, content: Content) -> None:
-        if self._behind is None:
+        if self._background_ranks is None:
             group = None
             if self.ranks.world > 1:  # its messages must not mix with those of training
                 limit = timedelta(seconds=self.timeout)
                 group = dist.new_group(backend="gloo", timeout=limit)
-            self._behind = Ranks(self.ranks.rank, self.ranks.world, group)
-        behind, self.bytes_held = self._behind, content.bytes
+            self._background_ranks = Ranks(self.ranks.rank, self.ranks.world, group)
+        ranks, self.bytes_held = self._background_ranks, content.bytes
 
         def work() -> None:
             try:
-                self._publish(step, folder, content, behind)
+                self._publish(step, folder, content, ranks)
             except BaseException as error:
                 self._error = error
 

@@ -31,15 +31,15 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
         # Otherwise PEFT asks the Hub whether the embedding was resized.
         state = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
-    once: dict[Any, tuple[str, Tensor]] = {}
+    unique: dict[Any, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
         place = (tensor.data_ptr(), tensor.shape) if tensor.numel() else name
-        once.setdefault(place, (name, tensor))
+        unique.setdefault(place, (name, tensor))
     pointers = {tensor.data_ptr() for tensor in state.values()}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.data_ptr() not in pointers:
             raise ValueError(f"cannot store this model: {name} trains but is not in its file.")
-    return dict(once.values())
+    return dict(unique.values())
 
 
 def stored(model: nn.Module) -> dict[str, Tensor]:

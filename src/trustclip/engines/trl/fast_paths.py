@@ -76,11 +76,11 @@ def check_sampler(trainer: Any) -> None:
             "shard them: use DDP, or another anchor."
         )
     # TRL refuses it in its own config, and does not see it in a file of accelerate's.
-    by = trainer.accelerator.parallelism_config
-    if by is not None and (by.cp_enabled or by.sp_enabled):
+    sizes = trainer.accelerator.parallelism_config
+    if sizes is not None and (sizes.cp_enabled or sizes.sp_enabled):
         raise ValueError(
-            f"`parallelism_config` has cp_size = {by.cp_size} and sp_size = {by.sp_size}, which "
-            "share out the tokens of each completion, and GRPOTrainer of TRL does not split what "
+            f"`parallelism_config` has cp_size = {sizes.cp_size} and sp_size = {sizes.sp_size}, "
+            "which share out the tokens of each completion, and GRPOTrainer of TRL does not split what "
             "it has sampled itself: set both to 1 (verl splits sequences)."
         )
     exact = any(name.startswith(("kl_", "top_k_")) for name in trainer.method.requires)

@@ -80,8 +80,8 @@ def check_sampler(trainer: Any) -> None:
     if sizes is not None and (sizes.cp_enabled or sizes.sp_enabled):
         raise ValueError(
             f"`parallelism_config` has cp_size = {sizes.cp_size} and sp_size = {sizes.sp_size}, "
-            "which share out the tokens of each completion, and GRPOTrainer of TRL does not split what "
-            "it has sampled itself: set both to 1 (verl splits sequences)."
+            "which share out the tokens of each completion, and GRPOTrainer of TRL does not split "
+            "what it has sampled itself: set both to 1 (verl splits sequences)."
         )
     exact = any(name.startswith(("kl_", "top_k_")) for name in trainer.method.requires)
     flat = trainer.accelerator.distributed_type == "FSDP" and not trainer.accelerator.is_fsdp2

@@ -207,9 +207,7 @@ class KLWatch:
         if rows is not None:
             chosen = {name: None if x is None else x[rows] for name, x in chosen.items()}
             mask = mask[rows]
-        chosen = {
-            name: None if x is None else x[mask] for name, x in chosen.items()
-        }  # [tokens, ...]
+        chosen = {n: None if x is None else x[mask] for n, x in chosen.items()}  # [tokens, ...]
         at_tokens = new.at(mask)
         old = Evidence(*(chosen[name] for name in HIDDEN))  # type: ignore[arg-type]
         values = {f"kl_{o}": self._exact(model, at_tokens, old, o) for o in self._orders}

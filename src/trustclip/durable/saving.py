@@ -1,4 +1,4 @@
-"""Checkpoints written by all ranks: what each rank puts in, taken at the update, and when.
+"""Checkpoints written by all ranks: what each rank contributes, and when it is written.
 
 It is written while training waits for it, or in the background.
 """
@@ -38,29 +38,29 @@ class Content:
             self.tensors[f"{name}.safetensors"] = tensors
 
     def copied(self) -> "Content":
-        """The same in CPU memory of its own, which later updates leave alone."""
+        """A copy in CPU memory, which later updates leave alone."""
         return Content(
             self.texts,
-            {file: {n: _copied(t) for n, t in held.items()} for file, held in self.tensors.items()},
+            {file: {n: _copy(t) for n, t in part.items()} for file, part in self.tensors.items()},
             None if self.shards is None else shards.copied(self.shards),
         )
 
     @property
     def bytes(self) -> int:
-        held = [tensor for tensors in self.tensors.values() for tensor in tensors.values()]
-        held += map(shards.local, (self.shards or {}).values())
-        return sum(tensor.nbytes for tensor in held)
+        parts = [tensor for tensors in self.tensors.values() for tensor in tensors.values()]
+        parts += map(shards.local, (self.shards or {}).values())
+        return sum(tensor.nbytes for tensor in parts)
 
     def write(self, folder: Path, ranks: Ranks) -> dict[str, Listed]:
         """Write into a checkpoint's folder, on every rank, and to the disk; lists all files."""
-        found = ranks.everyone(lambda: self.write_own(folder))
+        listings = ranks.everyone(lambda: self.write_own(folder))
         if self.shards is not None:
             parts = self.shards
             ranks.everyone(lambda: shards.save(folder, parts, ranks.group))
-            # Not by the rank that wrote: torch alone knows which file that was.
+            # Shared out by number: only torch knows which rank wrote which file.
             files = sorted((folder / shards.SHARDS).iterdir())[ranks.rank :: ranks.world]
-            found += ranks.everyone(lambda: listed(folder, files))
-        return {name: entry for of_rank in found for name, entry in of_rank.items()}
+            listings += ranks.everyone(lambda: listed(folder, files))
+        return {name: entry for of_rank in listings for name, entry in of_rank.items()}
 
     def write_own(self, folder: Path) -> dict[str, Listed]:
         """Write the files of this rank alone, and to the disk."""
@@ -81,12 +81,12 @@ class Saver:
     store: CheckpointStore
     ranks: Ranks  # that write; each has a saver
     #: Return when the state has been copied into memory, and write it in a thread. The next
-    #: checkpoint, and `settle`, wait for it; until it is complete the earlier one serves.
+    #: checkpoint, and `settle`, wait for it; until it is complete the previous one is the newest.
     background: bool = False
     mirror: Mirror | None = None  # gets a copy of each complete checkpoint
     timeout: float = 1800  # seconds that a rank waits for another one in the background
     bytes_held: int = field(default=0, init=False)  # of the copy that is being written
-    _behind: Ranks | None = field(default=None, init=False)
+    _background_ranks: Ranks | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _error: BaseException | None = field(default=None, init=False)
 
@@ -127,17 +127,17 @@ class Saver:
             raise error
 
     def _start(self, step: int, folder: Path, content: Content) -> None:
-        if self._behind is None:
+        if self._background_ranks is None:
             group = None
-            if self.ranks.world > 1:  # messages of its own, beside those of training
+            if self.ranks.world > 1:  # its messages must not mix with those of training
                 limit = timedelta(seconds=self.timeout)
                 group = dist.new_group(backend="gloo", timeout=limit)
-            self._behind = Ranks(self.ranks.rank, self.ranks.world, group)
-        behind, self.bytes_held = self._behind, content.bytes
+            self._background_ranks = Ranks(self.ranks.rank, self.ranks.world, group)
+        ranks, self.bytes_held = self._background_ranks, content.bytes
 
         def work() -> None:
             try:
-                self._publish(step, folder, content, behind)
+                self._publish(step, folder, content, ranks)
             except BaseException as error:
                 self._error = error
 
@@ -160,5 +160,5 @@ class Saver:
             ranks.together(lambda: mirror.send(store.path(step), store.keep))
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()

@@ -29,7 +29,7 @@ class Supply:
     whole_loop: bool = False
     kl_gradient: bool = False  # exact KL divergences come with their gradient
     old_is_sampler: bool = False  # the old policy is the one that sampled: there is no other
-    no_turns: str = ""  # why gaps in the mask are no turns of a completion; empty where they are
+    no_turns: str = ""  # why gaps in the mask do not separate turns; empty where they do
 
     def without(self, name: str, why: str) -> Self:
         """The same without a field; ``why`` ends the sentence *"it needs `name`, and ..."*."""
@@ -136,7 +136,7 @@ def trains_in(method: Method) -> list[str]:
 
 
 def parts_of(method: Method) -> Iterator[Method]:
-    """A method, and what it is made of."""
+    """A method and its parts, recursively."""
     yield method
     for part in getattr(method, "parts", ()):
         yield from parts_of(part)

@@ -42,13 +42,13 @@ def _fold(
         inside = columns < width
         gap = tl.load(logits + columns, mask=inside, other=0.0) - top
         e = tl.where(inside, tl.exp(gap), 0.0)
-        kept = e.to(weights.dtype.element_ty)
-        tl.store(weights + columns, kept, mask=inside)
+        weight = e.to(weights.dtype.element_ty)
+        tl.store(weights + columns, weight, mask=inside)
         mass += tl.sum(e, axis=0)
         if HAS_MOMENT:
             first += tl.sum(e * gap, axis=0)
         if ROUNDS:
-            stored += tl.sum(kept.to(e.dtype), axis=0)
+            stored += tl.sum(weight.to(e.dtype), axis=0)
     gap = before - top
     factor = tl.exp(gap)
     sum_before = tl.load(sum_ + row)

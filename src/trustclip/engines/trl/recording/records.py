@@ -80,7 +80,7 @@ class Recorder(Protocol):
 
 
 class Recorded:
-    """What every trainer here measures, logs and tells its recorder; it goes before TRL's class."""
+    """What every trainer here measures, logs and records; a mixin before TRL's class."""
 
     accelerator: Any
     model: Any
@@ -100,7 +100,7 @@ class Recorded:
     #: Methods to watch with, and the metrics since the last log, by mode.
     _shadows: list[Method]
     _windows: dict[str, WatchedWindow]
-    #: What the update under way says about the sampler, and `gate_counts` of its micro-batches.
+    #: Mismatch of the update under way, and `gate_counts` of its micro-batches.
     mismatch: Mismatch
     _gated: list[Tensor]
     #: Arguments and rewards of TRL's last reward computation.
@@ -127,7 +127,7 @@ class Recorded:
         return rewards
 
     def _number_completions(self, output: dict[str, Any]) -> None:
-        """Give each completion its number in the generation, and the update that it is of."""
+        """Give each completion its number in the generation, and the updates done before it."""
         ids = output["completion_ids"]
         first = self.accelerator.process_index * len(ids)
         output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
@@ -136,7 +136,7 @@ class Recorded:
     def _record_generation(self, output: dict[str, Any]) -> None:
         """Add the weighted sum of its rewards to a generation, and record it if it trains."""
         rows, completions, tokens, rewards = self._rewarded  # rewards: [batch, functions]
-        weights = self.reward_weights.to(rewards.device)
+        weights = self.reward_weights.to(rewards.device)  # [functions]
         output["reward"] = (rewards * weights).nansum(dim=1)  # [batch]
         if self.recorder is not None and self._mode == "train":
             self.recorder.generation(
@@ -159,8 +159,8 @@ class Recorded:
         logp = output.get("sampling_per_token_logps") if logp is None else logp
         if logp is None:
             return
-        known = token_mask(output) & logp.isfinite()
-        sums = torch.stack([-logp.where(known, 0).sum(dim=1), known.sum(dim=1).to(logp.dtype)])
+        valid = token_mask(output) & logp.isfinite()
+        sums = torch.stack([-logp.where(valid, 0).sum(dim=1), valid.sum(dim=1).to(logp.dtype)])
         whole = self.accelerator.gather(sums.T.contiguous())  # [completions, 2]
         entropy, error = surprisal(whole, self.num_generations)
         if entropy is not None:
@@ -174,24 +174,24 @@ class Recorded:
         batch: TokenBatch,
         surrogate: Surrogate,
         coefficient: Tensor | None,
-        seen: TokenBatch,
+        scored: TokenBatch,
     ) -> None:
-        """Record a micro-batch of an update; ``seen`` has only the tokens that were scored."""
+        """Record a micro-batch of an update; ``scored`` masks the tokens that were not scored."""
         if self.recorder is not None:
             self._gated.append(gate_counts(inputs, batch, surrogate))
-            self.mismatch.add(inputs, seen)
+            self.mismatch.add(inputs, scored)
         if self.token_sampler is not None and coefficient is not None:
             self.token_sampler.add(self.state.global_step, inputs, batch, surrogate, coefficient)
 
     def _notice(self, name: str, text: str) -> None:
-        """Say a warning where the run is recorded, or as Python says warnings."""
+        """Issue a warning through the recorder, or as a Python warning without one."""
         if self.recorder is not None:
             self.recorder.notice(self.state.global_step, name, text)
         else:
             warnings.warn(text, stacklevel=2)
 
     def _forget_update(self) -> None:
-        """Drop what was recorded of an update that was given up."""
+        """Drop the records of an abandoned update."""
         self._gated.clear()
         self.mismatch.forget()
         if self.token_sampler is not None:
@@ -213,8 +213,8 @@ class Recorded:
             if self.accelerator.is_main_process:
                 self.recorder.gates({"step": self.state.global_step + 1, **row})
         if self.token_sampler is not None:
-            given = (self.state.global_step, self._recorded_tokens, gather)
-            self._recorded_tokens = self.token_sampler.finish(*given)
+            step, used = self.state.global_step, self._recorded_tokens
+            self._recorded_tokens = self.token_sampler.finish(step, used, gather)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = self._mode
@@ -231,7 +231,7 @@ class Recorded:
 
 
 def attach_recorders(trainer: Any) -> None:
-    """Tell the callbacks that record (they have ``attach``) which trainer they are of."""
+    """Attach the trainer to its recording callbacks, those that have ``attach``."""
     for callback in trainer.callback_handler.callbacks:
         if hasattr(callback, "attach"):
             callback.attach(trainer)

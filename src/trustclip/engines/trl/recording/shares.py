@@ -24,10 +24,10 @@ def clip_ratios(
     gated = batch.mask & ~surrogate.kept
     x = batch.log_ratio
     low, high = (gated & (x < 0)).float(), (gated & (x > 0)).float()
-    tokens = batch.mask.sum(dim=1)
+    tokens = batch.mask.sum(dim=1)  # [batch]
     sums = reduce(torch.stack([low.sum(), high.sum(), gated.sum(), tokens.sum()]))
     # A completion without a token has no share; nan marks it, as in TRL.
-    rows = gather(torch.stack([low.sum(1), high.sum(1)]).T / tokens[:, None])
+    rows = gather(torch.stack([low.sum(1), high.sum(1)]).T / tokens[:, None])  # [completions, 2]
     least = rows[:, 0].nan_to_num(nan=torch.inf).min()
     most = rows[:, 1].nan_to_num(nan=-torch.inf).max()
     *gated_sums, count, least, most = torch.cat([sums, torch.stack([least, most])]).tolist()

@@ -60,13 +60,13 @@ class Plan:
 
         Rows are of all ranks: updates before its sampling, number in its generation, tokens.
         """
-        taken: set[tuple[int, int]] = set()
+        selection: set[tuple[int, int]] = set()
         for generated, index, length in sorted(rows, key=lambda r: draw(self.seed, *r[:2])):
             room -= length
-            if room < 0 or len(taken) == self.completions:
+            if room < 0 or len(selection) == self.completions:
                 break
-            taken.add((generated, index))
-        return taken
+            selection.add((generated, index))
+        return selection
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class TokenSampler:
             self._parts.append(_Part(part, batch, surrogate.kept, coefficient))
 
     def forget(self) -> None:
-        """Drop the micro-batches of an update that was given up."""
+        """Drop the micro-batches of an abandoned update."""
         self._parts = []
 
     def finish(self, step: int, used: int, gather: Callable[[Tensor], Any]) -> int:
-        """Write the chosen completions of the update, if there is anything of it.
+        """Write the chosen completions of the update, if it is recorded.
 
         ``used`` and what is returned are the tokens recorded before and by now, over all ranks;
         ``gather`` is called on every rank alike.
@@ -134,7 +134,7 @@ class TokenSampler:
         return used + sum(length for *key, length in rows if tuple(key) in chosen)
 
     def _rows(self, step: int, part: _Part, chosen: set[tuple[int, int]]) -> list[dict[str, Any]]:
-        batch, made = part.batch, []
+        batch, rows = part.batch, []
         columns = {
             "logp": batch.logp,
             "logp_old": batch.logp_old,
@@ -158,26 +158,26 @@ class TokenSampler:
             row |= {"step": step, "generated": generated, "index": index, "group": group}
             row["reward"] = part.inputs["reward"][place].item()
             row["token"] = [self.text(number) for number in row["token_id"].tolist()]
-            made.append(row)
-        return made
+            rows.append(row)
+        return rows
 
 
 class Pieces:
-    """Texts of single tokens, each made once.
+    """Texts of single tokens, each decoded once.
 
     A token that is no whole character (a byte of one) has the name that the vocabulary gives it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._vocabulary = tokenizer
-        self._known: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
 
     def __call__(self, number: int) -> str:
         """Text of the token with this id."""
-        if number not in self._known:
+        if number not in self._texts:
             name = str(self._vocabulary.convert_ids_to_tokens(number))
             text = self._vocabulary.decode([number], skip_special_tokens=False)
             if name.startswith("▁") and not text.startswith(" "):
                 text = " " + text  # SentencePiece drops the space at the beginning of a text
-            self._known[number] = name if "�" in text else text
-        return self._known[number]
+            self._texts[number] = name if "�" in text else text
+        return self._texts[number]

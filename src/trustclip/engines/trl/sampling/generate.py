@@ -27,8 +27,8 @@ def replaced(owner: Any, generate: Callable[..., Any]) -> Iterator[None]:
             owner.generate = own
 
 
-def criteria(asked: Callable[[], bool]) -> StoppingCriteriaList:
-    """What ends all completions of `generate` once a function, called after every token, is True.
+def criteria(should_stop: Callable[[], bool]) -> StoppingCriteriaList:
+    """Criteria that end all completions of `generate` once a function is True after a token.
 
     Example:
       >>> criteria(lambda: True)(torch.zeros(2, 5), None)
@@ -36,17 +36,17 @@ def criteria(asked: Callable[[], bool]) -> StoppingCriteriaList:
     """
 
     def stop(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        return input_ids.new_full((len(input_ids),), asked(), dtype=torch.bool)
+        return input_ids.new_full((len(input_ids),), should_stop(), dtype=torch.bool)
 
     return StoppingCriteriaList([stop])
 
 
 @contextmanager
-def stoppable(model: Any, asked: Callable[[], bool]) -> Iterator[None]:
+def stoppable(model: Any, should_stop: Callable[[], bool]) -> Iterator[None]:
     """Context in which ``model.generate``, if it takes criteria, ends once a function is True."""
     inner = hidden.language_model(model)
     if "stopping_criteria" not in inspect.signature(inner.generate).parameters:
         yield
         return
-    with replaced(model, partial(model.generate, stopping_criteria=criteria(asked))):
+    with replaced(model, partial(model.generate, stopping_criteria=criteria(should_stop))):
         yield

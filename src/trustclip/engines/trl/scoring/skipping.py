@@ -24,22 +24,22 @@ def rows_that_matter(inputs: dict[str, Any]) -> Tensor | None:
     advantages = inputs["advantages"]
     by_token = advantages if advantages.dim() == 2 else advantages[:, None]
     matters = _matters(by_token, token_mask(inputs))  # [batch]
-    rows = matters.nonzero().squeeze(1)  # the one place where a GPU is waited for
+    rows = matters.nonzero().squeeze(1)  # the only point that waits for a GPU
     if len(rows) == len(matters):
         return None
     return rows if len(rows) else rows.new_zeros(1)
 
 
-def widened(
+def widen(
     inputs: dict[str, Any], rows: Tensor, logps: Tensor, entropies: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Extend results of some rows to all: elsewhere the policy is taken to be the old one.
+    """Extend results of some rows to all rows: the others count as if at the old policy.
 
     Skipped rows get the mean entropy of the computed ones, so that the mean over all tokens stays;
     ``entropy_old`` in the inputs becomes the same number there.
     """
     mask, old = inputs["completion_mask"], inputs.get("old_per_token_logps")
-    counted = mask[rows].to(entropies.dtype)
+    counted = mask[rows].to(entropies.dtype)  # [rows, time]
     mean = (entropies.detach() * counted).sum() / counted.sum().clamp(min=1)
     if (entropy_old := inputs.get("entropy_old")) is not None:
         inputs["entropy_old"] = spread(entropy_old[rows], rows, mean.expand(mask.shape))

@@ -115,12 +115,12 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
         if not group.is_reference and group.scored and references[group.setting].scored
     ]
     pairs = _at_one_k(pairs)
-    found = [None if pair.obstacle else pair.difference(kind) for pair in pairs]
-    adjusted = stats.holm([nan if one is None else one.p for one in found]).tolist()
-    family = sum(one is not None for one in found)
+    differences = [None if pair.obstacle else pair.difference(kind) for pair in pairs]
+    adjusted = stats.holm([nan if one is None else one.p for one in differences]).tolist()
+    family = sum(one is not None for one in differences)
     return [
         _compared(pair, kind, difference, p, family)
-        for pair, difference, p in zip(pairs, found, adjusted, strict=True)
+        for pair, difference, p in zip(pairs, differences, adjusted, strict=True)
     ]
 
 
@@ -132,7 +132,7 @@ def _at_one_k(pairs: Sequence[_Pair]) -> list[_Pair]:
             samples.setdefault(pair.reference.setting, set()).update(pair.samples)
     return [
         pair if pair.obstacle
-        else replace(pair, k=min(found := samples[pair.reference.setting]), unequal=len(found) > 1)
+        else replace(pair, k=min(sizes := samples[pair.reference.setting]), unequal=len(sizes) > 1)
         for pair in pairs
     ]  # fmt: skip
 
@@ -202,11 +202,11 @@ def _alike(runs: Sequence[Run]) -> tuple[list[Evaluation], int | None]:
     if all(run.finished for run in runs) or len({e.step for e in finals}) == 1:
         return finals, None
     by_step = [{e.step: e for e in run.trained} for run in runs]
-    shared = set.intersection(*(set(found) for found in by_step)) - {None}
+    shared = set.intersection(*(set(evaluations) for evaluations in by_step)) - {None}
     if not shared:
         return [], None
     step = max(step for step in shared if step is not None)
-    return [found[step] for found in by_step], step
+    return [evaluations[step] for evaluations in by_step], step
 
 
 def gain(group: Group) -> stats.Difference | None:

@@ -47,11 +47,11 @@ def headline(
     groups: Sequence[Group], compared: Sequence[Compared], elsewhere: Sequence[str] = ()
 ) -> str:
     """The main finding in one sentence, and what differs in other scores in another."""
-    found = [c for c in compared if c.difference is not None]
-    if found:
+    measured = [c for c in compared if c.difference is not None]
+    if measured:
         also = f" In other scores: {'; '.join(elsewhere)}." if elsewhere else ""
-        early = any(c.step is not None for c in found)
-        return _of_comparisons(found) + also + (" Not all runs are finished." if early else "")
+        early = any(c.step is not None for c in measured)
+        return _of_comparisons(measured) + also + (" Not all runs are finished." if early else "")
     signs = [sign.text for group in groups for run in group.runs for sign in start.of_run(run)]
     scored = [group for group in groups if group.scored]
     if scored and (gained := gain(scored[0])):
@@ -90,18 +90,18 @@ def differing(
     return [f"{score} differs for {listed(those)}" for score, those in scores.items() if those]
 
 
-def _of_comparisons(found: Sequence[Compared]) -> str:
-    reference, metric = found[0].reference.label, title_of(found[0].metric)
-    called = _called(found)
-    higher, lower = ([c for c in found if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
+def _of_comparisons(compared: Sequence[Compared]) -> str:
+    reference, metric = compared[0].reference.label, title_of(compared[0].metric)
+    called = _called(compared)
+    higher, lower = ([c for c in compared if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
     if not higher and not lower:
-        others = [c for c in found if not c.identical] or found
+        others = [c for c in compared if not c.identical] or compared
         many = len({c.group.label for c in others})
         score = f"significantly from {reference} in {metric} at the end"
         if many > 1:
             return f"None of {many} methods differs {score} in these runs."
         return f"{others[0].group.label} does not differ {score} in these runs."
-    if all(c.seeds == 1 for c in found):
+    if all(c.seeds == 1 for c in compared):
         gaps = listed([f"{called[id(c)]} {_points(c)}" for c in [*higher, *lower]])
         return (
             f"One run of each method: {metric} against {reference} is {gaps} points, which does "
@@ -126,37 +126,37 @@ def _called(compared: Sequence[Compared]) -> dict[int, str]:
 
 
 def of_groups(
-    groups: Sequence[Group], compared: Sequence[Compared], said: Sequence[Said]
+    groups: Sequence[Group], compared: Sequence[Compared], runs: Sequence[Said]
 ) -> list[Finding]:
     """The sentences under the headline: differences, then faults, then warnings."""
-    found = [
+    findings = [
         *_comparisons(compared),
         *_gains(groups, compared),
-        *_gates(groups, said),
-        *_states(said),
-        *_troubles(said),
+        *_gates(groups, runs),
+        *_states(runs),
+        *_troubles(runs),
         *cautions(groups, compared),
     ]
     order = ("ok", "note", "fault", "warning")
-    return sorted(found, key=lambda finding: max(order.index(finding.severity), 1))
+    return sorted(findings, key=lambda finding: max(order.index(finding.severity), 1))
 
 
 def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
-    found, called = [c for c in compared if c.difference is not None], _called(compared)
-    found.sort(key=lambda c: -abs(_gap(c)))  # the largest first
-    resolved = [c for c in found if c.resolved]
+    measured, called = [c for c in compared if c.difference is not None], _called(compared)
+    measured.sort(key=lambda c: -abs(_gap(c)))  # the largest first
+    resolved = [c for c in measured if c.resolved]
     if len(resolved) == 1:
         (c,) = resolved
         where = "" if called[id(c)] == c.group.label else f"{called[id(c)]}: "
-        text = f"{_at(c)}{where}{_sentence(c.verdict + _paired(found))}"
+        text = f"{_at(c)}{where}{_sentence(c.verdict + _paired(measured))}"
         yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
     elif resolved:
         gaps = listed([f"{called[id(c)]} {_points(c)}" for c in resolved])
         text = f"Difference to {resolved[0].reference.label} in points: {gaps}, each p ≤ {ALPHA} "
-        family = f"after Holm's correction for {len(found)} comparisons"
-        seen = {called[id(c)]: _gap(c) for c in resolved}
-        yield Finding("scores/difference", "note", f"{text}{family}{_paired(found)}.", seen)
-    for c in [c for c in found if not c.resolved][:EACH]:
+        family = f"after Holm's correction for {len(measured)} comparisons"
+        evidence = {called[id(c)]: _gap(c) for c in resolved}
+        yield Finding("scores/difference", "note", f"{text}{family}{_paired(measured)}.", evidence)
+    for c in [c for c in measured if not c.resolved][:EACH]:
         text = f"{_at(c)}{called[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
         kind = "identical" if c.identical else "inconclusive"
         yield Finding(f"scores/{kind}", "note", text, {"difference": _gap(c), "p": c.p_holm})
@@ -206,24 +206,24 @@ def _level(group: Group, e: Estimate) -> str:
     return f"{text} {bracket(e.low, e.high)}".rstrip()
 
 
-def _gates(groups: Sequence[Group], said: Sequence[Said]) -> Iterator[Finding]:
+def _gates(groups: Sequence[Group], runs: Sequence[Said]) -> Iterator[Finding]:
     """On what share of tokens each gate closed, in the runs where it did; of one run, all of it."""
-    if len(said) == 1:
-        yield from (f for f in said[0].findings if f.subject == "gate" and not f.troubles
+    if len(runs) == 1:
+        yield from (f for f in runs[0].findings if f.subject == "gate" and not f.troubles
                     and f.kind in _STATES)  # fmt: skip
         return
     shares = {}
     for name, group in _named(groups):
         acted = [
             Course(one.run).cut
-            for one in said
+            for one in runs
             if one.group is group and {f.kind for f in one.findings} & _ACTED
         ]
         if acted:
             shares[name] = sum(acted) / len(acted)
     if shares:
-        shown = [f"{label} {percent(share, 2)} %" for label, share in [*shares.items()][:SHOWN]]
-        text = f"The gate closed on this share of tokens: {'; '.join(shown)}."
+        parts = [f"{label} {percent(share, 2)} %" for label, share in [*shares.items()][:SHOWN]]
+        text = f"The gate closed on this share of tokens: {'; '.join(parts)}."
         yield Finding("gate/shares", "note", text, shares)
 
 
@@ -246,21 +246,21 @@ def _states(said: Sequence[Said]) -> Iterator[Finding]:
         yield Finding("guard/count", "warning", text, {"warnings": len(notices)})
 
 
-def _troubles(said: Sequence[Said]) -> Iterator[Finding]:
+def _troubles(runs: Sequence[Said]) -> Iterator[Finding]:
     """Faults and warnings of the runs, each kind once, with the number of runs that have it."""
-    found: dict[str, list[tuple[str, Finding]]] = {}
-    for one in said:
+    by_kind: dict[str, list[tuple[str, Finding]]] = {}
+    for one in runs:
         mine: dict[str, Finding] = {}
         for finding in one.findings:
             if finding.troubles and finding.subject != "guard":
                 mine.setdefault(finding.kind, finding)
         for kind, finding in mine.items():
-            found.setdefault(kind, []).append((one.name, finding))
-    for those in found.values():
+            by_kind.setdefault(kind, []).append((one.name, finding))
+    for those in by_kind.values():
         name, first = those[0]
         more = len(those) - 1
         others = f" and {more} other run{'s' * (more > 1)}" if more else ""
-        where = f"{name}{others}: " if len(said) > 1 else ""
+        where = f"{name}{others}: " if len(runs) > 1 else ""
         yield replace(first, sentence=where + first.sentence)
 
 
@@ -280,7 +280,7 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
         text = f"Trained on problems of their own test sets: {each}; see the clean scores."
         yield Finding("scores/contaminated", "fault", text, overlapping)
     pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
-    yield from {found.sentence: found for pair in pairs for found in unlike(pair)}.values()
+    yield from {caution.sentence: caution for pair in pairs for caution in unlike(pair)}.values()
     if compared:
         yield from unlike_settings(groups)
     for here in by_setting(groups).values() if compared else ():
@@ -340,8 +340,8 @@ def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
         yield Finding("scores/collapses", "fault", text, {"collapsed": len(lost)})
 
 
-def _paired(found: Sequence[Compared]) -> str:
-    return ", runs paired by seed" if any(c.seeds > 1 and c.same_seeds for c in found) else ""
+def _paired(compared: Sequence[Compared]) -> str:
+    return ", runs paired by seed" if any(c.seeds > 1 and c.same_seeds for c in compared) else ""
 
 
 def _at(c: Compared) -> str:

@@ -37,19 +37,19 @@ class Change:
     @classmethod
     def of_entropy(cls, rows: Sequence[Row]) -> "Change | None":
         """That of the entropy over all completions, or, in older logs, over what they have."""
-        if found := values(rows, "sampling_entropy"):
-            few = max(len(found) // 10, 1)
+        if entropies := values(rows, "sampling_entropy"):
+            few = max(len(entropies) // 10, 1)
             errors = values(rows, "sampling_entropy_error")
             error = None
-            if len(errors) == len(found) > 1:
+            if len(errors) == len(entropies) > 1:
                 error = sqrt(sum(e * e for e in (*errors[:few], *errors[-few:]))) / few
             what = "Entropy over all completions of a generation"
-            return cls(what, *ends(found), error if error is not None else scatter(found))
+            return cls(what, *ends(entropies), error if error is not None else scatter(entropies))
         for prefix in ("", PREFIX):
-            if found := values(rows, "entropy", prefix=prefix):
+            if entropies := values(rows, "entropy", prefix=prefix):
                 some = any(values(rows, "skipped"))
                 what = "Entropy over the completions with an advantage" if some else "Entropy"
-                return cls(what, *ends(found), scatter(found), whole=not some)
+                return cls(what, *ends(entropies), scatter(entropies), whole=not some)
         return None
 
     @property
@@ -87,18 +87,18 @@ class Change:
         return f"{self.last - self.first:+.2g} [{low:.2g}, {high:.2g}]"
 
 
-def scatter(found: Sequence[float]) -> float | None:
+def scatter(series: Sequence[float]) -> float | None:
     """Standard error of the difference of the ends of a series, from its scatter about a line.
 
     Example:
       >>> scatter([1.0, 0.9, 0.8]), round(scatter([1.0, 0.0, 1.0, 0.0, 1.0, 0.0]), 2)
       (None, 0.83)
     """
-    n = len(found)
+    n = len(series)
     if n < SCATTERED:
         return None
-    slope, start = linear_regression(range(n), found)
-    rest = sum((y - start - slope * i) ** 2 for i, y in enumerate(found)) / (n - 2)
+    slope, start = linear_regression(range(n), series)
+    rest = sum((y - start - slope * i) ** 2 for i, y in enumerate(series)) / (n - 2)
     return sqrt(2 * rest / max(n // 10, 1))
 
 
@@ -109,13 +109,13 @@ def of_run(course: Course) -> Iterator[Finding]:
         return
     words = course.log.digest.words if course.log is not None and course.log.digest else None
     text = change.sentence(moved=course.moved) + _pushed(course, words)
-    seen = {"entropy": change.last, "entropy at first": change.first}
+    evidence = {"entropy": change.last, "entropy at first": change.first}
     if change.clear and course.moved and change.first > 0:
         if change.last < FALLEN * change.first:
             if course.solved or course.rose:
-                yield Finding("entropy/solved", "ok", text, seen)
+                yield Finding("entropy/solved", "ok", text, evidence)
             else:
-                yield Finding("entropy/fell", "warning", text, seen, _fell(course, change))
+                yield Finding("entropy/fell", "warning", text, evidence, _fell(course, change))
             return
         if change.last > RISEN * change.first:
             advice = (
@@ -123,9 +123,9 @@ def of_run(course: Course) -> Iterator[Finding]:
                 "penalised tokens (A < 0), a lower bound on the ratio, and the sampler, before the "
                 "learning rate."
             )
-            yield Finding("entropy/rose", "warning", text, seen, advice)
+            yield Finding("entropy/rose", "warning", text, evidence, advice)
             return
-    yield Finding("entropy/course", "note", text, seen)
+    yield Finding("entropy/course", "note", text, evidence)
 
 
 def _pushed(course: Course, words: Words | None) -> str:

@@ -28,8 +28,8 @@ def below(one: Scored, other: Scored, *, clearly: bool = False) -> bool:
 
 def rose(evaluations: Sequence[Evaluation]) -> bool:
     """Whether the interval of the last score lies above that of the first."""
-    _, found = measured(evaluations)
-    return bool(found) and below(found[0], found[-1], clearly=True)
+    _, scores = measured(evaluations)
+    return bool(scores) and below(scores[0], scores[-1], clearly=True)
 
 
 def collapsed(run: Run) -> bool:

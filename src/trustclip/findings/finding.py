@@ -24,8 +24,8 @@ class Finding:
       advice: what to do about it, an imperative in small letters; empty if nothing.
 
     Example:
-      >>> found = Finding("gate/never", "fault", "The gate never closed.", {"gated": 0.0})
-      >>> found.subject, found.line, found.advice
+      >>> finding = Finding("gate/never", "fault", "The gate never closed.", {"gated": 0.0})
+      >>> finding.subject, finding.line, finding.advice
       ('gate', 'The gate never closed.', '')
     """
 

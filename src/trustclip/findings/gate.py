@@ -42,8 +42,8 @@ def of_run(course: Course) -> Iterator[Finding]:
         return
     if course.cut > 0:
         yield from _quadrants(course)
-        for found in (_kinds(course), _when(course), _mass(course.full), _completions(course)):
-            yield from (Finding("gate/tokens", "note", text) for text in found)
+        for texts in (_kinds(course), _when(course), _mass(course.full), _completions(course)):
+            yield from (Finding("gate/tokens", "note", text) for text in texts)
         if course.log is not None and course.log.digest:
             yield from _words(course.log.digest.words)
     yield from _threshold(course.full)
@@ -52,7 +52,7 @@ def of_run(course: Course) -> Iterator[Finding]:
 
 def _state(course: Course) -> Iterator[Finding]:
     shares, off = course.gated, values(course.full, "off_policy")
-    seen = {"gated": course.cut}
+    evidence = {"gated": course.cut}
     if course.run.method is None or not course.rows:
         return
     if not course.full:
@@ -63,7 +63,7 @@ def _state(course: Course) -> Iterator[Finding]:
             "fault",
             "The constraint was inert: every token had ratio 1, where no constraint on the ratio "
             "can act.",
-            {**seen, "off_policy": 0.0},
+            {**evidence, "off_policy": 0.0},
             "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1.",
         )
     elif not course.cuts:
@@ -73,7 +73,7 @@ def _state(course: Course) -> Iterator[Finding]:
             "note",
             "This method reweights tokens and cuts none"
             + (f"{acted}differs from that of the plain policy gradient." if off else "."),
-            seen,
+            evidence,
         )
     elif not any(shares.values()):
         updates = "" if course.run.tabled else f" in {_counted(len(shares), 'logged update')}"
@@ -82,7 +82,7 @@ def _state(course: Course) -> Iterator[Finding]:
             "fault",
             f"The constraint was inert: its gate closed on no token{updates}, so training was the "
             "same as without a constraint.",
-            seen,
+            evidence,
             f"for a constraint that acts, tighten the threshold{_cutting(course)}.",
         )
     else:
@@ -111,22 +111,22 @@ def _acting(course: Course, noun: str, acted: str, counted: str) -> Finding:
             f" It {acted} in {len(closed)} of {len(shares)} {counted}s, first in {course.unit} "
             f"{closed[0]}; the largest share was {percent(shares[top])}, in {course.unit} {top}."
         )
-    seen = {"gated": cut}
+    evidence = {"gated": cut}
     if seldom:
         advice = f"for a constraint that acts, tighten the threshold{_cutting(course)}."
-        return Finding("gate/seldom", "warning", text, seen, advice)
+        return Finding("gate/seldom", "warning", text, evidence, advice)
     if cut <= OFTEN:
-        return Finding("gate/acted", "ok", text, seen)
+        return Finding("gate/acted", "ok", text, evidence)
     if course.rose:
         text += " It limits every update; the run improved all the same."
-        return Finding("gate/often", "note", text, seen)
+        return Finding("gate/often", "note", text, evidence)
     wider = "" if course.log else ", or widen the threshold"
     fewer = "take fewer updates per generation"
     advice = (
         f"{percent(cut)} of tokens were cut, so the {noun} limits every update: lower the learning "
         f"rate, {fewer if wider else f'or {fewer}'}{wider}."
     )
-    return Finding("gate/often", "warning", text, seen, advice)
+    return Finding("gate/often", "warning", text, evidence, advice)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -146,8 +146,8 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
             f"The constraint was inert: there was one update per generation ({once.basis}), "
             f"so every token had ratio 1, where no constraint on the ratio can act{zero}."
         )
-        seen = {"updates_per_generation": once.updates, **({"gated": 0.0} if shares else {})}
-        yield Finding("gate/ratio_1", "fault", text, seen, _raise(log) if shares else "")
+        evidence = {"updates_per_generation": once.updates, **({"gated": 0.0} if shares else {})}
+        yield Finding("gate/ratio_1", "fault", text, evidence, _raise(log) if shares else "")
     elif not shares:
         capped = values(log.rows, "weight_capped", prefix="")
         yield Finding(
@@ -159,8 +159,8 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
             "tokens.",
         )
     elif any(shares.values()):
-        found = _acting(course, "constraint", "acted", course.unit)
-        yield replace(found, sentence=found.sentence + _pace(log))
+        finding = _acting(course, "constraint", "acted", course.unit)
+        yield replace(finding, sentence=finding.sentence + _pace(log))
     else:
         yield _never(course, log, still=bool(moved) and still)
 
@@ -237,14 +237,14 @@ def _kinds(course: Course) -> Iterator[str]:
     for kind, title in _KINDS.items():
         prefix = f"{PREFIX}gated/{kind}_"
         names = list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
-        found = {n.removeprefix(prefix): _of_kind(rows, n.removeprefix(PREFIX)) for n in names}
-        shares = {name: share for name, (share, n) in found.items() if n is None or n >= TINY}
+        by_name = {n.removeprefix(prefix): _of_kind(rows, n.removeprefix(PREFIX)) for n in names}
+        shares = {name: share for name, (share, n) in by_name.items() if n is None or n >= TINY}
         if not shares:
             continue
         ordered = sorted(shares, key=lambda name: float(name.partition("_")[0]))
         listed = ", ".join(
             f"{percent(shares[name])} of {_named(kind, name)}"
-            + ("" if (many := found[name][1]) is None else f" (n = {many:,})")
+            + ("" if (many := by_name[name][1]) is None else f" (n = {many:,})")
             for name in ordered
         )
         most = max(shares, key=lambda name: shares[name])
@@ -324,8 +324,8 @@ def listed(words: Words, named: Sequence[tuple[str | int, float]]) -> str:
     """Words with their shares of something, beside those of all tokens."""
     parts = []
     for word, share in named:
-        shown = repr(word) if isinstance(word, str) else f"token {word}"
-        parts.append(f"{shown} ({percent(share)}; {percent(words.share(word))} of all tokens)")
+        text = repr(word) if isinstance(word, str) else f"token {word}"
+        parts.append(f"{text} ({percent(share)}; {percent(words.share(word))} of all tokens)")
     return ", ".join(parts)
 
 
@@ -350,12 +350,12 @@ def _threshold(rows: Sequence[Row]) -> Iterator[Finding]:
     prefix = PREFIX + "threshold/"
     keys = dict.fromkeys(k.removeprefix(prefix) for row in rows for k in row if prefix in k)
     for name in (key for key in keys if "/" not in key):
-        found = values(rows, f"threshold/{name}")
+        series = values(rows, f"threshold/{name}")
         text = (
-            f"The threshold {name} changed from {found[0]:.3g} to {found[-1]:.3g} and stayed "
-            f"between {min(found):.3g} and {max(found):.3g}."
+            f"The threshold {name} changed from {series[0]:.3g} to {series[-1]:.3g} and stayed "
+            f"between {min(series):.3g} and {max(series):.3g}."
         )
-        yield Finding("gate/threshold", "note", text, {f"threshold/{name}": found[-1]})
+        yield Finding("gate/threshold", "note", text, {f"threshold/{name}": series[-1]})
         limited = values(rows, f"threshold/{name}/at_limit")
         if limited and fmean(limited) > AT_LIMIT:
             yield Finding(
@@ -376,5 +376,5 @@ def _agreement(rows: Sequence[Row]) -> Iterator[Finding]:
             f"{percent(fmean(precision))} of the tokens that were cut; {percent(fmean(recall))} of "
             "the tokens that it would have cut were cut."
         )
-        seen = {"agreement/precision": fmean(precision), "agreement/recall": fmean(recall)}
-        yield Finding("gate/agreement", "note", text, seen)
+        evidence = {"agreement/precision": fmean(precision), "agreement/recall": fmean(recall)}
+        yield Finding("gate/agreement", "note", text, evidence)

@@ -45,8 +45,10 @@ def evaluated(run: Run) -> dict[int, Evaluation]:
 
 def area_of(run: Run) -> float | None:
     """Area under the learning curve of a run; None with fewer than two evaluations."""
-    found = evaluated(run)
-    return None if len(found) < 2 else curves.area([*found], [*map(mean_of, found.values())])
+    evaluations = evaluated(run)
+    if len(evaluations) < 2:
+        return None
+    return curves.area([*evaluations], [*map(mean_of, evaluations.values())])
 
 
 def beside(run: Run) -> dict[str, float | bool | None]:
@@ -61,21 +63,24 @@ def beside(run: Run) -> dict[str, float | bool | None]:
 
 def time_of(run: Run, reaches: float) -> float:
     """Updates until an evaluation of a run first has this score; nan for never."""
-    found = evaluated(run)
-    return curves.reached([*found], [*map(mean_of, found.values())], reaches)
+    evaluations = evaluated(run)
+    return curves.reached([*evaluations], [*map(mean_of, evaluations.values())], reaches)
 
 
-def threshold(groups: Sequence[Group], given: float | None = None) -> float | None:
-    """The score whose time is measured: the one given, or that of the suite; None for neither.
+def threshold(groups: Sequence[Group], reaches: float | None = None) -> float | None:
+    """The score whose time is measured: `reaches`, or that of the suite; None for neither.
 
     Raises:
       ValueError: it is not in (0, 1].
     """
-    named = [run.entry.get("reaches") for group in groups for run in group.runs]
-    found = given if given is not None else next((one for one in named if one is not None), None)
-    if found is not None and not 0 < found <= 1:
-        raise ValueError(f"`reaches` is a share of right answers in (0, 1], e.g. 0.9; got {found}.")
-    return found
+    if reaches is None:
+        of_suites = (run.entry.get("reaches") for group in groups for run in group.runs)
+        reaches = next((value for value in of_suites if value is not None), None)
+    if reaches is not None and not 0 < reaches <= 1:
+        raise ValueError(
+            f"`reaches` is a share of right answers in (0, 1], e.g. 0.9; got {reaches}."
+        )
+    return reaches
 
 
 def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | None]:
@@ -124,8 +129,8 @@ def _of(
 
 def _rate(hits: Sequence[bool]) -> Number:
     """Share of runs; one run has no interval worth a number."""
-    found = vars(stats.rate_interval(sum(hits), len(hits)))
-    return found if len(hits) > 1 else {**found, "low": None, "high": None}
+    interval = vars(stats.rate_interval(sum(hits), len(hits)))
+    return interval if len(hits) > 1 else {**interval, "low": None, "high": None}
 
 
 def _times(runs: Sequence[Run], reaches: float) -> Floats:
@@ -134,11 +139,11 @@ def _times(runs: Sequence[Run], reaches: float) -> Floats:
 
 def _time(runs: Sequence[Run], reaches: float) -> Number:
     """Restricted mean of the times; its interval, within the run, needs times that differ."""
-    found, end = _times(runs, reaches), max(run.last_step for run in runs)
-    mean = float(found.mean())
-    if len(set(found)) < 2:
+    times, end = _times(runs, reaches), max(run.last_step for run in runs)
+    mean = float(times.mean())
+    if len(set(times)) < 2:
         return {"value": mean, "low": None, "high": None}
-    interval = stats.RunSummary.of(found).interval()
+    interval = stats.RunSummary.of(times).interval()
     return {"value": mean, "low": max(interval.low, 0.0), "high": min(interval.high, float(end))}
 
 
@@ -156,15 +161,15 @@ def tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
 
     None where runs were evaluated at different updates or on different problems.
     """
-    found = [evaluated(run) for run in runs]
-    if not runs or any([*own] != [*found[0]] for own in found):
+    by_run = [evaluated(run) for run in runs]
+    if not runs or any([*own] != [*by_run[0]] for own in by_run):
         return None, []
-    answers, strata = shared_answers([e for own in found for e in own.values()])
+    answers, strata = shared_answers([e for own in by_run for e in own.values()])
     if not answers:
         return None, []
-    many = len(found[0])
+    many = len(by_run[0])
     by_update = [stats.tally(answers[i::many]) for i in range(many)]
-    return curves.area_tally([*found[0]], by_update), strata
+    return curves.area_tally([*by_run[0]], by_update), strata
 
 
 def _area_minus(ours: Sequence[Run], theirs: Sequence[Run]) -> Number | None:
@@ -188,14 +193,14 @@ def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> N
     if len(ours) < 2:
         return None
     gaps = stats.RunSummary.of(_times(ours, reaches) - _times(theirs, reaches))
-    found, end = paired_runs(gaps), max(run.last_step for run in [*ours, *theirs])
-    p = max(found.p, 2.0 ** (1 - gaps.runs))
+    gap, end = paired_runs(gaps), max(run.last_step for run in [*ours, *theirs])
+    p = max(gap.p, 2.0 ** (1 - gaps.runs))
     if not gaps.std:
-        return {"value": found.value, "low": None, "high": None, "p": p}
-    return {"value": found.value, "low": max(found.low, -end), "high": min(found.high, end), "p": p}
+        return {"value": gap.value, "low": None, "high": None, "p": p}
+    return {"value": gap.value, "low": max(gap.low, -end), "high": min(gap.high, end), "p": p}
 
 
-def _corrected(found: Sequence[Number | None]) -> list[Number | None]:
+def _corrected(gaps: Sequence[Number | None]) -> list[Number | None]:
     """Differences with Holm's p of all that there are."""
-    adjusted = stats.holm([nan if d is None else d["p"] for d in found]).tolist()
-    return [None if d is None else {**d, "p_holm": p} for d, p in zip(found, adjusted, strict=True)]
+    adjusted = stats.holm([nan if d is None else d["p"] for d in gaps]).tolist()
+    return [None if d is None else {**d, "p_holm": p} for d, p in zip(gaps, adjusted, strict=True)]

@@ -153,12 +153,12 @@ def _for_each(
     settings = by_setting(groups)
     if len(settings) == 1:
         return _some(draw(groups, ""))
-    drawn = [
+    figures = [
         (setting, draw(here, f"-{number}"))
         for number, (setting, here) in enumerate(settings.items(), start=1)
     ]
-    return [replace(f, title=f"{f.title}: {setting}") for setting, f in drawn if f is not None]
+    return [replace(f, title=f"{f.title}: {setting}") for setting, f in figures if f is not None]
 
 
-def _some(*found: Item | None) -> list[Item]:
-    return [item for item in found if item is not None]
+def _some(*items: Item | None) -> list[Item]:
+    return [item for item in items if item is not None]

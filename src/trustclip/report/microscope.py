@@ -50,8 +50,8 @@ def offered() -> dict[str, dict[str, Any]]:
       >>> "trpo" in offered()
       False
     """
-    found = {name: method(name) for name in methods()}
-    return {name: _offer(m) for name, m in found.items() if not refusal(m, SUPPLIED, "a file")}
+    by_name = {name: method(name) for name in methods()}
+    return {name: _offer(m) for name, m in by_name.items() if not refusal(m, SUPPLIED, "a file")}
 
 
 def _offer(chosen: Method) -> dict[str, Any]:
@@ -86,18 +86,18 @@ def dials(chosen: Method, within: str = "") -> Iterator[dict[str, Any]]:
             if len(values) > 1:
                 yield {"path": path, "kind": "choice", "values": values}
         elif isinstance(default, float) or (default is None and float in get_args(hint)):
-            found = _range(chosen, item.name, default)
-            if found is not None:
-                yield {"path": path, "kind": "number", "optional": default is None, **found}
+            ends = _range(chosen, item.name, default)
+            if ends is not None:
+                yield {"path": path, "kind": "number", "optional": default is None, **ends}
 
 
 def _allowed(chosen: Method, name: str, value: Any) -> bool:
     """Whether a value makes a method that a file of tokens suffices for."""
     try:
-        made = replace(chosen, **{name: value})  # type: ignore[type-var]
+        changed = replace(chosen, **{name: value})  # type: ignore[type-var]
     except ValueError:
         return False
-    return not refusal(made, SUPPLIED, "a file")
+    return not refusal(changed, SUPPLIED, "a file")
 
 
 def _range(chosen: Method, name: str, default: float | None) -> dict[str, float] | None:

@@ -75,17 +75,17 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
 
 def figures(sections: Sequence[Section]) -> Markup:
     """Every panel as a chart, with the colours of both grounds."""
-    drawn = {
+    specs = {
         f"{figure.key}/{i}": charts.spec(panel)
         for section in sections
         for figure in section.figures
         for i, panel in enumerate(figure.panels)
     }
-    return embedded({"figures": drawn, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS})
+    return embedded({"figures": specs, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS})
 
 
-def _run(said: Said) -> dict[str, Any]:
-    group, run = said.group, said.run
+def _run(entry: Said) -> dict[str, Any]:
+    group, run = entry.group, entry.run
     final = run.final
     metric = group.metrics[0] if group.metrics else None
     score = final.score(None, metric) if final and metric else None
@@ -105,9 +105,9 @@ def _run(said: Said) -> dict[str, Any]:
         "gated": percent(gated if isinstance(gated, int | float) else None, 2),
         "time": duration(run.summary.get("seconds")),
         "remarks": run.remarks,
-        "name": said.name,
-        "findings": said.findings,
-        "notices": [found for found in said.findings if found.subject in ("start", "guard")],
+        "name": entry.name,
+        "findings": entry.findings,
+        "notices": [finding for finding in entry.findings if finding.subject in ("start", "guard")],
         "watched": bool(run.training or run.evaluations) and run.log is None,
         "config": _shown(dict(run.config)),
         "environment": _shown(dict(run.environment) or {"versions": run.summary.get("versions")}),
@@ -116,10 +116,10 @@ def _run(said: Said) -> dict[str, Any]:
 
 def _shown(record: dict[str, Any]) -> str:
     """A record of a run as YAML, without the secrets that an older version may have written."""
-    found = redacted(record)
-    if isinstance(argv := found.get("argv"), list):
-        found["argv"] = redacted_argv([str(argument) for argument in argv])
-    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+    public = redacted(record)
+    if isinstance(argv := public.get("argv"), list):
+        public["argv"] = redacted_argv([str(argument) for argument in argv])
+    return yaml.safe_dump(public, sort_keys=False, allow_unicode=True)
 
 
 def _tokens(report: Report) -> dict[str, Any]:

@@ -44,14 +44,14 @@ def planned(groups: Sequence[Group]) -> list[Planned]:
     Raises:
       ValueError: no method has two finished runs from different seeds.
     """
-    found = [one for here in by_setting(groups).values() for one in _of_setting(here)]
-    if not found:
+    plans = [one for here in by_setting(groups).values() for one in _of_setting(here)]
+    if not plans:
         seeds = "; ".join(f"{g.label}: {len(g.scored)} evaluated" for g in groups)
         raise ValueError(
             "a pilot needs two seeds or more of a method, with evaluations of the same problems: "
             f"one run says nothing of how much runs differ ({seeds})."
         )
-    return found
+    return plans
 
 
 def _of_setting(groups: Sequence[Group]) -> Iterator[Planned]:
@@ -127,8 +127,8 @@ def print_power(
         raise ValueError(f"`power` is a chance in (0, 1), such as 0.8; got {power:g}.")
     if comparisons is not None and comparisons < 1:
         raise ValueError(f"`comparisons` is a number of methods, 1 or more; got {comparisons}.")
-    found = planned(group_runs(read_runs(paths)))
-    count = comparisons or max(1, len({one.names for one in found}))
+    plans = planned(group_runs(read_runs(paths)))
+    count = comparisons or max(1, len({one.names for one in plans}))
     level = 1 - 0.05 / count
     several = "s" * (count != 1)
     console.print(
@@ -137,18 +137,18 @@ def print_power(
         "what the pilot's 95 % interval of the standard deviation allows.",
         highlight=False,
     )
-    print_table(console, _table(found, gap / 100, level, power), keys=2)
-    for text in _notes(found):
+    print_table(console, _table(plans, gap / 100, level, power), keys=2)
+    for text in _notes(plans):
         console.print(text, highlight=False)
-    return found
+    return plans
 
 
-def _table(found: Sequence[Planned], gap: float, level: float, power: float) -> Table:
+def _table(plans: Sequence[Planned], gap: float, level: float, power: float) -> Table:
     table = Table(box=None, pad_edge=False)
     heads = ("score", "difference", "pilot", "sd, points", *TRADES)
     for title in heads:
         table.add_column(title, overflow="fold")
-    for one in found:
+    for one in plans:
         sd = one.spread.interval()
 
         def seeds(std: float, paired: bool = one.spread.paired) -> str:
@@ -169,15 +169,15 @@ def _table(found: Sequence[Planned], gap: float, level: float, power: float) -> 
     return table
 
 
-def _notes(found: Sequence[Planned]) -> Iterator[str]:
-    if any(not one.spread.paired for one in found):
+def _notes(plans: Sequence[Planned]) -> Iterator[str]:
+    if any(not one.spread.paired for one in plans):
         yield (
             "Runs without common seeds are independent: the number is of each method, and its "
             "standard deviation of a run. Shared seeds usually need fewer."
         )
-    if any(one.spread.std == 0 for one in found):
+    if any(one.spread.std == 0 for one in plans):
         yield "A standard deviation of 0 is of runs that are the same: two seeds show any gap."
-    if (least := min(one.spread.freedom for one in found)) < 9:
+    if (least := min(one.spread.freedom for one in plans)) < 9:
         yield (
             f"A pilot with {least + 1} seeds hardly knows its standard deviation: plan for the "
             "upper number, or look again after some more seeds, at levels fixed beforehand."

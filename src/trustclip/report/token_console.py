@@ -74,7 +74,7 @@ def print_tokens(
 
 def _facts(item: Judged, constraint: str) -> str:
     row = item.row
-    said = [
+    parts = [
         f"update {row.update}" if row.update is not None else "",
         f"sampled after update {row.generated}" if row.generated is not None else "",
         f"number {row.index}" if row.index is not None else "",
@@ -83,7 +83,7 @@ def _facts(item: Judged, constraint: str) -> str:
         f"{len(row.logp)} tokens",
         f"{percent(item.share(constraint))} % cut by {constraint}",
     ]
-    return ", ".join(part for part in said if part)
+    return ", ".join(part for part in parts if part)
 
 
 def painted(item: Judged, constraint: str) -> Text:
@@ -92,16 +92,16 @@ def painted(item: Judged, constraint: str) -> Text:
     strong = float(np.nanmax(np.abs(c), initial=0.0)) / 2
     text = Text()
     for i, string in enumerate(strings(item.row)):
-        shown = visible(string)
+        label = visible(string)
         if cut[i]:
-            text.append(f"⟦{shown}⟧", "bold reverse")
+            text.append(f"⟦{label}⟧", "bold reverse")
         elif not item.row.mask[i]:
-            text.append(shown, "dim italic")
+            text.append(label, "dim italic")
         elif c[i] != 0:
             weak, full = _UP if c[i] > 0 else _DOWN
-            text.append(shown, f"black {full if abs(c[i]) > strong else weak}")
+            text.append(label, f"black {full if abs(c[i]) > strong else weak}")
         else:
-            text.append(shown)
+            text.append(label)
     return text
 
 

@@ -161,41 +161,41 @@ def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1
     """
     (source,) = sources([path])
     places, total = max(MAX_COMPLETIONS // share, 1), 0
-    shown: list[tuple[int, TokenRow]] = []
+    chosen: list[tuple[int, TokenRow]] = []
     random = np.random.default_rng(0)
     for row in token_rows(source):
         # Each completion ends up in the page with the same probability, in one pass.
         place = total if total < places else int(random.integers(total + 1))
         if place < places:
-            shown[place : place + 1] = [(total, row)]
+            chosen[place : place + 1] = [(total, row)]
         total += 1
-    shown.sort(key=lambda pair: pair[0])
+    chosen.sort(key=lambda pair: pair[0])
     room, rows = MAX_TOKENS // share, []
-    asked = asked_in(path) if source != path else {}
-    for _, row in shown:
+    problems = asked_in(path) if source != path else {}
+    for _, row in chosen:
         room -= len(row.logp)
         if room < 0:
             break
         content += _packed(row, texts)
-        rows.append(_facts(row, asked))
+        rows.append(_facts(row, problems))
     return {"name": name, "total": total, "rows": rows}
 
 
 def asked_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
     """Problem and gold answer of each completion of a run, by (generation, number)."""
     texts = problem_texts(run)
-    found: dict[tuple[Any, Any], tuple[str, str | None]] = {}
+    problems: dict[tuple[Any, Any], tuple[str, str | None]] = {}
     for row in (line.row for shard in shards(run) for line in scan(shard)):
         if row is None or row.get("stage") != "rl":
             continue
         if (text := problem_of(row, texts)) is not None:
             gold = row.get("gold")
-            found[row.get("step"), row.get("index")] = text, None if gold is None else str(gold)
-    return found
+            problems[row.get("step"), row.get("index")] = text, None if gold is None else str(gold)
+    return problems
 
 
-def _facts(row: TokenRow, asked: Mapping[tuple[Any, Any], tuple[str, str | None]]) -> dict:
-    problem, gold = asked.get((row.generated, row.index), (None, None))
+def _facts(row: TokenRow, problems: Mapping[tuple[Any, Any], tuple[str, str | None]]) -> dict:
+    problem, gold = problems.get((row.generated, row.index), (None, None))
     optional = ("logp_rollout", "entropy", "coefficient", "kept", "token_id")
     return {
         "update": row.update,
@@ -214,9 +214,9 @@ def _packed(row: TokenRow, texts: Texts) -> bytes:
     """Numbers of a completion: columns in single precision, flags, and places of its texts."""
     length = len(row.logp)
     unknown = np.full(length, np.nan)
-    given = {name: getattr(row, name) for name in COLUMNS}
-    given["logp_old"] = row.logp if row.logp_old is None else row.logp_old
-    numbers = [unknown if given[name] is None else given[name] for name in COLUMNS]
+    by_column = {name: getattr(row, name) for name in COLUMNS}
+    by_column["logp_old"] = row.logp if row.logp_old is None else row.logp_old
+    numbers = [unknown if by_column[name] is None else by_column[name] for name in COLUMNS]
     kept = np.zeros(length, bool) if row.kept is None else row.kept
     flags = row.mask.astype("<u4") | kept.astype("<u4") << 1
     ids = np.full(length, -1) if row.token_id is None else row.token_id

@@ -168,11 +168,11 @@ def _score_marks(group: Group, metric: str) -> list[Mark]:
     if not runs:
         return []
     steps = sorted(set.intersection(*(set(evaluations) for evaluations in runs)))
-    found = [(s, e) for s in steps if (e := pooled([r[s] for r in runs], None, metric))]
-    x = [step for step, _ in found]
-    y, low, high = in_percent([e for _, e in found])
-    known = None not in low and not group.unsteady
-    marks = [Mark("band", x, y, group.label, group.series, low, high)] if known else []
+    estimates = [(s, e) for s in steps if (e := pooled([r[s] for r in runs], None, metric))]
+    x = [step for step, _ in estimates]
+    y, low, high = in_percent([e for _, e in estimates])
+    has_bounds = None not in low and not group.unsteady
+    marks = [Mark("band", x, y, group.label, group.series, low, high)] if has_bounds else []
     for evaluations in runs if len(runs) > 1 else []:
         each = [(s, score["value"]) for s in steps if (score := evaluations[s].score(None, metric))]
         marks.append(

@@ -43,7 +43,7 @@ def save(figure: Figure, folder: Path) -> list[Path]:
     named = {m.name for p in figure.panels if _named(p) for m in p.marks if m.style in _LISTED}
     below = LEGEND * -(-len(named) // _columns(3.1 * wide, named)) if len(named) > FEW else 0
     with plt.rc_context(STYLE):
-        drawn, axes = plt.subplots(
+        sheet, axes = plt.subplots(
             lines, wide, figsize=(3.1 * wide, tall * lines + below), layout="constrained",
             squeeze=False,
         )  # fmt: skip
@@ -56,12 +56,12 @@ def save(figure: Figure, folder: Path) -> list[Path]:
             axis.set_axis_off()
         # A panel of areas, or of one group alone, has names of its own.
         pairs = zip(axes.flat, figure.panels, strict=False)
-        _legend(drawn, [axis for axis, panel in pairs if _named(panel)])
-        drawn.draw_without_rendering()
-        drawn.set_layout_engine(None)  # laid out once, for both files
+        _legend(sheet, [axis for axis, panel in pairs if _named(panel)])
+        sheet.draw_without_rendering()
+        sheet.set_layout_engine(None)  # laid out once, for both files
         paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
-        drawn.savefig(paths[0], metadata={"CreationDate": None})
-        paths[1].write_text(as_svg(drawn), encoding="utf-8")
+        sheet.savefig(paths[0], metadata={"CreationDate": None})
+        paths[1].write_text(as_svg(sheet), encoding="utf-8")
     return paths
 
 
@@ -155,11 +155,11 @@ def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> N
         base.update(zip(mark.x, high, strict=True))
     elif mark.style in ("points", "printed"):
         at, place = (mark.x, [mark.name]) if panel.across else (y, mark.x)
-        known = mark.low and None not in mark.low
+        has_bounds = mark.low and None not in mark.low
         reach = [
             [v - low for v, low in zip(at, mark.low, strict=True)],  # type: ignore[operator]
             [high - v for v, high in zip(at, mark.high, strict=True)],  # type: ignore[operator]
-        ] if known else None  # fmt: skip
+        ] if has_bounds else None  # fmt: skip
         whiskers = {"xerr": reach} if panel.across else {"yerr": reach}
         x, y = (at, place) if panel.across else (place, at)
         printed = {"fmt": "D", "markerfacecolor": "white", "label": mark.name}
@@ -176,14 +176,14 @@ def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> N
 
 
 def _legend(figure: Any, axes: Sequence[Any]) -> None:
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if len(found) > 1:
-        columns = _columns(figure.get_figwidth(), found)
+            items.setdefault(label, handle)
+    if len(items) > 1:
+        columns = _columns(figure.get_figwidth(), items)
         figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False
+            items.values(), items.keys(), loc="outside lower center", ncols=columns, frameon=False
         )
 
 

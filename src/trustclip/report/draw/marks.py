@@ -94,10 +94,10 @@ class Figure:
     panels: Sequence[Panel]
 
 
-def in_percent(found: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def in_percent(estimates: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Values of estimates, intervals or differences, and their bounds; None where not known."""
     value, low, high = (
-        [None if (one := getattr(e, name)) is None else 100 * one for e in found]
+        [None if (one := getattr(e, name)) is None else 100 * one for e in estimates]
         for name in ("value", "low", "high")
     )
     return value, low, high

@@ -92,7 +92,7 @@ class Stage:
         if self._bar is not None:
             self._bar.update(self._task, advance=steps, shown=shown)
             return
-        spent, made = time.monotonic() - self._started, max(self._done - self._before, 1)
-        left = spent / made * (self._total - self._done)
+        spent, count = time.monotonic() - self._started, max(self._done - self._before, 1)
+        left = spent / count * (self._total - self._done)
         line = f"{self._name} {self._done}/{self._total}  {shown}  eta {duration(left)}"
         self._console.print(line, highlight=False, soft_wrap=True)

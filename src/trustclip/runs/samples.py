@@ -33,23 +33,23 @@ SHARD = re.compile(r"(samples(?:-rank\d+)?)(?:-(\d{5,}))?\.jsonl")
 
 def shards(folder: Path) -> list[Path]:
     """Files of a run's samples, in the order they were written; a user's own copies are not."""
-    found = (path for path in folder.glob("samples*.jsonl") if SHARD.fullmatch(path.name))
-    return sorted(found, key=lambda path: path.stem)
+    paths = (path for path in folder.glob("samples*.jsonl") if SHARD.fullmatch(path.name))
+    return sorted(paths, key=lambda path: path.stem)
 
 
 def following(folder: Path, full: int) -> list[Path]:
     """Shards that are a first one, or follow one that has grown to ``full`` bytes."""
-    found: list[Path] = []
+    paths: list[Path] = []
     allowed: set[str] = set()  # names of those that follow
     for path in shards(folder):
         match = SHARD.fullmatch(path.name)
         assert match is not None
         number = int(match[2] or 0)
         if number == 0 or path.stem in allowed:
-            found.append(path)
+            paths.append(path)
             if path.stat().st_size >= full:
                 allowed.add(f"{match[1]}-{number + 1:05d}")
-    return found
+    return paths
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Samples:
     @classmethod
     def read(cls, folder: Path) -> "Samples":
         """Samples of a run directory, from all shards, keeping no text in memory."""
-        found = cls()
+        samples = cls()
         for shard in shards(folder):
             for line in scan(shard):
                 if line.row is None:
-                    found.unreadable += 1
+                    samples.unreadable += 1
                 else:
-                    found._add(shard, line, line.row)
-        return found
+                    samples._add(shard, line, line.row)
+        return samples
 
     def _add(self, shard: Path, line: Line, row: Row) -> None:
         stage, step, task = _text(row.get("stage")), _whole(row.get("step")), _text(row.get("task"))
@@ -96,8 +96,8 @@ class Samples:
         if task is None or "correct" not in row:
             return
         if row["correct"] not in (0, 1):
-            shown = "null or NaN" if row["correct"] is None else repr(row["correct"])
-            self.odd.append(f"`correct` is {shown} in answer {number} to {task}: {identity}")
+            value = "null or NaN" if row["correct"] is None else repr(row["correct"])
+            self.odd.append(f"`correct` is {value} in answer {number} to {task}: {identity}")
         else:
             tokens = _whole(row.get("tokens"))
             brief = {

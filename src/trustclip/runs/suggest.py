@@ -124,8 +124,8 @@ def _share(gated: _Counts, tokens: _Counts) -> Interval:
     """Share of tokens gated with Student's interval, clustered: a ratio of two sums, linearised."""
     share = gated.sum() / tokens.sum()
     around = share + (gated - share * tokens) / tokens.mean()
-    found = RunSummary.of(around).interval()
-    return Interval(float(share), max(found.low, 0.0), min(found.high, 1.0))
+    interval = RunSummary.of(around).interval()
+    return Interval(float(share), max(interval.low, 0.0), min(interval.high, 1.0))
 
 
 def _clusters(paths: Sequence[Path]) -> tuple[_Counts, str, _Counts]:

@@ -129,7 +129,7 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float):
                 values.setdefault(name, []).append(value)
-    return {name: fmean(found) for name, found in values.items()}
+    return {name: fmean(column) for name, column in values.items()}
 
 
 def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
@@ -142,9 +142,9 @@ def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
             "average": _others(evaluation.scores["average"]),
         }
     answers = [
-        {"task": task, "id": name, "right": [bool(right) for right in given]}
+        {"task": task, "id": name, "right": [bool(right) for right in correct]}
         for task, problems in evaluation.answers.items()
-        for name, given in problems.items()
+        for name, correct in problems.items()
     ]
     return {
         "update": evaluation.step,
@@ -156,8 +156,8 @@ def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
 
 def _others(part: Mapping[str, Any]) -> dict[str, Any]:
     """Scores without those of `of_answers`."""
-    known = ("problems", "curve")
-    return {key: value for key, value in part.items() if "@" not in key and key not in known}
+    derived = ("problems", "curve")
+    return {key: value for key, value in part.items() if "@" not in key and key not in derived}
 
 
 def _run(path: Path, row: Mapping[str, Any]) -> Run:
@@ -183,8 +183,8 @@ def _restored(row: Mapping[str, Any]) -> Evaluation:
         answers.setdefault(one["task"], {})[one["id"]] = [int(right) for right in one["right"]]
     scores = json.loads(row["others"])
     if answers:
-        known = of_answers(answers)
-        for task, part in known["tasks"].items():
+        recomputed = of_answers(answers)
+        for task, part in recomputed["tasks"].items():
             scores["tasks"][task] = part | scores["tasks"].get(task, {})
-        scores["average"] = known["average"] | scores["average"]
+        scores["average"] = recomputed["average"] | scores["average"]
     return Evaluation(row["update"], scores, answers, row["texts"])

@@ -78,12 +78,12 @@ def verify(folder: Path) -> Verification:
     """Compare a run directory with the hashes that are recorded in it; nothing is changed."""
     if not any(os.path.lexists(folder / name) for name in _OF_A_RUN):
         raise ValueError(f"{str(folder)!r} is not a run directory: it has no config.yaml.")
-    found = _Comparison(folder)
-    entries = [*found.entries()]
+    comparison = _Comparison(folder)
+    entries = [*comparison.entries()]
     if (folder / "sft" / "config.yaml").is_file():
         tuned = verify(folder / "sft")
         entries += [Checked(f"sft/{f.name}", f.state, f.text) for f in tuned.checked]
-    return Verification(bool(found.summary.get("finished", found.summary)), entries)
+    return Verification(bool(comparison.summary.get("finished", comparison.summary)), entries)
 
 
 @dataclass

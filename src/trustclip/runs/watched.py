@@ -24,7 +24,7 @@ _OPTIONAL = ("entropy", "logp_rollout")
 
 def sources(paths: Sequence[Path]) -> list[Path]:
     """Files of tokens, or folders of them: a run directory stands for its folder ``tokens``."""
-    found = []
+    files = []
     for path in paths:
         run = (path / "config.yaml").is_file()
         if run and not (path / TOKENS).is_dir():
@@ -32,8 +32,8 @@ def sources(paths: Sequence[Path]) -> list[Path]:
                 f"{path} has no recorded tokens: its folder `tokens` is missing (`tokens_every` of "
                 "rl was 0, or the run is of an earlier release)."
             )
-        found.append(path / TOKENS if run else path)
-    return found
+        files.append(path / TOKENS if run else path)
+    return files
 
 
 def chunks(paths: Sequence[Path]) -> Iterator[tuple[tuple[TokenRow, ...], TokenBatch]]:

@@ -186,8 +186,8 @@ class _State:
         taken = []
         for place, row in enumerate(rows):
             length = len(row.logp)
-            given = getattr(row, name)
-            texts = given if isinstance(given, list) else given.tolist()
+            column = getattr(row, name)
+            texts = column if isinstance(column, list) else column.tolist()
             use = mask[place, :length]
             words += [word for word, used in zip(texts, use, strict=True) if used]
             taken.append(values[place, :length][use])
@@ -204,30 +204,30 @@ class _State:
 
     def _row(self, window: Window) -> Row:
         has = self.has or set()
-        found = {}
+        row = {}
         for name, value in window.read().items():
-            known = ("kept" in has or not name.startswith(_NEED_KEPT)) and (
+            measurable = ("kept" in has or not name.startswith(_NEED_KEPT)) and (
                 "logp_old" in has or not name.startswith(_NEED_OLD)
             )
-            if known and not (self.two_policies and name.startswith("sampler/")):
-                found[f"trustclip/{name}"] = value
-        if "trustclip/entropy" in found:
-            found["entropy"] = found["trustclip/entropy"]
-        return found
+            if measurable and not (self.two_policies and name.startswith("sampler/")):
+                row[f"trustclip/{name}"] = value
+        if "trustclip/entropy" in row:
+            row["entropy"] = row["trustclip/entropy"]
+        return row
 
 
 def _add_completions(sums: dict[str, float], rows: Sequence[TokenRow], batch: TokenBatch) -> None:
     """Sums over completions: length, reward, groups without a difference."""
     lengths = batch.mask.sum(dim=1)
     idle = ((batch.advantages == 0) | ~batch.mask).all(dim=1)
-    given = {
+    values = {
         "completions": len(rows),
         "length": float(lengths.sum()),
         "idle": float(idle.sum()),
         "reward": sum(row.reward for row in rows if row.reward is not None),
         "rewarded": sum(row.reward is not None for row in rows),
     }
-    for name, value in given.items():
+    for name, value in values.items():
         sums[name] = sums.get(name, 0.0) + value
 
 

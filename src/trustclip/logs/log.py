@@ -57,30 +57,30 @@ def gathered(
       ...
       ValueError: a holds two runs: update 1 comes after update 2; split it, or log each run apart.
     """
-    found: dict[int, Row] = {}
+    by_step: dict[int, Row] = {}
     measured = list(measured)
-    seen: dict[str, None] = dict.fromkeys(key for _, values in measured for key in values)
-    trainer = names.trainer_of(list(seen))
+    keys: dict[str, None] = dict.fromkeys(key for _, values in measured for key in values)
+    trainer = names.trainer_of(list(keys))
     again: list[int] = []
     last: int | None = None
     for step, values in measured:
-        given = {key: v for key, v in values.items() if key != "step"}
-        row = names.translated(given, trainer)
+        metrics = {key: v for key, v in values.items() if key != "step"}
+        row = names.translated(metrics, trainer)
         if last is not None and step < last:
-            if step <= min(found):
+            if step <= min(by_step):
                 raise ValueError(
                     f"{path} holds two runs: update {step} comes after update {last}; split it, or "
                     "log each run apart."
                 )
             again.append(step)
-            found = {s: kept for s, kept in found.items() if s < step}
-        present = found.setdefault(step, {"step": step})
+            by_step = {s: kept for s, kept in by_step.items() if s < step}
+        present = by_step.setdefault(step, {"step": step})
         _same_run(path, present, row)
         present |= row
         last = step
-    rows = [row for row in found.values() if row.keys() & names.ANSWERS]
+    rows = [row for row in by_step.values() if row.keys() & names.ANSWERS]
     if not rows:
-        raise ValueError(f"{path} {names.nothing_of(list(seen))}")
+        raise ValueError(f"{path} {names.nothing_of(list(keys))}")
     remarks = [f"resumed at update {step}: the later values count" for step in again]
     return rows, remarks
 

@@ -53,16 +53,16 @@ def located(path: Path) -> tuple[ModuleType, Path]:
     """The module that reads a path, and the file or folder in it that it reads; see `read_log`."""
     if path.is_file():
         return _source_of(path), path
-    found = list(_candidates(path))
-    if not found:
+    logs = list(_candidates(path))
+    if not logs:
         # A folder of exports is found in itself, and in the one that holds it.
-        found = list(dict.fromkeys(hit for folder in _below(path) for hit in _candidates(folder)))
-    if not found:
+        logs = list(dict.fromkeys(hit for folder in _below(path) for hit in _candidates(folder)))
+    if not logs:
         raise ValueError(f"{path} holds no log that can be read: {looked_for()}.")
-    if len(found) > 1:
-        listed = some([place.relative_to(path) for _, place in found])
-        raise ValueError(f"{path} holds {len(found)} logs; give one of them: {listed}.")
-    return found[0]
+    if len(logs) > 1:
+        listed = some([place.relative_to(path) for _, place in logs])
+        raise ValueError(f"{path} holds {len(logs)} logs; give one of them: {listed}.")
+    return logs[0]
 
 
 def looked_for() -> str:
@@ -85,7 +85,7 @@ def _candidates(folder: Path) -> Iterator[tuple[ModuleType, Path]]:
 
 def _below(folder: Path) -> Iterator[Path]:
     """Folders below, without links and hidden ones, nearest first."""
-    level, seen = [folder], 0
+    level, count = [folder], 0
     while level:
         inner = [
             path
@@ -94,8 +94,8 @@ def _below(folder: Path) -> Iterator[Path]:
             if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
         ]
         for path in inner:
-            seen += 1
-            if seen > _FOLDERS:
+            count += 1
+            if count > _FOLDERS:
                 return
             yield path
         level = inner
@@ -121,5 +121,5 @@ def _unknown(path: Path, head: bytes) -> str:
         return f"{path} belongs to a run directory; give its folder, {path.parent}."
     near = next((name for name in row if nearest(name, REQUIRED)), None)
     hint = f" ({near!r} is like {nearest(near, REQUIRED)!r})" if near else ""
-    found = ", ".join(list(row)[:8])
-    return f"{path} begins with {found}{hint}: no log that can be read: {looked_for()}."
+    keys = ", ".join(list(row)[:8])
+    return f"{path} begins with {keys}{hint}: no log that can be read: {looked_for()}."

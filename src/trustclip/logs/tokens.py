@@ -104,12 +104,12 @@ class TokenRow:
                 hint = f"the nearest is `{near}`" if near else f"found {', '.join(row) or 'none'}"
                 raise ValueError(f"there is no column `{name}`; {hint}.")
         length = len(row["logp"]) if isinstance(row["logp"], Sequence | np.ndarray) else -1
-        given: dict[str, Any] = {"mask": np.ones(max(length, 0), dtype=bool)}
+        columns: dict[str, Any] = {"mask": np.ones(max(length, 0), dtype=bool)}
         for field in dataclasses.fields(cls):
             value = row.get(field.name)
             if value is not None:
-                given[field.name] = _column(field.name, value, length)
-        return cls(**given)
+                columns[field.name] = _column(field.name, value, length)
+        return cls(**columns)
 
     def to_dict(self) -> dict[str, Any]:
         """The row as files hold it, without the columns that are not there."""
@@ -191,8 +191,8 @@ def _parquet(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     number = 0
     try:
         with pq.ParquetFile(file) as table:
-            wanted = {field.name for field in dataclasses.fields(TokenRow)}
-            columns = [name for name in table.schema_arrow.names if name in wanted]
+            names = {field.name for field in dataclasses.fields(TokenRow)}
+            columns = [name for name in table.schema_arrow.names if name in names]
             # Without the required ones, the names that are there make a better message.
             if not set(REQUIRED) <= set(columns):
                 columns = table.schema_arrow.names

@@ -36,8 +36,8 @@ def candidates(folder: Path) -> list[Path]:
     """The state in a folder: its own, or that of its last checkpoint."""
     if (folder / NAME).is_file():
         return [folder / NAME]
-    found = [path for path in folder.glob(f"checkpoint-*/{NAME}") if _number(path) is not None]
-    return sorted(found, key=lambda path: _number(path) or 0)[-1:]
+    paths = [path for path in folder.glob(f"checkpoint-*/{NAME}") if _number(path) is not None]
+    return sorted(paths, key=lambda path: _number(path) or 0)[-1:]
 
 
 def _number(path: Path) -> int | None:
@@ -94,10 +94,10 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
       ...              "gradient_accumulation_steps": 4}).updates
       2.0
     """
-    given = [settings.get(name) for name in _SCHEDULE]
-    if not all(isinstance(value, int) and value > 0 for value in given):
+    values = [settings.get(name) for name in _SCHEDULE]
+    if not all(isinstance(value, int) and value > 0 for value in values):
         return None
-    iterations, steps, accumulation = given
+    iterations, steps, accumulation = values
     arithmetic = Arithmetic(steps, iterations, accumulation)  # type: ignore[arg-type]
     updates = 1.0 if arithmetic.inert else arithmetic.updates_per_generation
     basis = (
@@ -109,9 +109,9 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
 
 def missing(rows: Sequence[Row], schedule: Schedule | None) -> list[str]:
     """What TRL's metrics leave open."""
-    found = []
+    gaps = []
     if schedule is None or schedule.updates > 1:
-        found.append("how far the policy moved within a generation (TRL does not log it)")
+        gaps.append("how far the policy moved within a generation (TRL does not log it)")
     if not any("trustclip/sampler/abs" in row for row in rows):
-        found.append("whether the sampler differs (TRL measures that with vLLM alone)")
-    return [*found, "which tokens were clipped"]
+        gaps.append("whether the sampler differs (TRL measures that with vLLM alone)")
+    return [*gaps, "which tokens were clipped"]

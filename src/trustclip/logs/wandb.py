@@ -62,13 +62,13 @@ def read(path: Path) -> Log:
 
 def _values(items: Any) -> dict[str, Any]:
     """Values of a record by name."""
-    found = {}
+    values = {}
     for item in items:
         try:
-            found[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            values[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
         except ValueError:  # a value that is no JSON is none of ours
             continue
-    return found
+    return values
 
 
 def _records(path: Path, remarks: list[str]) -> Iterator[Any]:

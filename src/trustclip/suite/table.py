@@ -66,10 +66,10 @@ class Results:
           ``before``: scores in each setting before training. The other keys are those of the
           caption.
         """
-        reference, found = self._plan.reference, self._runs
+        reference, runs = self._plan.reference, self._runs
         models = {job.setting: job.model for job in self._plan.runs}
         groups = [
-            Group(label, model, setting, found.get((setting, label), []), 0, label == reference)
+            Group(label, model, setting, runs.get((setting, label), []), 0, label == reference)
             for setting, model in models.items()
             for label in self._plan.methods
         ]
@@ -111,7 +111,7 @@ def _budgets(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _content(
     about: Mapping[str, Any], groups: Sequence[Group], methods: Mapping[str, Any]
 ) -> dict[str, Any]:
-    compared = [found for kind in ("mean", "pass") for found in compare(groups, kind)]
+    compared = [one for kind in ("mean", "pass") for one in compare(groups, kind)]
     ways = learning(groups, about["reaches"])
     return {
         **about,
@@ -152,8 +152,8 @@ def _row(
     }
 
 
-def _mean(found: Sequence[float]) -> float | None:
-    return sum(found) / len(found) if found else None
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _scores(group: Group, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
@@ -164,18 +164,18 @@ def _final(group: Group, task: str | None = None) -> dict[str, Any]:
     return _intervals({metric: group.estimate(task, metric) for metric in group.metrics})
 
 
-def _intervals(found: Mapping[str, Estimate | None]) -> dict[str, Any]:
+def _intervals(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:
     return {
         metric: {"value": e.value, "low": e.low, "high": e.high}
-        for metric, e in found.items()
+        for metric, e in estimates.items()
         if e is not None
     }
 
 
-def _difference(found: Compared) -> dict[str, Any]:
-    numbers = {} if found.difference is None else vars(found.difference)
-    return {**numbers, "p_holm": found.p_holm, "seeds": found.seeds,
-            "same_seeds": found.same_seeds, "verdict": found.verdict}  # fmt: skip
+def _difference(compared: Compared) -> dict[str, Any]:
+    numbers = {} if compared.difference is None else vars(compared.difference)
+    return {**numbers, "p_holm": compared.p_holm, "seeds": compared.seeds,
+            "same_seeds": compared.same_seeds, "verdict": compared.verdict}  # fmt: skip
 
 
 def _problems(groups: Sequence[Group]) -> dict[str, int]:
@@ -208,8 +208,8 @@ def overview(table: Mapping[str, Any]) -> Grid:
         for one in section:
             grid.add_row(Text(one.label, "bold"))
         for row in _rows(table, setting):
-            found = next(iter(row["difference"].values()), None)
-            gap = _difference_cells(found) if found else [NOTHING, NOTHING, Cell("")]
+            difference = next(iter(row["difference"].values()), None)
+            gap = _difference_cells(difference) if difference else [NOTHING, NOTHING, Cell("")]
             cells = [_pair(row["final"])[0], *gap]
             runs = f"{len(row['seeds'])}/{len(table['seeds'])}"
             grid.add_row(row["label"], runs, *(Text(f"{c.text} {c.note}") for c in cells))
@@ -258,9 +258,9 @@ def _differences_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
     for setting, section in _sections(table):
         rows += section
         for row in _rows(table, setting):
-            found = list(row["difference"].values())
+            differences = list(row["difference"].values())
             empty = "reference" if row["label"] == table["reference"] else "no runs to compare yet"
-            cells = [cell for one in found for cell in _difference_cells(one)]
+            cells = [cell for one in differences for cell in _difference_cells(one)]
             cells = cells or [NOTHING, NOTHING, Cell(empty)] * 2
             rows.append(TableRow(row["label"], cells))
     head = [(metric, ["points", "p (Holm)", "verdict"]) for metric in metrics]
@@ -269,12 +269,12 @@ def _differences_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
     return Table("differences", title, "method", head, rows, notes, wide=True)
 
 
-def _difference_cells(found: Row) -> list[Cell]:
-    if "value" not in found:
-        return [NOTHING, NOTHING, Cell(found["verdict"])]
-    p = "-" if isnan(found["p_holm"]) else f"{found['p_holm']:.4f}"
-    points = Cell(percent(found["value"]), bracket(found["low"], found["high"]))
-    return [points, Cell(p), Cell(found["verdict"])]
+def _difference_cells(difference: Row) -> list[Cell]:
+    if "value" not in difference:
+        return [NOTHING, NOTHING, Cell(difference["verdict"])]
+    p = "-" if isnan(difference["p_holm"]) else f"{difference['p_holm']:.4f}"
+    points = Cell(percent(difference["value"]), bracket(difference["low"], difference["high"]))
+    return [points, Cell(p), Cell(difference["verdict"])]
 
 
 def _differences_note(table: Mapping[str, Any]) -> str:
@@ -290,7 +290,7 @@ def _differences_note(table: Mapping[str, Any]) -> str:
         f"{number} comparison{'s' * (number != 1)} of each metric (Holm). An inconclusive "
         "difference is not evidence of equality."
     )
-    if any(found["seeds"] == 1 for found in compared):
+    if any(difference["seeds"] == 1 for difference in compared):
         note += (
             " Methods with one run each are not compared by it: no method can be called better, "
             "because the intervals and p-values leave out how much training runs differ."
@@ -302,10 +302,10 @@ def _learning_table(table: Mapping[str, Any]) -> Table | None:
     labels: list[TableRow] = []
     ways: list[Learning | None] = []
     for setting, section in _sections(table):
-        found = [(row["label"], row["learning"]) for row in _rows(table, setting)]
-        labels += [*section, *(TableRow(label) for label, _ in found)]
+        pairs = [(row["label"], row["learning"]) for row in _rows(table, setting)]
+        labels += [*section, *(TableRow(label) for label, _ in pairs)]
         ways += [None] * len(section)
-        ways += [None if way is None else Learning(**way) for _, way in found]
+        ways += [None if way is None else Learning(**way) for _, way in pairs]
     return learning_table(labels, ways, table["reaches"])
 
 

@@ -48,9 +48,9 @@ class Ray:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             own = {} if JOINS else {"include_dashboard": False}
             ray.init(log_to_driver=False, logging_level="error", **own)
-        asked = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.extra}
+        request = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.extra}
         try:
-            _check(asked)
+            _check(request)
         except ValueError:
             self.close()
             raise
@@ -78,14 +78,14 @@ class Ray:
             ray.shutdown()
 
 
-def _check(asked: dict[str, Any]) -> None:
+def _check(request: dict[str, Any]) -> None:
     """Refuse a task that no node can ever run: it would wait forever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(all(node.get(k, 0) >= n for k, n in asked.items()) for node in nodes):
+    if any(all(node.get(k, 0) >= n for k, n in request.items()) for node in nodes):
         return
-    wanted = ", ".join(f"{k} {n:g}" for k, n in asked.items() if n)
-    offered = "; ".join(", ".join(f"{k} {node.get(k, 0):g}" for k in asked) for node in nodes)
-    raise ValueError(f"no node of the Ray cluster has {wanted}. Its nodes: {offered}.")
+    text = ", ".join(f"{k} {n:g}" for k, n in request.items() if n)
+    offered = "; ".join(", ".join(f"{k} {node.get(k, 0):g}" for k in request) for node in nodes)
+    raise ValueError(f"no node of the Ray cluster has {text}. Its nodes: {offered}.")
 
 
 class _Task:

@@ -119,7 +119,7 @@ class Slurm:
         folder = folder.resolve()
         earlier = self._earlier(folder / "slurm")
         if earlier is not None:
-            return RemoteRun(folder, _Job(earlier, self._queue), found=True)
+            return RemoteRun(folder, _Job(earlier, self._queue), reattached=True)
         clear(folder)
         executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=self._cluster)
         executor.update_parameters(**self._parameters(folder.name))
@@ -149,19 +149,19 @@ class Slurm:
         return None if state is None or state in ENDED else job
 
     def _parameters(self, name: str) -> dict[str, Any]:
-        asked = self._resources
-        minutes = max(1, round(60 * (asked.hours or HOURS)))
+        resources = self._resources
+        minutes = max(1, round(60 * (resources.hours or HOURS)))
         parameters: dict[str, Any] = {
             "name": name,
             "timeout_min": minutes,
-            "gpus_per_node": asked.gpus,
-            "cpus_per_task": asked.cpus,
+            "gpus_per_node": resources.gpus,
+            "cpus_per_task": resources.cpus,
             "slurm_signal_delay_s": int(min(GRACE_SECONDS, 30 * minutes)),
         }
-        if asked.partition is not None:
-            parameters["slurm_partition"] = asked.partition
-        if asked.extra:
-            parameters["slurm_additional_parameters"] = dict(asked.extra)
+        if resources.partition is not None:
+            parameters["slurm_partition"] = resources.partition
+        if resources.extra:
+            parameters["slurm_additional_parameters"] = dict(resources.extra)
         return parameters
 
 

@@ -224,10 +224,10 @@ def _unseen(groups: Sequence[Ints], level: float) -> float:
 
 def _opened(low: float, high: float, unseen: float, informative: int) -> tuple[float, float]:
     half = (high - low) / 2
-    wanted = sqrt((informative * half**2 + unseen**2) / (informative + 1))
-    if wanted <= half:
+    target = sqrt((informative * half**2 + unseen**2) / (informative + 1))
+    if target <= half:
         return low, high
-    extra = wanted - half
+    extra = target - half
     return low - extra, high + extra
 
 

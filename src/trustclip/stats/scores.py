@@ -114,9 +114,9 @@ def _pass_scores(counts: Tally, k: int) -> Floats:
         raise ValueError(
             f"k must be in 1..{fewest}, the smallest number of samples of a problem; got {k}"
         )
-    drawn = np.arange(k)
+    draws = np.arange(k)
     wrong, total = (counts.total - counts.right)[..., None], counts.total[..., None]
-    missed = np.cumprod(np.maximum(wrong - drawn, 0) / (total - drawn), axis=-1)
+    missed = np.cumprod(np.maximum(wrong - draws, 0) / (total - draws), axis=-1)
     return np.asarray(1 - missed, dtype=np.float64)
 
 

@@ -119,7 +119,7 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
     adjusted = stats.holm([nan if one is None else one.p for one in differences]).tolist()
     family = sum(one is not None for one in differences)
     return [
-        _compared(pair, kind, difference, p, family)
+        _comparison(pair, kind, difference, p, family)
         for pair, difference, p in zip(pairs, differences, adjusted, strict=True)
     ]
 
@@ -137,7 +137,7 @@ def _at_one_k(pairs: Sequence[_Pair]) -> list[_Pair]:
     ]  # fmt: skip
 
 
-def _compared(
+def _comparison(
     pair: _Pair, kind: str, difference: stats.Difference | None, p: float, family: int
 ) -> Compared:
     if difference is None:
@@ -166,7 +166,7 @@ def difference_on(compared: Compared, kind: str, task: str) -> stats.Difference 
 
 
 def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:
-    runs, same_seeds = _matched(group.scored, reference.scored)
+    runs, same_seeds = _matching_runs(group.scored, reference.scored)
     first, second = runs
     evaluations, step = _alike([*first, *second])
     answers, strata = shared_answers(evaluations, task)
@@ -183,7 +183,7 @@ def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:
     return _Pair(group, reference, runs, texts, a, b, strata, same_seeds, step, obstacle)
 
 
-def _matched(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[Run]], bool]:
+def _matching_runs(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[Run]], bool]:
     """Runs to compare, and whether they are pairs of one seed."""
     ours, theirs = common_seeds([a, b])
     if ours:

@@ -67,7 +67,7 @@ def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:
     for here in by_setting(groups).values():
         reference = next((group for group in here if group.is_reference), here[0])
         for group in here:
-            if group is not reference and (differences := _differing(group, reference)):
+            if group is not reference and (differences := _differences(group, reference)):
                 text = (
                     f"{group.label} and {reference.label} differ in more than the method: "
                     f"{some(differences)}. The difference of their scores is due to both."
@@ -75,7 +75,7 @@ def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:
                 yield Finding("comparison/settings", "fault", text)
 
 
-def _differing(group: Group, reference: Group) -> list[str]:
+def _differences(group: Group, reference: Group) -> list[str]:
     """Settings of training in which a group and its reference differ, each with both values."""
     by_seed = {run.seed: run for run in reference.runs}
     pair = next(((r, by_seed[r.seed]) for r in group.runs if r.seed in by_seed), None)
@@ -109,11 +109,11 @@ def require_equal_problems(runs: Sequence[Run]) -> None:
       ValueError: naming some of them.
     """
     first, *others = runs
-    problems, ours = _asked(first), _texts(first)
+    problems, ours = _problem_ids(first), _texts(first)
     for run in others:
         theirs = _texts(run)
         for what, wrong in (
-            ("are in one of them only", problems ^ _asked(run)),
+            ("are in one of them only", problems ^ _problem_ids(run)),
             (
                 "have one id and two texts or answers",
                 {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]},
@@ -127,7 +127,7 @@ def require_equal_problems(runs: Sequence[Run]) -> None:
                 )
 
 
-def _asked(run: Run) -> set[tuple[str, str]]:
+def _problem_ids(run: Run) -> set[tuple[str, str]]:
     return set() if run.final is None else {*answers_of(run.final)}
 
 

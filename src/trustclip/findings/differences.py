@@ -38,7 +38,7 @@ def said_of(groups: Sequence[Group]) -> list[Said]:
     """The findings of every run."""
     return [
         Said(f"{name}, seed {run.seed}" if len(group.runs) > 1 else name, group, run, of_run(run))
-        for name, group in _named(groups)
+        for name, group in _with_names(groups)
         for run in group.runs
     ]
 
@@ -55,17 +55,17 @@ def headline(
     signs = [sign.text for group in groups for run in group.runs for sign in start.of_run(run)]
     scored = [group for group in groups if group.scored]
     if scored and (gained := gain(scored[0])):
-        return " ".join([_sentence(_gained(scored[0])), *signs[: gained.p > ALPHA]])
+        return " ".join([_sentence(_gain_sentence(scored[0])), *signs[: gained.p > ALPHA]])
     if scored and (e := scored[0].estimate(None, scored[0].metrics[0])):
         return _sentence(_level(scored[0], e))
     if all(run.log for group in groups for run in group.runs):
         return "Logs of other trainers: what their constraints did."
     if all(run.silence for group in groups for run in group.runs):
         return "Neither an update nor an evaluation is logged."
-    return " ".join([_begun(groups), *signs[:1]])
+    return " ".join([_initial_score(groups), *signs[:1]])
 
 
-def _begun(groups: Sequence[Group]) -> str:
+def _initial_score(groups: Sequence[Group]) -> str:
     """The scores before training, of runs that have no later ones."""
     for group in groups:
         if group.metrics and (e := group.estimate(None, group.metrics[0], "initial")):
@@ -77,8 +77,8 @@ def differing(
     groups: Sequence[Group], by_pass: Sequence[Compared], ways: Sequence[Learning | None]
 ) -> list[str]:
     """Which groups differ from their reference in Pass@K, and in area, after the correction."""
-    called = _called(by_pass)
-    in_pass = [called[id(c)] for c in by_pass if c.resolved]
+    labels = _labels(by_pass)
+    in_pass = [labels[id(c)] for c in by_pass if c.resolved]
     in_area = [
         name
         for name, way in zip(names(groups), ways, strict=True)
@@ -92,7 +92,7 @@ def differing(
 
 def _of_comparisons(compared: Sequence[Compared]) -> str:
     reference, metric = compared[0].reference.label, title_of(compared[0].metric)
-    called = _called(compared)
+    labels = _labels(compared)
     higher, lower = ([c for c in compared if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
     if not higher and not lower:
         others = [c for c in compared if not c.identical] or compared
@@ -102,27 +102,27 @@ def _of_comparisons(compared: Sequence[Compared]) -> str:
             return f"None of {many} methods differs {score} in these runs."
         return f"{others[0].group.label} does not differ {score} in these runs."
     if all(c.seeds == 1 for c in compared):
-        gaps = listed([f"{called[id(c)]} {_points(c)}" for c in [*higher, *lower]])
+        gaps = listed([f"{labels[id(c)]} {_points(c)}" for c in [*higher, *lower]])
         return (
             f"One run of each method: {metric} against {reference} is {gaps} points, which does "
             "not compare the methods."
         )
     parts = []
     if lower:
-        those = listed([called[id(c)] for c in lower])
+        those = listed([labels[id(c)] for c in lower])
         parts.append(f"{reference} has a higher {metric} than {those}")
     if higher:
-        those = listed([called[id(c)] for c in higher])
+        those = listed([labels[id(c)] for c in higher])
         which = "one" if lower else metric
         verb = "have" if len(higher) > 1 else "has"
         parts.append(f"{those} {verb} a higher {which} than {reference}")
     return "; ".join(parts) + "."
 
 
-def _called(compared: Sequence[Compared]) -> dict[int, str]:
+def _labels(compared: Sequence[Compared]) -> dict[int, str]:
     """Name of each comparison's group, by the comparison's id."""
-    called = names([c.group for c in compared])
-    return {id(c): name for c, name in zip(compared, called, strict=True)}
+    labels = names([c.group for c in compared])
+    return {id(c): name for c, name in zip(compared, labels, strict=True)}
 
 
 def of_groups(
@@ -142,37 +142,37 @@ def of_groups(
 
 
 def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
-    measured, called = [c for c in compared if c.difference is not None], _called(compared)
+    measured, labels = [c for c in compared if c.difference is not None], _labels(compared)
     measured.sort(key=lambda c: -abs(_gap(c)))  # the largest first
     resolved = [c for c in measured if c.resolved]
     if len(resolved) == 1:
         (c,) = resolved
-        where = "" if called[id(c)] == c.group.label else f"{called[id(c)]}: "
-        text = f"{_at(c)}{where}{_sentence(c.verdict + _paired(measured))}"
+        where = "" if labels[id(c)] == c.group.label else f"{labels[id(c)]}: "
+        text = f"{_at(c)}{where}{_sentence(c.verdict + _pairing(measured))}"
         yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
     elif resolved:
-        gaps = listed([f"{called[id(c)]} {_points(c)}" for c in resolved])
+        gaps = listed([f"{labels[id(c)]} {_points(c)}" for c in resolved])
         text = f"Difference to {resolved[0].reference.label} in points: {gaps}, each p ≤ {ALPHA} "
         family = f"after Holm's correction for {len(measured)} comparisons"
-        evidence = {called[id(c)]: _gap(c) for c in resolved}
-        yield Finding("scores/difference", "note", f"{text}{family}{_paired(measured)}.", evidence)
+        evidence = {labels[id(c)]: _gap(c) for c in resolved}
+        yield Finding("scores/difference", "note", f"{text}{family}{_pairing(measured)}.", evidence)
     for c in [c for c in measured if not c.resolved][:EACH]:
-        text = f"{_at(c)}{called[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
+        text = f"{_at(c)}{labels[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
         kind = "identical" if c.identical else "inconclusive"
         yield Finding(f"scores/{kind}", "note", text, {"difference": _gap(c), "p": c.p_holm})
     for c in compared:
         if c.difference is None:
-            text = f"{called[id(c)]} is {_sentence(c.verdict)}"
+            text = f"{labels[id(c)]} is {_sentence(c.verdict)}"
             yield Finding("comparison/obstacle", "warning", text)
 
 
 def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
     in_headline = not [c for c in compared if c.difference is not None]
-    each = [*_named(groups)]
+    each = [*_with_names(groups)]
     gained = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if in_headline else 0 :]
     gained.sort(key=lambda one: -abs(one[2].value))
     if len(gained) == 1:
-        yield Finding("scores/gain", "note", _sentence(_gained(gained[0][1])))
+        yield Finding("scores/gain", "note", _sentence(_gain_sentence(gained[0][1])))
     elif gained:
         metric = title_of(gained[0][1].metrics[0])
         parts = "; ".join(
@@ -183,7 +183,7 @@ def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Fi
         yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gained})
 
 
-def _gained(group: Group) -> str:
+def _gain_sentence(group: Group) -> str:
     difference, metric = gain(group), group.metrics[0]
     before, after = (group.estimate(None, metric, moment) for moment in ("initial", "final"))
     assert difference is not None and before is not None and after is not None
@@ -213,7 +213,7 @@ def _gates(groups: Sequence[Group], runs: Sequence[Said]) -> Iterator[Finding]:
                     and f.kind in _STATES)  # fmt: skip
         return
     shares = {}
-    for name, group in _named(groups):
+    for name, group in _with_names(groups):
         acted = [
             Course(one.run).cut
             for one in runs
@@ -275,7 +275,7 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
         )
         yield Finding("comparison/models", "warning", text)
     yield from _collapses(trained)
-    if overlapping := {name: n for name, g in _named(groups) if (n := trained_on(g))}:
+    if overlapping := {name: n for name, g in _with_names(groups) if (n := trained_on(g))}:
         each = listed([f"{name} ({n} training problems)" for name, n in overlapping.items()])
         text = f"Trained on problems of their own test sets: {each}; see the clean scores."
         yield Finding("scores/contaminated", "fault", text, overlapping)
@@ -319,7 +319,7 @@ def _few_seeds(trained: Sequence[Group]) -> Iterator[Finding]:
 
 def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
     """How many of several runs lost what they had learned, and what follows for their score."""
-    for name, group in _named(groups):
+    for name, group in _with_names(groups):
         lost = [run for run in group.scored if collapsed(run)]
         if not lost or len(group.scored) == 1:  # of one run, its own findings say so
             continue
@@ -340,7 +340,7 @@ def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
         yield Finding("scores/collapses", "fault", text, {"collapsed": len(lost)})
 
 
-def _paired(compared: Sequence[Compared]) -> str:
+def _pairing(compared: Sequence[Compared]) -> str:
     return ", runs paired by seed" if any(c.seeds > 1 and c.same_seeds for c in compared) else ""
 
 
@@ -360,5 +360,5 @@ def _sentence(text: str) -> str:
     return text if text.endswith(".") else text + "."
 
 
-def _named(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
+def _with_names(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
     return zip(names(groups), groups, strict=True)

@@ -108,14 +108,14 @@ def of_run(course: Course) -> Iterator[Finding]:
     if change is None:
         return
     words = course.log.digest.words if course.log is not None and course.log.digest else None
-    text = change.sentence(moved=course.moved) + _pushed(course, words)
+    text = change.sentence(moved=course.moved) + _push(course, words)
     evidence = {"entropy": change.last, "entropy at first": change.first}
     if change.clear and course.moved and change.first > 0:
         if change.last < FALLEN * change.first:
             if course.solved or course.rose:
                 yield Finding("entropy/solved", "ok", text, evidence)
             else:
-                yield Finding("entropy/fell", "warning", text, evidence, _fell(course, change))
+                yield Finding("entropy/fell", "warning", text, evidence, _advice(course, change))
             return
         if change.last > RISEN * change.first:
             advice = (
@@ -128,26 +128,27 @@ def of_run(course: Course) -> Iterator[Finding]:
     yield Finding("entropy/course", "note", text, evidence)
 
 
-def _pushed(course: Course, words: Words | None) -> str:
+def _push(course: Course, words: Words | None) -> str:
     if words is not None and words.push:
         named = words.entropy()
         most = f", most of all {listed(words, named)}" if named else ""
-        return f" To first order, the kept tokens pushed it {_way(words.push)}{most}."
+        return f" To first order, the kept tokens pushed it {_direction(words.push)}{most}."
     cut, kept = (values(course.full, f"entropy_slope/{name}") for name in ("cut", "kept"))
     if not (cut and kept) or fmean(cut) == 0:
         return ""
     return (
-        f" To first order, the kept tokens pushed it {_way(fmean(kept))} and the cut tokens would "
-        f"have pushed it {_way(fmean(cut))}, {abs(fmean(cut) / (fmean(kept) or 1)):.2g} times as "
-        f"much: the gate {'lowered' if fmean(cut) > 0 else 'raised'} it."
+        f" To first order, the kept tokens pushed it {_direction(fmean(kept))} and the cut tokens "
+        f"would have pushed it {_direction(fmean(cut))}, "
+        f"{abs(fmean(cut) / (fmean(kept) or 1)):.2g} times as much: "
+        f"the gate {'lowered' if fmean(cut) > 0 else 'raised'} it."
     )
 
 
-def _way(slope: float) -> str:
+def _direction(slope: float) -> str:
     return "up" if slope > 0 else "down"
 
 
-def _fell(course: Course, change: Change) -> str:
+def _advice(course: Course, change: Change) -> str:
     rising = values(course.rows, "gated/positive_above")
     if not rising:
         share = percent(change.last / change.first)

@@ -56,7 +56,7 @@ def _state(course: Course) -> Iterator[Finding]:
     if course.run.method is None or not course.rows:
         return
     if not course.full:
-        yield _nothing(course)
+        yield _no_metrics(course)
     elif off and not any(off):
         yield Finding(
             "gate/ratio_1",
@@ -76,20 +76,20 @@ def _state(course: Course) -> Iterator[Finding]:
             evidence,
         )
     elif not any(shares.values()):
-        updates = "" if course.run.tabled else f" in {_counted(len(shares), 'logged update')}"
+        updates = "" if course.run.tabled else f" in {_count(len(shares), 'logged update')}"
         yield Finding(
             "gate/never",
             "fault",
             f"The constraint was inert: its gate closed on no token{updates}, so training was the "
             "same as without a constraint.",
             evidence,
-            f"for a constraint that acts, tighten the threshold{_cutting(course)}.",
+            f"for a constraint that acts, tighten the threshold{_acting_threshold(course)}.",
         )
     else:
         yield _acting(course, "gate", "closed on at least one token", "logged update")
 
 
-def _nothing(course: Course) -> Finding:
+def _no_metrics(course: Course) -> Finding:
     if not course.moved:
         text = (
             "No update had anything to constrain: in every group all rewards were equal, so no "
@@ -113,7 +113,7 @@ def _acting(course: Course, noun: str, acted: str, counted: str) -> Finding:
         )
     evidence = {"gated": cut}
     if seldom:
-        advice = f"for a constraint that acts, tighten the threshold{_cutting(course)}."
+        advice = f"for a constraint that acts, tighten the threshold{_acting_threshold(course)}."
         return Finding("gate/seldom", "warning", text, evidence, advice)
     if cut <= OFTEN:
         return Finding("gate/acted", "ok", text, evidence)
@@ -129,7 +129,7 @@ def _acting(course: Course, noun: str, acted: str, counted: str) -> Finding:
     return Finding("gate/often", "warning", text, evidence, advice)
 
 
-def _counted(count: int, noun: str) -> str:
+def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
@@ -140,14 +140,14 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
     once = schedule if schedule is not None and schedule.updates <= 1 else None
     still = not moved or max(map(abs, moved)) < STILL
     if once and still and not any(shares.values()):
-        count = _counted(len(shares), course.unit)
+        count = _count(len(shares), course.unit)
         zero = f", and the clipped share was 0 in all {count}" if shares else ""
         text = (
             f"The constraint was inert: there was one update per generation ({once.basis}), "
             f"so every token had ratio 1, where no constraint on the ratio can act{zero}."
         )
         evidence = {"updates_per_generation": once.updates, **({"gated": 0.0} if shares else {})}
-        yield Finding("gate/ratio_1", "fault", text, evidence, _raise(log) if shares else "")
+        yield Finding("gate/ratio_1", "fault", text, evidence, _zero_advice(log) if shares else "")
     elif not shares:
         capped = values(log.rows, "weight_capped", prefix="")
         yield Finding(
@@ -190,7 +190,7 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
         )
         return Finding("gate/unknown", "note", text)
     text = "The constraint was inert: the share of clipped tokens was 0 in all "
-    text += _counted(len(course.gated), course.unit)
+    text += _count(len(course.gated), course.unit)
     if still:
         text += ", and the mean log-ratio was 0: every token had ratio 1."
     elif schedule is not None:
@@ -200,10 +200,10 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
         )
     else:
         text += ". Whether every ratio was 1, or the bounds are wide, is not in this log."
-    return Finding("gate/never", "fault", text, {"gated": 0.0}, _raise(log))
+    return Finding("gate/never", "fault", text, {"gated": 0.0}, _zero_advice(log))
 
 
-def _raise(log: Log) -> str:
+def _zero_advice(log: Log) -> str:
     """What to do about a clipped share of 0."""
     why = f" ({log.schedule.basis})" if log.schedule else ""
     if log.schedule is not None and log.schedule.updates > 1:
@@ -243,13 +243,13 @@ def _kinds(course: Course) -> Iterator[str]:
             continue
         ordered = sorted(shares, key=lambda name: float(name.partition("_")[0]))
         listed = ", ".join(
-            f"{percent(shares[name])} of {_named(kind, name)}"
+            f"{percent(shares[name])} of {_describe_kind(kind, name)}"
             + ("" if (many := by_name[name][1]) is None else f" (n = {many:,})")
             for name in ordered
         )
         most = max(shares, key=lambda name: shares[name])
         times = shares[most] / mean(rows, "gated")
-        highest = f" The highest share, {times:.1f} times the mean: {_named(kind, most)}."
+        highest = f" The highest share, {times:.1f} times the mean: {_describe_kind(kind, most)}."
         yield f"{title}, the gate cut {listed}.{highest if times > STANDS_OUT else ''}"
 
 
@@ -263,7 +263,7 @@ def _of_kind(rows: Sequence[Row], name: str) -> tuple[float, int | None]:
     return sum(gated * n for gated, n in pairs) / tokens, round(tokens)
 
 
-def _named(kind: str, name: str) -> str:
+def _describe_kind(kind: str, name: str) -> str:
     if kind == "position":
         return f"quarter {name}"
     low, _, high = name.partition("_")
@@ -329,7 +329,7 @@ def listed(words: Words, named: Sequence[tuple[str | int, float]]) -> str:
     return ", ".join(parts)
 
 
-def _cutting(course: Course) -> str:
+def _acting_threshold(course: Course) -> str:
     """A threshold that would have acted, from the observed ratios."""
     if course.log is not None:
         return ""

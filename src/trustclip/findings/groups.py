@@ -194,7 +194,7 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
     labels = _labels([runs[0] for runs in members])
     colours = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     groups = [
-        Group(label, runs[0].model, runs[0].setting, sorted(runs, key=_by_seed), colours[label])
+        Group(label, runs[0].model, runs[0].setting, sorted(runs, key=_seed_key), colours[label])
         for label, runs in zip(labels, members, strict=True)
     ]
     for here in by_setting(groups).values():
@@ -228,7 +228,7 @@ def names(groups: Sequence[Group]) -> list[str]:
     return [f"{g.label} at {g.setting.removeprefix(f'{g.model}, ')}" for g in groups]
 
 
-def _by_seed(run: Run) -> str:
+def _seed_key(run: Run) -> str:
     return str(run.seed)
 
 

@@ -93,7 +93,7 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
     pairs = [
         None
         if group.is_reference
-        else common_seeds([_kept(group), _kept(references[group.setting])])
+        else common_seeds([_complete_runs(group), _complete_runs(references[group.setting])])
         for group in groups
     ]
     areas = [None if pair is None else _area_minus(*pair) for pair in pairs]
@@ -102,11 +102,11 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
     ]
     return [
         _of(group, area, time, reaches)
-        for group, area, time in zip(groups, _corrected(areas), _corrected(times), strict=True)
+        for group, area, time in zip(groups, _with_holm(areas), _with_holm(times), strict=True)
     ]
 
 
-def _kept(group: Group) -> list[Run]:
+def _complete_runs(group: Group) -> list[Run]:
     """Finished runs with a learning curve."""
     return [run for run in group.scored if run.finished and len(evaluated(run)) > 1]
 
@@ -114,7 +114,7 @@ def _kept(group: Group) -> list[Run]:
 def _of(
     group: Group, area: Number | None, time: Number | None, reaches: float | None
 ) -> Learning | None:
-    runs = _kept(group)
+    runs = _complete_runs(group)
     if not runs:
         return None
     own = _area(runs)
@@ -200,7 +200,7 @@ def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> N
     return {"value": gap.value, "low": max(gap.low, -end), "high": min(gap.high, end), "p": p}
 
 
-def _corrected(gaps: Sequence[Number | None]) -> list[Number | None]:
+def _with_holm(gaps: Sequence[Number | None]) -> list[Number | None]:
     """Differences with Holm's p of all that there are."""
     adjusted = stats.holm([nan if d is None else d["p"] for d in gaps]).tolist()
     return [None if d is None else {**d, "p_holm": p} for d, p in zip(gaps, adjusted, strict=True)]

@@ -54,11 +54,11 @@ def of_run(course: Course) -> Iterator[Finding]:
             if few and not distance.advice
             else "",
         )
-    for text in (*_gated(rows), *_lags(rows), *_worst(course.run)):
+    for text in (*_gate_shares(rows), *_lags(rows), *_worst(course.run)):
         yield Finding("sampler/tokens", "note", text)
 
 
-def _gated(rows: Sequence[Row]) -> Iterator[str]:
+def _gate_shares(rows: Sequence[Row]) -> Iterator[str]:
     old, rollout = (values(rows, f"sampler/gated_{name}") for name in ("old", "rollout"))
     if old and rollout:
         yield (
@@ -90,7 +90,7 @@ def _distance(course: Course) -> Finding:
     )
     if differs <= LARGE or (course.log is None and differs <= moved):
         return Finding("sampler/distance", "note", text, evidence)
-    return Finding("sampler/far", "warning", text, evidence, _cure(course, "k3", differs, LARGE))
+    return Finding("sampler/far", "warning", text, evidence, _advice(course, "k3", differs, LARGE))
 
 
 def _differs(course: Course) -> Iterator[Finding]:
@@ -119,7 +119,7 @@ def _differs(course: Course) -> Iterator[Finding]:
     text = f"The sampler differs from the trainer by {listed}{grown}."
     limits = {"k3": LARGE, "abs": ABSOLUTE}
     if far := [name for name in limits if means.get(name, 0.0) > limits[name]]:
-        advice = _cure(course, far[0], means[far[0]], limits[far[0]])
+        advice = _advice(course, far[0], means[far[0]], limits[far[0]])
         yield Finding("sampler/far", "warning", text, evidence, advice)
     else:
         yield Finding("sampler/distance", "note", text, evidence)
@@ -140,7 +140,7 @@ def _exponential(course: Course) -> Iterator[Finding]:
                       {"sampler/exp_abs": value}, advice if far else "")  # fmt: skip
 
 
-def _cure(course: Course, name: str, differs: float, limit: float) -> str:
+def _advice(course: Course, name: str, differs: float, limit: float) -> str:
     if course.log is not None:
         return (
             f"the sampler differs by {differs:.2g} nats ({name}, limit {limit}): compare "

@@ -76,7 +76,7 @@ def read(path: Path) -> Log:
     remarks: list[str] = []
     with path.open("rb") as file:
         as_json = file.read(1) == b"{"
-    settings = {} if as_json else settings_of(_printed(path))
+    settings = {} if as_json else settings_of(_printed_config(path))
     rows, more = gathered(path, (_json if as_json else _console)(path, remarks))
     unknown = missing(rows)
     if not settings:
@@ -124,7 +124,7 @@ def _console(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str,
             yield int(match[1]), numbers(values)
 
 
-def _printed(path: Path) -> Mapping[str, Any]:
+def _printed_config(path: Path) -> Mapping[str, Any]:
     """The configuration that verl prints when it starts; empty where it is not there."""
     with path.open("rb") as file:
         text = file.read(_CONFIG).decode("utf-8", "replace")

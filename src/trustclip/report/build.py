@@ -66,12 +66,12 @@ def build(
     images = [path for figure in report.figures for path in figures.save(figure, out / "figures")]
     return [
         *(out / name for name in texts),
-        *_tabled(report, out / "runs.parquet", reaches),
+        *_write_runs(report, out / "runs.parquet", reaches),
         *images,
     ]
 
 
-def _tabled(report: Report, path: Path, reaches: float | None) -> list[Path]:
+def _write_runs(report: Report, path: Path, reaches: float | None) -> list[Path]:
     """The runs of a report as a table, from which it can be made again; not logs of others."""
     labelled = [(g.label, run) for g in report.groups for run in g.runs if run.log is None]
     if not labelled:

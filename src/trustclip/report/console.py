@@ -41,7 +41,7 @@ def print_comparison(
     paths = list(find(folders))
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise ValueError(f"{twice[0]} is given twice; a comparison needs two runs.")
-    groups = _arms([_evaluated(run, step) for run in read_runs(paths)])
+    groups = _arms([_at_step(run, step) for run in read_runs(paths)])
     runs = [run for group in groups for run in group.scored]
     _require_equal_updates(runs)
     require_equal_problems(runs)
@@ -64,7 +64,7 @@ def print_comparison(
     return comparisons
 
 
-def _evaluated(run: Run, step: int | None) -> Run:
+def _at_step(run: Run, step: int | None) -> Run:
     """A run cut to the evaluation to compare; refused if the answers are no longer stored."""
     if step is not None:
         steps = [e.step for e in run.trained]
@@ -150,7 +150,7 @@ def _table(groups: Sequence[Group], comparisons: Sequence[Compared]) -> Table:
                 cells.append(f"{percent(e.value)} {bracket(e.low, e.high)}".rstrip() if e else "-")
                 if c := by_label.get(group.label):
                     d = c.difference if task is None else difference_on(c, kind, task)
-                    cells.append(_signed(d) if d else "-")
+                    cells.append(_difference_text(d) if d else "-")
                     # The average is what is tested; the tasks show where it comes from.
                     cells.append(p_text(c.p_holm) if task is None else "")
                 table.add_row(*cells)
@@ -170,6 +170,6 @@ def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
     return pass_estimate(group, task, int(metric.partition("@")[2]))
 
 
-def _signed(d: stats.Difference) -> str:
+def _difference_text(d: stats.Difference) -> str:
     value, low, high = (f"{100 * share:+.1f}" for share in (d.value, d.low, d.high))
     return value if d.low != d.low else f"{value} [{low}, {high}]"

@@ -82,7 +82,7 @@ def dials(chosen: Method, within: str = "") -> Iterator[dict[str, Any]]:
         if isinstance(default, Method):
             yield from dials(default, f"{path}.")
         elif get_origin(hint) is not None and isinstance(default, str):
-            values = [v for v in get_args(hint) if _allowed(chosen, item.name, v)]
+            values = [v for v in get_args(hint) if _allows(chosen, item.name, v)]
             if len(values) > 1:
                 yield {"path": path, "kind": "choice", "values": values}
         elif isinstance(default, float) or (default is None and float in get_args(hint)):
@@ -91,7 +91,7 @@ def dials(chosen: Method, within: str = "") -> Iterator[dict[str, Any]]:
                 yield {"path": path, "kind": "number", "optional": default is None, **ends}
 
 
-def _allowed(chosen: Method, name: str, value: Any) -> bool:
+def _allows(chosen: Method, name: str, value: Any) -> bool:
     """Whether a value makes a method that a file of tokens suffices for."""
     try:
         changed = replace(chosen, **{name: value})  # type: ignore[type-var]
@@ -104,15 +104,15 @@ def _range(chosen: Method, name: str, default: float | None) -> dict[str, float]
     """Start and ends of a slider: factors of the default, halved until the class allows them."""
     usual = chosen.value(name) if default is None else default
     starts = _STARTS if usual is None else (usual,)
-    start = next((s for s in starts if s > 0 and _allowed(chosen, name, s)), None)
+    start = next((s for s in starts if s > 0 and _allows(chosen, name, s)), None)
     if start is None:
         return None
     ends = []
     for factor in _FURTHEST:
-        while not _allowed(chosen, name, start * factor):
+        while not _allows(chosen, name, start * factor):
             factor = 1.0 if abs(factor - 1) < 0.01 else factor**0.875
         ends.append(start * factor)
-    whole = 1.0 if ends[1] < 1 < start * _FURTHEST[1] and _allowed(chosen, name, 1.0) else ends[1]
+    whole = 1.0 if ends[1] < 1 < start * _FURTHEST[1] and _allows(chosen, name, 1.0) else ends[1]
     return {"start": start, "low": ends[0], "high": whole}
 
 
@@ -131,7 +131,7 @@ def token_page(paths: Sequence[Path], title: str) -> str:
       ValueError: a path holds none of these.
     """
     recorded = [path for path in paths if _has_tokens(path)]
-    others = [_given(path) for path in paths if path not in recorded]
+    others = [_read_foreign(path) for path in paths if path not in recorded]
     if not paths:
         sample = Path(__file__).with_name("sample.jsonl")
         others = [{"name": SAMPLE, "text": sample.read_text(encoding="utf-8")}]
@@ -169,7 +169,7 @@ def _table(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read as Parquet: {error}.") from error
 
 
-def _given(path: Path) -> dict[str, str]:
+def _read_foreign(path: Path) -> dict[str, str]:
     """A file of another program as the page reads it: its text, or its rows as JSON lines."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file.")

@@ -109,12 +109,12 @@ def _run(entry: Said) -> dict[str, Any]:
         "findings": entry.findings,
         "notices": [finding for finding in entry.findings if finding.subject in ("start", "guard")],
         "watched": bool(run.training or run.evaluations) and run.log is None,
-        "config": _shown(dict(run.config)),
-        "environment": _shown(dict(run.environment) or {"versions": run.summary.get("versions")}),
+        "config": _as_yaml(dict(run.config)),
+        "environment": _as_yaml(dict(run.environment) or {"versions": run.summary.get("versions")}),
     }
 
 
-def _shown(record: dict[str, Any]) -> str:
+def _as_yaml(record: dict[str, Any]) -> str:
     """A record of a run as YAML, without the secrets that an older version may have written."""
     public = redacted(record)
     if isinstance(argv := public.get("argv"), list):
@@ -126,13 +126,13 @@ def _tokens(report: Report) -> dict[str, Any]:
     return tokens_data(
         [
             (name, run.path)
-            for name, run in _named(report)
+            for name, run in _named_runs(report)
             if (run.log and run.log.tokens) or any((run.path / TOKENS).glob("*.parquet"))
         ]
     )
 
 
-def _named(report: Report) -> Iterator[tuple[str, Run]]:
+def _named_runs(report: Report) -> Iterator[tuple[str, Run]]:
     for group in report.groups:
         for run in group.runs:
             yield f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label, run
@@ -140,7 +140,7 @@ def _named(report: Report) -> Iterator[tuple[str, Run]]:
 
 def _samples(report: Report) -> dict[str, Any]:
     problems: dict[str, int] = {}
-    named = [*_named(report)]
+    named = [*_named_runs(report)]
     share = MAX_CHARACTERS // max(len(named), 1)
     runs = [
         {

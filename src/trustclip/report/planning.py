@@ -74,13 +74,13 @@ def _spread(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     """Of pairs where two seeds or more are shared, else of the runs; None with one seed each."""
     shared = common_seeds(arms)
     if len(arms) > 1 and len(shared[0]) > 1:
-        return _measured(score, shared)
-    alone = [_measured(score, [arm]) for arm in arms if len(arm) > 1]
+        return _measure(score, shared)
+    alone = [_measure(score, [arm]) for arm in arms if len(arm) > 1]
     spreads = [one for one in alone if one is not None]
     return pooled(spreads) if spreads else None
 
 
-def _measured(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
+def _measure(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     every = [run for arm in arms for run in arm]
     if score == "area":
         counted, strata = tallies([run for run in every if len(evaluated(run)) > 1])

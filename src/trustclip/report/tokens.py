@@ -176,7 +176,7 @@ def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1
         room -= len(row.logp)
         if room < 0:
             break
-        content += _packed(row, texts)
+        content += _pack(row, texts)
         rows.append(_facts(row, problems))
     return {"name": name, "total": total, "rows": rows}
 
@@ -210,7 +210,7 @@ def _facts(row: TokenRow, problems: Mapping[tuple[Any, Any], tuple[str, str | No
     }
 
 
-def _packed(row: TokenRow, texts: Texts) -> bytes:
+def _pack(row: TokenRow, texts: Texts) -> bytes:
     """Numbers of a completion: columns in single precision, flags, and places of its texts."""
     length = len(row.logp)
     unknown = np.full(length, np.nan)

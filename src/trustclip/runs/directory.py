@@ -278,7 +278,7 @@ class RunDirectory:
         """Extents of the files that grow, once they are safely on disk."""
         self._look()
         problems = self.path / "problems.jsonl"
-        measured = [*self._appended(), *([problems] if problems.exists() else [])]
+        measured = [*self._row_files(), *([problems] if problems.exists() else [])]
         extents = {self._name(path): self._extents.of(path) for path in measured}
         for path in measured:
             self._extents.wrote(path)
@@ -288,7 +288,7 @@ class RunDirectory:
 
     def mark(self) -> dict[str, int]:
         """Sizes of the files that grow, for `rewind`, at once and not safe from a power cut."""
-        return {self._name(path): path.stat().st_size for path in self._appended()}
+        return {self._name(path): path.stat().st_size for path in self._row_files()}
 
     def rewind(self, cursor: Cursor) -> None:
         """Cut the files that grow back to a `cursor`; what came after will be computed again.
@@ -302,7 +302,7 @@ class RunDirectory:
         extents = {self.place(name): extent for name, extent in cursor.items()}
         for path, extent in extents.items():  # where one is refused, none is cut
             self._extents.restore(path, extent, cut=False)
-        younger = [path for path in self._appended() if self._name(path) not in cursor]
+        younger = [path for path in self._row_files() if self._name(path) not in cursor]
         for path in younger:
             self._extents.forget(path)
             path.unlink()
@@ -327,7 +327,7 @@ class RunDirectory:
         There are such rows when ``checkpoints/`` has been moved away to train from the start. They
         go to ``attempt-1/``, ``attempt-2/``, ..., with a warning.
         """
-        rows = self._appended()
+        rows = self._row_files()
         if not self.leads or not rows or CheckpointStore(self.checkpoints).begun:
             return
         number = 1
@@ -348,7 +348,7 @@ class RunDirectory:
             stacklevel=2,
         )
 
-    def _appended(self) -> list[Path]:
+    def _row_files(self) -> list[Path]:
         """Files of rows, which only grow, or are only added; nothing else here is the run's own."""
         named = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
         files = (self.path / TOKENS).glob("update-*.parquet")

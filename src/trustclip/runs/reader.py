@@ -93,7 +93,7 @@ def find(paths: Sequence[Path]) -> Iterator[Path]:
         elif (path / "config.yaml").is_file() or is_table(path) or _is_log(path):
             yield path
         else:
-            raise ValueError(_no_run(path))
+            raise ValueError(_no_run_message(path))
 
 
 def _is_log(path: Path) -> bool:
@@ -101,7 +101,7 @@ def _is_log(path: Path) -> bool:
     return path.exists() and not any(path.glob("*/config.yaml")) and holds_log(path)
 
 
-def _no_run(path: Path) -> str:
+def _no_run_message(path: Path) -> str:
     if not path.is_dir():
         siblings = [p.parent.name for p in path.parent.glob("*/config.yaml")]
         near = nearest(path.name, siblings)
@@ -159,7 +159,7 @@ def _evaluations(
     for row in logged:
         rows_of.setdefault(row["step"], []).append(row)
     by_step = {step: Evaluation(step, _logged_scores(rows), {}) for step, rows in rows_of.items()}
-    for evaluation in _summarised(summary, last or None):
+    for evaluation in _summary_evaluations(summary, last or None):
         by_step.setdefault(evaluation.step, evaluation)
     remarks = []
     for (stage, own_step), answers in samples.answers.items():
@@ -192,7 +192,7 @@ def _logged_part(row: Row) -> Mapping[str, Any]:
     return intervals | {key: row[key] for key in others if key in row}
 
 
-def _summarised(summary: Mapping[str, Any], last: int | None) -> Iterator[Evaluation]:
+def _summary_evaluations(summary: Mapping[str, Any], last: int | None) -> Iterator[Evaluation]:
     for name, step in (("initial", 0), ("before", 0), ("final", last), ("after", last)):
         part = summary.get(name)
         if isinstance(part, Mapping) and part:

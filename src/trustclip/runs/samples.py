@@ -146,7 +146,7 @@ def viewed(
 
     Texts of problems become numbers in ``problems``, each held once however many runs used it.
     """
-    gated = _gated(folder / "gates.jsonl")
+    gated = _gated_shares(folder / "gates.jsonl")
     texts = problem_texts(folder)
     rows = []
     for row in _reread(samples.chosen(characters)):
@@ -218,7 +218,7 @@ def problem_of(row: Row, texts: Mapping[tuple[Any, Any], str]) -> str | None:
     return texts.get((task, identity), texts.get((None, identity)))
 
 
-def _gated(path: Path) -> dict[tuple[Any, Any], float]:
+def _gated_shares(path: Path) -> dict[tuple[Any, Any], float]:
     """Gated share of each completion by (generation, index): mean over the updates it was in."""
     if not path.exists():
         return {}

@@ -169,7 +169,7 @@ def _run(path: Path, row: Mapping[str, Any]) -> Run:
         environment=record["environment"],
         summary=record["summary"],
         metrics={"rl": [averages] if row["updates"] else [], "notice": record["notices"]},
-        evaluations=[_restored(evaluation) for evaluation in row["evaluations"]],
+        evaluations=[_restore(evaluation) for evaluation in row["evaluations"]],
         samples=Samples(),
         remarks=record["remarks"],
         entry=record["entry"],
@@ -177,7 +177,7 @@ def _run(path: Path, row: Mapping[str, Any]) -> Run:
     )
 
 
-def _restored(row: Mapping[str, Any]) -> Evaluation:
+def _restore(row: Mapping[str, Any]) -> Evaluation:
     answers: dict[str, dict[str, list[int]]] = {}
     for one in row["answers"]:
         answers.setdefault(one["task"], {})[one["id"]] = [int(right) for right in one["right"]]

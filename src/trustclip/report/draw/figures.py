@@ -40,7 +40,7 @@ def save(figure: Figure, folder: Path) -> list[Path]:
     first, wide = figure.panels[0], 2 if len(figure.panels) == 4 else min(len(figure.panels), 3)
     lines = -(-len(figure.panels) // wide)
     tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
-    named = {m.name for p in figure.panels if _named(p) for m in p.marks if m.style in _LISTED}
+    named = {m.name for p in figure.panels if _in_legend(p) for m in p.marks if m.style in _LISTED}
     below = LEGEND * -(-len(named) // _columns(3.1 * wide, named)) if len(named) > FEW else 0
     with plt.rc_context(STYLE):
         sheet, axes = plt.subplots(
@@ -56,7 +56,7 @@ def save(figure: Figure, folder: Path) -> list[Path]:
             axis.set_axis_off()
         # A panel of areas, or of one group alone, has names of its own.
         pairs = zip(axes.flat, figure.panels, strict=False)
-        _legend(sheet, [axis for axis, panel in pairs if _named(panel)])
+        _legend(sheet, [axis for axis, panel in pairs if _in_legend(panel)])
         sheet.draw_without_rendering()
         sheet.set_layout_engine(None)  # laid out once, for both files
         paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
@@ -136,7 +136,7 @@ def _rows(panel: Panel) -> list[str]:
     return list(dict.fromkeys(mark.name for mark in panel.marks))
 
 
-def _named(panel: Panel) -> bool:
+def _in_legend(panel: Panel) -> bool:
     """Whether the panel's lines need the legend: not if its axis or title names them."""
     areas = any(mark.style == "area" for mark in panel.marks)
     return areas or not (panel.across or panel.group is not None)

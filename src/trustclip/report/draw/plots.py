@@ -31,7 +31,7 @@ def constraint_figure(groups: Sequence[Group]) -> Figure | None:
         bounds += _bounds(group)
     if not rising:
         return None
-    reach = _NEAR if all(map(_settled, [*rising, *falling])) else _FAR
+    reach = _NEAR if all(map(_is_settled, [*rising, *falling])) else _FAR
     panels = [
         Panel(f"Weight where A {sign} 0", "ratio new / old", "weight c", marks,
               x_range=(0, reach), y_range=(-0.1, reach), rule=1)
@@ -53,7 +53,7 @@ def constraint_figure(groups: Sequence[Group]) -> Figure | None:
     return Figure("figure1", "Gradient weight and ratio interval", caption, panels)
 
 
-def _settled(mark: Mark) -> bool:
+def _is_settled(mark: Mark) -> bool:
     """Whether nothing happens beyond the nearer end: the weight is 0, or the ratio itself."""
     far = [(x, y) for x, y in zip(mark.x, mark.y, strict=True) if float(x) > 0.9 * _NEAR]
     return all(y == 0 for _, y in far) or all(abs((y or 0) - float(x)) < 1e-6 for x, y in far)

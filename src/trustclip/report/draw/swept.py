@@ -67,7 +67,7 @@ def _threshold_panels(members: Sequence[Group], name: str, parameter: str) -> li
     for metric in members[0].metrics:
         estimates = [group.estimate(None, metric) for group in members]
         if None not in estimates:
-            marks = [*line.with_intervals(estimates), *_printed(line, metric)]
+            marks = [*line.with_intervals(estimates), *_paper_marks(line, metric)]
             panels.append(Panel(title_of(metric), parameter, "percent", marks, ticks=x))
     shares = [_mean_gated(group) for group in members]
     if None not in shares:
@@ -76,7 +76,7 @@ def _threshold_panels(members: Sequence[Group], name: str, parameter: str) -> li
     return panels
 
 
-def _printed(line: _Line, metric: str) -> list[Mark]:
+def _paper_marks(line: _Line, metric: str) -> list[Mark]:
     """The paper's numbers, beside the places of ours so that the whiskers can be told apart."""
     aside = ASIDE * min(after - before for before, after in pairwise(line.x))
     return [

@@ -46,7 +46,7 @@ class Queue:
 
     def state(self, job: str) -> str | None:
         """State of a job now; None of one that the controller does not know (any more)."""
-        answer = _said("squeue", "--noheader", "--states=all", f"--user={os.getuid()}",
+        answer = _output_of("squeue", "--noheader", "--states=all", f"--user={os.getuid()}",
                        "--format=%i %T")  # fmt: skip
         self._states = dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
         self._look, self._at = self._look + 1, time.monotonic()
@@ -73,20 +73,20 @@ class Queue:
             return None
         if self._look == self._missing.setdefault(job, self._look):
             return None
-        return state if state and state != "COMPLETED" else _recorded(job) or state or "gone"
+        return state if state and state != "COMPLETED" else _accounted_state(job) or state or "gone"
 
 
-def _recorded(job: str) -> str | None:
+def _accounted_state(job: str) -> str | None:
     """State of a job in the cluster's accounting; None where it keeps none."""
     try:
-        lines = _said("sacct", "--noheader", "--allocations", "--parsable2", "--format=State",
+        lines = _output_of("sacct", "--noheader", "--allocations", "--parsable2", "--format=State",
                       f"--jobs={job}").splitlines()  # fmt: skip
     except ValueError:
         return None
     return lines[0].strip() if lines else None
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PATIENCE

@@ -50,7 +50,7 @@ class Compared:
 class _Pair:
     """Runs of a group and of its reference, and their answers at ``step`` or (None) at the end.
 
-    ``texts``: of each of the runs, those of the group first, what stands for its completions;
+    ``texts``: digest of the completions of each run, those of the group first;
     ``same_seeds``: run i of the one and run i of the other have the same seed. ``k``: of Pass@k,
     one for all pairs of a setting; ``unequal``: whether that is fewer samples than some have.
     """

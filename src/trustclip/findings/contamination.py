@@ -6,7 +6,7 @@ from trustclip.findings.groups import Group
 from trustclip.runs.answers import overlapping
 
 
-def held(group: Group) -> dict[str, set[str]]:
+def overlapping_problems(group: Group) -> dict[str, set[str]]:
     """Ids of the test problems that the training data of any of its runs hold, by task."""
     overlap: dict[str, set[str]] = {}
     for run in group.runs:

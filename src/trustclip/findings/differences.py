@@ -20,8 +20,8 @@ from trustclip.support.text import bracket, listed, percent, signed, title_of
 
 
 @dataclass(frozen=True)
-class Said:
-    """All that is said of one run.
+class RunFindings:
+    """The findings of one run.
 
     Args:
       name: of the run: that of its group, and the seed where that has several.
@@ -34,10 +34,12 @@ class Said:
     findings: Sequence[Finding]
 
 
-def said_of(groups: Sequence[Group]) -> list[Said]:
+def findings_by_run(groups: Sequence[Group]) -> list[RunFindings]:
     """The findings of every run."""
     return [
-        Said(f"{name}, seed {run.seed}" if len(group.runs) > 1 else name, group, run, of_run(run))
+        RunFindings(
+            f"{name}, seed {run.seed}" if len(group.runs) > 1 else name, group, run, of_run(run)
+        )
         for name, group in _with_names(groups)
         for run in group.runs
     ]
@@ -54,8 +56,8 @@ def headline(
         return _of_comparisons(measured) + also + (" Not all runs are finished." if early else "")
     signs = [sign.text for group in groups for run in group.runs for sign in start.of_run(run)]
     scored = [group for group in groups if group.scored]
-    if scored and (gained := gain(scored[0])):
-        return " ".join([_sentence(_gain_sentence(scored[0])), *signs[: gained.p > ALPHA]])
+    if scored and (change := gain(scored[0])):
+        return " ".join([_sentence(_gain_sentence(scored[0])), *signs[: change.p > ALPHA]])
     if scored and (e := scored[0].estimate(None, scored[0].metrics[0])):
         return _sentence(_level(scored[0], e))
     if all(run.log for group in groups for run in group.runs):
@@ -126,15 +128,15 @@ def _labels(compared: Sequence[Compared]) -> dict[int, str]:
 
 
 def of_groups(
-    groups: Sequence[Group], compared: Sequence[Compared], runs: Sequence[Said]
+    groups: Sequence[Group], compared: Sequence[Compared], by_run: Sequence[RunFindings]
 ) -> list[Finding]:
     """The sentences under the headline: differences, then faults, then warnings."""
     findings = [
         *_comparisons(compared),
         *_gains(groups, compared),
-        *_gates(groups, runs),
-        *_states(runs),
-        *_troubles(runs),
+        *_gates(groups, by_run),
+        *_states(by_run),
+        *_troubles(by_run),
         *cautions(groups, compared),
     ]
     order = ("ok", "note", "fault", "warning")
@@ -169,18 +171,18 @@ def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
 def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
     in_headline = not [c for c in compared if c.difference is not None]
     each = [*_with_names(groups)]
-    gained = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if in_headline else 0 :]
-    gained.sort(key=lambda one: -abs(one[2].value))
-    if len(gained) == 1:
-        yield Finding("scores/gain", "note", _sentence(_gain_sentence(gained[0][1])))
-    elif gained:
-        metric = title_of(gained[0][1].metrics[0])
+    gains = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if in_headline else 0 :]
+    gains.sort(key=lambda one: -abs(one[2].value))
+    if len(gains) == 1:
+        yield Finding("scores/gain", "note", _sentence(_gain_sentence(gains[0][1])))
+    elif gains:
+        metric = title_of(gains[0][1].metrics[0])
         parts = "; ".join(
-            f"{name} {signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gained[:SHOWN]
+            f"{name} {signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gains[:SHOWN]
         )
-        more = f"; and {len(gained) - SHOWN} more" if len(gained) > SHOWN else ""
+        more = f"; and {len(gains) - SHOWN} more" if len(gains) > SHOWN else ""
         text = f"Change of {metric} by training, in points: {parts}{more}."
-        yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gained})
+        yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gains})
 
 
 def _gain_sentence(group: Group) -> str:
@@ -206,21 +208,21 @@ def _level(group: Group, e: Estimate) -> str:
     return f"{text} {bracket(e.low, e.high)}".rstrip()
 
 
-def _gates(groups: Sequence[Group], runs: Sequence[Said]) -> Iterator[Finding]:
+def _gates(groups: Sequence[Group], by_run: Sequence[RunFindings]) -> Iterator[Finding]:
     """On what share of tokens each gate closed, in the runs where it did; of one run, all of it."""
-    if len(runs) == 1:
-        yield from (f for f in runs[0].findings if f.subject == "gate" and not f.troubles
+    if len(by_run) == 1:
+        yield from (f for f in by_run[0].findings if f.subject == "gate" and not f.troubles
                     and f.kind in _STATES)  # fmt: skip
         return
     shares = {}
     for name, group in _with_names(groups):
-        acted = [
+        cuts = [
             Course(one.run).cut
-            for one in runs
+            for one in by_run
             if one.group is group and {f.kind for f in one.findings} & _ACTED
         ]
-        if acted:
-            shares[name] = sum(acted) / len(acted)
+        if cuts:
+            shares[name] = sum(cuts) / len(cuts)
     if shares:
         parts = [f"{label} {percent(share, 2)} %" for label, share in [*shares.items()][:SHOWN]]
         text = f"The gate closed on this share of tokens: {'; '.join(parts)}."
@@ -232,24 +234,24 @@ _ACTED = {"gate/acted", "gate/often"}
 _STATES = _ACTED | {"gate/weights", "gate/capped", "gate/unknown", "gate/unlogged"}
 
 
-def _states(said: Sequence[Said]) -> Iterator[Finding]:
-    runs = [one.run for one in said]
+def _states(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
+    runs = [one.run for one in by_run]
     unfinished = [run for run in runs if not run.finished]
     if unfinished:
         many = f"{len(unfinished)} of {len(runs)} runs" if len(runs) > 1 else "The run"
         verb = "are" if len(unfinished) > 1 else "is"
         text = f"{many} {verb} not finished; the results below are preliminary."
         yield Finding("runs/unfinished", "warning", text, {"unfinished": len(unfinished)})
-    if notices := [f for one in said for f in one.findings if f.subject == "guard"]:
+    if notices := [f for one in by_run for f in one.findings if f.subject == "guard"]:
         many = f"{len(notices)} warnings" if len(notices) > 1 else "1 warning"
         text = f"The guards logged {many}: {listed([*dict.fromkeys(f.name for f in notices)])}."
         yield Finding("guard/count", "warning", text, {"warnings": len(notices)})
 
 
-def _troubles(runs: Sequence[Said]) -> Iterator[Finding]:
+def _troubles(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
     """Faults and warnings of the runs, each kind once, with the number of runs that have it."""
     by_kind: dict[str, list[tuple[str, Finding]]] = {}
-    for one in runs:
+    for one in by_run:
         mine: dict[str, Finding] = {}
         for finding in one.findings:
             if finding.troubles and finding.subject != "guard":
@@ -260,7 +262,7 @@ def _troubles(runs: Sequence[Said]) -> Iterator[Finding]:
         name, first = those[0]
         more = len(those) - 1
         others = f" and {more} other run{'s' * (more > 1)}" if more else ""
-        where = f"{name}{others}: " if len(runs) > 1 else ""
+        where = f"{name}{others}: " if len(by_run) > 1 else ""
         yield replace(first, sentence=where + first.sentence)
 
 
@@ -324,8 +326,8 @@ def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
         if not lost or len(group.scored) == 1:  # of one run, its own findings say so
             continue
         rate = stats.rate_interval(len(lost), len(group.scored))
-        held = [run.final for run in group.scored if run not in lost and run.final is not None]
-        values = [mean_of(final) for final in held]
+        others = [run.final for run in group.scored if run not in lost and run.final is not None]
+        values = [mean_of(final) for final in others]
         rest = f", and the others end at {percent(sum(values) / len(values))} %" if values else ""
         withheld = (
             f" No interval is given: with fewer than {ENOUGH_RUNS} runs none would cover."

@@ -8,7 +8,7 @@ from statistics import fmean, linear_regression
 from trustclip.findings.course import Course
 from trustclip.findings.facts import FALLEN, RISEN, SCATTERED
 from trustclip.findings.finding import Finding
-from trustclip.findings.gate import listed
+from trustclip.findings.gate import describe_words
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
 from trustclip.logs.digest import Words
 from trustclip.support.jsonl import Row
@@ -130,8 +130,8 @@ def of_run(course: Course) -> Iterator[Finding]:
 
 def _push(course: Course, words: Words | None) -> str:
     if words is not None and words.push:
-        named = words.entropy()
-        most = f", most of all {listed(words, named)}" if named else ""
+        pushers = words.entropy()
+        most = f", most of all {describe_words(words, pushers)}" if pushers else ""
         return f" To first order, the kept tokens pushed it {_direction(words.push)}{most}."
     cut, kept = (values(course.full, f"entropy_slope/{name}") for name in ("cut", "kept"))
     if not (cut and kept) or fmean(cut) == 0:

@@ -9,7 +9,7 @@ Severity = Literal["ok", "note", "warning", "fault"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is said of a run, or of several.
+    """One statement about a run, or about several.
 
     `trustclip explain`, the page, `trustclip compare` and the terminal of a training show the same
     findings in the same words; what they add is where a finding stands.

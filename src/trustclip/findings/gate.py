@@ -67,12 +67,12 @@ def _state(course: Course) -> Iterator[Finding]:
             "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1.",
         )
     elif not course.cuts:
-        acted = f"; {percent(fmean(off))} of tokens had a ratio other than 1, where its weight "
+        detail = f"; {percent(fmean(off))} of tokens had a ratio other than 1, where its weight "
         yield Finding(
             "gate/weights",
             "note",
             "This method reweights tokens and cuts none"
-            + (f"{acted}differs from that of the plain policy gradient." if off else "."),
+            + (f"{detail}differs from that of the plain policy gradient." if off else "."),
             evidence,
         )
     elif not any(shares.values()):
@@ -99,7 +99,7 @@ def _no_metrics(course: Course) -> Finding:
     return Finding("gate/unlogged", "note", "No update has logged what the constraint did.")
 
 
-def _acting(course: Course, noun: str, acted: str, counted: str) -> Finding:
+def _acting(course: Course, noun: str, verb: str, row: str) -> Finding:
     """A gate that closed: how often, and whether that is hardly or too much."""
     shares, cut = course.gated, course.cut
     seldom = cut < SELDOM
@@ -108,7 +108,7 @@ def _acting(course: Course, noun: str, acted: str, counted: str) -> Finding:
         closed = [step for step, share in shares.items() if share > 0]
         top = max(shares, key=lambda step: shares[step])
         text += (
-            f" It {acted} in {len(closed)} of {len(shares)} {counted}s, first in {course.unit} "
+            f" It {verb} in {len(closed)} of {len(shares)} {row}s, first in {course.unit} "
             f"{closed[0]}; the largest share was {percent(shares[top])}, in {course.unit} {top}."
         )
     evidence = {"gated": cut}
@@ -136,9 +136,9 @@ def _count(count: int, noun: str) -> str:
 def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
     """Whether the constraint of another trainer acted, as far as its log says."""
     shares, schedule = course.gated, log.schedule
-    moved = values(log.rows, "k1")
+    distances = values(log.rows, "k1")
     once = schedule if schedule is not None and schedule.updates <= 1 else None
-    still = not moved or max(map(abs, moved)) < STILL
+    still = not distances or max(map(abs, distances)) < STILL
     if once and still and not any(shares.values()):
         count = _count(len(shares), course.unit)
         zero = f", and the clipped share was 0 in all {count}" if shares else ""
@@ -162,7 +162,7 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
         finding = _acting(course, "constraint", "acted", course.unit)
         yield replace(finding, sentence=finding.sentence + _pace(log))
     else:
-        yield _never(course, log, still=bool(moved) and still)
+        yield _never(course, log, still=bool(distances) and still)
 
 
 def _pace(log: Log) -> str:
@@ -221,14 +221,14 @@ def _zero_advice(log: Log) -> str:
 def _quadrants(course: Course) -> Iterator[Finding]:
     """Which tokens were cut, where at least two kinds are told apart."""
     rows = course.full or course.rows
-    named = {n: fmean(v) for n in _QUADRANTS if (v := values(rows, f"gated/{n}"))}
-    total = sum(named.values())
-    if not course.full and (len(named) < 2 or not total):
+    shares = {n: fmean(v) for n in _QUADRANTS if (v := values(rows, f"gated/{n}"))}
+    total = sum(shares.values())
+    if not course.full and (len(shares) < 2 or not total):
         return
-    ordered = sorted(named, key=lambda name: -named[name])
-    parts = [f"{100 * named[n] / total:.0f} % were {_QUADRANTS[n]}" for n in ordered if named[n]]
+    names = sorted(shares, key=lambda name: -shares[name])
+    parts = [f"{100 * shares[n] / total:.0f} % were {_QUADRANTS[n]}" for n in names if shares[n]]
     text = "Of the tokens cut, " + ("; ".join(parts) or "all were at ratio 1") + "."
-    evidence = {f"gated/{name}": share for name, share in named.items()}
+    evidence = {f"gated/{name}": share for name, share in shares.items()}
     yield Finding("gate/quadrants", "note", text, evidence)
 
 
@@ -242,7 +242,7 @@ def _kinds(course: Course) -> Iterator[str]:
         if not shares:
             continue
         ordered = sorted(shares, key=lambda name: float(name.partition("_")[0]))
-        listed = ", ".join(
+        listing = ", ".join(
             f"{percent(shares[name])} of {_describe_kind(kind, name)}"
             + ("" if (many := by_name[name][1]) is None else f" (n = {many:,})")
             for name in ordered
@@ -250,7 +250,7 @@ def _kinds(course: Course) -> Iterator[str]:
         most = max(shares, key=lambda name: shares[name])
         times = shares[most] / mean(rows, "gated")
         highest = f" The highest share, {times:.1f} times the mean: {_describe_kind(kind, most)}."
-        yield f"{title}, the gate cut {listed}.{highest if times > STANDS_OUT else ''}"
+        yield f"{title}, the gate cut {listing}.{highest if times > STANDS_OUT else ''}"
 
 
 def _of_kind(rows: Sequence[Row], name: str) -> tuple[float, int | None]:
@@ -312,18 +312,18 @@ def _completions(course: Course) -> Iterator[str]:
 
 
 def _words(words: Words) -> Iterator[Finding]:
-    for kind, named in (
+    for kind, ranking in (
         ("Most cuts", words.cut()),
         ("Of the cut tokens with A > 0, most", words.cut(positive=True)),
     ):
-        if named:
-            yield Finding("gate/words", "note", f"{kind} were of {listed(words, named)}.")
+        if ranking:
+            yield Finding("gate/words", "note", f"{kind} were of {describe_words(words, ranking)}.")
 
 
-def listed(words: Words, named: Sequence[tuple[str | int, float]]) -> str:
+def describe_words(words: Words, ranking: Sequence[tuple[str | int, float]]) -> str:
     """Words with their shares of something, beside those of all tokens."""
     parts = []
-    for word, share in named:
+    for word, share in ranking:
         text = repr(word) if isinstance(word, str) else f"token {word}"
         parts.append(f"{text} ({percent(share)}; {percent(words.share(word))} of all tokens)")
     return ", ".join(parts)
@@ -336,12 +336,12 @@ def _acting_threshold(course: Course) -> str:
     low, high = (values(course.full, f"ratio_q{q}") for q in ("01", "99"))
     if not (low and high):
         return ": use the controller target_gate to reach a chosen share of gated tokens"
-    reached = min(
+    delta = min(
         divergences.k3(torch.tensor(log(fmean(bound)), dtype=torch.float64)).item()
         for bound in (low, high)
     )
     return (
-        f": atr with delta {reached:.2g} would cut about 1 % of tokens, and the controller "
+        f": atr with delta {delta:.2g} would cut about 1 % of tokens, and the controller "
         "target_gate finds the threshold for a chosen share"
     )
 

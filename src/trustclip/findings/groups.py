@@ -187,10 +187,10 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
 
     The reference is that of this label; else the suite's, or the first.
     """
-    gathered: dict[str, list[Run]] = {}
+    by_identity: dict[str, list[Run]] = {}
     for run in runs:
-        gathered.setdefault(_identity(run), []).append(run)
-    members = list(gathered.values())
+        by_identity.setdefault(_identity(run), []).append(run)
+    members = list(by_identity.values())
     labels = _labels([runs[0] for runs in members])
     colours = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     groups = [
@@ -198,8 +198,8 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
         for label, runs in zip(labels, members, strict=True)
     ]
     for here in by_setting(groups).values():
-        named = [g for g in here if g.label == reference]
-        chosen = (named or [g for g in here if _is_suites_reference(g)] or here)[0]
+        candidates = [g for g in here if g.label == reference]
+        chosen = (candidates or [g for g in here if _is_suites_reference(g)] or here)[0]
         groups[groups.index(chosen)] = replace(chosen, is_reference=True)
     return groups
 
@@ -239,8 +239,8 @@ def _is_suites_reference(group: Group) -> bool:
 
 def _identity(run: Run) -> str:
     if run.entry:
-        shared = [run.entry.get(key) for key in ("model", "label", "swept")]
-        return json.dumps([str(run.path.resolve().parent), *shared])
+        identity = [run.entry.get(key) for key in ("model", "label", "swept")]
+        return json.dumps([str(run.path.resolve().parent), *identity])
     return json.dumps([run.method, _seedless(run)], sort_keys=True, default=str)
 
 

@@ -38,14 +38,14 @@ class Learning:
     time_minus: Number | None = None
 
 
-def evaluated(run: Run) -> dict[int, Evaluation]:
+def learning_curve(run: Run) -> dict[int, Evaluation]:
     """The evaluations that make a learning curve, by their updates, from the first one on."""
     return {e.step: e for e in run.evaluations if e.step is not None and e.metrics}
 
 
 def area_of(run: Run) -> float | None:
     """Area under the learning curve of a run; None with fewer than two evaluations."""
-    evaluations = evaluated(run)
+    evaluations = learning_curve(run)
     if len(evaluations) < 2:
         return None
     return curves.area([*evaluations], [*map(mean_of, evaluations.values())])
@@ -63,7 +63,7 @@ def beside(run: Run) -> dict[str, float | bool | None]:
 
 def time_of(run: Run, reaches: float) -> float:
     """Updates until an evaluation of a run first has this score; nan for never."""
-    evaluations = evaluated(run)
+    evaluations = learning_curve(run)
     return curves.reached([*evaluations], [*map(mean_of, evaluations.values())], reaches)
 
 
@@ -108,7 +108,7 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
 
 def _complete_runs(group: Group) -> list[Run]:
     """Finished runs with a learning curve."""
-    return [run for run in group.scored if run.finished and len(evaluated(run)) > 1]
+    return [run for run in group.scored if run.finished and len(learning_curve(run)) > 1]
 
 
 def _of(
@@ -149,9 +149,9 @@ def _time(runs: Sequence[Run], reaches: float) -> Number:
 
 def _area(runs: Sequence[Run]) -> Number | None:
     """Mean over runs, with the interval of their answers where these are known."""
-    counted, strata = tallies(runs)
-    if counted is not None:
-        return vars(stats.mean_interval(counted, strata))
+    answers, strata = tallies(runs)
+    if answers is not None:
+        return vars(stats.mean_interval(answers, strata))
     values = [value for run in runs if (value := area_of(run)) is not None]
     return {"value": sum(values) / len(values), "low": None, "high": None} if values else None
 
@@ -161,7 +161,7 @@ def tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
 
     None where runs were evaluated at different updates or on different problems.
     """
-    by_run = [evaluated(run) for run in runs]
+    by_run = [learning_curve(run) for run in runs]
     if not runs or any([*own] != [*by_run[0]] for own in by_run):
         return None, []
     answers, strata = shared_answers([e for own in by_run for e in own.values()])
@@ -173,12 +173,12 @@ def tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
 
 
 def _area_minus(ours: Sequence[Run], theirs: Sequence[Run]) -> Number | None:
-    counted, strata = tallies([*ours, *theirs])
-    if counted is None:
+    answers, strata = tallies([*ours, *theirs])
+    if answers is None:
         return None
     many = len(ours)
-    a = stats.Tally(counted.right[:many], counted.total[:many])
-    b = stats.Tally(counted.right[many:], counted.total[many:])
+    a = stats.Tally(answers.right[:many], answers.total[:many])
+    b = stats.Tally(answers.right[many:], answers.total[many:])
     if (a.right == b.right).all():
         return {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
     return vars(stats.paired_difference(a, b, strata, same_seeds=True))
@@ -201,6 +201,6 @@ def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> N
 
 
 def _with_holm(gaps: Sequence[Number | None]) -> list[Number | None]:
-    """Differences with Holm's p of all that there are."""
+    """Differences with their p-values after Holm's correction."""
     adjusted = stats.holm([nan if d is None else d["p"] for d in gaps]).tolist()
     return [None if d is None else {**d, "p_holm": p} for d, p in zip(gaps, adjusted, strict=True)]

@@ -1,4 +1,4 @@
-"""The list of all that is said of one run: its subjects, in the order in which they are read."""
+"""The findings of one run: its subjects, in the order in which they are read."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -23,7 +23,7 @@ from trustclip.support.text import listed
 
 Subject = Callable[[Course], Iterable[Finding]]
 
-#: What is said of a run, in this order. A new subject is one file and its entry here.
+#: The subjects of a run, in this order. A new subject is one file and its entry here.
 SUBJECTS: tuple[Subject, ...] = (
     lambda course: start.of_run(course.run),
     gate.of_run,
@@ -47,7 +47,7 @@ _READ = {
 
 
 def of_run(run: Run) -> list[Finding]:
-    """All that is said of a run: on the page, by ``explain``, at the end of a training."""
+    """All findings of a run: on the page, in ``explain``, at the end of a training."""
     course = Course(run)
     findings = [_subject(course)]
     for subject in OF_MEANS if run.tabled else SUBJECTS:

@@ -105,18 +105,18 @@ def _differs(course: Course) -> Iterator[Finding]:
     parts += [f"a mean absolute log-ratio of {fmean(absolute):.2g}"] if absolute else []
     parts += [f"{fmean(k1):.2g} nats per token (k1)"] if k1 and not k3 else []
     most = f", at most {max(largest):.2g} on a token" if largest else ""
-    listed = f"{', '.join(parts)}{most}"
+    listing = f"{', '.join(parts)}{most}"
     means = {n: fmean(v) for n, v in (("k3", k3), ("abs", absolute), ("k1", k1)) if v}
     evidence = {f"sampler/{name}": value for name, value in means.items()}
     rounding = {"k3": ROUNDING, "abs": STILL, "k1": STILL}
     if all(max(map(abs, values(rows, f"sampler/{n}"))) <= rounding[n] for n in means):
-        text = f"The sampler is the trainer's policy but for rounding: {listed}."
+        text = f"The sampler is the trainer's policy but for rounding: {listing}."
         yield Finding("sampler/exact", "ok", text, evidence)
         return
     first, last = ends(k3 or absolute or k1)
     grew = first > 0 and last > DRIFTED * first
     grown = f"; it grew from {first:.2g} to {last:.2g}" if grew else ""
-    text = f"The sampler differs from the trainer by {listed}{grown}."
+    text = f"The sampler differs from the trainer by {listing}{grown}."
     limits = {"k3": LARGE, "abs": ABSOLUTE}
     if far := [name for name in limits if means.get(name, 0.0) > limits[name]]:
         advice = _advice(course, far[0], means[far[0]], limits[far[0]])
@@ -187,13 +187,13 @@ def in_words(name: str) -> str:
 
 def _worst(run: Run) -> Iterator[str]:
     if tokens := worst_tokens(run)[:NAMED]:
-        listed = "; ".join(
+        listing = "; ".join(
             f"{token['text']!r} (place {token['position']} of completion {token['index']} sampled "
             f"after update {token['generated']}: trainer {token['logp_old']:.3g}, sampler "
             f"{token['logp_rollout']:.3g})"
             for token in tokens
         )
-        yield f"They agree least on: {listed}."
+        yield f"They agree least on: {listing}."
 
 
 def worst_tokens(run: Run) -> list[dict[str, Any]]:

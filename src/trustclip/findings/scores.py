@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from trustclip.findings.course import Course
-from trustclip.findings.evaluated import below, collapsed, measured
+from trustclip.findings.evaluated import below, collapsed, scores_by_update
 from trustclip.findings.facts import KEPT, TRUNCATED
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import percent
@@ -12,7 +12,7 @@ from trustclip.findings.rows import percent
 def of_run(course: Course) -> Iterator[Finding]:
     """The first, the best and the last evaluation, each with its 95 % interval, and a fall."""
     run = course.run
-    metric, scores = measured(run.evaluations)
+    metric, scores = scores_by_update(run.evaluations)
     if not scores:
         return
     first, top, last = scores[0], max(scores, key=lambda at: at[1]["value"]), scores[-1]

@@ -84,8 +84,8 @@ def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
 
 def mean_metrics(rows: Sequence[Row]) -> dict[str, float]:
     """Means over log lines of the metrics of the shadows, and of ``gated``."""
-    logged = dict.fromkeys(name.removeprefix(PREFIX) for row in rows for name in row)
-    names = [name for name in logged if name == "gated" or name.startswith("shadow/")]
+    keys = dict.fromkeys(name.removeprefix(PREFIX) for row in rows for name in row)
+    names = [name for name in keys if name == "gated" or name.startswith("shadow/")]
     return {name: fmean(column) for name in names if (column := values(rows, name))}
 
 
@@ -132,5 +132,5 @@ def _clause(overlap: Matrix, i: int) -> str:
     _, recall = overlap.of_acting(i)
     of_acting = "" if math.isnan(recall) else f", {percent(recall, 0)} % of what was cut among them"
     cosine = overlap.cosine[0][i]
-    turned = "" if math.isnan(cosine) else f" (cosine of the updates {cosine:.3f})"
-    return f"{name} would have cut {percent(cut, 2)} %{of_acting}{turned}"
+    angle = "" if math.isnan(cosine) else f" (cosine of the updates {cosine:.3f})"
+    return f"{name} would have cut {percent(cut, 2)} %{of_acting}{angle}"

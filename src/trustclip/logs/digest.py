@@ -75,10 +75,10 @@ class Words:
         Left out are words of a small share, or of few tokens: among many there is always a highest.
         """
         values = np.maximum(values[: len(self.places)], 0.0)
-        total, named = values.sum(), list(self.places)
+        total, words = values.sum(), list(self.places)
         order = np.argsort(-values, kind="stable")[:TOP] if total > 0 else []
         return [
-            (named[i], values[i] / total)
+            (words[i], values[i] / total)
             for i in order
             if values[i] >= SHARE * total and self.sums[i, _COUNT] >= FEW
         ]
@@ -115,8 +115,8 @@ def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) 
     if not state.completions:
         raise ValueError(f"{path} holds no completion.")
     state.close(0)
-    done = sorted(state.rows, key=lambda row: row["step"])
-    return Digest(done, state.words, state.completions, state.tokens, frozenset(state.has or ()))
+    steps = sorted(state.rows, key=lambda row: row["step"])
+    return Digest(steps, state.words, state.completions, state.tokens, frozenset(state.has or ()))
 
 
 def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
@@ -183,16 +183,16 @@ class _State:
             slope = (entropy_slope(batch) * kept).numpy()
         values = np.stack([mask, cut, cut & (batch.advantages > 0).numpy(), slope], axis=-1)
         words: list[str | int] = []
-        taken = []
+        chosen = []
         for place, row in enumerate(rows):
             length = len(row.logp)
             column = getattr(row, name)
             texts = column if isinstance(column, list) else column.tolist()
             use = mask[place, :length]
-            words += [word for word, used in zip(texts, use, strict=True) if used]
-            taken.append(values[place, :length][use])
+            words += [word for word, counts in zip(texts, use, strict=True) if counts]
+            chosen.append(values[place, :length][use])
         if words:
-            self.words.add(words, np.nan_to_num(np.concatenate(taken)))
+            self.words.add(words, np.nan_to_num(np.concatenate(chosen)))
 
     def close(self, keep: int) -> None:
         """Turn all but the last ``keep`` steps into rows."""

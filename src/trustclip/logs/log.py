@@ -38,7 +38,7 @@ class Log:
     two_policies: bool = False  # ratios are to the sampler, with no third policy
 
 
-def gathered(
+def gather(
     path: Path, measured: Iterable[tuple[int, Mapping[str, Any]]]
 ) -> tuple[list[Row], list[str]]:
     """Rows of a log by update, under our names, and remarks.
@@ -49,10 +49,10 @@ def gathered(
       ValueError: the log holds no measurement of reinforcement learning, or two runs.
 
     Example:
-      >>> rows, _ = gathered(Path("a"), [(1, {"actor/pg_clipfrac": 0.1}), (1, {"entropy": 2.0})])
+      >>> rows, _ = gather(Path("a"), [(1, {"actor/pg_clipfrac": 0.1}), (1, {"entropy": 2.0})])
       >>> rows
       [{'step': 1, 'trustclip/gated': 0.1, 'entropy': 2.0}]
-      >>> gathered(Path("a"), [(1, {"entropy": 2.0}), (2, {}), (1, {"entropy": 3.0})])
+      >>> gather(Path("a"), [(1, {"entropy": 2.0}), (2, {}), (1, {"entropy": 3.0})])
       Traceback (most recent call last):
       ...
       ValueError: a holds two runs: update 1 comes after update 2; split it, or log each run apart.
@@ -65,7 +65,7 @@ def gathered(
     last: int | None = None
     for step, values in measured:
         metrics = {key: v for key, v in values.items() if key != "step"}
-        row = names.translated(metrics, trainer)
+        row = names.translate(metrics, trainer)
         if last is not None and step < last:
             if step <= min(by_step):
                 raise ValueError(

@@ -35,8 +35,8 @@ def accepts(path: Path, head: bytes) -> bool:
 
 def candidates(folder: Path) -> list[Path]:
     """Files of tokens in a folder, its folder ``tokens``, or itself if it holds nothing else."""
-    named = [folder / f"{TOKENS}{suffix}" for suffix in SUFFIXES]
-    paths = [path for path in named if path.is_file()]
+    options = [folder / f"{TOKENS}{suffix}" for suffix in SUFFIXES]
+    paths = [path for path in options if path.is_file()]
     inner = folder / TOKENS
     if inner.is_dir() and any(path.suffix in SUFFIXES for path in inner.iterdir()):
         paths.append(inner)

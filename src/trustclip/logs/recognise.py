@@ -24,7 +24,7 @@ def read_log(path: Path) -> Log:
     Raises:
       ValueError: it is no log that we know, or several, or a damaged one.
     """
-    source, place = located(path)
+    source, place = locate(path)
     return source.read(place)
 
 
@@ -36,7 +36,7 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
     """
     if not path.exists():
         raise ValueError(f"{path}: there are no tokens, and no such file or folder.")
-    source, place = located(path)
+    source, place = locate(path)
     if not hasattr(source, "rows"):
         raise ValueError(
             f"{place} has no tokens; expected {prime_rl.LOOKED_FOR} or {neutral.LOOKED_FOR}."
@@ -46,10 +46,10 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
 
 def holds_tokens(path: Path) -> bool:
     """Whether the log at a path, which must be one, is of tokens."""
-    return hasattr(located(path)[0], "rows")
+    return hasattr(locate(path)[0], "rows")
 
 
-def located(path: Path) -> tuple[ModuleType, Path]:
+def locate(path: Path) -> tuple[ModuleType, Path]:
     """The module that reads a path, and the file or folder in it that it reads; see `read_log`."""
     if path.is_file():
         return _source_of(path), path
@@ -60,8 +60,8 @@ def located(path: Path) -> tuple[ModuleType, Path]:
     if not logs:
         raise ValueError(f"{path} holds no log that can be read: {looked_for()}.")
     if len(logs) > 1:
-        listed = some([place.relative_to(path) for _, place in logs])
-        raise ValueError(f"{path} holds {len(logs)} logs; give one of them: {listed}.")
+        listing = some([place.relative_to(path) for _, place in logs])
+        raise ValueError(f"{path} holds {len(logs)} logs; give one of them: {listing}.")
     return logs[0]
 
 
@@ -71,7 +71,7 @@ def looked_for() -> str:
 
 
 def holds_log(path: Path) -> bool:
-    """Whether a path is or holds logs of another trainer, of whatever number."""
+    """Whether a path is a log of another trainer, or holds any number of them."""
     if path.is_file():
         return True
     return any(True for folder in (path, *_below(path)) for _ in _candidates(folder))

@@ -42,7 +42,7 @@ from trustclip.support.inside import part_of
 from trustclip.support.jsonl import append_jsonl, scan
 from trustclip.support.names import nearest
 
-#: Columns with a number per token; those of them that one number may stand for.
+#: Columns with a number per token; those that may be given as one number.
 FLOATS = ("logp", "logp_old", "logp_rollout", "entropy", "advantage", "coefficient")
 FLAGS = ("mask", "kept")
 #: Columns with one number for the completion.
@@ -139,21 +139,21 @@ def _column(name: str, value: Any, length: int) -> Any:
             return float(value)
         if name == "token":
             # Half a surrogate pair fits into no file.
-            converted: Any = [str(t).encode("utf-8", "backslashreplace").decode() for t in value]
+            column: Any = [str(t).encode("utf-8", "backslashreplace").decode() for t in value]
         elif name in FLAGS or name == "token_id":
-            converted = np.asarray(value, dtype=bool if name in FLAGS else np.int64)
+            column = np.asarray(value, dtype=bool if name in FLAGS else np.int64)
         else:
             # A null, in a float column, becomes NaN.
-            converted = np.asarray(value, dtype=np.float64)
-            if name == "advantage" and converted.ndim == 0:
-                converted = np.full(max(length, 0), converted)
-        shape = (len(converted),) if name == "token" else converted.shape
+            column = np.asarray(value, dtype=np.float64)
+            if name == "advantage" and column.ndim == 0:
+                column = np.full(max(length, 0), column)
+        shape = (len(column),) if name == "token" else column.shape
     except (TypeError, ValueError, OverflowError) as error:
         kind = "a number" if name in (*WHOLE, "reward") else "one entry per token"
         raise ValueError(f"`{name}` must hold {kind}: {error}.") from error
     if shape != (length,):
         raise ValueError(f"`{name}` has the shape {list(shape)}, `logp` has {length} tokens.")
-    return converted
+    return column
 
 
 def read_tokens(path: Path) -> Iterator[TokenRow]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.engines.schedule import Schedule as Arithmetic
-from trustclip.logs.log import Log, Schedule, gathered, numbers
+from trustclip.logs.log import Log, Schedule, gather, numbers
 from trustclip.settings.marks import Neutral, Trl, marked
 from trustclip.settings.stages import RLStage
 from trustclip.support.jsonl import Row, read_mapping
@@ -59,9 +59,9 @@ def read(path: Path) -> Log:
         )
     if unnumbered := [row for row in history if not isinstance(row.get("step"), int)]:
         raise ValueError(f"{path}: {len(unnumbered)} entries of `log_history` have no `step`.")
-    rows, remarks = gathered(path, [(row["step"], numbers(row)) for row in history])
-    done, planned = state.get("global_step"), state.get("max_steps")
-    whole = isinstance(done, int) and isinstance(planned, int) and done >= planned > 0
+    rows, remarks = gather(path, [(row["step"], numbers(row)) for row in history])
+    step, planned = state.get("global_step"), state.get("max_steps")
+    whole = isinstance(step, int) and isinstance(planned, int) and step >= planned > 0
     schedule = _schedule(rows, state.get("logging_steps"))
     return Log(
         path=path,

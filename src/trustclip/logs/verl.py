@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs.log import Log, Schedule, first_row, gathered, numbers
+from trustclip.logs.log import Log, Schedule, first_row, gather, numbers
 from trustclip.support.jsonl import Row, scan
 
 LOOKED_FOR = "a console log with lines of `step:N - ...`, or JSON lines with step and data (verl)"
@@ -45,12 +45,12 @@ def accepts(path: Path, head: bytes) -> bool:
 
 
 def _has_steps(path: Path) -> bool:
-    left = _SEARCHED
+    budget = _SEARCHED
     with path.open("rb") as file:
-        while left >= 0 and (line := file.readline()):
+        while budget >= 0 and (line := file.readline()):
             if _STEP.search(line):
                 return True
-            left -= len(line)
+            budget -= len(line)
     return False
 
 
@@ -77,7 +77,7 @@ def read(path: Path) -> Log:
     with path.open("rb") as file:
         as_json = file.read(1) == b"{"
     settings = {} if as_json else settings_of(_printed_config(path))
-    rows, more = gathered(path, (_json if as_json else _console)(path, remarks))
+    rows, more = gather(path, (_json if as_json else _console)(path, remarks))
     unknown = missing(rows)
     if not settings:
         unknown = [*unknown, "settings such as ppo_epochs and clip_ratio"]
@@ -159,7 +159,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
     """Updates per generation; None where verl measures ratios against the sampler, too.
 
-    In bypass mode the sampler's log-probabilities stand for the old ones, so not even the first
+    In bypass mode the sampler's log-probabilities replace the old ones, so not even the first
     update is at ratio 1.
 
     Example:

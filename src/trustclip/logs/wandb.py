@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs import hyperparameters
-from trustclip.logs.log import Log, gathered, numbers
+from trustclip.logs.log import Log, gather, numbers
 
 LOOKED_FOR = "run-*.wandb (an offline run of wandb)"
 
@@ -54,7 +54,7 @@ def read(path: Path) -> Log:
             step = values.get("_step", record.history.step.num) if step is None else step
             logged |= dict.fromkeys(values)
             measured.append((int(step), numbers(values)))
-    rows, more = gathered(path, measured)
+    rows, more = gather(path, measured)
     return hyperparameters.log_of(
         path, "wandb offline run", rows, settings, [*remarks, *more], list(logged)
     )

@@ -72,7 +72,7 @@ def build(
 
 
 def _write_runs(report: Report, path: Path, reaches: float | None) -> list[Path]:
-    """The runs of a report as a table, from which it can be made again; not logs of others."""
+    """The runs of a report as a table, from which it can be rebuilt; without logs of others."""
     labelled = [(g.label, run) for g in report.groups for run in g.runs if run.log is None]
     if not labelled:
         return []

@@ -45,7 +45,7 @@ class Report:
     compared: list[Compared]
     headline: str
     findings: list[Finding]
-    said: list[differences.Said]
+    by_run: list[differences.RunFindings]
     sections: list[Section]
     paper: list[Table]
 
@@ -123,15 +123,15 @@ def collect(
     intervals = _some(results.interval_table(groups))
     reaches = threshold(groups, reaches)
     ways = learning(groups, reaches)
-    said = differences.said_of(groups)
+    by_run = differences.findings_by_run(groups)
     return Report(
         groups=groups,
         compared=by_mean,
         headline=differences.headline(
             groups, by_mean, differences.differing(groups, by_pass, ways)
         ),
-        findings=differences.of_groups(groups, by_mean, said),
-        said=said,
+        findings=differences.of_groups(groups, by_mean, by_run),
+        by_run=by_run,
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups)), intervals),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trustclip import stats
-from trustclip.findings.contamination import held, trained_on
+from trustclip.findings.contamination import overlapping_problems, trained_on
 from trustclip.findings.groups import Group, names, shared_answers
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.runs.reader import Evaluation
@@ -18,7 +18,7 @@ def clean_table(groups: Sequence[Group]) -> Table | None:
     Before training, after it, and the gain paired by problem: a part of a task may be harder than
     the whole, so that only the gains compare.
     """
-    overlaps = [held(group) for group in groups]
+    overlaps = [overlapping_problems(group) for group in groups]
     tasks = list(dict.fromkeys(task for by_task in overlaps for task in by_task))
     if not tasks:
         return None

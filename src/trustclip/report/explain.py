@@ -1,4 +1,4 @@
-"""``trustclip explain``: all that is said of a run, one finding a line, and what to try next."""
+"""``trustclip explain``: the findings of a run, one a line, and what to try next."""
 
 from pathlib import Path
 

@@ -41,13 +41,13 @@ _STARTS = (0.1, 0.5, 2.0)
 
 
 @cache
-def offered() -> dict[str, dict[str, Any]]:
+def applicable_methods() -> dict[str, dict[str, Any]]:
     """Every method that a file of tokens can be looked at through, for the page.
 
     Example:
-      >>> offered()["clip"]["spec"], offered()["clip"]["moved"]
+      >>> applicable_methods()["clip"]["spec"], applicable_methods()["clip"]["moved"]
       ({'name': 'clip', 'epsilon': 0.2, 'side': 'outward', 'level': 'token'}, ['epsilon'])
-      >>> "trpo" in offered()
+      >>> "trpo" in applicable_methods()
       False
     """
     by_name = {name: method(name) for name in methods()}
@@ -56,15 +56,15 @@ def offered() -> dict[str, dict[str, Any]]:
 
 def _offer(chosen: Method) -> dict[str, Any]:
     hints = get_type_hints(type(chosen), include_extras=True)
-    moved = thresholds(chosen)
+    movable = thresholds(chosen)
     return {
         "spec": chosen.to_dict(),
         "requires": list(chosen.requires),
         "does": (type(chosen).__doc__ or "").strip().splitlines()[0].partition(": ")[2],
         "dials": list(dials(chosen)),
-        "moved": list(moved),
-        "usual": moved,
-        "widest": {name: 1.0 for name in moved if hints.get(name) == UpToOne},
+        "moved": list(movable),
+        "usual": movable,
+        "widest": {name: 1.0 for name in movable if hints.get(name) == UpToOne},
     }
 
 
@@ -116,9 +116,9 @@ def _range(chosen: Method, name: str, default: float | None) -> dict[str, float]
     return {"start": start, "low": ends[0], "high": whole}
 
 
-def tokens_data(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
+def tokens_data(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     """What a page with tokens holds: see `trustclip.report.tokens.views`, and the methods."""
-    return {**views(named), "methods": offered(), "chosen": CHOSEN, "files": []}
+    return {**views(runs), "methods": applicable_methods(), "chosen": CHOSEN, "files": []}
 
 
 def token_page(paths: Sequence[Path], title: str) -> str:

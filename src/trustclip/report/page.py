@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from trustclip.findings.differences import Said
+from trustclip.findings.differences import RunFindings
 from trustclip.logs.tokens import TOKENS
 from trustclip.report.collect import Report, Section, collect
 from trustclip.report.draw import charts
@@ -15,7 +15,7 @@ from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.microscope import SCRIPTS, tokens_data
 from trustclip.runs.reader import Run
-from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, viewed
+from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, page_rows
 from trustclip.support.jsonl import write_text
 from trustclip.support.secrets import redacted, redacted_argv
 from trustclip.support.text import duration, percent, title_of
@@ -65,7 +65,7 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
             for label, series in {group.label: group.series for group in report.groups}.items()
         ],
         parts_of=_PARTS,
-        runs=[_run(said) for said in report.said],
+        runs=[_run(entry) for entry in report.by_run],
         figures=figures(sections),
         samples=embedded(_samples(report)),
         tokens=embedded(_tokens(report)),
@@ -84,7 +84,7 @@ def figures(sections: Sequence[Section]) -> Markup:
     return embedded({"figures": specs, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS})
 
 
-def _run(entry: Said) -> dict[str, Any]:
+def _run(entry: RunFindings) -> dict[str, Any]:
     group, run = entry.group, entry.run
     final = run.final
     metric = group.metrics[0] if group.metrics else None
@@ -140,16 +140,16 @@ def _named_runs(report: Report) -> Iterator[tuple[str, Run]]:
 
 def _samples(report: Report) -> dict[str, Any]:
     problems: dict[str, int] = {}
-    named = [*_named_runs(report)]
-    share = MAX_CHARACTERS // max(len(named), 1)
+    by_name = [*_named_runs(report)]
+    share = MAX_CHARACTERS // max(len(by_name), 1)
     runs = [
         {
             "name": name,
             "model": run.model,
             "total": len(run.samples.places),
-            "rows": viewed(run.path, run.samples, share, problems),
+            "rows": page_rows(run.path, run.samples, share, problems),
         }
-        for name, run in named
+        for name, run in by_name
     ]
     return {
         "columns": COLUMNS,

@@ -89,7 +89,7 @@ def _base_rows(
     initial = [[estimate(group, col, "initial", tasks) for col in cols] for group in groups]
     measured = [row for row in initial if any(row)]
     if measured:
-        # Runs of one seed begin alike: the first group that was measured stands for all.
+        # Runs of one seed begin alike: the first group with scores represents them all.
         yield TableRow("before training", [_single_cell(e, False) for e in measured[0]], "base")
     yield from published().base(groups[0].model, cols)
 

@@ -13,8 +13,8 @@ from trustclip.report.tokens import (
     OWN,
     SHADOWS,
     CutStrings,
-    Judged,
-    judged_rows,
+    Judgement,
+    judgements,
     strings,
 )
 from trustclip.runs.watched import sources
@@ -49,7 +49,7 @@ def print_tokens(
     shadows = [constraint] if constraint != OWN else []
     words, chosen, number = CutStrings(), [], 0
     updates = set()
-    for item in judged_rows(source, shadows):
+    for item in judgements(source, shadows):
         updates.add(item.row.update)
         if update is not None and item.row.update != update:
             continue
@@ -67,12 +67,12 @@ def print_tokens(
         raise ValueError(f"{source} has no tokens of update {update}; recorded: {recorded}.")
     for *_, item in sorted(chosen, key=lambda entry: entry[:2], reverse=True):
         console.print(_facts(item, constraint), style="bold", markup=False, soft_wrap=True)
-        console.print(painted(item, constraint), soft_wrap=True)
+        console.print(paint(item, constraint), soft_wrap=True)
         console.print()
     console.print(_table(words, constraint, number))
 
 
-def _facts(item: Judged, constraint: str) -> str:
+def _facts(item: Judgement, constraint: str) -> str:
     row = item.row
     parts = [
         f"update {row.update}" if row.update is not None else "",
@@ -86,7 +86,7 @@ def _facts(item: Judged, constraint: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def painted(item: Judged, constraint: str) -> Text:
+def paint(item: Judgement, constraint: str) -> Text:
     """The text of a completion: coloured by coefficient, cut tokens in double brackets."""
     c, cut = item.coefficients[constraint], item.cut(constraint)
     strong = float(np.nanmax(np.abs(c), initial=0.0)) / 2

@@ -174,9 +174,9 @@ def _endings(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def digest(rows: Iterable[Row]) -> str:
-    """A text that stands for every completion of an evaluation, whatever their order."""
-    named = sorted(f"{r['task']}\t{r['id']}\t{r['k']}\t{r['text']}" for r in rows)
-    return fingerprint("\n".join(named)) if named else ""
+    """A digest of all completions of an evaluation, independent of their order."""
+    texts = sorted(f"{r['task']}\t{r['id']}\t{r['k']}\t{r['text']}" for r in rows)
+    return fingerprint("\n".join(texts)) if texts else ""
 
 
 def _rewards(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:

@@ -91,7 +91,7 @@ def _content(run_folder: Path) -> dict[str, Any]:
     chosen = dict(summary.get("method") or rl.get("method") or {})
     name = chosen.pop("name", None)
     listed = {label: rl[key] for key, label in SHOWN.items() if rl.get(key) is not None}
-    dumped = yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)
+    config_text = yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)
     return {
         "config": config,
         "summary": summary,
@@ -106,7 +106,7 @@ def _content(run_folder: Path) -> dict[str, Any]:
         "scores": after and _scores(before, after),
         "best": list(best.items())[:1],
         "interval_text": interval_text,
-        "settings": fenced(dumped, "yaml"),
+        "settings": fenced(config_text, "yaml"),
         "machine": _machine(environment, summary),
         "version": (environment.get("versions") or {}).get("trustclip", ""),
         "command": _command(config, environment),
@@ -266,8 +266,8 @@ def _machine(environment: Mapped, summary: Mapped) -> str:
     rows: list[tuple[object, object]] = list((environment.get("versions") or {}).items())
     rows += [(key, environment[key]) for key in ("platform", "processors") if key in environment]
     if git := environment.get("git"):
-        changed = ", with uncommitted changes" if git.get("changed") else ""
-        rows.append(("code", f"{git.get('commit')}{changed}"))
+        suffix = ", with uncommitted changes" if git.get("changed") else ""
+        rows.append(("code", f"{git.get('commit')}{suffix}"))
     if "seconds" in summary:
         rows.append(("time", duration(summary["seconds"])))
     return _table(["item", "value"], rows) if rows else ""

@@ -176,7 +176,7 @@ class RunDirectory:
     def finished(self) -> bool:
         """Whether the run is finished: its summary says so, and its model is there.
 
-        A model of which files are gone is made again from the newest checkpoint, with a warning.
+        A model that lacks files is rebuilt from the newest checkpoint, with a warning.
         """
         if not (summary := self.summary).get("finished"):
             return False
@@ -350,10 +350,10 @@ class RunDirectory:
 
     def _row_files(self) -> list[Path]:
         """Files of rows, which only grow, or are only added; nothing else here is the run's own."""
-        named = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
+        metrics = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
         files = (self.path / TOKENS).glob("update-*.parquet")
         recorded = sorted(path for path in files if UPDATE.fullmatch(path.name))
-        return [*(path for path in named if path.exists()), *own_shards(self.path), *recorded]
+        return [*(path for path in metrics if path.exists()), *own_shards(self.path), *recorded]
 
     def _name(self, path: Path) -> str:
         """Name of one of the run's files in a `cursor`."""

@@ -93,6 +93,6 @@ class Stage:
             self._bar.update(self._task, advance=steps, shown=shown)
             return
         spent, count = time.monotonic() - self._started, max(self._done - self._before, 1)
-        left = spent / count * (self._total - self._done)
-        line = f"{self._name} {self._done}/{self._total}  {shown}  eta {duration(left)}"
+        remaining = spent / count * (self._total - self._done)
+        line = f"{self._name} {self._done}/{self._total}  {shown}  eta {duration(remaining)}"
         self._console.print(line, highlight=False, soft_wrap=True)

@@ -78,9 +78,9 @@ def push(files: Mapping[str, Path], repo: str, *, public: bool) -> str:
         api.create_repo(repo, private=not public, exist_ok=True)
         is_public = not api.model_info(repo).private
         if not is_public or public:
-            added = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+            operations = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
             message = "Model and card of a run of trustclip"
-            return str(api.create_commit(repo, added, commit_message=message).commit_url)
+            return str(api.create_commit(repo, operations, commit_message=message).commit_url)
     except Exception as error:  # of the hub's client and of what it connects with
         text = redacted(" ".join(str(error).split())[:300])
         raise ValueError(f"nothing was pushed to {repo}: {text or type(error).__name__}") from error

@@ -152,11 +152,11 @@ def _numeric(row: Row) -> bool:
 
 
 def _evaluations(
-    samples: Samples, logged: Sequence[Row], summary: Mapping[str, Any], last: int
+    samples: Samples, log_rows: Sequence[Row], summary: Mapping[str, Any], last: int
 ) -> tuple[list[Evaluation], list[str]]:
     """Complete evaluations, from the completions if they still exist, and remarks."""
     rows_of: dict[Any, list[Row]] = {}
-    for row in logged:
+    for row in log_rows:
         rows_of.setdefault(row["step"], []).append(row)
     by_step = {step: Evaluation(step, _logged_scores(rows), {}) for step, rows in rows_of.items()}
     for evaluation in _summary_evaluations(summary, last or None):

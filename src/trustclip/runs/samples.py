@@ -119,27 +119,27 @@ class Samples:
         """Locations of the completions to show, as many from each evaluation and generation."""
         rank: dict[tuple[Any, ...], int] = defaultdict(int)
         group_order: dict[tuple[Any, ...], float] = {}
-        ordered = []
+        queue = []
         for number, place in enumerate(self.places.values()):
             # Multiples of the golden ratio are spread evenly at every length.
             order = group_order.setdefault(place.group, len(group_order) * 0.6180339887 % 1)
-            ordered.append((rank[place.group], order, number, place))
+            queue.append((rank[place.group], order, number, place))
             rank[place.group] += 1
-        taken, room = [], characters
-        for _, _, number, place in sorted(ordered, key=lambda item: item[:3])[:MAX_ROWS]:
+        picks, room = [], characters
+        for _, _, number, place in sorted(queue, key=lambda item: item[:3])[:MAX_ROWS]:
             room -= min(place.length, HEAD + TAIL)
             if room < 0:
                 break
-            taken.append((number, place))
-        return [place for _, place in sorted(taken, key=lambda item: item[0])]
+            picks.append((number, place))
+        return [place for _, place in sorted(picks, key=lambda item: item[0])]
 
 
 def fingerprint(text: str) -> str:
-    """Sixteen hexadecimal digits that stand for a text."""
+    """Sixteen hexadecimal digits that identify a text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def viewed(
+def page_rows(
     folder: Path, samples: Samples, characters: int, problems: dict[str, int]
 ) -> list[list[Any]]:
     """Rows of `COLUMNS` of the completions that the page shows of a run.
@@ -186,8 +186,8 @@ def cut(text: str) -> str | list[Any]:
       >>> cut("short"), [len(part) if isinstance(part, str) else part for part in cut("x" * 20_000)]
       ('short', [12000, 4000, 4000])
     """
-    left = len(text) - HEAD - TAIL
-    return text if left <= 0 else [text[:HEAD], left, text[-TAIL:]]
+    omitted = len(text) - HEAD - TAIL
+    return text if omitted <= 0 else [text[:HEAD], omitted, text[-TAIL:]]
 
 
 def _reread(places: list[Place]) -> Iterator[Row]:

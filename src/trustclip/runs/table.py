@@ -1,7 +1,7 @@
-"""A table of runs: one row for each, as Parquet, from which a report can be made again.
+"""A table of runs: one row for each, as Parquet, from which a report can be rebuilt.
 
-It holds what scores and comparisons are made of: every evaluation's answers, right or wrong, what
-stands for its completions, and the means of what was logged. Texts, tokens and the single updates
+It holds what scores and comparisons are made of: every evaluation's answers, right or wrong, a
+digest of its completions, and the means of what was logged. Texts, tokens and the single updates
 stay in the run directories.
 """
 

@@ -217,7 +217,7 @@ def _student_p(value: float, variance: Variance) -> float:
 
 
 def _unseen(groups: Sequence[Ints], level: float) -> float:
-    """Upper bound on the share of problems that differ, although none of them was seen to."""
+    """Upper bound on the share of problems that differ, although none was observed to."""
     weights = macro_weights(groups)
     return 1 - ((1 - level) / 2) ** float(weights @ weights)
 

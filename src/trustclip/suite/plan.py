@@ -222,7 +222,7 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
 
 
 def _tests_of(recipe: Recipe, exclude: str) -> str:
-    """`exclude` with the recipe's own test sets by name: an SFT of its own has none."""
+    """`exclude` with the recipe's own test sets by name: a separate SFT has none."""
     if exclude == NOTHING or recipe.eval is None:
         return exclude
     names = [name for part in recipe.eval.tasks.split(",") if (name := part.strip())]
@@ -263,7 +263,7 @@ def _run(
 
 
 def digest(recipe: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits that stand for everything in a recipe that results depend on.
+    """Eight hexadecimal digits that identify everything in a recipe that results depend on.
 
     SHA-256 of the canonical JSON of its `essential` settings. The contents of files and models are
     not read: a data set that changes must change its name.

@@ -32,14 +32,14 @@ def _values(value: object) -> object:
 
 
 #: Settings to sweep, by path: a list of numbers and words, or a mapping from labels to values of
-#: any kind, which the labels stand for in names and tables.
+#: any kind, which the labels represent in names and tables.
 Sweep = dict[str, Annotated[Any, AfterValidator(_values)]]
 
 
 class Swept(NamedTuple):
     """One combination of swept settings."""
 
-    shown: Mapping[str, Scalar]  # by path, the value, or the label that stands for it
+    shown: Mapping[str, Scalar]  # by path, the value, or its label
     changes: Mapping[str, Any]  # by path, the value itself
 
 

@@ -39,9 +39,8 @@ def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     ) + _of_bands(groups, marks)
     if any(mark.style == "dashed" for mark in marks):
         caption += ' Dashed: Mean@K of ATR-GRPO, of which the paper says "around 0.23".'
-    return Figure(
-        f"figure4{suffix}", "Scores against the number of samples", caption + told(marks), panels
-    )
+    caption += paper_note(marks)
+    return Figure(f"figure4{suffix}", "Scores against the number of samples", caption, panels)
 
 
 def _curve(group: Group, kind: str) -> Mark | None:
@@ -111,7 +110,7 @@ def beside(group: Group, metric: str, place: float, series: int | None = None) -
     return Mark("printed", [place], [score.value], PAPER, colour, low, high)
 
 
-def told(marks: Sequence[Mark]) -> str:
+def paper_note(marks: Sequence[Mark]) -> str:
     """The sentence of a caption about the paper's numbers among some marks; empty without any."""
     if not any(mark.style == "printed" for mark in marks):
         return ""

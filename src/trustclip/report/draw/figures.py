@@ -40,8 +40,8 @@ def save(figure: Figure, folder: Path) -> list[Path]:
     first, wide = figure.panels[0], 2 if len(figure.panels) == 4 else min(len(figure.panels), 3)
     lines = -(-len(figure.panels) // wide)
     tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
-    named = {m.name for p in figure.panels if _in_legend(p) for m in p.marks if m.style in _LISTED}
-    below = LEGEND * -(-len(named) // _columns(3.1 * wide, named)) if len(named) > FEW else 0
+    names = {m.name for p in figure.panels if _in_legend(p) for m in p.marks if m.style in _LISTED}
+    below = LEGEND * -(-len(names) // _columns(3.1 * wide, names)) if len(names) > FEW else 0
     with plt.rc_context(STYLE):
         sheet, axes = plt.subplots(
             lines, wide, figsize=(3.1 * wide, tall * lines + below), layout="constrained",
@@ -50,8 +50,8 @@ def save(figure: Figure, folder: Path) -> list[Path]:
         for axis, panel in zip(axes.flat, figure.panels, strict=False):
             _draw(axis, panel)
             # Names that stand to the left of a line of panels leave room for the others.
-            repeated = axis not in axes[:, 0] and panel.across and _rows(panel) == _rows(first)
-            axis.tick_params(labelleft=not repeated)
+            inner = axis not in axes[:, 0] and panel.across and _rows(panel) == _rows(first)
+            axis.tick_params(labelleft=not inner)
         for axis in axes.flat[len(figure.panels) :]:
             axis.set_axis_off()
         # A panel of areas, or of one group alone, has names of its own.

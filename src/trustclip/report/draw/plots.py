@@ -87,8 +87,8 @@ def forest_figure(groups: Sequence[Group], compared: Sequence[Compared]) -> Figu
 def _final_panel(scored: Sequence[Group]) -> Panel:
     metric, several = scored[0].metrics[0], len(by_setting(scored)) > 1
     marks = [] if several else [_whisker("before training", scored[0], metric, "initial")]
-    named = [*zip(names(scored), scored, strict=True)]
-    marks += [_whisker(name, group, metric) for name, group in reversed(named)]
+    pairs = [*zip(names(scored), scored, strict=True)]
+    marks += [_whisker(name, group, metric) for name, group in reversed(pairs)]
     average = ", average of the tasks" if len(tasks_of(scored)) > 1 else ""
     present = [mark for mark in marks if mark is not None]
     return Panel(f"{title_of(metric)}{average}", "percent", "", present, across=True)

@@ -9,7 +9,7 @@ from typing import Any
 from trustclip.findings import rows
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Group
-from trustclip.report.draw.budget import beside, told
+from trustclip.report.draw.budget import beside, paper_note
 from trustclip.report.draw.marks import Figure, Mark, Panel, in_percent
 from trustclip.support.text import title_of
 
@@ -54,7 +54,7 @@ def sweep_figures(groups: Sequence[Group]) -> list[Figure]:
         caption = f"{len(members)} values, all other settings equal (Figure 3 of the paper)."
         if len(members) < 4:
             caption += " So few values say little about where the optimum is."
-        caption += told([mark for panel in panels for mark in panel.marks])
+        caption += paper_note([mark for panel in panels for mark in panel.marks])
         figures.append(Figure(_slug(key), f"{name} against {parameter}", caption, panels))
     return figures
 

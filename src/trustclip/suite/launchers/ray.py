@@ -13,7 +13,7 @@ from trustclip.suite.launchers.remote import RemoteRun, attend, clear
 
 #: Where Ray notes the cluster that this machine belongs to.
 _CLUSTER = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
-#: Whether this machine belongs to a cluster, or is told of one.
+#: Whether this machine belongs to a cluster, or has the address of one.
 JOINS = bool(os.environ.get("RAY_ADDRESS")) or _CLUSTER.exists()
 
 # A Ray of our own listens on 127.0.0.1 alone, and who joins needs a token. Ray reads both when it
@@ -68,9 +68,9 @@ class Ray:
     def start(self, folder: Path, command: Sequence[str], slot: int) -> RemoteRun:
         folder = folder.resolve()
         clear(folder)
-        named = self._attend.options(name=folder.name)
+        remote = self._attend.options(name=folder.name)
         return RemoteRun(
-            folder, _Task(named.remote(folder, list(command), Path.cwd(), self._threads))
+            folder, _Task(remote.remote(folder, list(command), Path.cwd(), self._threads))
         )
 
     def close(self) -> None:

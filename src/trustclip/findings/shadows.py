@@ -73,8 +73,8 @@ def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
         if i == 0:
             return get(j, key)
         # The order of labels here need not be that of the run.
-        found = get(i, f"{key}/{labels[j - 1]}")
-        return get(j, f"{key}/{labels[i - 1]}") if math.isnan(found) else found
+        value = get(i, f"{key}/{labels[j - 1]}")
+        return get(j, f"{key}/{labels[i - 1]}") if math.isnan(value) else value
 
     every = range(len(labels) + 1)
     gated = [metrics.get("gated", _NAN), *(get(i, "gated") for i in every[1:])]

@@ -15,7 +15,7 @@ import numpy as np
 import trustclip
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TOKENS, TokenRow
-from trustclip.report.tokens import asked_in
+from trustclip.report.tokens import problems_in
 
 TO = Path(trustclip.__file__).parent / "report/sample.jsonl"
 #: Completions of each update, and of all.
@@ -29,7 +29,7 @@ def main() -> None:
     chosen = []
     for _, rows in groupby(token_rows(run / TOKENS), key=lambda row: row.step):
         chosen += sorted(rows, key=lambda row: -_cut(row))[:EACH]
-    problems = asked_in(run)
+    problems = problems_in(run)
     lines = []
     for row in chosen[:MOST]:
         problem, gold = problems[row.generated, row.index]

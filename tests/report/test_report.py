@@ -485,7 +485,7 @@ def test_shown_completions_have_their_problem_and_their_gates(tmp_path):
     path = make_run(tmp_path / "run", Spec(ATR, gated=0.2))
     run = read_run(path)
     problems: dict[str, int] = {}
-    rows = samples.viewed(path, run.samples, 10**7, problems)
+    rows = samples.page_rows(path, run.samples, 10**7, problems)
     shown = [dict(zip(samples.COLUMNS, row, strict=True)) for row in rows]
     trained = next(r for r in shown if r["stage"] == "rl" and r["step"] == 4 and r["k"] == 3)
     gates = [json.loads(line) for line in (path / "gates.jsonl").read_text().splitlines()]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trustclip import stats
-from trustclip.findings.contamination import held, trained_on
+from trustclip.findings.contamination import overlapping_problems, trained_on
 from trustclip.findings.groups import Group, names, shared_answers
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.runs.reader import Evaluation
@@ -18,12 +18,12 @@ def clean_table(groups: Sequence[Group]) -> Table | None:
     Before training, after it, and the gain paired by problem: a part of a task may be harder than
     the whole, so that only the gains compare.
     """
-    found = [held(group) for group in groups]
-    tasks = list(dict.fromkeys(task for by_task in found for task in by_task))
+    overlaps = [overlapping_problems(group) for group in groups]
+    tasks = list(dict.fromkeys(task for by_task in overlaps for task in by_task))
     if not tasks:
         return None
     rows = []
-    for label, group, by_task in zip(names(groups), groups, found, strict=True):
+    for label, group, by_task in zip(names(groups), groups, overlaps, strict=True):
         for title, moments in (
             (f"{label}, before training", ("initial",)),
             (label, ("final",)),
@@ -70,7 +70,7 @@ class _Part:
     def cells(self) -> list[Cell]:
         """Problems and Mean@K of the whole task; problems, Mean@K and Pass@K of its clean part."""
         evaluations = [self._evaluations(moment) for moment in self.moments]
-        flat = [e for found in evaluations for e in found]
+        flat = [e for part in evaluations for e in part]
         runs, _ = shared_answers(flat, self.task)
         if not runs or not self.ids or len({*map(len, evaluations)}) > 1:
             return [NOTHING] * 5
@@ -91,9 +91,9 @@ class _Part:
     def _score(self, runs: Sequence[Any], k: int | None = None) -> Cell:
         half, sign = len(runs) // 2, ""
         if len(self.moments) == 1:
-            found = stats.mean_interval(runs) if k is None else stats.pass_interval(runs, k)
+            estimate = stats.mean_interval(runs) if k is None else stats.pass_interval(runs, k)
         else:
-            found = stats.paired_difference(runs[:half], runs[half:], k=k, same_seeds=True)
-            sign = "+" if found.value > 0 else ""
-        bounds = (None, None) if self.group.unsteady else (found.low, found.high)
-        return Cell(sign + percent(found.value), bracket(*bounds))
+            estimate = stats.paired_difference(runs[:half], runs[half:], k=k, same_seeds=True)
+            sign = "+" if estimate.value > 0 else ""
+        bounds = (None, None) if self.group.unsteady else (estimate.low, estimate.high)
+        return Cell(sign + percent(estimate.value), bracket(*bounds))

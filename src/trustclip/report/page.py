@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from trustclip.findings.differences import Said
+from trustclip.findings.differences import RunFindings
 from trustclip.logs.tokens import TOKENS
 from trustclip.report.collect import Report, Section, collect
 from trustclip.report.draw import charts
@@ -15,7 +15,7 @@ from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.microscope import SCRIPTS, tokens_data
 from trustclip.runs.reader import Run
-from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, viewed
+from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, page_rows
 from trustclip.support.jsonl import write_text
 from trustclip.support.secrets import redacted, redacted_argv
 from trustclip.support.text import duration, percent, title_of
@@ -65,7 +65,7 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
             for label, series in {group.label: group.series for group in report.groups}.items()
         ],
         parts_of=_PARTS,
-        runs=[_run(said) for said in report.said],
+        runs=[_run(entry) for entry in report.by_run],
         figures=figures(sections),
         samples=embedded(_samples(report)),
         tokens=embedded(_tokens(report)),
@@ -75,17 +75,17 @@ def render(report: Report, title: str, live: str = "", saved: bool = False) -> s
 
 def figures(sections: Sequence[Section]) -> Markup:
     """Every panel as a chart, with the colours of both grounds."""
-    drawn = {
+    specs = {
         f"{figure.key}/{i}": charts.spec(panel)
         for section in sections
         for figure in section.figures
         for i, panel in enumerate(figure.panels)
     }
-    return embedded({"figures": drawn, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS})
+    return embedded({"figures": specs, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS})
 
 
-def _run(said: Said) -> dict[str, Any]:
-    group, run = said.group, said.run
+def _run(entry: RunFindings) -> dict[str, Any]:
+    group, run = entry.group, entry.run
     final = run.final
     metric = group.metrics[0] if group.metrics else None
     score = final.score(None, metric) if final and metric else None
@@ -105,34 +105,34 @@ def _run(said: Said) -> dict[str, Any]:
         "gated": percent(gated if isinstance(gated, int | float) else None, 2),
         "time": duration(run.summary.get("seconds")),
         "remarks": run.remarks,
-        "name": said.name,
-        "findings": said.findings,
-        "notices": [found for found in said.findings if found.subject in ("start", "guard")],
+        "name": entry.name,
+        "findings": entry.findings,
+        "notices": [finding for finding in entry.findings if finding.subject in ("start", "guard")],
         "watched": bool(run.training or run.evaluations) and run.log is None,
-        "config": _shown(dict(run.config)),
-        "environment": _shown(dict(run.environment) or {"versions": run.summary.get("versions")}),
+        "config": _as_yaml(dict(run.config)),
+        "environment": _as_yaml(dict(run.environment) or {"versions": run.summary.get("versions")}),
     }
 
 
-def _shown(record: dict[str, Any]) -> str:
+def _as_yaml(record: dict[str, Any]) -> str:
     """A record of a run as YAML, without the secrets that an older version may have written."""
-    found = redacted(record)
-    if isinstance(argv := found.get("argv"), list):
-        found["argv"] = redacted_argv([str(argument) for argument in argv])
-    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+    public = redacted(record)
+    if isinstance(argv := public.get("argv"), list):
+        public["argv"] = redacted_argv([str(argument) for argument in argv])
+    return yaml.safe_dump(public, sort_keys=False, allow_unicode=True)
 
 
 def _tokens(report: Report) -> dict[str, Any]:
     return tokens_data(
         [
             (name, run.path)
-            for name, run in _named(report)
+            for name, run in _named_runs(report)
             if (run.log and run.log.tokens) or any((run.path / TOKENS).glob("*.parquet"))
         ]
     )
 
 
-def _named(report: Report) -> Iterator[tuple[str, Run]]:
+def _named_runs(report: Report) -> Iterator[tuple[str, Run]]:
     for group in report.groups:
         for run in group.runs:
             yield f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label, run
@@ -140,16 +140,16 @@ def _named(report: Report) -> Iterator[tuple[str, Run]]:
 
 def _samples(report: Report) -> dict[str, Any]:
     problems: dict[str, int] = {}
-    named = [*_named(report)]
-    share = MAX_CHARACTERS // max(len(named), 1)
+    by_name = [*_named_runs(report)]
+    share = MAX_CHARACTERS // max(len(by_name), 1)
     runs = [
         {
             "name": name,
             "model": run.model,
             "total": len(run.samples.places),
-            "rows": viewed(run.path, run.samples, share, problems),
+            "rows": page_rows(run.path, run.samples, share, problems),
         }
-        for name, run in named
+        for name, run in by_name
     ]
     return {
         "columns": COLUMNS,

@@ -90,8 +90,8 @@ def _content(run_folder: Path) -> dict[str, Any]:
     model = config.get("model", "tiny")
     chosen = dict(summary.get("method") or rl.get("method") or {})
     name = chosen.pop("name", None)
-    shown = {label: rl[key] for key, label in SHOWN.items() if rl.get(key) is not None}
-    dumped = yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)
+    listed = {label: rl[key] for key, label in SHOWN.items() if rl.get(key) is not None}
+    config_text = yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)
     return {
         "config": config,
         "summary": summary,
@@ -101,12 +101,12 @@ def _content(run_folder: Path) -> dict[str, Any]:
         "nameless": Path(str(model)).is_dir() and base_model(model) is None,
         "code": _code(rl, run_folder / "final" / "prompt.json"),
         "does": _does(name, chosen),
-        "arguments": _table(["setting", "value"], [*chosen.items(), *shown.items()]),
+        "arguments": _table(["setting", "value"], [*chosen.items(), *listed.items()]),
         "after": after,
         "scores": after and _scores(before, after),
         "best": list(best.items())[:1],
         "interval_text": interval_text,
-        "settings": fenced(dumped, "yaml"),
+        "settings": fenced(config_text, "yaml"),
         "machine": _machine(environment, summary),
         "version": (environment.get("versions") or {}).get("trustclip", ""),
         "command": _command(config, environment),
@@ -124,8 +124,8 @@ def fenced(text: str, language: str = "") -> str:
     """
     runs = re.findall(r"`+", text)
     fence = "`" * max(3, 1 + max(map(len, runs), default=0))
-    shown = re.sub(r"[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f]", " ", text).strip("\n")
-    return _Markdown(f"{fence}{language}\n{shown}\n{fence}")
+    body = re.sub(r"[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f]", " ", text).strip("\n")
+    return _Markdown(f"{fence}{language}\n{body}\n{fence}")
 
 
 def _stage(config: Mapped, name: str) -> Mapped:
@@ -210,12 +210,12 @@ def _code(rl: Mapped, prompt: Path) -> str:
     """Code that asks the model with the prompt of its training; empty where that is not known."""
     if not prompt.is_file():
         return ""
-    asked = read_mapping(prompt)
-    before, _, after = str(asked.get("template") or "{problem}").partition("{problem}")
+    settings = read_mapping(prompt)
+    before, _, after = str(settings.get("template") or "{problem}").partition("{problem}")
     content = f"{before!r} + problem + {after!r}" if before or after else "problem"
     turns = [f'{{"role": "user", "content": {content}}}']
-    if asked.get("system"):
-        turns.insert(0, f'{{"role": "system", "content": {asked["system"]!r}}}')
+    if settings.get("system"):
+        turns.insert(0, f'{{"role": "system", "content": {settings["system"]!r}}}')
     length = rl.get("max_completion_length", 256)
     tokens = length if isinstance(length, int) else 256
     return fenced(_CODE.format(messages=", ".join(turns), tokens=tokens), "python")
@@ -266,8 +266,8 @@ def _machine(environment: Mapped, summary: Mapped) -> str:
     rows: list[tuple[object, object]] = list((environment.get("versions") or {}).items())
     rows += [(key, environment[key]) for key in ("platform", "processors") if key in environment]
     if git := environment.get("git"):
-        changed = ", with uncommitted changes" if git.get("changed") else ""
-        rows.append(("code", f"{git.get('commit')}{changed}"))
+        suffix = ", with uncommitted changes" if git.get("changed") else ""
+        rows.append(("code", f"{git.get('commit')}{suffix}"))
     if "seconds" in summary:
         rows.append(("time", duration(summary["seconds"])))
     return _table(["item", "value"], rows) if rows else ""

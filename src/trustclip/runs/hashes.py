@@ -54,10 +54,10 @@ def missing_files(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     """
     files = regular_files(folder / FINAL, f"{FINAL}/")
     hashes = summary.get(HASHES)
-    known = {k: v for k, v in hashes.items() if _of_model(k)} if hashes else {}
-    if known:
+    recorded = {k: v for k, v in hashes.items() if _of_model(k)} if hashes else {}
+    if recorded:
         sizes = {name: path.stat().st_size for name, path in files.items()}
-        return [name for name, entry in known.items() if sizes.get(name) != entry["bytes"]]
+        return [name for name, entry in recorded.items() if sizes.get(name) != entry["bytes"]]
     weights = any(name.endswith((".safetensors", ".bin")) for name in files)
     lacking = {f"{FINAL}/config.json": f"{FINAL}/config.json" in files, f"{FINAL}/*": weights}
     return [name for name, there in lacking.items() if not there]
@@ -68,13 +68,13 @@ def regular_files(folder: Path, before: str = "") -> dict[str, Path]:
 
     What is opened comes from here and not from a record, so no name in it can lead outside.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for at, folders, names in os.walk(folder):
         folders.sort()
         for path in (Path(at, name) for name in sorted(names)):
             if stat.S_ISREG(path.lstat().st_mode):
-                found[before + path.relative_to(folder).as_posix()] = path
-    return found
+                files[before + path.relative_to(folder).as_posix()] = path
+    return files
 
 
 def _of_model(name: str) -> bool:

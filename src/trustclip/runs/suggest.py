@@ -63,8 +63,8 @@ def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
     for _ in range(_PASSES):
         search.look(f for end in _ENDS for f in np.geomspace(*search.bracket(share, end), _EACH))
     lower, at, upper = (search.bracket(share, end)[1] for end in ("low", "value", "high"))
-    reached = search.measured[at]
-    if at == low or not 0 < reached.value <= share:
+    interval = search.measured[at]
+    if at == low or not 0 < interval.value <= share:
         narrowest, widened_most = (search.measured[f].value for f in (low, high))
         raise ValueError(
             f"no threshold of {method.name!r} would have cut {percent(share, 2)} % of these "
@@ -76,7 +76,7 @@ def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
     # Four digits are more than the interval supports, and what a person types.
     rounded = {name: float(f"{value:.4g}") for name, value in ends[1].items()}
     chosen = replace(method, **rounded)  # type: ignore[type-var]
-    return Suggestion(chosen, moved, reached, search.clusters, search.unit, search.tokens)
+    return Suggestion(chosen, moved, interval, search.clusters, search.unit, search.tokens)
 
 
 #: Of a share's interval: the value, and the bounds that give the ends of the thresholds.
@@ -124,8 +124,8 @@ def _share(gated: _Counts, tokens: _Counts) -> Interval:
     """Share of tokens gated with Student's interval, clustered: a ratio of two sums, linearised."""
     share = gated.sum() / tokens.sum()
     around = share + (gated - share * tokens) / tokens.mean()
-    found = RunSummary.of(around).interval()
-    return Interval(float(share), max(found.low, 0.0), min(found.high, 1.0))
+    interval = RunSummary.of(around).interval()
+    return Interval(float(share), max(interval.low, 0.0), min(interval.high, 1.0))
 
 
 def _clusters(paths: Sequence[Path]) -> tuple[_Counts, str, _Counts]:

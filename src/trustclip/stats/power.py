@@ -121,12 +121,12 @@ def _sampling_variance(tallies: Sequence[Tally], groups: Sequence[Ints]) -> floa
     if min(counts.total.min() for counts in tallies) < 2:
         return nan
     weights = macro_weights(groups) ** 2
-    drawn = 0.0
+    variance = 0.0
     for counts in tallies:
         share, seeds = counts.right / counts.total, counts.total.shape[0]
         of_drawn = share * (1 - share) / (counts.total - 1)
-        drawn += float(of_drawn.mean(axis=0) @ weights) / seeds
-    return drawn
+        variance += float(of_drawn.mean(axis=0) @ weights) / seeds
+    return variance
 
 
 def verdict(
@@ -160,7 +160,7 @@ def verdict(
       'A scored 5.2 points higher than B (p = 0.001), with one run each'
     """
     have = budget.have
-    drawn, asked = _many(have.samples, "sample"), _many(have.problems, "problem")
+    samples, problems = _many(have.samples, "sample"), _many(have.problems, "problem")
     if difference.p <= 1 - level + 1e-12:
         better, worse = names if difference.value > 0 else names[::-1]
         points = f"{abs(difference.value) * 100:.1f} points"
@@ -169,14 +169,14 @@ def verdict(
             return f"{better} scored {points} higher than {worse} {chance}"
         return f"{better} is better than {worse} by {points} (p = {difference.p:.2g})"
     if abs(difference.value) < 1e-12:
-        return f"no difference observed with {drawn} on {asked}"
+        return f"no difference observed with {samples} on {problems}"
     limit = {
-        "samples": f"{drawn} per problem",
-        "problems": asked,
+        "samples": f"{samples} per problem",
+        "problems": problems,
         "seeds": f"{_many(have.seeds, 'seed')} per method",
     }[budget.limit]
     if isnan(budget.detectable):
-        return f"inconclusive with {drawn} on {asked}"
+        return f"inconclusive with {samples} on {problems}"
     if budget.detectable >= 1:
         return f"inconclusive with {limit}: too few to detect any gap"
     points = 100 * budget.detectable

@@ -60,13 +60,13 @@ def run_suite(
     """
     if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel must be at least 1, got {max_parallel}.")
-    asked = resources_of(on, resources or {})
+    request = resources_of(on, resources or {})
     suite = plan(path)
     if dry_run:
         console.print(_intention(suite))
         return 0
-    slots = max_parallel or (1 if asked is None else len(suite.jobs))
-    launcher = Local(slots) if asked is None else elsewhere(on, asked)
+    slots = max_parallel or (1 if request is None else len(suite.jobs))
+    launcher = Local(slots) if request is None else elsewhere(on, request)
 
     def start(job: Job, slot: int) -> Running:
         return launcher.start(job.path, [*command, *_arguments(job)], slot)
@@ -74,7 +74,7 @@ def run_suite(
     with closing(launcher), only_process(suite.out):
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
         line = f"trustclip suite {shlex.quote(str(path))}{_options(on, resources or {})}"
-        line += f" --max-parallel {slots}" if asked is None or max_parallel else ""
+        line += f" --max-parallel {slots}" if request is None or max_parallel else ""
         line += _consent(dict(suite.methods))
         return _Suite(suite, console, slots, start, line).run()
 
@@ -121,9 +121,9 @@ class _Suite:
 
     def _skip_spare_sft(self) -> None:
         """Mark an SFT that no unfinished run needs as finished, even if its folder is missing."""
-        wanted = {j.needs for j in self._plan.runs if self._states[j.name] != "finished"}
+        needed = {j.needs for j in self._plan.runs if self._states[j.name] != "finished"}
         for job in self._plan.jobs:
-            if job.method is None and (job.summary is not None or job.path not in wanted):
+            if job.method is None and (job.summary is not None or job.path not in needed):
                 self._states[job.name] = "finished"
 
     def _advance(self, interruptions: Interruptions) -> bool:
@@ -177,7 +177,7 @@ class _Suite:
     def _close(self, job: Job, process: Running, status: int) -> None:
         """Record the end of a process, judged by its run directory, then by its exit status."""
         self._display.update(now=True)
-        asked = self._states[job.name] == "ending"
+        ending = self._states[job.name] == "ending"
         seconds = round(time.monotonic() - process.started, 1)
         if job.summary is not None:
             self._note(job.name, "finished", seconds=seconds)
@@ -186,7 +186,7 @@ class _Suite:
         elif process.pid is None:
             self._states[job.name] = "waiting"
             self._note(job.name, "gone")
-        elif status == 0 or asked:
+        elif status == 0 or ending:
             self._states[job.name] = "interrupted"
             self._failures[job.name] = "ended before its last update"
             self._note(job.name, "interrupted", seconds=seconds, status=status)
@@ -230,8 +230,8 @@ def _arguments(job: Job) -> list[str]:
     """Arguments of ``trustclip`` for the job; the recipe of a run is written to its folder."""
     job.path.mkdir(parents=True, exist_ok=True)
     if job.method is None:
-        given = {k: v for k, v in flat(job.settings).items() if v is not None and v != {}}
-        return ["sft", *(f"--{key}={value}" for key, value in given.items())]
+        options = {k: v for k, v in flat(job.settings).items() if v is not None and v != {}}
+        return ["sft", *(f"--{key}={value}" for key, value in options.items())]
     file = job.path / "recipe.yaml"
     write_text(file, _yaml(job.settings))
     return ["run", str(file), *_consent(job.settings).split()]

@@ -14,8 +14,8 @@ from trustclip.report.draw.marks import (
     Style,
     figure,
     in_percent,
-    smoothed,
-    thinned,
+    moving_mean,
+    sample_indices,
     window_of,
 )
 from trustclip.report.results import tasks_of
@@ -92,14 +92,14 @@ def _smooth(points: Points, window: int) -> dict[int, float]:
     # A metric that is logged once per generation has fewer points than there are updates.
     gap = (max(points) - min(points)) / max(len(points) - 1, 1)
     near = max(1, round(window / max(gap, 1)))
-    means = dict(zip(points, smoothed([*points.values()], near), strict=True))
+    means = dict(zip(points, moving_mean([*points.values()], near), strict=True))
     # The first means are of few values, and noisier than the curve is meant to be.
     return {step: means[step] for step in list(means)[near // 2 :]}
 
 
 def _mark(style: Style, points: Points, group: Group, name: str = "") -> Mark:
     """A curve in the colour of a group, at no more points than are seen."""
-    kept = thinned(len(points))
+    kept = sample_indices(len(points))
     x, y = list(points), list(points.values())
     label = name or group.label
     return Mark(style, [x[i] for i in kept], [y[i] for i in kept], label, group.series)
@@ -168,11 +168,11 @@ def _score_marks(group: Group, metric: str) -> list[Mark]:
     if not runs:
         return []
     steps = sorted(set.intersection(*(set(evaluations) for evaluations in runs)))
-    found = [(s, e) for s in steps if (e := pooled([r[s] for r in runs], None, metric))]
-    x = [step for step, _ in found]
-    y, low, high = in_percent([e for _, e in found])
-    known = None not in low and not group.unsteady
-    marks = [Mark("band", x, y, group.label, group.series, low, high)] if known else []
+    estimates = [(s, e) for s in steps if (e := pooled([r[s] for r in runs], None, metric))]
+    x = [step for step, _ in estimates]
+    y, low, high = in_percent([e for _, e in estimates])
+    has_bounds = None not in low and not group.unsteady
+    marks = [Mark("band", x, y, group.label, group.series, low, high)] if has_bounds else []
     for evaluations in runs if len(runs) > 1 else []:
         each = [(s, score["value"]) for s in steps if (score := evaluations[s].score(None, metric))]
         marks.append(
@@ -312,9 +312,9 @@ def means_of(
         for key, value in row.items():
             if key.startswith(prefix) and isinstance(value, int | float):
                 values.setdefault(key.removeprefix(prefix), []).append(value)
-    ordered = sorted(values, key=lambda name: float(name.partition("_")[0]))
-    means = [factor * sum(values[name]) / len(values[name]) for name in ordered]
-    places = [label(name) for name in ordered]
+    names = sorted(values, key=lambda name: float(name.partition("_")[0]))
+    means = [factor * sum(values[name]) / len(values[name]) for name in names]
+    places = [label(name) for name in names]
     return Mark("points", places, means, group.label, group.series) if means else None
 
 

@@ -45,8 +45,8 @@ def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
 
 def _panels(groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, float]]) -> list[Panel]:
     """Panels of the groups that have logged the first of these metrics."""
-    named = [(f"trustclip/{key}", title, axis, by) for key, title, axis, by in metrics]
-    return metric_panels([group for group in groups if lines_of(group, named[0][0])], named)
+    specs = [(f"trustclip/{key}", title, axis, by) for key, title, axis, by in metrics]
+    return metric_panels([group for group in groups if lines_of(group, specs[0][0])], specs)
 
 
 def drift_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:

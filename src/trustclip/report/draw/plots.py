@@ -31,7 +31,7 @@ def constraint_figure(groups: Sequence[Group]) -> Figure | None:
         bounds += _bounds(group)
     if not rising:
         return None
-    reach = _NEAR if all(map(_settled, [*rising, *falling])) else _FAR
+    reach = _NEAR if all(map(_is_settled, [*rising, *falling])) else _FAR
     panels = [
         Panel(f"Weight where A {sign} 0", "ratio new / old", "weight c", marks,
               x_range=(0, reach), y_range=(-0.1, reach), rule=1)
@@ -53,7 +53,7 @@ def constraint_figure(groups: Sequence[Group]) -> Figure | None:
     return Figure("figure1", "Gradient weight and ratio interval", caption, panels)
 
 
-def _settled(mark: Mark) -> bool:
+def _is_settled(mark: Mark) -> bool:
     """Whether nothing happens beyond the nearer end: the weight is 0, or the ratio itself."""
     far = [(x, y) for x, y in zip(mark.x, mark.y, strict=True) if float(x) > 0.9 * _NEAR]
     return all(y == 0 for _, y in far) or all(abs((y or 0) - float(x)) < 1e-6 for x, y in far)
@@ -61,10 +61,10 @@ def _settled(mark: Mark) -> bool:
 
 def _bounds(group: Group) -> list[Mark]:
     p = torch.logspace(-3, 0, 61, dtype=torch.float64).clamp(max=1 - 1e-9)
-    found = (torch.as_tensor(b, dtype=p.dtype).expand(len(p)) for b in group.interval(p) or ())
+    bounds = (torch.as_tensor(b, dtype=p.dtype).expand(len(p)) for b in group.interval(p) or ())
     return [
         Mark("line", p.tolist(), bound.tolist(), group.label, group.series)
-        for bound in found
+        for bound in bounds
         if bound.isfinite().all()
     ]
 
@@ -74,12 +74,12 @@ def forest_figure(groups: Sequence[Group], compared: Sequence[Compared]) -> Figu
     scored = [group for group in groups if group.scored and group.metrics]
     if not scored:
         return None
-    found = [c for c in compared if c.difference is not None]
-    panels = [_final_panel(scored), *([_difference_panel(scored, found)] if found else [])]
+    measured = [c for c in compared if c.difference is not None]
+    panels = [_final_panel(scored), *([_difference_panel(scored, measured)] if measured else [])]
     caption = "95 % intervals, clustered by problem"
     if any(len(group.scored) > 1 for group in scored):
         caption += " and seed"
-    if found:
+    if measured:
         caption += "; the differences are paired, and not corrected for multiple comparisons"
     return Figure("scores", "At the end of training", caption + ".", panels)
 
@@ -87,16 +87,16 @@ def forest_figure(groups: Sequence[Group], compared: Sequence[Compared]) -> Figu
 def _final_panel(scored: Sequence[Group]) -> Panel:
     metric, several = scored[0].metrics[0], len(by_setting(scored)) > 1
     marks = [] if several else [_whisker("before training", scored[0], metric, "initial")]
-    named = [*zip(names(scored), scored, strict=True)]
-    marks += [_whisker(name, group, metric) for name, group in reversed(named)]
+    pairs = [*zip(names(scored), scored, strict=True)]
+    marks += [_whisker(name, group, metric) for name, group in reversed(pairs)]
     average = ", average of the tasks" if len(tasks_of(scored)) > 1 else ""
-    drawn = [mark for mark in marks if mark is not None]
-    return Panel(f"{title_of(metric)}{average}", "percent", "", drawn, across=True)
+    present = [mark for mark in marks if mark is not None]
+    return Panel(f"{title_of(metric)}{average}", "percent", "", present, across=True)
 
 
-def _difference_panel(scored: Sequence[Group], found: Sequence[Compared]) -> Panel:
+def _difference_panel(scored: Sequence[Group], compared: Sequence[Compared]) -> Panel:
     """Differences in the order of the scores, the reference itself at 0."""
-    by_group = {(c.group.setting, c.group.label): c.difference for c in found}
+    by_group = {(c.group.setting, c.group.label): c.difference for c in compared}
     marks = []
     for name, group in reversed([*zip(names(scored), scored, strict=True)]):
         d = by_group.get((group.setting, group.label))
@@ -104,7 +104,7 @@ def _difference_panel(scored: Sequence[Group], found: Sequence[Compared]) -> Pan
             marks.append(_across(name, d, group.series))
         elif group.is_reference:
             marks.append(Mark("points", [0.0], [], name, group.series))
-    title = f"Difference to {found[0].reference.label}"
+    title = f"Difference to {compared[0].reference.label}"
     return Panel(title, "points", "", marks, across=True, rule=0)
 
 
@@ -114,6 +114,6 @@ def _whisker(name: str, group: Group, metric: str, moment: str = "final") -> Mar
     return None if e is None else _across(name, e, series)
 
 
-def _across(name: str, found: Estimate | stats.Difference, series: int) -> Mark:
-    value, low, high = in_percent([found])
+def _across(name: str, estimate: Estimate | stats.Difference, series: int) -> Mark:
+    value, low, high = in_percent([estimate])
     return Mark("points", value, [], name, series, low, high)

@@ -9,7 +9,7 @@ from typing import Any
 from trustclip.findings import rows
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Group
-from trustclip.report.draw.budget import beside, told
+from trustclip.report.draw.budget import beside, paper_note
 from trustclip.report.draw.marks import Figure, Mark, Panel, in_percent
 from trustclip.support.text import title_of
 
@@ -30,16 +30,16 @@ class _Line:
 
     def through(self, shares: Sequence[float | None]) -> list[Mark]:
         """A line through shares; a group without one is left out."""
-        known = [(x, share) for x, share in zip(self.x, shares, strict=True) if share is not None]
-        if not known:
+        points = [(x, share) for x, share in zip(self.x, shares, strict=True) if share is not None]
+        if not points:
             return []
-        x, y = [x for x, _ in known], [100 * share for _, share in known]
+        x, y = [x for x, _ in points], [100 * share for _, share in points]
         return [Mark("line", x, y, self.name, self.groups[0].series)]
 
-    def with_intervals(self, found: Sequence[Any]) -> list[Mark]:
+    def with_intervals(self, estimates: Sequence[Any]) -> list[Mark]:
         """A line through estimates or differences, and their intervals."""
-        line = self.through([None if one is None else one.value for one in found])
-        _, low, high = in_percent([one for one in found if one is not None])
+        line = self.through([None if one is None else one.value for one in estimates])
+        _, low, high = in_percent([one for one in estimates if one is not None])
         return [*line, *(replace(mark, style="points", low=low, high=high) for mark in line)]
 
 
@@ -54,7 +54,7 @@ def sweep_figures(groups: Sequence[Group]) -> list[Figure]:
         caption = f"{len(members)} values, all other settings equal (Figure 3 of the paper)."
         if len(members) < 4:
             caption += " So few values say little about where the optimum is."
-        caption += told([mark for panel in panels for mark in panel.marks])
+        caption += paper_note([mark for panel in panels for mark in panel.marks])
         figures.append(Figure(_slug(key), f"{name} against {parameter}", caption, panels))
     return figures
 
@@ -65,9 +65,9 @@ def _threshold_panels(members: Sequence[Group], name: str, parameter: str) -> li
     line = _Line(name, members, x)
     panels = []
     for metric in members[0].metrics:
-        found = [group.estimate(None, metric) for group in members]
-        if None not in found:
-            marks = [*line.with_intervals(found), *_printed(line, metric)]
+        estimates = [group.estimate(None, metric) for group in members]
+        if None not in estimates:
+            marks = [*line.with_intervals(estimates), *_paper_marks(line, metric)]
             panels.append(Panel(title_of(metric), parameter, "percent", marks, ticks=x))
     shares = [_mean_gated(group) for group in members]
     if None not in shares:
@@ -76,7 +76,7 @@ def _threshold_panels(members: Sequence[Group], name: str, parameter: str) -> li
     return panels
 
 
-def _printed(line: _Line, metric: str) -> list[Mark]:
+def _paper_marks(line: _Line, metric: str) -> list[Mark]:
     """The paper's numbers, beside the places of ours so that the whiskers can be told apart."""
     aside = ASIDE * min(after - before for before, after in pairwise(line.x))
     return [
@@ -96,19 +96,19 @@ def sweeps(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[Group]]:
     for group in groups:
         if group.method is not None:
             families[group.setting, group.method.name].append(group)
-    found = {}
+    sweeps = {}
     for (setting, name), members in families.items():
         values = {
             f.name: [getattr(group.method, f.name) for group in members]
             for f in fields(members[0].method)  # type: ignore[arg-type]
         }
-        varying = [key for key, given in values.items() if any(v != given[0] for v in given)]
+        varying = [key for key, column in values.items() if any(v != column[0] for v in column)]
         if len(varying) != 1:
             continue
-        key, given = varying[0], values[varying[0]]
-        if all(map(_is_number, given)) and len(set(given)) == len(members):
-            found[setting, name, key] = sorted(members, key=lambda g: getattr(g.method, key))
-    return found
+        key, column = varying[0], values[varying[0]]
+        if all(map(_is_number, column)) and len(set(column)) == len(members):
+            sweeps[setting, name, key] = sorted(members, key=lambda g: getattr(g.method, key))
+    return sweeps
 
 
 def swept_figures(groups: Sequence[Group], compared: Sequence[Compared]) -> list[Figure]:
@@ -145,13 +145,13 @@ def _panels(
 ) -> Iterator[tuple[str, str, list[Mark]]]:
     metric = next((g.metrics[0] for line in lines for g in line.groups if g.metrics), "")
     scores = [[group.estimate(None, metric) for group in line.groups] for line in lines]
-    marks = [line.with_intervals(found) for line, found in zip(lines, scores, strict=True)]
+    marks = [line.with_intervals(estimates) for line, estimates in zip(lines, scores, strict=True)]
     yield title_of(metric), "percent", [*chain.from_iterable(marks)]
-    known = [c for c in compared if c.difference is not None]
-    if known:
-        by_group = {(c.group.setting, c.group.label): c.difference for c in known}
+    measured = [c for c in compared if c.difference is not None]
+    if measured:
+        by_group = {(c.group.setting, c.group.label): c.difference for c in measured}
         marks = [_differences(line, by_group) for line in lines]
-        title = f"Difference to {known[0].reference.label}"
+        title = f"Difference to {measured[0].reference.label}"
         yield title, "points", [*chain.from_iterable(marks)]
     marks = [line.through([_mean_gated(group) for group in line.groups]) for line in lines]
     yield "Gated tokens", "percent of tokens", [*chain.from_iterable(marks)]
@@ -165,14 +165,14 @@ def _differences(line: _Line, by_group: Mapping[tuple[str, str], Any]) -> list[M
 
 def _families(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
     """Groups by swept path and the rest of their setting."""
-    found: dict[tuple[str, str], list[Group]] = {}
+    families: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         swept = group.runs[0].swept
         for path, value in swept.items():
             if _is_number(value):
                 others = {key: other for key, other in swept.items() if key != path}
-                found.setdefault((path, f"{group.model} {others}"), []).append(group)
-    return found
+                families.setdefault((path, f"{group.model} {others}"), []).append(group)
+    return families
 
 
 def _value(group: Group, path: str) -> float:

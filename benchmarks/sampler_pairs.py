@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.sampling.sampled import recorded
-from trustclip.recipes.preflight.sampler import recorded as read
+from trustclip.recipes.preflight.sampler import read_pairs as read
 from trustclip.recipes.watch.agreement import compare
 from trustclip.recipes.watch.floor import floor_of
 

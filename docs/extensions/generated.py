@@ -21,7 +21,7 @@ import trustclip as tc
 from extensions.method_pages import first_line, method_page, value
 from extensions.metrics import GROUPS
 from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.options import documented
+from trustclip.cli.options import descriptions
 from trustclip.cli.registry import distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
@@ -124,7 +124,7 @@ def recipe_page(root: Path) -> str:
         "```yaml\n" + (root / "recipes" / "tiny.yaml").read_text(encoding="utf-8") + "```",
     ]
     for section, settings in SECTIONS.items():
-        described = documented(settings)
+        described = descriptions(settings)
         rows = [
             (f"`{f.name}`", f"`{_default(f)}`", described.get(f.name, "").replace("|", "\\|"))
             for f in dataclasses.fields(settings)

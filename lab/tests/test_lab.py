@@ -12,7 +12,7 @@ from trustclip.cli.main import main
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.candidates import Candidates
 from trustclip.engines.limits import refusal
-from trustclip.engines.rounding import converted
+from trustclip.engines.rounding import round_trip
 from trustclip.engines.sampler import Sampler
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import LabSettings, cells, load, run_lab, train
@@ -176,7 +176,7 @@ def test_the_sampler_is_the_copy_that_is_asked_for():
         sampler, version = copies.next(weights, 10 * number)
         assert version == 10 * max(number - 2, 0)
         old = history[max(number - 2, 0)]
-        assert torch.equal(sampler[0][1], converted(old[0][1], "int4"))
+        assert torch.equal(sampler[0][1], round_trip(old[0][1], "int4"))
         assert torch.equal(sampler[1], old[1])  # vectors are not quantised
         assert len(torch.unique(sampler[0][1][0])) <= 15
 

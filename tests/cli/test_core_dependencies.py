@@ -13,7 +13,7 @@ from synthetic_runs import Spec, make_run
 from token_files import made
 
 from trustclip.cli.main import CLI_PACKAGES, COMMANDS, EXTRAS
-from trustclip.cli.registry import added
+from trustclip.cli.registry import added_commands
 from trustclip.logs.tokens import write_tokens
 from trustclip.recipes.shipped import shipped
 from trustclip.support.jsonl import append_jsonl
@@ -221,7 +221,7 @@ def folder(tmp_path_factory):
 
 
 def test_every_command_answers_a_core_install_in_one_line(folder):
-    assert {line.split()[0] for line in ANSWERS} == {*COMMANDS, *added()}
+    assert {line.split()[0] for line in ANSWERS} == {*COMMANDS, *added_commands()}
     done = without((*TRAIN, *REPORT, *OTHERS), ANSWERED.format(lines=list(ANSWERS)), folder)
     assert done.returncode == 0, done.stderr
     wrong = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trustclip.cli.main import main
-from trustclip.recipes.shipped import command_of, copy_shipped, located, shipped, title
+from trustclip.recipes.shipped import command_of, copy_shipped, locate, shipped, title
 
 REPOSITORY = Path(__file__).parents[2] / "recipes"
 LAB = REPOSITORY.parent / "lab" / "src" / "trustclip_lab" / "recipes"
@@ -54,10 +54,10 @@ def test_no_file_is_a_link_s_text():
 
 def test_a_name_is_a_file_where_there_is_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert located(Path("recipes/suites/table3-tiny.yaml")).parent.name == "suites"
-    assert located(Path("other/tiny.yaml")) == Path("other/tiny.yaml")
+    assert locate(Path("recipes/suites/table3-tiny.yaml")).parent.name == "suites"
+    assert locate(Path("other/tiny.yaml")) == Path("other/tiny.yaml")
     Path("tiny").write_text("name: mine\n")
-    assert located(Path("tiny")) == Path("tiny"), "the user's own comes first"
+    assert locate(Path("tiny")) == Path("tiny"), "the user's own comes first"
     assert main(["run", "tinny"]) == 2
     assert "did you mean 'tiny'" in capsys.readouterr().err
 

@@ -83,7 +83,7 @@ def parse(
     if {"-h", "--help"} & set(argv):
         say(help_of(cls, command, usage))
         raise SystemExit(0)
-    rest, preset = taken(list(argv), "--preset")
+    rest, preset = split_option(list(argv), "--preset")
     if preset is not None and preset not in (presets or {}):
         raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
     values = _parse_values(options_of(cls), rest, command)
@@ -173,7 +173,7 @@ def settings(cls: type[T], argv: Sequence[str], command: str, first: str = "") -
         raise SystemExit(0)
     from trustclip.recipes.files import Source, build, preset
 
-    rest, name = taken(list(argv), "--preset")
+    rest, name = split_option(list(argv), "--preset")
     content = {} if name is None else preset(command, name)
     positional, changes = changes_of(rest, cls)
     if positional and first and first not in changes:
@@ -302,7 +302,7 @@ def method_from(name: str, argv: Sequence[str], command: str) -> "Method":
     return method(name, **changes)
 
 
-def taken(argv: list[str], flag: str) -> tuple[list[str], str | None]:
+def split_option(argv: list[str], flag: str) -> tuple[list[str], str | None]:
     """``argv`` without ``flag VALUE`` (or ``flag=VALUE``), and the value."""
     for i, argument in enumerate(argv):
         if argument.startswith(flag + "="):

@@ -10,7 +10,7 @@ import shtab
 from trustclip.cli.arguments import options_class
 from trustclip.cli.main import ALLOW_CODE, COMMANDS, function_of
 from trustclip.cli.options import add, options_of
-from trustclip.cli.registry import PATH, added
+from trustclip.cli.registry import PATH, added_commands
 from trustclip.constraints.base import methods
 from trustclip.recipes.files import PRESETS
 
@@ -29,7 +29,9 @@ def parser() -> argparse.ArgumentParser:
     program.add_argument("--version", action="store_true", help="versions of what results need")
     commands = program.add_subparsers()
     every = {name: does for name, (_, does) in COMMANDS.items()}
-    for command, does in (every | {name: one.does for name, one in added().items()}).items():
+    for command, does in (
+        every | {name: one.does for name, one in added_commands().items()}
+    ).items():
         inner = commands.add_parser(command, help=does)
         cls = options_class(function_of(command))
         for one in options_of(cls) if cls is not None else ():
@@ -45,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_own_arguments(inner: argparse.ArgumentParser, command: str) -> None:
     """Arguments that commands read themselves: help texts list them, no class declares them."""
     inner.add_argument(ALLOW_CODE, action="store_true", help="import what a file names")
-    first = added()[command].first if command in added() else FIRST.get(command)
+    first = added_commands()[command].first if command in added_commands() else FIRST.get(command)
     if first and first != PATH:
         inner.add_argument("first", choices=first)
     if command in ("run", "resume", "suggest") or first == PATH:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from trustclip.cli import registry
 from trustclip.cli.streams import Tolerant, complain, discard_output, occupy_closed, write_readably
 from trustclip.durable.stops import Requests, listen, unlisten
-from trustclip.support.consent import ALL, consent, named
+from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.names import unknown
 from trustclip.support.text import harmless
 
@@ -155,7 +155,7 @@ def _dispatch(name: str, rest: Sequence[str]) -> int:
     if name in ("-V", "--version"):
         print(_versions())
         return 0
-    if name not in COMMANDS and name not in registry.added():
+    if name not in COMMANDS and name not in registry.added_commands():
         complain(f"trustclip: {harmless(_no_command(name))}")
         return 2
     missing = [package for package in CLI_PACKAGES if find_spec(package) is None]
@@ -167,7 +167,7 @@ def _dispatch(name: str, rest: Sequence[str]) -> int:
         return 2
     _silence_warnings()
     # Names that the user has typed may be imported, those in files only with consent.
-    names = named([argument for argument in rest if not os.path.exists(argument)])
+    names = names_in([argument for argument in rest if not os.path.exists(argument)])
     with consent(*([ALL] if ALLOW_CODE in rest else names)):
         return function_of(name)([argument for argument in rest if argument != ALLOW_CODE])
 
@@ -175,14 +175,14 @@ def _dispatch(name: str, rest: Sequence[str]) -> int:
 def function_of(name: str) -> Callable[[Sequence[str]], int]:
     """The function of a command."""
     own = f"trustclip.cli.commands.{COMMANDS[name][0]}" if name in COMMANDS else None
-    module = importlib.import_module(own or registry.added()[name].module)
+    module = importlib.import_module(own or registry.added_commands()[name].module)
     return getattr(module, {"eval": "evaluate", "try": "attempt"}.get(name, name))
 
 
 def _is_resumable(name: str) -> bool:
     if name in COMMANDS or name.startswith("-"):
         return name in RESUMABLE
-    addition = registry.added().get(name)
+    addition = registry.added_commands().get(name)
     return addition is not None and addition.continues
 
 
@@ -225,11 +225,11 @@ def _no_command(name: str) -> str:
         return f"unknown option {name!r}; see trustclip --help."
     if package := next((p for p, commands in registry.KNOWN.items() if name in commands), None):
         return f"{name} is a command of the package {package}: pip install {package}."
-    return unknown("command", name, [*COMMANDS, *registry.added()])
+    return unknown("command", name, [*COMMANDS, *registry.added_commands()])
 
 
 def _help() -> str:
-    width = max(map(len, [*COMMANDS, *registry.added()]))
+    width = max(map(len, [*COMMANDS, *registry.added_commands()]))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
     for package, commands in registry.distributions().items():
         lines += ["", f"commands of {package}:"]
@@ -313,7 +313,7 @@ def _system_message(error: OSError) -> str:
 def _import_message(error: ImportError) -> str | None:
     """What to install for an import; None for one of our own modules, whose failure is a bug."""
     module = (error.name or "").partition(".")[0]
-    own = {one.module.partition(".")[0] for one in registry.added().values()}
+    own = {one.module.partition(".")[0] for one in registry.added_commands().values()}
     if module in {"trustclip", *own}:
         return None
     if not isinstance(error, ModuleNotFoundError) or not module:

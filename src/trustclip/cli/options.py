@@ -150,7 +150,7 @@ def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
       ['brake.rule', 'brake.reference']
     """
     hints, bare = get_type_hints(cls, include_extras=True), get_type_hints(cls)
-    docs = documented(cls)
+    docs = descriptions(cls)
     options: list[Option] = []
     for name in fields_of(cls):
         field, extras = cls.__dataclass_fields__[name], marks(hints[name])
@@ -174,7 +174,7 @@ def section_of(hint: Any) -> Any:
     return None
 
 
-def documented(cls: type) -> dict[str, str]:
+def descriptions(cls: type) -> dict[str, str]:
     """Field -> its description: the string after it in its class, or its entry in ``Args:``."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):

@@ -41,7 +41,7 @@ def distributions() -> dict[str, dict[str, Command]]:
     return commands
 
 
-def added() -> dict[str, Command]:
+def added_commands() -> dict[str, Command]:
     return {name: one for commands in distributions().values() for name, one in commands.items()}
 
 

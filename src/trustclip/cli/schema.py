@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from trustclip.cli.options import documented
+from trustclip.cli.options import descriptions
 from trustclip.constraints.base import ALIASES, Method, method_class, methods
 from trustclip.constraints.controllers import NAMED, Controller
 from trustclip.rewards.chosen import BUILT_IN, NOTEBOOK
@@ -85,7 +85,7 @@ def _schema_of(cls: type) -> Json:
 def _describe(cls: Any, node: Json, definitions: Json) -> None:
     """Give every key its description, and a class its first paragraph."""
     node["description"] = _first(cls)
-    docs, hints = documented(cls), get_type_hints(cls)
+    docs, hints = descriptions(cls), get_type_hints(cls)
     for name, field in node.get("properties", {}).items():
         field.pop("title", None)
         if name in docs:

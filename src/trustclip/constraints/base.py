@@ -22,7 +22,7 @@ from trustclip.support.checked import Number as Number
 from trustclip.support.checked import Positive as Positive
 from trustclip.support.checked import UpToOne as UpToOne
 from trustclip.support.checked import checked
-from trustclip.support.imports import imported
+from trustclip.support.imports import import_object
 from trustclip.support.names import unknown
 
 Reduce = Callable[[Tensor], Tensor]
@@ -317,7 +317,7 @@ def method_class(name: str) -> type[Method]:
     if not isinstance(name, str):
         raise ValueError(f"a method's name must be text, got {name!r}.")
     if ":" in name:
-        cls = imported(name, "method")
+        cls = import_object(name, "method")
         if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise ValueError(f"{name!r} is no subclass of trustclip.Method.")
         return cls

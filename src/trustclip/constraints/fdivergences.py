@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trustclip.constraints import divergences, intervals
 from trustclip.constraints.masked import safe_exp
-from trustclip.support.imports import imported
+from trustclip.support.imports import import_object
 from trustclip.support.names import unknown
 
 LogRatioFunction = Callable[[Tensor], Tensor]
@@ -331,7 +331,7 @@ def f_divergence(name: str, alpha: float | None = None) -> Divergence:
     if alpha is not None:
         return alpha_divergence(alpha)
     if ":" in name:
-        value = imported(name, "`divergence`")
+        value = import_object(name, "`divergence`")
         if not callable(value):
             raise ValueError(f"`divergence` {name!r} is not a function.")
         function: Callable[..., Any] = value

@@ -33,7 +33,7 @@ def thresholds(method: Method) -> dict[str, float]:
 
 
 def widest(method: Method) -> float:
-    """The largest factor that `widened` takes: at it, an offset below ratio 1 is 1.
+    """The largest factor that `scale_thresholds` takes: at it, an offset below ratio 1 is 1.
 
     Example:
       >>> import trustclip as tc
@@ -45,7 +45,7 @@ def widest(method: Method) -> float:
     return 1 / max(at_most_one) if at_most_one else float("inf")
 
 
-def widened(method: Method, factor: float) -> Method:
+def scale_thresholds(method: Method, factor: float) -> Method:
     """The method with every threshold times a factor, at most `widest`, so that their ratios stay.
 
     Example:

@@ -17,7 +17,7 @@ from torch import Tensor
 from trustclip.durable import shards, states
 from trustclip.durable.mirror import Mirror
 from trustclip.durable.ranks import Ranks
-from trustclip.durable.store import CheckpointStore, Listed, listed
+from trustclip.durable.store import CheckpointStore, Listed, manifest_entries
 
 Tensors = dict[str, Tensor]
 
@@ -59,7 +59,7 @@ class Content:
             ranks.everyone(lambda: shards.save(folder, parts, ranks.group))
             # Shared out by number: only torch knows which rank wrote which file.
             files = sorted((folder / shards.SHARDS).iterdir())[ranks.rank :: ranks.world]
-            listings += ranks.everyone(lambda: listed(folder, files))
+            listings += ranks.everyone(lambda: manifest_entries(folder, files))
         return {name: entry for of_rank in listings for name, entry in of_rank.items()}
 
     def write_own(self, folder: Path) -> dict[str, Listed]:
@@ -71,7 +71,7 @@ class Content:
         for name, tensors in self.tensors.items():
             plain = {key: tensor.contiguous() for key, tensor in tensors.items()}
             save_file(plain, folder / name, metadata={"format": "pt"})
-        return listed(folder, [folder / name for name in (*self.texts, *self.tensors)])
+        return manifest_entries(folder, [folder / name for name in (*self.texts, *self.tensors)])
 
 
 @dataclass

@@ -168,7 +168,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def reseeded(state: Mapping[str, Any], number: int) -> dict[str, Any]:
+def reseed(state: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A `random_state` derived from another one: the same for the same number, else independent."""
     before = random_state()
     try:

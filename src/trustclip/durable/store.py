@@ -234,7 +234,7 @@ class CheckpointStore:
             # Files that the ranks have listed must still have the size they wrote; list the others.
             entries = dict(written or {})
             _compare({name: path for name, path in files.items() if name in entries}, entries)
-            manifest["files"] = entries | listed(
+            manifest["files"] = entries | manifest_entries(
                 part, [path for name, path in files.items() if name not in entries]
             )
             # Contents are on the disk; now manifest, folders, and only then the name: a kill in
@@ -299,7 +299,7 @@ class CheckpointStore:
         return f"the newest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
 
 
-def listed(folder: Path, files: Iterable[Path]) -> dict[str, Listed]:
+def manifest_entries(folder: Path, files: Iterable[Path]) -> dict[str, Listed]:
     """Entries of a manifest for files in a folder, once their content is on the disk."""
     entries: dict[str, Listed] = {}
     for path in files:

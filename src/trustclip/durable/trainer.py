@@ -406,7 +406,7 @@ class Durable(Trainer):
         stored = [self._of_rank(folder, rank) for rank in range(writers)]
         own = stored[ranks.rank % writers]
         if ranks.rank >= writers:  # additional ranks get random numbers of their own
-            own["random"] = states.reseeded(own["random"], ranks.rank)
+            own["random"] = states.reseed(own["random"], ranks.rank)
         own["loop"]["loss"] = torch.stack([each["loop"]["loss"] for each in stored]).mean(0)
         own["progress"] = self._redistributed([each["progress"] for each in stored])
         return own

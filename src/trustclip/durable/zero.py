@@ -238,7 +238,7 @@ def _on_first(parameters: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
     return tensors
 
 
-def assembled(model: Any) -> Any:
+def assemble_adapter(model: Any) -> Any:
     """An adapted model of which ranks hold parts, on the first rank; None on the others.
 
     Every rank must call it.

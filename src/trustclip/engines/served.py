@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trustclip.support.http import ask, check_address, first_model, start_of
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 #: Whether a server samples, and which weights it has: the policy's, read before each generation, or
 #: those that it was started with.
@@ -125,7 +125,7 @@ class ServedSampler:
     @property
     def shown(self) -> str:
         """The address, safe to print."""
-        return redacted(self.url)
+        return redact(self.url)
 
     def _address(self, path: str) -> str:
         """A resource below the version, or, from a slash on, beside it."""

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from trustclip.rewards.chosen import RewardError, chosen, made
+from trustclip.rewards.chosen import RewardError, make_reward, read_rewards
 from trustclip.rewards.extraction import Style
 from trustclip.tasks.problem import Problem
 
@@ -25,11 +25,11 @@ class Measures:
     """
 
     def __init__(self, setting: Any = "correct", style: Style = "any") -> None:
-        first, *others = chosen(setting)
+        first, *others = read_rewards(setting)
         self.verified = first.name == "correct"
         self.first = first.label
         specs = others if self.verified else [first, *others]
-        self._functions = {spec.label: made(spec, style) for spec in specs}
+        self._functions = {spec.label: make_reward(spec, style) for spec in specs}
 
     def of(
         self, problems: Sequence[Problem], prompts: Sequence[Any], texts: Sequence[str]

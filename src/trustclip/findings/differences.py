@@ -16,7 +16,7 @@ from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
 from trustclip.runs.run import Run
-from trustclip.support.text import bracket, listed, percent, signed, title_of
+from trustclip.support.text import bracket, join_words, percent, signed, title_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def differing(
     ]
     scores = {title_of(by_pass[0].metric) if by_pass else "": in_pass,
               "the area under the learning curve": in_area}  # fmt: skip
-    return [f"{score} differs for {listed(those)}" for score, those in scores.items() if those]
+    return [f"{score} differs for {join_words(those)}" for score, those in scores.items() if those]
 
 
 def _of_comparisons(compared: Sequence[Compared]) -> str:
@@ -104,17 +104,17 @@ def _of_comparisons(compared: Sequence[Compared]) -> str:
             return f"None of {many} methods differs {score} in these runs."
         return f"{others[0].group.label} does not differ {score} in these runs."
     if all(c.seeds == 1 for c in compared):
-        gaps = listed([f"{labels[id(c)]} {_points(c)}" for c in [*higher, *lower]])
+        gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in [*higher, *lower]])
         return (
             f"One run of each method: {metric} against {reference} is {gaps} points, which does "
             "not compare the methods."
         )
     parts = []
     if lower:
-        those = listed([labels[id(c)] for c in lower])
+        those = join_words([labels[id(c)] for c in lower])
         parts.append(f"{reference} has a higher {metric} than {those}")
     if higher:
-        those = listed([labels[id(c)] for c in higher])
+        those = join_words([labels[id(c)] for c in higher])
         which = "one" if lower else metric
         verb = "have" if len(higher) > 1 else "has"
         parts.append(f"{those} {verb} a higher {which} than {reference}")
@@ -153,7 +153,7 @@ def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
         text = f"{_at(c)}{where}{_sentence(c.verdict + _pairing(measured))}"
         yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
     elif resolved:
-        gaps = listed([f"{labels[id(c)]} {_points(c)}" for c in resolved])
+        gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in resolved])
         text = f"Difference to {resolved[0].reference.label} in points: {gaps}, each p ≤ {ALPHA} "
         family = f"after Holm's correction for {len(measured)} comparisons"
         evidence = {labels[id(c)]: _gap(c) for c in resolved}
@@ -244,7 +244,7 @@ def _states(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
         yield Finding("runs/unfinished", "warning", text, {"unfinished": len(unfinished)})
     if notices := [f for one in by_run for f in one.findings if f.subject == "guard"]:
         many = f"{len(notices)} warnings" if len(notices) > 1 else "1 warning"
-        text = f"The guards logged {many}: {listed([*dict.fromkeys(f.name for f in notices)])}."
+        text = f"The guards logged {many}: {join_words([*dict.fromkeys(f.name for f in notices)])}."
         yield Finding("guard/count", "warning", text, {"warnings": len(notices)})
 
 
@@ -278,7 +278,7 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
         yield Finding("comparison/models", "warning", text)
     yield from _collapses(trained)
     if overlapping := {name: n for name, g in _with_names(groups) if (n := trained_on(g))}:
-        each = listed([f"{name} ({n} training problems)" for name, n in overlapping.items()])
+        each = join_words([f"{name} ({n} training problems)" for name, n in overlapping.items()])
         text = f"Trained on problems of their own test sets: {each}; see the clean scores."
         yield Finding("scores/contaminated", "fault", text, overlapping)
     pairs = [[*one.reference.scored, *one.group.scored] for one in compared]

@@ -19,7 +19,7 @@ from trustclip.findings.finding import Finding
 from trustclip.findings.groups import describe
 from trustclip.findings.rows import values
 from trustclip.runs.run import Run
-from trustclip.support.text import listed
+from trustclip.support.text import join_words
 
 Subject = Callable[[Course], Iterable[Finding]]
 
@@ -89,13 +89,13 @@ def _usual(course: Course, findings: Iterable[Finding]) -> Iterator[Finding]:
             yield Finding("run/usual", "ok", "Nothing unusual in what this log holds.")
         elif len(lacking) == len(kinds):
             text = "Nothing can be said of the constraint, good or bad."
-            yield Finding("run/unknown", "warning", text, {}, f"log {listed(lacking)}.")
+            yield Finding("run/unknown", "warning", text, {}, f"log {join_words(lacking)}.")
         else:
             text = (
                 "What this log holds shows nothing unusual; whether the run is healthy it cannot "
-                f"say, since it lacks {listed(lacking)}."
+                f"say, since it lacks {join_words(lacking)}."
             )
-            yield Finding("run/unknown", "note", text, {}, f"log {listed(lacking)}.")
+            yield Finding("run/unknown", "note", text, {}, f"log {join_words(lacking)}.")
     elif "entropy/solved" in kinds:
         text = "Nothing unusual: entropy fell as answers became correct."
         yield Finding("run/usual", "ok", text)

@@ -9,7 +9,7 @@ from typing import Any
 from trustclip.logs import names
 from trustclip.logs.digest import Digest
 from trustclip.logs.tokens import TokenRow
-from trustclip.support.jsonl import Row, parsed
+from trustclip.support.jsonl import Row, parse_line
 
 
 @dataclass(frozen=True)
@@ -107,4 +107,4 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def first_row(head: bytes) -> Row:
     """The object in the first line of a file; empty where that line is none."""
     line, newline, _ = head.partition(b"\n")
-    return (parsed(line) if newline else None) or {}
+    return (parse_line(line) if newline else None) or {}

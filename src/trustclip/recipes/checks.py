@@ -24,7 +24,7 @@ from trustclip.settings.stages import (
 )
 from trustclip.support.names import nearest
 from trustclip.tasks.generated import GENERATED, PRIMER
-from trustclip.tasks.rows import Fields, mapped
+from trustclip.tasks.rows import Fields, map_columns
 
 Complaint = tuple[tuple[str, ...], str]
 
@@ -253,7 +253,7 @@ def _source(name: str, split: str | None, columns: Mapping[str, str]) -> Iterato
 
 
 def _columns(columns: Mapping[str, str]) -> Iterator[Complaint]:
-    yield from _errors(("columns",), lambda: mapped(Fields(), columns))
+    yield from _errors(("columns",), lambda: map_columns(Fields(), columns))
     if reserved := [name for name in columns if name in RESERVED and name != "prompt"]:
         yield (
             ("columns",),

@@ -11,7 +11,7 @@ from trustclip.runs.directory import RunDirectory
 from trustclip.settings.marks import fields_of
 from trustclip.settings.stages import Place, RLStage
 from trustclip.support.jsonl import plain
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 
 class Equipment:
@@ -31,7 +31,7 @@ class Equipment:
         await_server(settings, console)
         check_sampling(settings, place.model)
         self.rewards = Rewards(settings, settings.style.extraction, place.seed)
-        config = redacted(plain({n: getattr(place, n) for n in fields_of(Place)} | plain(settings)))
+        config = redact(plain({n: getattr(place, n) for n in fields_of(Place)} | plain(settings)))
         kind = settings.sink if run.leads else "none"  # one tracked run, not one for each rank
         try:
             self.sink = open_sink(kind, run.path.name, config, run.path)

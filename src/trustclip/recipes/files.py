@@ -23,7 +23,7 @@ from trustclip.recipes.shipped import FOLDER, shipped
 from trustclip.runs.identity import completed
 from trustclip.settings.stages import OF_COMMAND, SECTIONS, DemoSettings, Lora, Recipe, RLStage
 from trustclip.support.checked import hint, rule
-from trustclip.support.consent import ALL, consent, named
+from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.imports import beside
 from trustclip.support.jsonl import plain
 from trustclip.support.names import nearest, unknown
@@ -211,7 +211,7 @@ def load_recipe(
     """
     changes = changes or {}
     own = {path: value for path, value in changes.items() if _OWN & set(path.split("."))}
-    with consent(*named(own), *([ALL] if allow_code else [])):
+    with consent(*names_in(own), *([ALL] if allow_code else [])):
         return read_recipe(path, changes)
 
 

@@ -17,7 +17,7 @@ from trustclip.tasks.files import format_of
 from trustclip.tasks.generated import GENERATED
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, tokens_of
-from trustclip.tasks.rows import mapped
+from trustclip.tasks.rows import map_columns
 from trustclip.tasks.sources import open_source
 
 #: Problems whose lengths are measured; length of a completion where there are no solutions.
@@ -50,7 +50,7 @@ def missing_parts(dataset: str, columns: Mapping[str, str]) -> tuple[list[str], 
         return [], []
     *_, rules, rows = open_source(dataset, "train")
     row = next((row for _, row, _ in rows if isinstance(row, Mapping)), {})
-    fields = mapped(rules.fields, columns)
+    fields = map_columns(rules.fields, columns)
     parts = {"problem": fields.problem, "answer": (*fields.answer, *fields.solution)}
     exists = {part: any(n.partition(".")[0] in row for n in names) for part, names in parts.items()}
     return [part for part, is_present in exists.items() if not is_present], list(row)

@@ -270,11 +270,11 @@ def save_model(
     adapters: "merged", the whole model; "adapter", the adapter alone, which names its base model;
     "both", with the adapter in the folder ``adapter``.
     """
-    from trustclip.durable.zero import assembled, gathered, in_parts
+    from trustclip.durable.zero import assemble_adapter, gathered, in_parts
 
     has_adapters = hasattr(model, "merge_and_unload")
     if has_adapters and in_parts(model):
-        model = assembled(model)
+        model = assemble_adapter(model)
     weights = None if has_adapters else gathered(model)
 
     def finish(into: Path) -> None:

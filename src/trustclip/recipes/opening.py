@@ -12,7 +12,7 @@ from trustclip.runs.directory import RunDirectory
 
 
 @contextlib.contextmanager
-def opened(command: str, settings: Any, console: Console) -> Iterator[tuple[RunDirectory, bool]]:
+def open_run(command: str, settings: Any, console: Console) -> Iterator[tuple[RunDirectory, bool]]:
     """The run of a command, new or continued, and whether it is finished already.
 
     No other process works in its folder meanwhile. Every rank of the job calls it.

@@ -26,7 +26,7 @@ from trustclip.findings.start import of_evaluation
 from trustclip.recipes.checks import absent
 from trustclip.recipes.equipment import Equipment
 from trustclip.recipes.models import load_tokenizer, save_model
-from trustclip.recipes.opening import opened
+from trustclip.recipes.opening import open_run
 from trustclip.recipes.problems import overlap_text, recipe_problems
 from trustclip.recipes.prompting import differences, record, show, unlike
 from trustclip.recipes.rl import (
@@ -43,7 +43,7 @@ from trustclip.runs.directory import RunDirectory, samples
 from trustclip.runs.reader import read_run
 from trustclip.settings.stages import Recipe, SFTSettings
 from trustclip.support.jsonl import Row
-from trustclip.support.terminal import print_table, told, warn
+from trustclip.support.terminal import announce, print_table, warn
 from trustclip.support.text import interval_text
 from trustclip.tasks.problem import Problem
 
@@ -57,7 +57,7 @@ def run_recipe(recipe: Recipe, console: Console) -> RunDirectory:
     """
     if missing := [*absent(recipe.rl)]:  # now, not after hours of fine-tuning
         raise ValueError("\n".join(missing))
-    with opened("run", recipe, console) as (run, finished):
+    with open_run("run", recipe, console) as (run, finished):
         try:
             if not finished:
                 _run(recipe, run, console)
@@ -78,7 +78,7 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
         f"{recipe.rl.method.name} on {len(data.training)} problems",
         *([f"evaluations on {tests}"] if tests else []),
     ]
-    told(console, f"{recipe.name}: {', '.join(stages)}; from {recipe.model}, in {run.path}")
+    announce(console, f"{recipe.name}: {', '.join(stages)}; from {recipe.model}, in {run.path}")
     if recipe.sft is not None and not (run.path / "sft" / "final").exists():
         _refuse_before_tuning(recipe, data.training)
     run.problems(data.training)

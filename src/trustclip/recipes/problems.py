@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.recipes.rewarding import check_data, columns_of, has_own, needs_answers
-from trustclip.rewards.chosen import check_columns, chosen
+from trustclip.rewards.chosen import check_columns, read_rewards
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.stages import (
     NOTHING,
@@ -25,7 +25,7 @@ from trustclip.tasks.decontaminate import decontaminate
 from trustclip.tasks.files import stem_of
 from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.sources import Wanted, load_problems, load_task
+from trustclip.tasks.sources import RowSelection, load_problems, load_task
 
 #: Number of generated problems when no limit is set.
 MANY = 1024
@@ -182,7 +182,7 @@ def training_problems(
         limit=None if solutions else settings.limit,
         max_bad_rows=settings.max_bad_rows,
         quarantine=run and run.quarantine,
-        wanted=Wanted(
+        selection=RowSelection(
             settings.columns,
             answers=rl is None or needs_answers(rl),
             further=rl is not None and has_own(rl),
@@ -215,12 +215,12 @@ def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[
         if name in GENERATED:
             problems = GENERATED[name]().test(settings.limit or 128)
         else:
-            columns = Wanted(
+            columns = RowSelection(
                 settings.columns, answers=needs_answers(settings), further=has_own(settings)
             )
             problems = load_task(
-                name, settings.data_dir, quarantine=run and run.quarantine, wanted=columns
+                name, settings.data_dir, quarantine=run and run.quarantine, selection=columns
             )
         tasks[label] = problems[: settings.limit]
-        check_columns(chosen(settings.reward), columns_of(problems[0]), name)
+        check_columns(read_rewards(settings.reward), columns_of(problems[0]), name)
     return tasks

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from trustclip.rewards import AnswerReward, SoftOverlong
-from trustclip.rewards.chosen import check_columns, chosen, found, made
+from trustclip.rewards.chosen import check_columns, make_reward, read_rewards, resolve
 from trustclip.rewards.extraction import Style
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.stages import EvalStage, RLStage
-from trustclip.support.consent import named
+from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import PromptStyle, messages
@@ -85,13 +85,13 @@ class Rewards:
     def __init__(self, settings: RLStage, style: Style, seed: int = 0) -> None:
         self.functions: list[Any] = []
         self.correct: NoisyReward | None = None
-        for one in chosen(settings.reward):
+        for one in read_rewards(settings.reward):
             if one.name == CORRECT:
                 answer_style = dict(one.arguments).get("style", style)
                 self.correct = NoisyReward(answer_style, settings.reward_noise, seed, one.label)
                 self.functions.append(self.correct)
             else:
-                self.functions.append(made(one, style))
+                self.functions.append(make_reward(one, style))
         if settings.overlong_cache:
             overlong = SoftOverlong(settings.max_completion_length, settings.overlong_cache)
             self.functions.append(overlong)
@@ -139,25 +139,27 @@ class Rewards:
 
 def weights(settings: RLStage) -> list[float]:
     """Weight of each reward function, in the order of `Rewards`."""
-    return [one.weight for one in chosen(settings.reward)] + [1.0] * bool(settings.overlong_cache)
+    return [one.weight for one in read_rewards(settings.reward)] + [1.0] * bool(
+        settings.overlong_cache
+    )
 
 
 def needs_answers(settings: RLStage | EvalStage) -> bool:
     """Whether a problem without a gold answer is useless: a built-in reward reads it."""
     reads = {"answer_graded", "number_graded", CORRECT}
-    return any(one.name in reads for one in chosen(settings.reward))
+    return any(one.name in reads for one in read_rewards(settings.reward))
 
 
 def has_own(settings: RLStage | EvalStage) -> bool:
     """Whether a reward is the user's own, which may read any column of the data."""
-    return any(one.own for one in chosen(settings.reward))
+    return any(one.own for one in read_rewards(settings.reward))
 
 
 def complaints(reward: Any) -> Iterable[str]:
     """Errors of the rewards; the code of the user's own is imported for this."""
-    for one in chosen(reward):
+    for one in read_rewards(reward):
         try:
-            found(one) if one.own else made(one)
+            resolve(one) if one.own else make_reward(one)
         except ValueError as error:
             yield str(error)
 
@@ -165,7 +167,7 @@ def complaints(reward: Any) -> Iterable[str]:
 def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
     """Refuse problems without a column that the rewards read, before a model loads."""
     check_columns(
-        chosen(settings.reward), training_row(problems[0], settings.style), settings.dataset
+        read_rewards(settings.reward), training_row(problems[0], settings.style), settings.dataset
     )
 
 
@@ -187,7 +189,7 @@ def keep_code(run: RunDirectory, settings: Any) -> None:
     """
     if not run.leads:
         return
-    for name in sorted(named(plain(settings))):
+    for name in sorted(names_in(plain(settings))):
         file = Path(name.rpartition(":")[0])
         if file.suffix != ".py" or not file.is_file():
             continue

@@ -12,7 +12,7 @@ from trustclip.recipes.checks import refuse, schedule_of
 from trustclip.recipes.equipment import Equipment
 from trustclip.recipes.grpo import grpo_config
 from trustclip.recipes.models import load_model, lora_config, save_model
-from trustclip.recipes.opening import opened
+from trustclip.recipes.opening import open_run
 from trustclip.recipes.problems import (
     enough,
     exclude_tests,
@@ -32,7 +32,7 @@ from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 from trustclip.settings.stages import Place, RLSettings, RLStage
-from trustclip.support.terminal import told
+from trustclip.support.terminal import announce
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import PromptStyle, tokens_of
 
@@ -45,7 +45,7 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
         another process uses the run directory.
     """
     refuse(settings)
-    with opened("rl", settings, console) as (run, finished):
+    with open_run("rl", settings, console) as (run, finished):
         try:
             if not finished:
                 _rl(settings, run, console)
@@ -63,7 +63,7 @@ def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
     check_data(problems, settings)
     run.problems(problems)
     show(console, unlike(settings.model, settings.style))
-    told(console, opening(settings, len(problems)))
+    announce(console, opening(settings, len(problems)))
     with Equipment(settings, settings, run, console) as equipment:
         model, tokenizer = starting_model(settings, settings.style, run, console)
         problems = short_enough(problems, tokenizer, settings)
@@ -104,7 +104,7 @@ def starting_model(
       Interrupted: a stop was requested while priming; the same call continues.
     """
     if place.model not in BUILT_IN:
-        told(console, f"loading {place.model}")
+        announce(console, f"loading {place.model}")
         return load_model(place.model, style, place.seed, place.dtype)
     from trustclip.recipes.sft import prime
 
@@ -134,7 +134,7 @@ def reinforce(
     trainer = _trainer(model, tokenizer, problems, settings, equipment)
     guards = Guards(notifier(run, console))
     trainer.recorder = RunRecorder(run, rewards, settings.reward_noise > 0, guards.report)
-    told(console, "sampling the first completions")
+    announce(console, "sampling the first completions")
     with Stage(console, "rl", settings.max_steps) as stage:
         trainer.add_callback(Recorder(run, stage, "rl", equipment.sink))
         trainer.add_callback(FirstGeneration(console, settings.max_completion_length))

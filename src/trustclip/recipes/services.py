@@ -13,8 +13,8 @@ from rich.console import Console
 
 from trustclip.engines.served import PROCESSED, ServedSampler, complaints, logprobs_mode
 from trustclip.settings.stages import RLStage
-from trustclip.support.secrets import redacted
-from trustclip.support.terminal import told
+from trustclip.support.secrets import redact
+from trustclip.support.terminal import announce
 
 #: Seconds that a server has to answer, and those between two attempts to reach one.
 ANSWER, AGAIN = 5.0, 2.0
@@ -43,7 +43,7 @@ def unavailable(sink: str) -> Iterator[str]:
     name = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}.get(sink, "")
     url = os.environ.get(name, "")
     if url.startswith(("http://", "https://")) and not answers(url):
-        yield f"no server answers at {redacted(url)} ({name}): start it, unset {name}, {instead}"
+        yield f"no server answers at {redact(url)} ({name}): start it, unset {name}, {instead}"
 
 
 def answers(url: str, *, healthy: bool = False) -> bool:
@@ -72,9 +72,9 @@ def await_server(settings: RLStage, console: Console) -> None:
         return
     if not answers(f"{url}/health", healthy=True):
         patience = float(_option(settings, "timeout"))
-        told(
+        announce(
             console,
-            f"waiting for the vLLM server at {redacted(url)}, {patience:g} s at most "
+            f"waiting for the vLLM server at {redact(url)}, {patience:g} s at most "
             "(trl.vllm_server_timeout)",
         )
         end = time.monotonic() + patience
@@ -104,7 +104,7 @@ def check_sampling(settings: RLStage, model: str) -> None:
 def no_answer(url: str) -> str:
     """Message that no vLLM server answers, with the remedies."""
     return (
-        f"no vLLM server answers at {redacted(url)}: start it, name its address in "
+        f"no vLLM server answers at {redact(url)}: start it, name its address in "
         "`trl.vllm_server_base_url`, or set `use_vllm` to false."
     )
 

@@ -12,7 +12,7 @@ from trustclip.durable.rollcall import Interrupted
 from trustclip.recipes.checks import refuse
 from trustclip.recipes.files import Source, build, preset
 from trustclip.recipes.models import load_model, lora_config, save_model
-from trustclip.recipes.opening import opened
+from trustclip.recipes.opening import open_run
 from trustclip.recipes.problems import (
     exclude_tests,
     further_tests,
@@ -26,7 +26,7 @@ from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 from trustclip.settings.marks import Trl, marked
 from trustclip.settings.stages import SFTSettings
-from trustclip.support.terminal import told
+from trustclip.support.terminal import announce
 from trustclip.tasks.hub import hub_source, named_after, select_for_sft
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, messages, tokens_of
@@ -58,7 +58,7 @@ def run_sft(
 ) -> RunDirectory:
     """`sft` as a part of another command, which reports an interruption itself."""
     refuse(settings)
-    with opened("sft", settings, console) as (run, finished):
+    with open_run("sft", settings, console) as (run, finished):
         if not finished:
             _sft(settings, run, console, problems)
         return run
@@ -77,7 +77,7 @@ def _sft(
         counts = {"overlap": {"sft": overlap}}
         for line in overlap_text(counts["overlap"]):
             console.print(line, highlight=False, markup=False)
-        told(console, f"sft: {settings.model} on {len(problems)} solutions, in {run.path}")
+        announce(console, f"sft: {settings.model} on {len(problems)} solutions, in {run.path}")
     show(console, unlike(settings.model, settings.style))
     model, tokenizer = load_model(settings.model, settings.style, settings.seed, settings.dtype)
     problems = format_examples(problems, tokenizer, settings)

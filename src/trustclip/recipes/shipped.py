@@ -48,7 +48,7 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
-def located(path: Path) -> Path:
+def locate(path: Path) -> Path:
     """A file that the user named, or the one of that name that comes with trustclip.
 
     Named by ``tiny``, or by where the repository has it (``recipes/tiny.yaml``).

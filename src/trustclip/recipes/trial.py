@@ -16,7 +16,7 @@ from trustclip.recipes.prompting import show, unlike
 from trustclip.recipes.rewarding import Rewards, check_data
 from trustclip.rewards import extract_answer
 from trustclip.settings.stages import RLStage, TrySettings
-from trustclip.support.terminal import quoted, told, warn
+from trustclip.support.terminal import announce, quote, warn
 from trustclip.support.text import duration
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import messages, rendered
@@ -48,12 +48,12 @@ def trial(settings: TrySettings, console: Console, training: RLStage | None = No
     rewards = Rewards(stage, stage.style.extraction, settings.seed)
     try:
         show(console, unlike(settings.model, stage.style))
-        told(console, f"loading {settings.model}")
+        announce(console, f"loading {settings.model}")
         model, tokenizer = load_model(settings.model, stage.style, settings.seed, settings.dtype)
         sampling = Sampling(stage.temperature, stage.top_p, stage.max_completion_length)
         prompts = [messages(problem.problem, stage.style) for problem in problems]
         limit = sampling.max_tokens
-        told(console, f"sampling {each * len(problems)} completions of at most {limit} tokens")
+        announce(console, f"sampling {each * len(problems)} completions of at most {limit} tokens")
         start = time.perf_counter()
         with console.status("") as status:
             tokens = count(1)
@@ -96,16 +96,18 @@ def _print(groups: Sequence[Group], stage: RLStage, tokenizer: Any, console: Con
             result = "no answer found" if answer is None else f"answer {answer}"
             cut = ", cut off" if completion.truncated else ""
             worth = "no reward" if reward is None else f"reward {reward:g}"
-            told(console, f"completion {place}: {worth}, {result}, {completion.tokens} tokens{cut}")
+            announce(
+                console, f"completion {place}: {worth}, {result}, {completion.tokens} tokens{cut}"
+            )
             _quote(completion.text, console)
 
 
 def _quote(text: str, console: Console) -> None:
     """Print a text with a bar before each line, and how much of a long one is left out."""
     excerpt = "\n".join(text[:CHARACTERS].splitlines()[:LINES])
-    quoted(console, excerpt or "\n")
+    quote(console, excerpt or "\n")
     if omitted := len(text.rstrip()) - len(excerpt.rstrip()):
-        told(console, f"  ... {omitted:,} more characters")
+        announce(console, f"  ... {omitted:,} more characters")
 
 
 def _speed(groups: Sequence[Group], seconds: float, model: Any) -> str:
@@ -124,12 +126,12 @@ def _conclude(groups: Sequence[Group], stage: RLStage, speed: str, console: Cons
     mixed = sum(len(set(group.rewards)) > 1 for group in groups)
     console.print()
     mean = f"mean reward {sum(rewards) / len(rewards):.3g}" if rewards else "no reward applies"
-    told(
+    announce(
         console,
         f"{len(cut)} completions of {len(groups)} problems: {mean}; {sum(cut)} cut off at "
         f"{stage.max_completion_length} tokens, {answers.count(None)} without an answer; rewards "
         f"differ within {mixed} of the problems",
     )
-    told(console, speed)
+    announce(console, speed)
     for finding in of_trial(cut, list(answers), [list(group.rewards) for group in groups]):
         warn(console, f"warning: {finding.text}")

@@ -17,7 +17,7 @@ from trustclip.report.microscope import SCRIPTS, tokens_data
 from trustclip.runs.reader import Run
 from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, page_rows
 from trustclip.support.jsonl import write_text
-from trustclip.support.secrets import redacted, redacted_argv
+from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, percent, title_of
 
 #: Parts of every page, and what a link to them says.
@@ -116,7 +116,7 @@ def _run(entry: RunFindings) -> dict[str, Any]:
 
 def _as_yaml(record: dict[str, Any]) -> str:
     """A record of a run as YAML, without the secrets that an older version may have written."""
-    public = redacted(record)
+    public = redact(record)
     if isinstance(argv := public.get("argv"), list):
         public["argv"] = redacted_argv([str(argument) for argument in argv])
     return yaml.safe_dump(public, sort_keys=False, allow_unicode=True)

@@ -19,7 +19,7 @@ from trustclip.report.tokens import (
 )
 from trustclip.runs.watched import sources
 from trustclip.support.names import some, unknown
-from trustclip.support.text import control_named, percent
+from trustclip.support.text import percent, show_controls
 
 #: Backgrounds of a token that is raised and of one that is lowered, weak and strong: blue, orange.
 _UP, _DOWN = ("on #c9dff0", "on #7fb2d9"), ("on #f6d5bd", "on #eb9a62")
@@ -116,7 +116,7 @@ def visible(string: str) -> str:
         return "∅"
     if not string.strip(" "):
         return "·" * len(string)
-    return "⏎\n".join(map(control_named, string.replace("\t", "⇥").split("\n")))
+    return "⏎\n".join(map(show_controls, string.replace("\t", "⇥").split("\n")))
 
 
 def _table(words: CutStrings, constraint: str, completions: int) -> Table:

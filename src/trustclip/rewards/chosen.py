@@ -34,7 +34,7 @@ from trustclip.rewards.functions import (
     number_graded,
     text_of,
 )
-from trustclip.support.imports import imported, names_code
+from trustclip.support.imports import import_object, names_code
 from trustclip.support.names import nearest, unknown
 
 #: Built-in rewards: classes, which take arguments, and functions.
@@ -88,7 +88,7 @@ class RewardSpec:
         return names_code(self.name)
 
 
-def chosen(setting: Any) -> tuple[RewardSpec, ...]:
+def read_rewards(setting: Any) -> tuple[RewardSpec, ...]:
     """Read the setting `reward`.
 
     Args:
@@ -125,7 +125,7 @@ def canonical(setting: Any) -> Any:
     """
     if setting == NOTEBOOK:
         return setting
-    specs = chosen(setting)
+    specs = read_rewards(setting)
     plain = [
         {
             "name": spec.name,
@@ -169,9 +169,9 @@ def _usual_label(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def made(spec: RewardSpec, style: Style = "any") -> "Reward":
+def make_reward(spec: RewardSpec, style: Style = "any") -> "Reward":
     """The reward, ready to be called; its code is imported here, with the errors of `found`."""
-    function, params = found(spec)
+    function, params = resolve(spec)
     arguments = dict(spec.arguments)
     if not spec.own and "style" in params:
         arguments.setdefault("style", style)
@@ -183,13 +183,13 @@ def made(spec: RewardSpec, style: Style = "any") -> "Reward":
         raise ValueError(f"cannot make the reward {spec.name!r}: {error}") from error
 
 
-def found(spec: RewardSpec) -> tuple[Any, Mapping[str, inspect.Parameter]]:
+def resolve(spec: RewardSpec) -> tuple[Any, Mapping[str, inspect.Parameter]]:
     """The function or class of a reward, not called, and the parameters that it takes.
 
     Raises:
       ValueError: it cannot be imported, or does not take the arguments of the setting.
     """
-    function = imported(spec.name, "reward") if spec.own else BUILT_IN[spec.name]
+    function = import_object(spec.name, "reward") if spec.own else BUILT_IN[spec.name]
     if not callable(function):
         raise ValueError(f"the reward {spec.name!r} is not a function, but {function!r:.80}.")
     params = {k: p for k, p in _parameters(function).items() if spec.own or k not in _INNER}
@@ -207,14 +207,14 @@ def found(spec: RewardSpec) -> tuple[Any, Mapping[str, inspect.Parameter]]:
     return function, params
 
 
-def needed(spec: RewardSpec) -> list[str]:
+def required_columns(spec: RewardSpec) -> list[str]:
     """Columns of the data that a reward names in its signature, without a default.
 
     Example:
       >>> needed(RewardSpec("number_graded"))
       ['answer']
     """
-    function, _ = found(spec)
+    function, _ = resolve(spec)
     call = function.__call__ if isinstance(function, type) else function
     parameters = [
         p
@@ -339,7 +339,7 @@ def check_columns(rewards: Iterable[RewardSpec], columns: Iterable[str], source:
     """
     present = sorted(set(columns) - {"prompt"})
     for spec in rewards:
-        for name in needed(spec):
+        for name in required_columns(spec):
             if name not in present:
                 near = nearest(name, present)
                 raise ValueError(

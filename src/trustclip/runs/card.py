@@ -22,7 +22,7 @@ from trustclip.runs.summary import read_summary
 from trustclip.settings.pretrained import PRETRAINED
 from trustclip.support.inside import refuse_links
 from trustclip.support.jsonl import read_mapping, write_text
-from trustclip.support.secrets import redacted, redacted_argv
+from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, interval_text, markdown_table, markdown_text
 from trustclip.tasks.hub import hub_source
 
@@ -79,7 +79,7 @@ def write_card(run_folder: Path) -> Path:
 
 def _content(run_folder: Path) -> dict[str, Any]:
     """What the template says of a run."""
-    stored = redacted(dict(read_mapping(run_folder / "config.yaml")))
+    stored = redact(dict(read_mapping(run_folder / "config.yaml")))
     config = with_method(stored)
     summary = read_summary(run_folder / "summary.json")
     environment = read_mapping(run_folder / "environment.json")

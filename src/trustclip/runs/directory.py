@@ -35,7 +35,7 @@ from trustclip.runs.hashes import HASHES, LOST, missing_files, with_hashes
 from trustclip.runs.identity import essential, flat, with_method
 from trustclip.runs.samples import SHARD, following, shards
 from trustclip.runs.summary import read_summary
-from trustclip.support.consent import consent, named
+from trustclip.support.consent import consent, names_in
 from trustclip.support.flush import flush, flush_tree
 from trustclip.support.inside import Inside, OutsideError, refuse_links
 from trustclip.support.jsonl import (
@@ -48,7 +48,7 @@ from trustclip.support.jsonl import (
     write_json,
     write_text,
 )
-from trustclip.support.secrets import redacted, redacted_argv
+from trustclip.support.secrets import redact, redacted_argv
 from trustclip.tasks.problem import Problem
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
@@ -92,7 +92,7 @@ class RunDirectory:
             return cls(path, command, settings)
         flush(path)  # what is read here is believed: a killed process may not have flushed its name
         current = flat(essential(yaml.safe_load(_config(command, settings))))
-        with consent(*named(current)):
+        with consent(*names_in(current)):
             stored = _all_of_method(with_method(_whole(path / "config.yaml")))
         stored = flat(essential(stored))
         longer = extension(command, stored, current)
@@ -409,7 +409,7 @@ def _all_of_method(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _config(command: str, settings: Any) -> str:
-    config = redacted({"command": command, **plain(settings)})
+    config = redact({"command": command, **plain(settings)})
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 

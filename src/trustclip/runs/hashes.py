@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trustclip.durable.store import listed
+from trustclip.durable.store import manifest_entries
 from trustclip.support.jsonl import plain
 
 #: Key of the summary: by name of a file, its size in bytes and SHA-256, of rows also their chain.
@@ -28,7 +28,7 @@ def with_hashes(
     """A summary with the hashes of everything that the run leaves, and of the summary itself."""
     files = regular_files(folder)
     others = [path for name, path in files.items() if name in _SETTINGS or _of_model(name)]
-    hashes = {**rows, **listed(folder, others)}
+    hashes = {**rows, **manifest_entries(folder, others)}
     whole = {**plain(summary), HASHES: hashes}
     hashes["summary.json"] = {"sha256": digest(whole)}
     return whole

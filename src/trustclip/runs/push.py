@@ -6,7 +6,7 @@ from pathlib import Path
 from trustclip.runs.card import write_card
 from trustclip.support.inside import refuse_links
 from trustclip.support.jsonl import read_mapping
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 #: Files of text, in which a secret could stand; a tokenizer's vocabulary is the base model's.
 _TEXT = {".json", ".md", ".html", ".jinja", ".txt", ".yaml"}
@@ -43,7 +43,7 @@ def _refuse_secrets(path: Path) -> None:
     if path.suffix not in _TEXT or path.name in _VOCABULARY:
         return
     text = path.read_text(encoding="utf-8", errors="replace")
-    pairs = zip(text.splitlines(), redacted(text).splitlines(), strict=False)
+    pairs = zip(text.splitlines(), redact(text).splitlines(), strict=False)
     for number, (line, clean) in enumerate(pairs, start=1):
         if line != clean:
             raise ValueError(
@@ -82,6 +82,6 @@ def push(files: Mapping[str, Path], repo: str, *, public: bool) -> str:
             message = "Model and card of a run of trustclip"
             return str(api.create_commit(repo, operations, commit_message=message).commit_url)
     except Exception as error:  # of the hub's client and of what it connects with
-        text = redacted(" ".join(str(error).split())[:300])
+        text = redact(" ".join(str(error).split())[:300])
         raise ValueError(f"nothing was pushed to {repo}: {text or type(error).__name__}") from error
     raise ValueError(f"nothing was pushed: {repo} is public already; give --public to add to it.")

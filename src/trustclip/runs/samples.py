@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trustclip.support.jsonl import Line, Row, parsed, scan
+from trustclip.support.jsonl import Line, Row, parse_line, scan
 
 #: What identifies a completion within its run.
 Key = tuple[Any, ...]
@@ -198,7 +198,7 @@ def _reread(places: list[Place]) -> Iterator[Row]:
         with shard.open("rb") as file:
             for place in here:
                 file.seek(place.offset)
-                if (row := parsed(file.read(place.length))) is not None:
+                if (row := parse_line(file.read(place.length))) is not None:
                     yield row
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from trustclip.durable.extents import Link, links
-from trustclip.support.jsonl import parsed
+from trustclip.support.jsonl import parse_line
 
 _BLOCK = 2**20
 
@@ -58,7 +58,7 @@ class Span:
                     before += 1
                 elif file.tell() - len(line) < self.end:
                     rows.append(line)
-        numbers = [row.get("step") for row in map(parsed, rows) if row]
+        numbers = [row.get("step") for row in map(parse_line, rows) if row]
         steps = [step for step in numbers if isinstance(step, int)]
         updates = f" (updates {min(steps)} to {max(steps)})" if steps else ""
         return f"lines {before + 1} to {before + max(len(rows), 1)}{updates}{between}"

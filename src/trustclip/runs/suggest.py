@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.shadow import refusal
-from trustclip.constraints.thresholds import thresholds, widened, widest
+from trustclip.constraints.thresholds import scale_thresholds, thresholds, widest
 from trustclip.runs.watched import chunks, supplied
 from trustclip.stats import Interval, RunSummary
 from trustclip.support.text import percent
@@ -71,7 +71,7 @@ def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
             f"{search.tokens:,} tokens: it cuts between {percent(widened_most, 2)} % and "
             f"{percent(narrowest, 2)} %."
         )
-    ends = [thresholds(widened(method, factor)) for factor in (lower, at, upper)]
+    ends = [thresholds(scale_thresholds(method, factor)) for factor in (lower, at, upper)]
     moved = {name: (ends[0][name], ends[1][name], ends[2][name]) for name in ends[1]}
     # Four digits are more than the interval supports, and what a person types.
     rounded = {name: float(f"{value:.4g}") for name, value in ends[1].items()}
@@ -98,7 +98,7 @@ class _Search:
     def look(self, factors: Iterable[float]) -> None:
         """Measure the shares at some factors, in one pass over the log."""
         new = sorted({float(f) for f in factors} - self.measured.keys())
-        methods = [widened(self._method, factor) for factor in new]
+        methods = [scale_thresholds(self._method, factor) for factor in new]
         counts = np.zeros((len(new), self.clusters + 1), dtype=np.int64)
         first = 0
         for rows, batch in chunks(self._paths):

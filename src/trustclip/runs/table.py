@@ -17,7 +17,7 @@ from trustclip.runs.run import Evaluation, Run
 from trustclip.runs.samples import Samples
 from trustclip.support.inside import part_of
 from trustclip.support.jsonl import Row
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +113,7 @@ def _row(run: Run) -> dict[str, Any]:
         "cpu_seconds": run.summary.get("cpu_seconds"),
         "means": [*means(run.training).items()],
         "evaluations": [_evaluation(evaluation) for evaluation in run.evaluations],
-        "record": json.dumps(redacted(record), default=str),
+        "record": json.dumps(redact(record), default=str),
     }
 
 

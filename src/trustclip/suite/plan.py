@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trustclip.constraints.base import Method
 from trustclip.recipes.files import as_mapping, load_yaml, read_recipe
-from trustclip.recipes.shipped import located
+from trustclip.recipes.shipped import locate
 from trustclip.runs.identity import essential, flat
 from trustclip.runs.reader import in_words, setting_of
 from trustclip.settings.stages import NOTHING, Recipe
@@ -28,7 +28,7 @@ from trustclip.suite.settings import (
 from trustclip.support.consent import consent
 from trustclip.support.jsonl import read_mapping
 from trustclip.support.names import unknown
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 from trustclip.tasks.sources import task_file
 
 
@@ -109,7 +109,7 @@ class Plan:
             }
             for job in self.jobs
         }
-        return redacted({**settings, "runs": runs})
+        return redact({**settings, "runs": runs})
 
 
 def plan(file: Path) -> Plan:
@@ -161,7 +161,7 @@ class _Setting(NamedTuple):
 
 def _recipe(folder: Path, relative: Path) -> Path:
     """A recipe of a suite: beside it, or else one that comes with the package."""
-    beside, packaged = folder / relative, located(relative)
+    beside, packaged = folder / relative, locate(relative)
     return packaged if packaged.is_file() and not beside.is_file() else beside
 
 
@@ -235,7 +235,7 @@ def _tests_of(recipe: Recipe, exclude: str) -> str:
 def _secrets(path: Path, recipe: Recipe) -> Iterator[Complaint]:
     """The complaint about a secret, which every run's recipe would have to hold."""
     values = flat(as_mapping(recipe))
-    public = flat(redacted(as_mapping(recipe)))
+    public = flat(redact(as_mapping(recipe)))
     for key in values:
         if values[key] != public[key]:
             text = f"`{key}` holds a secret, and a suite writes down the settings of its runs: "

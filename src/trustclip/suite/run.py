@@ -20,7 +20,7 @@ from trustclip.suite.launchers.local import Interruptions
 from trustclip.suite.plan import Job, Plan, plan
 from trustclip.suite.table import Results, overview
 from trustclip.suite.watch import Display, State
-from trustclip.support.consent import named
+from trustclip.support.consent import names_in
 from trustclip.support.jsonl import append_jsonl, write_text
 from trustclip.support.terminal import print_table
 from trustclip.support.text import one_line
@@ -239,7 +239,7 @@ def _arguments(job: Job) -> list[str]:
 
 def _consent(settings: Any) -> str:
     """The flag for a worker whose settings name modules: the plan has been allowed to."""
-    return " --allow-code" if named(settings) else ""
+    return " --allow-code" if names_in(settings) else ""
 
 
 def _yaml(value: Mapping[str, Any]) -> str:

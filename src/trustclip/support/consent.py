@@ -43,7 +43,7 @@ code then runs here: if you trust it, allow it with --allow-code.
 
 def require(name: str) -> None:
     """Refuse to import what a file names unless it is allowed."""
-    if allowed(name):
+    if is_allowed(name):
         return
     module, _, _ = name.rpartition(":")
     kind = "file" if module.endswith(".py") else "module"
@@ -53,7 +53,7 @@ def require(name: str) -> None:
     )
 
 
-def allowed(name: str) -> bool:
+def is_allowed(name: str) -> bool:
     """Whether the object that ``name`` refers to may be imported.
 
     Example:
@@ -65,7 +65,7 @@ def allowed(name: str) -> bool:
     return granted is None or bool(granted & {name, ALL})
 
 
-def named(value: Any) -> frozenset[str]:
+def names_in(value: Any) -> frozenset[str]:
     """Importable names that a value holds, at any depth.
 
     Example:
@@ -77,7 +77,7 @@ def named(value: Any) -> frozenset[str]:
     if isinstance(value, str):
         return frozenset(_NAME.findall(value))
     if isinstance(value, Mapping):
-        return named([*value.values()])
+        return names_in([*value.values()])
     if isinstance(value, list | tuple):
-        return frozenset().union(*map(named, value))
-    return named(value.to_dict()) if hasattr(value, "to_dict") else frozenset()
+        return frozenset().union(*map(names_in, value))
+    return names_in(value.to_dict()) if hasattr(value, "to_dict") else frozenset()

@@ -9,7 +9,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 from trustclip.support.text import one_line
 
 #: Pauses before each further attempt, seconds.
@@ -38,13 +38,13 @@ def ask(url: str, question: Any = None) -> bytes:
 
 
 def _send(request: Request) -> bytes:
-    url = redacted(request.full_url)
+    url = redact(request.full_url)
     try:
         with _OPENER.open(request, timeout=PATIENCE) as reply:
             return reply.read()
     except HTTPError as error:
         if 300 <= error.code < 400:
-            target = one_line(redacted(str(error.headers.get("Location"))))
+            target = one_line(redact(str(error.headers.get("Location"))))
             raise ValueError(
                 f"{url} sends its clients elsewhere, to {target}: neither requests nor "
                 "the key are sent there. If you trust it, set base_url to that address."
@@ -52,7 +52,7 @@ def _send(request: Request) -> bytes:
         error_class = _Transient if error.code == 429 or error.code >= 500 else ValueError
         raise error_class(f"{url} returned {error.code}: {start_of(error.read())}") from error
     except (OSError, HTTPException) as error:
-        raise _Transient(f"{url} cannot be reached: {redacted(str(error))}") from error
+        raise _Transient(f"{url} cannot be reached: {redact(str(error))}") from error
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -79,7 +79,7 @@ def check_address(base_url: str) -> None:
             has_host = False
         problem = "" if has_host else "names no server; give one such as http://127.0.0.1:8000/v1"
     if problem:
-        raise ValueError(f"base_url={redacted(base_url)!r} {problem}.")
+        raise ValueError(f"base_url={redact(base_url)!r} {problem}.")
 
 
 class _Transient(ValueError):
@@ -88,7 +88,7 @@ class _Transient(ValueError):
 
 def start_of(body: bytes) -> str:
     """The beginning of a reply, safe to print."""
-    return one_line(redacted(body[:300].decode(errors="replace")))
+    return one_line(redact(body[:300].decode(errors="replace")))
 
 
 def first_model(base_url: str) -> str:
@@ -98,4 +98,4 @@ def first_model(base_url: str) -> str:
     try:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{redacted(url)} names no model: {start_of(body)}") from error
+        raise ValueError(f"{redact(url)} names no model: {start_of(body)}") from error

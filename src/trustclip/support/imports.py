@@ -13,7 +13,7 @@ from trustclip.support.consent import require
 from trustclip.support.names import nearest
 
 
-def imported(path: str, kind: str) -> Any:
+def import_object(path: str, kind: str) -> Any:
     """The object that a text names, within the caller's `trustclip.support.consent.consent`.
 
     A module is looked for where Python looks, then in the working directory; a file by its path.

@@ -46,11 +46,11 @@ def scan(path: Path, start: int = 0) -> Iterator[Line]:
         offset = start
         for number, content in enumerate(file, start=1):
             if content.strip():
-                yield Line(number, offset, content, parsed(content))
+                yield Line(number, offset, content, parse_line(content))
             offset += len(content)
 
 
-def parsed(line: bytes) -> Row | None:
+def parse_line(line: bytes) -> Row | None:
     """The JSON object in a line, or None if there is none."""
     try:
         row = _DECODER.decode(line.decode("utf-8"))

@@ -52,7 +52,7 @@ def is_secret(name: str) -> bool:
     return bool(_NAME.search(name)) and not _VOCABULARY.search(name)
 
 
-def redacted(value: Any, name: str = "") -> Any:
+def redact(value: Any, name: str = "") -> Any:
     """A value with every secret in it replaced, at any depth.
 
     Example:
@@ -61,9 +61,9 @@ def redacted(value: Any, name: str = "") -> Any:
     """
     secret = is_secret(name)
     if isinstance(value, Mapping):
-        return {key: redacted(item, name if secret else str(key)) for key, item in value.items()}
+        return {key: redact(item, name if secret else str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(redacted(item, name) for item in value)
+        return type(value)(redact(item, name) for item in value)
     if isinstance(value, int) and not isinstance(value, bool):
         return HIDDEN if secret else value
     if not isinstance(value, str) or not value:
@@ -98,6 +98,6 @@ def _redacted_value(text: str, name: str) -> str:
     if "{" in text:
         with contextlib.suppress(ValueError, RecursionError, yaml.YAMLError):
             value = bounded_yaml(text)
-            if isinstance(value, dict | list) and (safe := redacted(value, name)) != value:
+            if isinstance(value, dict | list) and (safe := redact(value, name)) != value:
                 return yaml.safe_dump(safe, default_flow_style=True, sort_keys=False).strip()
-    return redacted(text, name)
+    return redact(text, name)

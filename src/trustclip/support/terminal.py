@@ -100,15 +100,15 @@ def warn(console: Console, text: str) -> None:
     console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-def told(console: Console, text: str) -> None:
+def announce(console: Console, text: str) -> None:
     """Print what happens next: one line, as `warn` does."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def quoted(console: Console, text: str) -> None:
-    """Print a text as `told` does, a bar before each of its lines."""
+def quote(console: Console, text: str) -> None:
+    """Print a text as `announce` does, a bar before each of its lines."""
     for line in text.splitlines():
-        told(console, f"  | {line}")
+        announce(console, f"  | {line}")
 
 
 def say(*values: object, end: str = "\n", flush: bool = False, error: bool = False) -> None:

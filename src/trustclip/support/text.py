@@ -58,7 +58,7 @@ def signed(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "−")
 
 
-def listed(parts: Sequence[str]) -> str:
+def join_words(parts: Sequence[str]) -> str:
     """Parts of a sentence, the last one after an "and".
 
     Example:
@@ -115,7 +115,7 @@ def one_line(value: object) -> str:
     return " ".join(_CONTROL.sub(" ", str(value)).split())
 
 
-def control_named(text: str) -> str:
+def show_controls(text: str) -> str:
     r"""A text with each control character as its code point, so that a terminal does not obey it.
 
     Example:
@@ -126,13 +126,13 @@ def control_named(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    r"""`control_named` of each line: line ends and tabs stay.
+    r"""`show_controls` of each line: line ends and tabs stay.
 
     Example:
       >>> harmless("a\tb\r\n\x1b[2J")
       'a\tb<U+000D>\n<U+001B>[2J'
     """
-    return _INSIDE.sub(lambda match: control_named(match[0]), text)
+    return _INSIDE.sub(lambda match: show_controls(match[0]), text)
 
 
 def markdown_text(value: object) -> str:

@@ -150,7 +150,7 @@ def terse(answer: int) -> str:
     return f"<SOLUTION>{answer}</SOLUTION>"
 
 
-def worked(values: Sequence[int]) -> str:
+def worked_solution(values: Sequence[int]) -> str:
     """Solution that keeps the running total, as on a pocket calculator, before its answer.
 
     Example:
@@ -167,7 +167,10 @@ def _problem(values: Sequence[int]) -> Problem:
     steps = (f" {'+' if a < b else '-'} {abs(b - a)}" for a, b in pairwise(values))
     text = str(values[0]) + "".join(steps)
     return Problem(
-        id=f"arithmetic: {text}", problem=text, answer=str(values[-1]), solution=worked(values)
+        id=f"arithmetic: {text}",
+        problem=text,
+        answer=str(values[-1]),
+        solution=worked_solution(values),
     )
 
 

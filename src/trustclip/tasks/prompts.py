@@ -194,10 +194,10 @@ def completion(problem: Problem, style: str | PromptStyle = "solution") -> str:
     """
     if problem.solution is None:
         raise ValueError(f"problem {problem.id!r} has no solution to learn from")
-    return written(problem, style)
+    return right_completion(problem, style)
 
 
-def written(problem: Problem, style: str | PromptStyle = "solution") -> str:
+def right_completion(problem: Problem, style: str | PromptStyle = "solution") -> str:
     """A right completion for a problem: its solution, if it has one, and its answer.
 
     Example:

@@ -77,7 +77,7 @@ PARTS = {
 }
 
 
-def mapped(fields: Fields, columns: Mapping[str, str]) -> Fields:
+def map_columns(fields: Fields, columns: Mapping[str, str]) -> Fields:
     """The columns to look in, some of them named by the user, by part (see `PARTS`).
 
     Other keys are further columns.
@@ -146,7 +146,7 @@ def parse_row(row: Any, fields: Fields, answers: bool = True) -> ParsedRow:
 def further(row: Mapping[str, Any], fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]:
     """Columns of a row besides its parts, for reward functions.
 
-    ``columns`` are new names, and for nested columns their only ones; see `mapped`.
+    ``columns`` are new names, and for nested columns their only ones; see `map_columns`.
 
     Example:
       >>> further({"prompt": "1+2", "tests": "a", "hard": 1}, Fields(), {"checks": "tests"})

@@ -38,7 +38,7 @@ from trustclip.tasks.rows import (
     clean_answer,
     further,
     is_numeric,
-    mapped,
+    map_columns,
     parse_row,
 )
 
@@ -46,11 +46,11 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowSelection:
     """What to take of a row.
 
     Args:
-      columns: the user's names of columns, by part; see `trustclip.tasks.rows.mapped`.
+      columns: the user's names of columns, by part; see `trustclip.tasks.rows.map_columns`.
       answers: whether a row without a gold is a bad one.
       further: whether the row's other columns are kept, for reward functions.
     """
@@ -110,7 +110,7 @@ def load_problems(
     limit: int | None = None,
     max_bad_rows: int = 100,
     quarantine: Path | None = None,
-    wanted: Wanted = Wanted(),
+    selection: RowSelection = RowSelection(),
 ) -> list[Problem]:
     """Problems of a file, a known benchmark or a hub data set: ``read_problems(...).problems``.
 
@@ -126,7 +126,7 @@ def load_problems(
       limit: keep only this many of the good problems, the first ones.
       max_bad_rows: how many rows may be bad.
       quarantine: JSON-lines file the bad rows are added to.
-      wanted: columns, where they have other names, and what else of a row is kept.
+      selection: columns, where they have other names, and what else of a row is kept.
 
     Returns:
       The problems, ids unique. Columns are found by the aliases of `Fields`; a row without an id
@@ -137,7 +137,9 @@ def load_problems(
       ValueError: no such source, split or column, an unreadable file, or not one good row.
     """
     bounds = {"limit": limit, "max_bad_rows": max_bad_rows}
-    return read_problems(source, use=use, quarantine=quarantine, wanted=wanted, **bounds).problems
+    return read_problems(
+        source, use=use, quarantine=quarantine, selection=selection, **bounds
+    ).problems
 
 
 def load_task(
@@ -145,13 +147,13 @@ def load_task(
     data_dir: Path | str | None = None,
     *,
     quarantine: Path | None = None,
-    wanted: Wanted = Wanted(),
+    selection: RowSelection = RowSelection(),
 ) -> list[Problem]:
     """Problems to evaluate on: ``<data_dir>/<name>*`` if there is such a file, else the source.
 
     Of several files the one called ``<name>`` is taken, then ``<name>_<test split>``. No row of a
     known benchmark may be bad: a mean over fewer problems would pass for the benchmark's. A known
-    benchmark has its own columns and answers: ``wanted`` does not apply to it.
+    benchmark has its own columns and answers: ``selection`` does not apply to it.
 
     Raises:
       ValueError: unknown name (the nearest known one is named), or several files fit.
@@ -164,7 +166,7 @@ def load_task(
         use="test",
         max_bad_rows=max_bad_rows,
         quarantine=quarantine,
-        wanted=Wanted() if max_bad_rows == 0 else wanted,
+        selection=RowSelection() if max_bad_rows == 0 else selection,
     )
 
 
@@ -175,7 +177,7 @@ def read_problems(
     limit: int | None = None,
     max_bad_rows: int = 100,
     quarantine: Path | None = None,
-    wanted: Wanted = Wanted(),
+    selection: RowSelection = RowSelection(),
 ) -> LoadResult:
     """Problems of a source with what was left out; arguments and errors as `load_problems`.
 
@@ -186,8 +188,8 @@ def read_problems(
     if max_bad_rows < 0:
         raise ValueError(f"max_bad_rows is {max_bad_rows}, must be at least 0")
     file, stem, rules, rows = open_source(source, use)
-    rules = replace(rules, fields=mapped(rules.fields, wanted.columns))
-    collector = _Collector(file, stem, rules, max_bad_rows, wanted)
+    rules = replace(rules, fields=map_columns(rules.fields, selection.columns))
+    collector = _Collector(file, stem, rules, max_bad_rows, selection)
     try:
         for line, row, text in rows:
             collector.add(line, row, text)
@@ -266,10 +268,10 @@ class _Collector:
     """Keeps good rows, quarantines bad ones and drops identical repeats."""
 
     def __init__(
-        self, file: str, stem: str, rules: HubSource, max_bad_rows: int, wanted: Wanted
+        self, file: str, stem: str, rules: HubSource, max_bad_rows: int, selection: RowSelection
     ) -> None:
         self.file, self.stem, self.rules, self.max_bad_rows = file, stem, rules, max_bad_rows
-        self.wanted, self.columns = wanted, set[str]()
+        self.selection, self.columns = selection, set[str]()
         self.bad_rows: list[BadRow] = []
         self.duplicates = self.skipped = 0
         self.problems: dict[str, Problem] = {}
@@ -284,17 +286,17 @@ class _Collector:
                 raise row
             if isinstance(row, Mapping):
                 self.columns.update(row)
-            fields, wanted = self.rules.fields, self.wanted
-            parsed = parse_row(row, fields, wanted.answers)
-            if wanted.further:
-                parsed = replace(parsed, columns=further(row, fields, wanted.columns))
+            fields, selection = self.rules.fields, self.selection
+            parsed = parse_row(row, fields, selection.answers)
+            if selection.further:
+                parsed = replace(parsed, columns=further(row, fields, selection.columns))
             self._accept(line, parsed)
         except RowError as error:
             self._quarantine(line, str(error), text or ("" if row is error else repr(row)))
 
     def check_columns(self) -> None:
         """Refuse a column of the user's that no row has."""
-        for part, name in self.wanted.columns.items():
+        for part, name in self.selection.columns.items():
             if self.columns and name.partition(".")[0] not in self.columns:
                 near = nearest(name, self.columns)
                 hint = f" Did you mean {near!r}?" if near else ""
@@ -316,7 +318,7 @@ class _Collector:
             self.skipped += 1
             return
         answer = ""
-        if row.answer is not None or self.wanted.answers:
+        if row.answer is not None or self.selection.answers:
             answer = clean_answer(row.answer, integer=self.rules.integer)
         if self._answers.setdefault(text, answer) != answer:
             self._contradict(text, answer)

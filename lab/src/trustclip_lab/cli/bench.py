@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip.cli.arguments import parse, taken
+from trustclip.cli.arguments import parse, split_option
 from trustclip.support.names import unknown
 from trustclip.support.terminal import Terminal, say
 from trustclip_lab.bench import TOPICS
@@ -27,7 +27,7 @@ def bench(argv: Sequence[str]) -> int:
         raise ValueError(unknown("topic of bench", topic, TOPICS))
     files: dict[str, str | None] = {}
     for kind in ("json", "markdown", "figure"):
-        rest, files[kind] = taken(rest, f"--{kind}")
+        rest, files[kind] = split_option(rest, f"--{kind}")
     paths = {kind: Path(file) for kind, file in files.items() if file is not None}
     name, _, options = TOPICS[topic]
     module = importlib.import_module(f"trustclip_lab.bench.{name}")

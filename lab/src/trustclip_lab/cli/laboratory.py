@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from trustclip.cli.arguments import changes_of, parse, reads, require, taken, takes
+from trustclip.cli.arguments import changes_of, parse, reads, require, split_option, takes
 from trustclip.settings.marks import Also, Argument
 from trustclip.support.jsonl import write_text
 from trustclip.support.terminal import Terminal, say
@@ -49,7 +49,7 @@ Methods on many seeds at once, of very small policies. The same command continue
 @takes("trustclip_lab.stack:LabSettings")
 def lab(argv: Sequence[str]) -> int:
     """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
-    from trustclip.recipes.shipped import located
+    from trustclip.recipes.shipped import locate
     from trustclip_lab.stack import LabSettings, load, run_lab
 
     if {"-h", "--help"} & set(argv):
@@ -57,7 +57,7 @@ def lab(argv: Sequence[str]) -> int:
     files, changes = changes_of(argv, LabSettings)
     if len(files) > 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip lab --help.")
-    run_lab(load(located(Path(files[0])) if files else None, changes), Terminal())
+    run_lab(load(locate(Path(files[0])) if files else None, changes), Terminal())
     return 0
 
 
@@ -91,18 +91,18 @@ def arena(argv: Sequence[str]) -> int:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
     if argv and argv[0] in ("page", "verify"):
         return {"page": page, "verify": verify}[argv[0]](argv[1:])
-    from trustclip.recipes.shipped import located
+    from trustclip.recipes.shipped import locate
     from trustclip_lab.arena.run import collect, estimate, load, run_arena, run_part
     from trustclip_lab.arena.settings import ArenaSettings
 
     if {"-h", "--help"} & set(argv):
         parse(ArenaSettings, ["--help"], "arena", usage=ARENA)
     switches = ("--dry-run", "--collect")
-    rest, part = taken([one for one in argv if one not in switches], "--part")
+    rest, part = split_option([one for one in argv if one not in switches], "--part")
     files, changes = changes_of(rest, ArenaSettings)
     if len(files) != 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")
-    settings, console = load(located(Path(files[0])), changes), Terminal()
+    settings, console = load(locate(Path(files[0])), changes), Terminal()
     if "--dry-run" in argv:
         console.print(estimate(settings))
     elif "--collect" in argv:
@@ -244,7 +244,7 @@ def tabular(argv: Sequence[str]) -> int:
 
     from trustclip_lab.tabular import PRESETS, TabularSettings, run_tabular
 
-    rest, out = taken(list(argv), "--out")
+    rest, out = split_option(list(argv), "--out")
     settings = parse(TabularSettings, rest, "tabular", PRESETS)
     torch.set_num_threads(1)  # tensors this small are slower on several
     run_tabular(settings, Terminal(), None if out is None else Path(out))

@@ -17,7 +17,7 @@ from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.drift import drift_metrics
 from trustclip.constraints.sampler import sampler_metrics, summary
-from trustclip.engines.rounding import converted
+from trustclip.engines.rounding import round_trip
 from trustclip.engines.sampler import Sampler
 from trustclip_lab.stack.methods import Fields, StackedMethod, batches_of
 from trustclip_lab.stack.policies import POLICIES, Policy, Weights, sample
@@ -125,7 +125,7 @@ class Copies:
             return old, version
         # Seed by seed: what is a row of a matrix is the rule's to say.
         rounded = [
-            torch.stack([converted(one, self._sampler.dtype) for one in stack]) for stack in old
+            torch.stack([round_trip(one, self._sampler.dtype) for one in stack]) for stack in old
         ]
         return rounded, version
 

@@ -121,13 +121,13 @@ def run(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     from trustclip.recipes.files import ALIASES, load_recipe
     from trustclip.recipes.folders import with_folder
-    from trustclip.recipes.shipped import located
+    from trustclip.recipes.shipped import locate
 
     rest, dry = _dry(argv)
     files, changes = changes_of(rest, Recipe, ALIASES)
     if len(files) != 1:
         raise ValueError(f"give one recipe file, got {len(files)}; see trustclip run --help.")
-    file = located(Path(files[0]))
+    file = locate(Path(files[0]))
     recipe = load_recipe(file, with_folder(file, changes))
     console = Terminal()
     _be_quiet()
@@ -207,7 +207,7 @@ class Suite:
 
 @reads(Suite)
 def suite(options: Suite) -> int:
-    from trustclip.recipes.shipped import located
+    from trustclip.recipes.shipped import locate
     from trustclip.suite import run_suite
     from trustclip.suite.launchers.base import resources_of
 
@@ -217,7 +217,7 @@ def suite(options: Suite) -> int:
         resources_of(options.on, resources)  # a wrong option is reported before a missing package
         require("transformers", "trl", "datasets", "accelerate", "peft")  # or every run would fail
     return run_suite(
-        located(options.file),
+        locate(options.file),
         Terminal(),
         max_parallel=options.max_parallel,
         on=options.on,

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from trustclip.cli.arguments import parse, reads, taken, takes
+from trustclip.cli.arguments import parse, reads, split_option, takes
 from trustclip.settings.marks import Argument, Metavar
 from trustclip.support.terminal import say
 
@@ -167,7 +167,7 @@ def _distributed(arguments: Sequence[str]) -> int:
     from trustclip.engines.remarks import Remark
     from trustclip.recipes.checks import absent, schedule_of
     from trustclip.recipes.files import load_recipe
-    from trustclip.recipes.preflight.ranks import Load, described, inspect_ranks, remarks
+    from trustclip.recipes.preflight.ranks import Load, describe, inspect_ranks, remarks
     from trustclip.settings.stages import RLStage
 
     if arguments and not arguments[0].startswith("-"):
@@ -189,7 +189,7 @@ def _distributed(arguments: Sequence[str]) -> int:
     world = inspect_ranks(stage.trl)
     if os.environ.get("RANK", "0") != "0":
         return 0  # the first rank reports for all
-    for label, text in described(world, load):
+    for label, text in describe(world, load):
         say(f"{label:<14}{text}")
     missing = (Remark("error", text) for text in absent(stage))
     return _report([*remarks(world, load), *missing])
@@ -200,7 +200,7 @@ def _sampler(arguments: Sequence[str]) -> int:
     from pathlib import Path
 
     from trustclip.cli.arguments import changes_of
-    from trustclip.recipes.preflight.sampler import first_completions, recorded
+    from trustclip.recipes.preflight.sampler import first_completions, read_pairs
     from trustclip.settings.stages import Recipe
 
     arguments, length = _length(arguments)
@@ -216,7 +216,7 @@ def _sampler(arguments: Sequence[str]) -> int:
     if path.suffix == ".jsonl":
         if changes:
             raise ValueError(f"a file of completions takes no options, got {', '.join(changes)}.")
-        return _report_verdict(recorded(path), length)
+        return _report_verdict(read_pairs(path), length)
     from trustclip.recipes.files import load_recipe
 
     recipe = load_recipe(path, changes)
@@ -226,7 +226,7 @@ def _sampler(arguments: Sequence[str]) -> int:
 
 def _length(arguments: Sequence[str]) -> tuple[list[str], int]:
     """The arguments without ``--length N``, and N; 0 where it is not given."""
-    rest, length = taken([*arguments], "--length")
+    rest, length = split_option([*arguments], "--length")
     if length is not None and not (length.isdigit() and int(length)):
         raise ValueError(f"--length is a number of tokens, 1 or more; got {length!r}.")
     return rest, int(length or 0)
@@ -297,7 +297,7 @@ def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = N
     if not length and pairs.position is not None:
         length = int(pairs.position.max()) + 1
     if verdict.adds_up and length:
-        for text in damage.told(pairs, length):
+        for text in damage.sentences(pairs, length):
             say(text)
     if method is not None and (text := damage.too_tight(method, pairs, length)):
         say(text)

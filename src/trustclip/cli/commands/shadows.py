@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from trustclip.cli.arguments import method_from, reads, taken
+from trustclip.cli.arguments import method_from, reads, split_option
 from trustclip.settings.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.support.text import percent
@@ -95,7 +95,7 @@ def suggest(argv: Sequence[str]) -> int:
         say(_SUGGEST + ", ".join(methods()))
         return 0 if argv else 2
     name, *rest = argv
-    rest, text = taken(rest, "--share")
+    rest, text = split_option(rest, "--share")
     from trustclip.runs.suggest import suggest as find
 
     logs, flags = _split(rest)

@@ -20,10 +20,10 @@ def attempt(argv: Sequence[str]) -> int:
     training, fine_tunes = None, False
     if len(positional) == 1 and Path(positional[0]).suffix in (".yaml", ".yml"):
         from trustclip.recipes.files import load_recipe
-        from trustclip.recipes.shipped import located
+        from trustclip.recipes.shipped import locate
 
         own = {name: changes.pop(name) for name in _OWN if name in changes}
-        recipe = load_recipe(located(Path(positional[0])), changes)
+        recipe = load_recipe(locate(Path(positional[0])), changes)
         training, fine_tunes = recipe.rl, recipe.sft is not None
         place = {"model": recipe.model, "seed": recipe.seed, "dtype": recipe.dtype}
         options = TrySettings(dataset=training.dataset, **place, **own)

@@ -11,7 +11,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from trustclip.engines.trl.config import ConstrainedGRPOConfig, too_small
 from trustclip.support.checked import NUMBER, Count, Positive, Share, UpToOne, Whole, explain
-from trustclip.support.consent import allowed
+from trustclip.support.consent import is_allowed
 from trustclip.support.names import nearest, unknown
 
 _Decay = Annotated[float, Field(ge=0, lt=1), NUMBER]
@@ -131,7 +131,7 @@ def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:
 def _foreign_kernels(value: Any) -> str:
     """The error for compiled code that Transformers would download; empty where it is allowed."""
     match = _KERNELS.search(str(value))
-    if match is None or allowed(match[0]):
+    if match is None or is_allowed(match[0]):
         return ""
     return (
         f"`trl.model_init_kwargs`: {match[2] or match[0]!r} downloads kernels from a repository, "

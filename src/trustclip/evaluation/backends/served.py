@@ -7,7 +7,7 @@ from typing import Any
 
 from trustclip.evaluation.backends.local import Completion, Conversation, Sampling, derived_seed
 from trustclip.support.http import ask, check_address, start_of
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 
 class Served:
@@ -47,7 +47,7 @@ class Served:
     ) -> None:
         check_address(base_url)
         self._url = base_url.rstrip("/") + "/chat/completions"
-        self._public_url = redacted(self._url)  # for errors
+        self._public_url = redact(self._url)  # for errors
         self._model, self._sampling, self._concurrency = model, sampling, concurrency
         extra = {"chat_template_kwargs": {"enable_thinking": thinking}}
         self._extra: dict[str, Any] = {} if thinking is None else extra

@@ -25,10 +25,10 @@ from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
 from trustclip.recipes.services import answers, check_sampling, incapable, no_answer, vllm_server
 from trustclip.settings.stages import Recipe, RLStage
-from trustclip.support.terminal import quoted, told
+from trustclip.support.terminal import announce, quote
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import rendered, written
+from trustclip.tasks.prompts import rendered, right_completion
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,9 @@ def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console)
     """Show a prompt as the model gets it, and what each reward gives two completions of it."""
     settings = recipe.rl
     show(console, differences(recipe))
-    told(console, f"a prompt, style {settings.style.name}:")
-    quoted(console, rendered(tokenizer, problem.problem, settings.style))
-    texts = {"nothing": "", "its gold answer": written(problem, settings.style)}
+    announce(console, f"a prompt, style {settings.style.name}:")
+    quote(console, rendered(tokenizer, problem.problem, settings.style))
+    texts = {"nothing": "", "its gold answer": right_completion(problem, settings.style)}
     if recipe.eval is not None:
         Measures(recipe.eval.reward, recipe.eval.style.extraction).close()
     rewards = Rewards(settings, settings.style.extraction, recipe.seed)
@@ -182,7 +182,7 @@ def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console)
         rewards.close()
     for name, values in by_label.items():
         each = (f"{value} for {what}" for what, value in zip(texts, values, strict=True))
-        told(console, f"reward {name}: {', '.join(each)}")
+        announce(console, f"reward {name}: {', '.join(each)}")
 
 
 def _problems(

@@ -136,7 +136,7 @@ def _of_accelerate(arguments: list[str]) -> int | None:
     return getattr(load_config_from_file(options.config_file), "num_processes", None)
 
 
-def described(world: World, load: Load) -> Iterator[tuple[str, str]]:
+def describe(world: World, load: Load) -> Iterator[tuple[str, str]]:
     """Describe what would really run, as labels with a line of text each."""
     backend = world.backend or "no process group"
     yield "ranks", f"{world.ranks} ({backend})"

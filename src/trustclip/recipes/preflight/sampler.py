@@ -74,7 +74,7 @@ class _NullRecorder:
         pass
 
 
-def recorded(path: Path) -> Pairs:
+def read_pairs(path: Path) -> Pairs:
     """Log-probabilities that any trainer has written: a JSON object per completion.
 
     Each line holds ``logp_old`` and ``logp_rollout``, lists of one number per token, nats, and may

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 from trustclip.runs.identity import flat
 from trustclip.support.names import unknown
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 from trustclip.support.text import one_line
 
 SinkName = Literal["none", "trackio", "tensorboard", "wandb", "mlflow"]
@@ -60,10 +60,10 @@ def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: 
         raise ValueError(unknown("sink", name, get_args(SinkName)))
     if name == "none":
         return Sink()
-    return _FailSafe(name, opened(name, run_name, config, folder))
+    return _FailSafe(name, start_sink(name, run_name, config, folder))
 
 
-def opened(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Path) -> Sink:
+def start_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Path) -> Sink:
     """The same, of a sink that is not none, whose failures are errors."""
     sinks: dict[str, Callable[..., Sink]] = {
         "trackio": _Trackio,
@@ -168,7 +168,7 @@ class _FailSafe(Sink):
 
 
 def _describe(error: Exception) -> str:
-    return one_line(redacted(f"{type(error).__name__}: {error}"))
+    return one_line(redact(f"{type(error).__name__}: {error}"))
 
 
 def _import(module: str, environment: Mapping[str, str]) -> ModuleType:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from trustclip.engines.rounding import converted
+from trustclip.engines.rounding import round_trip
 from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl.sampling.decoding import Decoded, Decoder, unsupported
 from trustclip.engines.trl.sampling.generate import criteria
@@ -124,7 +124,9 @@ class Copies:
             if len(self._kept) == lag:
                 self._kept.pop(0)
             self._kept.append((step, {name: weight.clone() for name, weight in current.items()}))
-        rounded = {name: converted(weight, self._sampler.dtype) for name, weight in weights.items()}
+        rounded = {
+            name: round_trip(weight, self._sampler.dtype) for name, weight in weights.items()
+        }
         if unsupported(model) is None:
             return Decoder(model, rounded, likeliest=self.likeliest), version
         self._twin = self._twin or Twin(model)

@@ -420,22 +420,6 @@ def power_of_detectable(rng: Rng, repetitions: int) -> Iterator[Row]:
         yield Row("power at `detectable` (0.80)", setting, power, (0.7, 0.9))
 
 
-def power_of_required(rng: Rng, repetitions: int) -> Iterator[Row]:
-    """Power at the number of problems that a large pilot asks for; 80 % is what it promises."""
-    gain, mean = 0.05, 0.13
-
-    def draw(n: int) -> tuple[Tally, Tally]:
-        a, fresh = difficulty(rng, mean, n, 0.7), difficulty(rng, mean, n, 0.7)
-        return answers(rng, pair(rng, a, fresh, 0.9, gain)), answers(rng, a)
-
-    n = int(required(*draw(100_000)).needed.problems)
-    (power,) = rates(
-        repetitions, lambda: (paired_difference(*draw(n), resamples=RESAMPLES).p <= 0.05,)
-    )
-    setting = f"gain {gain * (1 - mean):.3f} at the {n} problems it names"
-    yield Row("power promised by required (0.80)", setting, power, (0.76, 0.84))
-
-
 PARTS = (
     single_runs,
     macro_averages,
@@ -449,7 +433,6 @@ PARTS = (
     unequal_seeds,
     paired_by_seed,
     power_of_detectable,
-    power_of_required,
 )
 
 

@@ -362,7 +362,7 @@ class RLStage(Training):
     sampler: ToEngine[
         Annotated[Sampler, Since(before=Sampler(), same=lambda value: as_sampler(value).exact)]
     ] = Sampler()
-    """Sample from a rounded, quantised or older copy of the policy; tiny models only."""
+    """Sample from a rounded, quantised or older copy of the policy, to study a mismatch."""
     replay: ToEngine[Annotated[bool, Since(before=False)]] = False
     """Give every token its probability among those that the sampler could draw, where top-p or
     top-k cut it off."""

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from trustclip.durable.weights import merged
 from trustclip.engines.served import ServedSampler, complaints
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
+from trustclip.engines.trl.upstream import end_tokens
 
 
 class Following:
@@ -25,7 +26,7 @@ class Following:
         self._trainer, self._reloads = trainer, args.server == "reload"
         self._version: int | None = None if self._reloads else 0
         sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
-        url, length, ends = args.server_url, trainer.max_completion_length, trainer.eos_token_ids
+        url, length, ends = args.server_url, trainer.max_completion_length, end_tokens(trainer)
         self._sampler = ServedSampler(url, length, ends, sampling | {"min_p": args.min_p or 0.0})
         plain = not [*args.cut_off()] and args.temperature == 1
         if trainer.accelerator.is_main_process:

@@ -114,7 +114,7 @@ def test_a_copy_is_as_old_as_its_lag():
         decoder, version = copies.next(model, step)
         versions.append(version)
         assert isinstance(decoder, Decoder)
-        assert torch.equal(decoder._norm, torch.full_like(decoder._norm, version + 1.0))
+        assert torch.equal(decoder._last_norm, torch.full_like(decoder._last_norm, version + 1.0))
     assert versions == [0, 0, 0, 3, 6]
 
 

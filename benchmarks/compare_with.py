@@ -3,7 +3,7 @@
     make compare-with COMMIT=v1.0            20 updates of a tiny model, on a CPU
     python benchmarks/compare_with.py COMMIT [--updates 20] [--method atr] [--settings JSON]
 
-Each commit trains in a process of its own, from the same weights and seed, and writes down the
+Each commit trains in a separate process, from the same weights and seed, and writes down the
 SHA-256 of every tensor of every update: the inputs of each pass, then weights and optimizer states.
 Exit status 0 if all are the same bit for bit, 1 if one differs, 2 if a commit cannot do it.
 """
@@ -29,18 +29,18 @@ def main() -> int:
     parser.add_argument("--method", default="atr")
     parser.add_argument("--settings", default="{}", help="JSON of ConstrainedGRPOConfig's fields")
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.record:
-        record(given)
+    args = parser.parse_args()
+    if args.record:
+        record(args)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "commit"
-        added = git("worktree", "add", "--detach", str(other), given.commit)
-        if added.returncode:
-            print(f"no commit {given.commit!r} here: {added.stderr.strip().splitlines()[-1]}")
+        worktree = git("worktree", "add", "--detach", str(other), args.commit)
+        if worktree.returncode:
+            print(f"no commit {args.commit!r} here: {worktree.stderr.strip().splitlines()[-1]}")
             return 2
         try:
-            return compare(given, other, Path(folder))
+            return compare(args, other, Path(folder))
         finally:
             git("worktree", "remove", "--force", str(other))
 
@@ -51,23 +51,23 @@ def git(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def compare(given: argparse.Namespace, other: Path, folder: Path) -> int:
+def compare(args: argparse.Namespace, other: Path, folder: Path) -> int:
     rows = []
-    for name, tree in ((given.commit, other), ("this tree", HERE)):
+    for name, tree in ((args.commit, other), ("this tree", HERE)):
         path = folder / f"{len(rows)}.jsonl"
-        ended = subprocess.run(
+        process = subprocess.run(
             [sys.executable, __file__, *sys.argv[1:], "--record", str(path)],
             env={**os.environ, "PYTHONPATH": str(tree / "src"), "HF_HUB_OFFLINE": "1"},
             capture_output=True,
             text=True,
             check=False,
         )
-        if ended.returncode:
-            last = (ended.stderr.strip() or "no message").splitlines()[-1]
+        if process.returncode:
+            last = (process.stderr.strip() or "no message").splitlines()[-1]
             print(f"{name} cannot train these updates: {last}")
             return 2
         rows.append([json.loads(line) for line in path.read_text().splitlines()])
-    print(verdict(given.commit, *rows))
+    print(verdict(args.commit, *rows))
     return int(rows[0] != rows[1])
 
 
@@ -94,8 +94,8 @@ def verdict(commit: str, theirs: list[Any], ours: list[Any]) -> str:
     return f"none: {len(ours)} tensors of {last} updates are the same in {commit} and here"
 
 
-def record(given: argparse.Namespace) -> None:
-    """Train, and write ``[update, name, SHA-256]`` of every tensor in the order they come about."""
+def record(options: argparse.Namespace) -> None:
+    """Train, and write ``[update, name, SHA-256]`` of every tensor in the order of computation."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -104,7 +104,7 @@ def record(given: argparse.Namespace) -> None:
     from trustclip.recipes.tiny import tiny_model
 
     torch.set_num_threads(1)
-    with given.record.open("w") as file, tempfile.TemporaryDirectory() as folder:
+    with options.record.open("w") as file, tempfile.TemporaryDirectory() as folder:
 
         def note(step: int, name: str, value: Any) -> None:
             if isinstance(value, torch.Tensor):
@@ -112,7 +112,7 @@ def record(given: argparse.Namespace) -> None:
                 digest = hashlib.sha256(bits.numpy().tobytes()).hexdigest()
                 file.write(json.dumps([step, f"{name} {[*value.shape]}", digest]) + "\n")
 
-        class Recorded(ConstrainedGRPOTrainer):
+        class RecordingTrainer(ConstrainedGRPOTrainer):
             def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
                 step = self.state.global_step + 1
                 for name in sorted(inputs):
@@ -122,8 +122,8 @@ def record(given: argparse.Namespace) -> None:
                 return loss
 
         class Watch(TrainerCallback):
-            def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-                model, optimizer = given["model"], given["optimizer"]
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                model, optimizer = kwargs["model"], kwargs["optimizer"]
                 for name, parameter in model.named_parameters():
                     note(state.global_step, name, parameter)
                     for key, value in optimizer.state.get(parameter, {}).items():
@@ -131,15 +131,15 @@ def record(given: argparse.Namespace) -> None:
 
         model, tokenizer = tiny_model(seed=1, layers=1, hidden=64)
         settings = dict(
-            method={"name": given.method}, per_device_train_batch_size=16, num_generations=4,
+            method={"name": options.method}, per_device_train_batch_size=16, num_generations=4,
             num_iterations=2, max_completion_length=8, learning_rate=3e-3, logging_steps=1,
-            max_steps=given.updates, loss_type="dr_grpo", scale_rewards="none", seed=5,
+            max_steps=options.updates, loss_type="dr_grpo", scale_rewards="none", seed=5,
             save_strategy="no", report_to="none", use_cpu=True, bf16=False, disable_tqdm=True,
         )  # fmt: skip
-        trainer = Recorded(
+        trainer = RecordingTrainer(
             model=model,
             reward_funcs=even_digits,
-            args=ConstrainedGRPOConfig(folder, **{**settings, **json.loads(given.settings)}),
+            args=ConstrainedGRPOConfig(folder, **{**settings, **json.loads(options.settings)}),
             train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
             processing_class=tokenizer,
         )

@@ -54,19 +54,19 @@ def estimate(choice: Choice, hidden: int) -> tuple[float, float, float]:
     """Bytes a token in memory, seconds, and seconds over those of the products alone."""
     tiles = N / choice.rows * V / choice.columns
     logits, sums = choice.rows * choice.columns, choice.rows * hidden
-    stored = choice.weight_bytes
-    fits = logits * (4 + stored) <= CACHED
+    weight = choice.weight_bytes
+    fits = logits * (4 + weight) <= CACHED
     # A softmax kernel: reads logits, writes weights; a second product over recomputed tiles, too.
     again = choice.products == 4
-    softmax = logits * (4 * choice.passes + stored) + (logits * (8 + stored) if again else 0)
+    softmax = logits * (4 * choice.passes + weight) + (logits * (8 + weight) if again else 0)
     softmax_seconds = softmax / (CACHE if fits else MEMORY)
     if choice.rescales:
         softmax_seconds += 8 * sums / MEMORY
     if choice.keeps:  # rows of hidden states, scaled for the weight's gradient
         softmax_seconds += 4 * sums / MEMORY
-    through = choice.columns * hidden * 2 + 8 * sums + (0 if fits else logits * (4 + stored))
+    through = choice.columns * hidden * 2 + 8 * sums + (0 if fits else logits * (4 + weight))
     if choice.products > 2:
-        through += 8 * choice.columns * hidden + logits * stored
+        through += 8 * choice.columns * hidden + logits * weight
     operations = choice.products * 2 * hidden * logits / PEAK
     seconds = tiles * (max(operations, through / MEMORY) + softmax_seconds + 4 * GAP)
     moved = through + (0 if fits else softmax) + (8 * sums if choice.rescales else 0)

@@ -15,7 +15,7 @@ import numpy as np
 import trustclip
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TOKENS, TokenRow
-from trustclip.report.tokens import asked_in
+from trustclip.report.tokens import problems_in
 
 TO = Path(trustclip.__file__).parent / "report/sample.jsonl"
 #: Completions of each update, and of all.
@@ -29,12 +29,12 @@ def main() -> None:
     chosen = []
     for _, rows in groupby(token_rows(run / TOKENS), key=lambda row: row.step):
         chosen += sorted(rows, key=lambda row: -_cut(row))[:EACH]
-    asked = asked_in(run)
+    problems = problems_in(run)
     lines = []
     for row in chosen[:MOST]:
-        problem, gold = asked[row.generated, row.index]
-        given = {k: v for k, v in row.to_dict().items() if k != "token_id"}
-        lines.append(json.dumps(_short({**given, "problem": problem, "gold": gold})))
+        problem, gold = problems[row.generated, row.index]
+        fields = {k: v for k, v in row.to_dict().items() if k != "token_id"}
+        lines.append(json.dumps(_short({**fields, "problem": problem, "gold": gold})))
     TO.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

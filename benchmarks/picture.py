@@ -39,8 +39,8 @@ def picture(
         tab = browser.new_context(offline=True, viewport=view, color_scheme=theme).new_page()  # type: ignore[arg-type]
         tab.goto(page.resolve().as_uri())
         tab.wait_for_timeout(500)  # charts are drawn when they come into view
-        shown = tab if element is None else tab.locator(element).first
-        shown.screenshot(path=str(out))
+        target = tab if element is None else tab.locator(element).first
+        target.screenshot(path=str(out))
         browser.close()
 
 
@@ -52,5 +52,5 @@ if __name__ == "__main__":
     parser.add_argument("--height", type=int, default=1420)
     parser.add_argument("--element")
     parser.add_argument("--theme", choices=("light", "dark"), default="light")
-    given = parser.parse_args()
-    picture(given.page, given.out, (given.width, given.height), given.element, given.theme)
+    args = parser.parse_args()
+    picture(args.page, args.out, (args.width, args.height), args.element, args.theme)

@@ -20,21 +20,21 @@ from trustclip.logs.tokens import TokenRow, write_tokens
 UPDATES, EVERY, COMPLETIONS = 60, 10, 8
 
 
-class Timed(TokenSampler):
+class Recorder(TokenSampler):
     """A recorder that adds its time up."""
 
     seconds = 0.0
 
     def add(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        begun = time.perf_counter()
+        start = time.perf_counter()
         super().add(*args)
-        self.seconds += time.perf_counter() - begun
+        self.seconds += time.perf_counter() - start
 
     def finish(self, *args: Any) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        begun = time.perf_counter()
-        used = super().finish(*args)
-        self.seconds += time.perf_counter() - begun
-        return used
+        start = time.perf_counter()
+        count = super().finish(*args)
+        self.seconds += time.perf_counter() - start
+        return count
 
 
 def main() -> None:
@@ -58,10 +58,10 @@ def main() -> None:
         sizes.append(path.stat().st_size)
 
     write_tokens(folder / "warm.parquet", [TokenRow.of({"logp": [-1.0], "advantage": 1.0})])
-    trainer.token_sampler = sampler = Timed(plan, 4, 16, Pieces(trainer.processing_class), write)
-    begun = time.perf_counter()
+    trainer.token_sampler = sampler = Recorder(plan, 4, 16, Pieces(trainer.processing_class), write)
+    start = time.perf_counter()
     trainer.train()
-    whole = time.perf_counter() - begun
+    whole = time.perf_counter() - start
     each = 1e3 * sampler.seconds / len(sizes)
     print(f"an update {1e3 * whole / UPDATES:.0f} ms, a recording {each:.1f} ms")
     print(f"{sampler.seconds / whole:.2%} of the training, {max(sizes) / 2**10:.0f} KiB a file")

@@ -29,7 +29,7 @@ TABLE = Path(__file__).with_suffix(".csv")
 FLOAT, HALF = 1e-5, 0.058
 
 
-class Drawn:
+class Distributions:
     """Distributions of one seed, and what a planted cause makes of them."""
 
     def __init__(self, seed: int) -> None:
@@ -43,7 +43,7 @@ class Drawn:
     def normal(self) -> Tensor:
         return torch.randn(self.tokens, VOCABULARY, generator=self.generator, dtype=torch.float64)
 
-    def chosen(self, share: float) -> Tensor:
+    def some_tokens(self, share: float) -> Tensor:
         """A share of the tokens. Shape [tokens, 1]."""
         return torch.rand(self.tokens, 1, generator=self.generator) < share
 
@@ -51,9 +51,9 @@ class Drawn:
         """The logits with noise. ``size`` broadcasts over [tokens, vocabulary]."""
         return self.z + size * self.normal()
 
-    def pairs(self, drawn_from: Tensor, said: Tensor, trainer: Tensor, *, half: bool) -> Pairs:
+    def pairs(self, sampled: Tensor, reported: Tensor, trainer: Tensor, *, half: bool) -> Pairs:
         """Tokens of the first, as the second reports and the third scores them; logits each."""
-        token = drawn_from.softmax(-1).multinomial(1, generator=self.generator)
+        token = sampled.softmax(-1).multinomial(1, generator=self.generator)
         logp = trainer.log_softmax(-1)
         a = logp.gather(1, token)[:, 0]
         own = {
@@ -62,7 +62,7 @@ class Drawn:
         }
         return Pairs(
             trainer=a,
-            sampler=said.log_softmax(-1).gather(1, token)[:, 0],
+            sampler=reported.log_softmax(-1).gather(1, token)[:, 0],
             entropy=-(logp.exp() * logp.clamp(min=-1e4)).sum(-1),
             position=self.position,
             token=token[:, 0],
@@ -74,104 +74,104 @@ class Drawn:
     def _again(self, token: Tensor, size: float) -> Tensor:
         return self.noisy(size).log_softmax(-1).gather(1, token)[:, 0]
 
-    def truncated(self, z: Tensor, top_p: float) -> Tensor:
+    def truncate(self, z: Tensor, top_p: float) -> Tensor:
         ordered, index = z.softmax(-1).sort(descending=True)
-        kept = torch.zeros_like(z, dtype=torch.bool)
-        kept = kept.scatter(1, index, ordered.cumsum(-1) - ordered < top_p)
-        return z.masked_fill(~kept, -math.inf)
+        mask = torch.zeros_like(z, dtype=torch.bool)
+        mask = mask.scatter(1, index, ordered.cumsum(-1) - ordered < top_p)
+        return z.masked_fill(~mask, -math.inf)
 
-    def moved(self, size: float) -> Tensor:
+    def move(self, size: float) -> Tensor:
         """Other weights: logits moved alike in blocks of tokens, most where they are uncertain."""
         shift = self.normal()[: self.tokens // 8].repeat_interleave(8, dim=0)
         return self.z + size * shift
 
 
-Planted = Callable[[Drawn], tuple[Tensor, Tensor, Tensor]]
+Plant = Callable[[Distributions], tuple[Tensor, Tensor, Tensor]]
 
 
-def _sampled(said: Callable[[Drawn], Tensor]) -> Planted:
+def _honest(reported: Callable[[Distributions], Tensor]) -> Plant:
     """The sampler draws from what it reports; the trainer has the logits as they are."""
 
-    def make(d: Drawn) -> tuple[Tensor, Tensor, Tensor]:
-        z = said(d)
+    def make(d: Distributions) -> tuple[Tensor, Tensor, Tensor]:
+        z = reported(d)
         return z, z, d.z
 
     return make
 
 
-def _experts(share: float, size: float) -> Callable[[Drawn], Tensor]:
-    return lambda d: torch.where(d.chosen(share), d.noisy(size), d.noisy(HALF))
+def _experts(share: float, size: float) -> Callable[[Distributions], Tensor]:
+    return lambda d: torch.where(d.some_tokens(share), d.noisy(size), d.noisy(HALF))
 
 
-def _late(d: Drawn) -> Tensor:
+def _late(d: Distributions) -> Tensor:
     """Noise of a cache that goes wrong: eight times as large at the end as at the beginning."""
     return d.noisy(HALF * (1 + 7 * (d.position / LENGTH)[:, None].square()))
 
 
-def _aged(d: Drawn) -> Tensor:
+def _stale(d: Distributions) -> Tensor:
     return d.noisy(HALF / 2 + 0.25 * d.lag[:, None])
 
 
-def _first(d: Drawn) -> Tensor:
+def _first(d: Distributions) -> Tensor:
     """Another prompt: what was read before matters less and less along the completion."""
     return d.noisy(0.3 + 2.5 * torch.exp(-d.position / 4)[:, None])
 
 
-def _drawn_apart(d: Drawn) -> tuple[Tensor, Tensor, Tensor]:
+def _sharper(d: Distributions) -> tuple[Tensor, Tensor, Tensor]:
     return d.z / 0.7, d.z, d.z
 
 
-def _padding(d: Drawn) -> tuple[Tensor, Tensor, Tensor]:
+def _padding(d: Distributions) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.cat([d.z, torch.full((d.tokens, 64), 1.0, dtype=torch.float64)], dim=1)
     return d.z, wide, d.z
 
 
-def _retokenised(d: Drawn) -> tuple[Tensor, Tensor, Tensor]:
-    wrong = torch.where(d.chosen(0.004), d.z.roll(7, dims=1), d.z)
+def _retokenise(d: Distributions) -> tuple[Tensor, Tensor, Tensor]:
+    wrong = torch.where(d.some_tokens(0.004), d.z.roll(7, dims=1), d.z)
     return d.z, wrong, d.z
 
 
 #: Cause -> (how it is planted, the verdicts that name it, whether the trainer is in half
 #: precision).
-CAUSES: dict[str, tuple[Planted, tuple[str, ...], bool]] = {
-    "float32 / float32": (_sampled(lambda d: d.noisy(FLOAT)), ("none",), False),
-    "bfloat16 / float32": (_sampled(lambda d: d.noisy(HALF)), ("precision",), False),
-    "bfloat16 / bfloat16": (_sampled(lambda d: d.noisy(1.2 * HALF)), ("precision",), True),
-    "float16 / float32": (_sampled(lambda d: d.noisy(HALF / 8)), ("precision",), False),
-    "8-bit weights": (_sampled(lambda d: d.noisy(2 * HALF)), ("precision",), False),
-    "experts, 8 % of tokens": (_sampled(_experts(0.08, 1.2)), ("tail",), True),
-    "experts, 3 % of tokens": (_sampled(_experts(0.03, 1.2)), ("tail",), True),
-    "temperature 0.8": (_sampled(lambda d: d.noisy(HALF) / 0.8), ("temperature",), False),
-    "temperature 1.2": (_sampled(lambda d: d.noisy(HALF) / 1.2), ("temperature",), False),
-    "top-p 0.9": (_sampled(lambda d: d.truncated(d.noisy(HALF), 0.9)), ("truncation",), False),
-    "top-p 0.95": (_sampled(lambda d: d.truncated(d.noisy(HALF), 0.95)), ("truncation",), False),
-    "drawn at 0.7, reported at 1": (_drawn_apart, ("sharper",), False),
+CAUSES: dict[str, tuple[Plant, tuple[str, ...], bool]] = {
+    "float32 / float32": (_honest(lambda d: d.noisy(FLOAT)), ("none",), False),
+    "bfloat16 / float32": (_honest(lambda d: d.noisy(HALF)), ("precision",), False),
+    "bfloat16 / bfloat16": (_honest(lambda d: d.noisy(1.2 * HALF)), ("precision",), True),
+    "float16 / float32": (_honest(lambda d: d.noisy(HALF / 8)), ("precision",), False),
+    "8-bit weights": (_honest(lambda d: d.noisy(2 * HALF)), ("precision",), False),
+    "experts, 8 % of tokens": (_honest(_experts(0.08, 1.2)), ("tail",), True),
+    "experts, 3 % of tokens": (_honest(_experts(0.03, 1.2)), ("tail",), True),
+    "temperature 0.8": (_honest(lambda d: d.noisy(HALF) / 0.8), ("temperature",), False),
+    "temperature 1.2": (_honest(lambda d: d.noisy(HALF) / 1.2), ("temperature",), False),
+    "top-p 0.9": (_honest(lambda d: d.truncate(d.noisy(HALF), 0.9)), ("truncation",), False),
+    "top-p 0.95": (_honest(lambda d: d.truncate(d.noisy(HALF), 0.95)), ("truncation",), False),
+    "drawn at 0.7, reported at 1": (_sharper, ("sharper",), False),
     "rows of padding": (_padding, ("padding",), False),
-    "tokenised again": (_retokenised, ("outliers",), False),
-    "cache or positions": (_sampled(_late), ("depth",), False),
-    "staleness, lags 0 to 4": (_sampled(_aged), ("stale",), False),
-    "another prompt": (_sampled(_first), ("prompt",), False),
-    "another model": (_sampled(lambda d: d.z.roll(64, dims=0)), ("prompt",), False),
-    "other weights": (_sampled(lambda d: d.moved(0.6)), ("weights",), False),
+    "tokenised again": (_retokenise, ("outliers",), False),
+    "cache or positions": (_honest(_late), ("depth",), False),
+    "staleness, lags 0 to 4": (_honest(_stale), ("stale",), False),
+    "another prompt": (_honest(_first), ("prompt",), False),
+    "another model": (_honest(lambda d: d.z.roll(64, dims=0)), ("prompt",), False),
+    "other weights": (_honest(lambda d: d.move(0.6)), ("weights",), False),
 }
 
 #: Causes near what half precision makes, of which some have no mark: where the doctor stops.
-EDGES: dict[str, tuple[Planted, tuple[str, ...], bool]] = {
-    "top-p 0.98": (_sampled(lambda d: d.truncated(d.noisy(HALF), 0.98)), ("truncation",), False),
-    "temperature 0.97": (_sampled(lambda d: d.noisy(HALF) / 0.97), ("temperature",), False),
-    "experts, 1 % of tokens": (_sampled(_experts(0.01, 1.2)), ("tail",), True),
-    "experts, 8 %, a third as far": (_sampled(_experts(0.08, 0.4)), ("tail",), True),
+EDGES: dict[str, tuple[Plant, tuple[str, ...], bool]] = {
+    "top-p 0.98": (_honest(lambda d: d.truncate(d.noisy(HALF), 0.98)), ("truncation",), False),
+    "temperature 0.97": (_honest(lambda d: d.noisy(HALF) / 0.97), ("temperature",), False),
+    "experts, 1 % of tokens": (_honest(_experts(0.01, 1.2)), ("tail",), True),
+    "experts, 8 %, a third as far": (_honest(_experts(0.08, 0.4)), ("tail",), True),
     "cache, 2.5 times at the end": (
-        _sampled(lambda d: d.noisy(HALF * (1 + 1.5 * (d.position / LENGTH)[:, None]))),
+        _honest(lambda d: d.noisy(HALF * (1 + 1.5 * (d.position / LENGTH)[:, None]))),
         ("depth",),
         False,
     ),
     "another prompt, mild": (
-        _sampled(lambda d: d.noisy(HALF * (1 + 4 * torch.exp(-d.position / 4)[:, None]))),
+        _honest(lambda d: d.noisy(HALF * (1 + 4 * torch.exp(-d.position / 4)[:, None]))),
         ("prompt",),
         False,
     ),
-    "other weights, as far as bfloat16": (_sampled(lambda d: d.moved(HALF)), ("weights",), False),
+    "other weights, as far as bfloat16": (_honest(lambda d: d.move(HALF)), ("weights",), False),
 }
 
 
@@ -181,27 +181,27 @@ def verdicts(cause: str, seed: int) -> tuple[str, str]:
     Returns:
       Names of causes, or ``sharper``.
     """
-    planted, _, half = (CAUSES | EDGES)[cause]
-    drawn = Drawn(seed)
-    pairs = drawn.pairs(*planted(drawn), half=half)
+    plant, _, half = (CAUSES | EDGES)[cause]
+    distributions = Distributions(seed)
+    pairs = distributions.pairs(*plant(distributions), half=half)
     return _name(pairs), _name(replace(pairs, floor=None))
 
 
 def _name(pairs: Pairs) -> str:
-    found = compare(pairs)
-    return "sharper" if found.title.startswith("drawn from") else found.cause
+    verdict = compare(pairs)
+    return "sharper" if verdict.title.startswith("drawn from") else verdict.cause
 
 
 def confusion(seeds: range) -> Iterator[dict[str, str]]:
     """A row for each cause: how often it got which verdict, with and without a floor."""
     for cause, (_, names, _) in (CAUSES | EDGES).items():
-        found = zip(*(verdicts(cause, seed) for seed in seeds), strict=True)
-        told = [
+        columns = zip(*(verdicts(cause, seed) for seed in seeds), strict=True)
+        counts = [
             "; ".join(f"{name} {n}" for name, n in Counter(column).most_common())
-            for column in found
+            for column in columns
         ]
-        named = " or ".join(names)
-        yield {"planted": cause, "named": named, "with floor": told[0], "without": told[1]}
+        expected = " or ".join(names)
+        yield {"planted": cause, "named": expected, "with floor": counts[0], "without": counts[1]}
 
 
 def main(seeds: int = 20) -> None:

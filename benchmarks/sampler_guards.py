@@ -67,12 +67,12 @@ def false_alarms(kind: str, runs: int, seed: int = 0) -> dict[str, float]:
 def detections(factor: float, sd: float, runs: int, seed: int = 0) -> tuple[float, float]:
     """Share of runs with a trend that is seen within 120 generations, and the median of when."""
     rng = random.Random(f"{seed}/{factor}/{sd}")
-    seen = []
+    alarms = []
     for _ in range(runs):
         values = [math.exp(math.log(factor) * i / 60 + sd * rng.gauss(0, 1)) for i in range(120)]
         if (at := first_alarm(values, trends.rises)) is not None:
-            seen.append(at)
-    return len(seen) / runs, median(seen) if seen else math.nan
+            alarms.append(at)
+    return len(alarms) / runs, median(alarms) if alarms else math.nan
 
 
 def main() -> None:
@@ -82,8 +82,8 @@ def main() -> None:
     runs = parser.parse_args().runs
     print(f"| noise | {' | '.join(LOOKS)} |\n|---|" + "---:|" * len(LOOKS))
     for kind in KINDS:
-        found = false_alarms(kind, runs)
-        print(f"| {kind} | {' | '.join(f'{found[name]:.1%}' for name in LOOKS)} |")
+        rates = false_alarms(kind, runs)
+        print(f"| {kind} | {' | '.join(f'{rates[name]:.1%}' for name in LOOKS)} |")
     print(
         "\n| rise over 60 generations | noise (sd) | seen | after (median) |\n|---:|---:|---:|---:|"
     )

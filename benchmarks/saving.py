@@ -27,7 +27,7 @@ from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 from trustclip.recipes.tiny import tiny_model
 
 
-def measured(kind: str, saves: int, hidden: int, folder: Path) -> dict[str, float]:
+def measure(kind: str, saves: int, hidden: int, folder: Path) -> dict[str, float]:
     model, tokenizer = tiny_model(seed=1, layers=4, hidden=hidden)
     common = {**trl_runs.COMMON, "per_device_train_batch_size": 8, "num_iterations": 2}
     common |= {"max_steps": 2, "method": {"name": "atr"}, "head": "trl"}
@@ -44,23 +44,23 @@ def measured(kind: str, saves: int, hidden: int, folder: Path) -> dict[str, floa
     for step in range(3, 3 + saves):
         trainer.state.global_step = step
         dist.barrier()
-        begun, used = time.perf_counter(), time.process_time()
+        start, used = time.perf_counter(), time.process_time()
         trainer._save_checkpoint(trainer.model, None)
-        held, copied = time.perf_counter() - begun, trainer._saver.bytes_held
+        held, copied = time.perf_counter() - start, trainer._saver.bytes_held
         trainer._saver.settle()
-        rows.append([held, time.perf_counter() - begun, time.process_time() - used, copied / 1e6])
-    gathered: list[Any] = [None] * dist.get_world_size()
+        rows.append([held, time.perf_counter() - start, time.process_time() - used, copied / 1e6])
+    medians: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(
-        gathered, [statistics.median(column) for column in zip(*rows, strict=True)]
+        medians, [statistics.median(column) for column in zip(*rows, strict=True)]
     )
     files = (folder / kind / f"step-{2 + saves:06d}").rglob("*")
     size = sum(file.stat().st_size for file in files if file.is_file())
     return {
-        "held_s": max(row[0] for row in gathered),
-        "complete_s": max(row[1] for row in gathered),
-        "cpu_s": sum(row[2] for row in gathered),
+        "held_s": max(row[0] for row in medians),
+        "complete_s": max(row[1] for row in medians),
+        "cpu_s": sum(row[2] for row in medians),
         "folder_mb": size / 1e6,
-        "copied_mb": max(row[3] for row in gathered),
+        "copied_mb": max(row[3] for row in medians),
     }
 
 
@@ -70,10 +70,10 @@ def main(saves: int = 5, hidden: int = 512) -> None:
         if not dist.is_initialized():
             dist.init_process_group("gloo")
         dist.broadcast_object_list(folder)
-        told = measured(kind, saves, hidden, Path(folder[0]))
+        result = measure(kind, saves, hidden, Path(folder[0]))
         if os.environ["RANK"] == "0":
-            print(kind, json.dumps({name: round(value, 3) for name, value in told.items()}))
-        # accelerate keeps how a process shards: the next kind is set up anew.
+            print(kind, json.dumps({name: round(value, 3) for name, value in result.items()}))
+        # accelerate remembers how a process shards: reset it before the next kind.
         from accelerate.state import AcceleratorState
 
         AcceleratorState._reset_state(reset_partial_state=True)

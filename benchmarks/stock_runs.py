@@ -88,8 +88,8 @@ def run_verl(folder: Path, steps: int) -> None:
     ]
     environment = processes.environment(ROOT / "src")
     command = ["-m", "verl.trainer.main_ppo", *settings]
-    code, printed = processes.run(command, environment, folder, timeout=900)
-    (folder / "console.log").write_text(printed, encoding="utf-8")
+    code, output = processes.run(command, environment, folder, timeout=900)
+    (folder / "console.log").write_text(output, encoding="utf-8")
     if code:
         sys.exit(f"main_ppo ended with {code}; see {folder / 'console.log'}")
 

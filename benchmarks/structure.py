@@ -27,7 +27,7 @@ def module_of(path: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(tree: ast.Module, known: set[str]) -> Iterator[str]:
+def imports(tree: ast.Module, modules: set[str]) -> Iterator[str]:
     """Modules of the package that a file imports, but not those for type checkers alone."""
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -35,13 +35,13 @@ def imported(tree: ast.Module, known: set[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
-            found = [name if name in known else str(node.module) for name in inside]
-            yield from (name for name in found if name in known)
+            names = [name if name in modules else str(node.module) for name in inside]
+            yield from (name for name in names if name in modules)
         elif isinstance(node, ast.Import):
-            yield from (a.name for a in node.names if a.name in known)
+            yield from (a.name for a in node.names if a.name in modules)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             first = node.args[0] if node.args else None
-            if isinstance(first, ast.Constant) and first.value in known:
+            if isinstance(first, ast.Constant) and first.value in modules:
                 yield str(first.value)
 
 
@@ -84,7 +84,7 @@ def figures(root: Path) -> dict[str, object]:
     between_files: dict[str, set[str]] = defaultdict(set)
     between_rooms: dict[str, set[str]] = defaultdict(set)
     for name, tree in trees.items():
-        for other in {*imported(tree, set(modules))} - {name}:
+        for other in {*imports(tree, set(modules))} - {name}:
             between_files[name].add(other)
             if room_of(name) and room_of(other) and room_of(name) != room_of(other):
                 between_rooms[room_of(name)].add(room_of(other))
@@ -111,11 +111,11 @@ def figures(root: Path) -> dict[str, object]:
 def table() -> str:
     """The figures of both packages as Markdown, for docs/architecture.md."""
     core, lab = (figures(source) for source in SOURCES)
-    rows = [f"| {name} | {_shown(core[name])} | {_shown(lab[name])} |" for name in core]
+    rows = [f"| {name} | {_text(core[name])} | {_text(lab[name])} |" for name in core]
     return "\n".join(["| | core | laboratory |", "|---|---:|---:|", *rows])
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     return " / ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

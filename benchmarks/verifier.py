@@ -43,10 +43,10 @@ def speed(items: int = 20_000) -> list[Row]:
     rng = random.Random(0)
     golds = [str(rng.randrange(-999, 99_999)) for _ in range(items)]
     answers = [gold if rng.random() < 0.5 else str(rng.randrange(999)) for gold in golds]
-    written = [f"{int(answer):,}.0".replace(",", "{,}") for answer in answers]
+    formatted = [f"{int(answer):,}.0".replace(",", "{,}") for answer in answers]
     work = "We add $\\frac{1}{2}$ to x_1 = 3, then take \\sqrt{2}. " * 70
     rows = []
-    for name, texts in (("34", answers), ("1{,}234.0", written)):
+    for name, texts in (("34", answers), ("1{,}234.0", formatted)):
         value = rate(lambda t=texts: [compare(*pair) for pair in zip(golds, t, strict=True)], items)
         rows.append((f"integer comparisons, {name}", f"{value:,.0f}/s", ">= 50,000/s"))
     v = Verifier()
@@ -68,7 +68,7 @@ def speed(items: int = 20_000) -> list[Row]:
 
 
 def math_verify_rate(golds: list[str], answers: list[str], items: int = 200) -> float:
-    """The same question asked of math-verify, in this process and without its timeouts."""
+    """The same question to math-verify, in this process and without its timeouts."""
     from math_verify import parse, verify
 
     logging.disable(logging.WARNING)
@@ -83,7 +83,7 @@ def math_verify_rate(golds: list[str], answers: list[str], items: int = 200) -> 
     return rate(lambda: [ask(*pair) for pair in pairs], items, repeats=2)
 
 
-def judged(v: Verifier, case: dict[str, Any]) -> bool:
+def verdict(v: Verifier, case: dict[str, Any]) -> bool:
     """The verifier's verdict on one case, with the case's own options."""
     if case.get("kind") == "response":
         return v.score([case["gold"]], [case["pred"]])[0] == 1.0
@@ -92,7 +92,7 @@ def judged(v: Verifier, case: dict[str, Any]) -> bool:
     return v.equivalent(case["gold"], case["pred"], kinds=kinds, **options)
 
 
-def judged_by_math_verify(case: dict[str, Any]) -> bool:
+def math_verify_verdict(case: dict[str, Any]) -> bool:
     """math-verify with its own extraction and defaults on the same text."""
     from math_verify import parse, verify
 
@@ -112,8 +112,8 @@ def agreement(path: Path) -> list[Row]:
     rows = []
     with Verifier(timeout=10.0) as v:
         graders = {
-            "trustclip": lambda case: judged(v, case),
-            "math-verify defaults": judged_by_math_verify,
+            "trustclip": lambda case: verdict(v, case),
+            "math-verify defaults": math_verify_verdict,
         }
         for name, grade in graders.items():
             right = [bool(grade(case)) == bool(case["expected"]) for case in cases]

@@ -21,12 +21,12 @@ import trustclip as tc
 from extensions.method_pages import first_line, method_page, value
 from extensions.metrics import GROUPS
 from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.options import documented
+from trustclip.cli.options import descriptions
 from trustclip.cli.registry import distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
 from trustclip.report.draw.figures import every_gate
-from trustclip.report.page import token_page
+from trustclip.report.microscope import token_page
 from trustclip.report.rosetta import spelled
 from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.support.text import markdown_table
@@ -124,7 +124,7 @@ def recipe_page(root: Path) -> str:
         "```yaml\n" + (root / "recipes" / "tiny.yaml").read_text(encoding="utf-8") + "```",
     ]
     for section, settings in SECTIONS.items():
-        described = documented(settings)
+        described = descriptions(settings)
         rows = [
             (f"`{f.name}`", f"`{_default(f)}`", described.get(f.name, "").replace("|", "\\|"))
             for f in dataclasses.fields(settings)

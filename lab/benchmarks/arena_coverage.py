@@ -19,7 +19,7 @@ from coverage import Row, inside, print_row, print_summary, rates
 from trustclip.stats import RunSummary, holm
 from trustclip.stats.scores import Floats
 from trustclip_lab.arena.analysis import answers
-from trustclip_lab.arena.choice import cell_scores, chosen, tuned
+from trustclip_lab.arena.choice import cell_scores, choose_trials, tuned_scores
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.stats.aggregates import improvement, interquartile_interval, interquartile_mean
 from trustclip_lab.stats.equivalence import contrasts, equivalence_p, paired_runs
@@ -81,12 +81,12 @@ def differences_of_pairs(rng: Rng, repetitions: int) -> Iterator[Row]:
                     problems = world.problems(rng, seeds, cells)
                     ours, theirs = world.runs(rng, problems, MARGIN), world.runs(rng, problems)
                     summary = RunSummary.of((ours - theirs).mean(axis=1))
-                    found = paired_runs(summary)
+                    interval = paired_runs(summary)
                     equal = equivalence_p(summary, MARGIN) <= 0.05
                     naive = RunSummary.of(ours.ravel()), RunSummary.of(theirs.ravel())
                     half = 1.96 * np.sqrt(sum(n.std**2 / n.runs for n in naive))
                     return (
-                        inside(found.low, MARGIN, found.high),
+                        inside(interval.low, MARGIN, interval.high),
                         abs(summary.mean - MARGIN) <= half,
                         equal,
                     )
@@ -153,8 +153,8 @@ def collapse_differences(rng: Rng, repetitions: int) -> Iterator[Row]:
                 chances = [rng.standard_normal(seeds) + hard for _ in range(2)]
                 edges = np.quantile(rng.standard_normal(20_000) * np.sqrt(2), [ours, theirs])
                 x, y = (c < e for c, e in zip(chances, edges, strict=True))
-                found = paired_rates(x, y)
-                return inside(found.low, ours - theirs, found.high), found.p <= 0.05
+                interval = paired_rates(x, y)
+                return inside(interval.low, ours - theirs, interval.high), interval.p <= 0.05
 
             covered, rejected = rates(repetitions, trial)
             setting = f"rates {ours} and {theirs}, {seeds} seeds"
@@ -169,29 +169,29 @@ def tunings(rng: Rng, repetitions: int) -> Iterator[Row]:
     naive: of the interval over test seeds alone.
     """
     arena = read_entry(ARENA)
-    known = arena.trials.values("seed")
-    scores = {name: [*cell_scores(own, known)] for name, own in arena.trials.constraints.items()}
+    pool = arena.trials.values("seed")
+    scores = {name: [*cell_scores(own, pool)] for name, own in arena.trials.constraints.items()}
     contrasts = answers(arena.main, arena.questions)
     bounds = [(a.contrast.difference.low, a.contrast.difference.high) for a in contrasts]
     errors = np.diff(bounds)[:, 0] / 2 / 1.98
     for seeds in TUNING_SEEDS:
         shape = (repetitions, len(contrasts))
-        found, spread = np.zeros(shape), np.zeros(shape)
+        estimates, spread = np.zeros(shape), np.zeros(shape)
         for i in range(repetitions):
             # The same draws for all constraints: their runs of a seed vary together.
-            draws = [rng.standard_normal((len(known), seeds)) for _ in scores["atr"]]
+            draws = [rng.standard_normal((len(pool), seeds)) for _ in scores["atr"]]
             again = rng.multinomial(seeds, [1 / seeds] * seeds, size=200).astype(float)
             new = {name: [*map(_on_new_seeds, own, draws)] for name, own in scores.items()}
             ends = {
-                name: np.mean([truth.mean(axis=1)[chosen(one, np.ones((1, seeds)))[0]]
+                name: np.mean([truth.mean(axis=1)[choose_trials(one, np.ones((1, seeds)))[0]]
                                for truth, one in zip(scores[name], own, strict=True)])
                 for name, own in new.items()
             }  # fmt: skip
-            anew = {name: tuned(own, again) for name, own in new.items()}
+            retuned = {name: tuned_scores(own, again) for name, own in new.items()}
             for j, q in enumerate(a.question for a in contrasts):
-                found[i, j] = ends[q.ours] - ends[q.theirs]
-                spread[i, j] = np.std(anew[q.ours] - anew[q.theirs])
-        measured = abs(found - found.mean(axis=0) + errors * rng.standard_normal(shape))
+                estimates[i, j] = ends[q.ours] - ends[q.theirs]
+                spread[i, j] = np.std(retuned[q.ours] - retuned[q.theirs])
+        measured = abs(estimates - estimates.mean(axis=0) + errors * rng.standard_normal(shape))
         both, alone = ((measured <= 1.98 * half).mean(axis=0)
                        for half in (np.hypot(errors, spread), errors))  # fmt: skip
         target = (0.86, 1.0) if seeds >= 8 else None
@@ -202,7 +202,7 @@ def tunings(rng: Rng, repetitions: int) -> Iterator[Row]:
 
 
 def _on_new_seeds(scores: Floats, draws: Floats) -> Floats:
-    """Scores of trials on new seeds, with the means and covariances of the known. [trials, new]"""
+    """Scores of trials on new seeds, with the same means and covariances. [trials, new]"""
     mean = scores.mean(axis=1, keepdims=True)
     return mean + (scores - mean) @ draws / np.sqrt(scores.shape[1] - 1)
 

@@ -5,7 +5,7 @@ differ in both. Here the trials that the first time chose are run on the second 
 and the reverse, which says which of the two made the difference.
 
     python lab/benchmarks/arena_crossed.py            # runs what is missing, then writes the table
-    python lab/benchmarks/arena_crossed.py --collect  # writes the table of what is there
+    python lab/benchmarks/arena_crossed.py --collect  # writes the table of the runs on disk
 """
 
 import argparse
@@ -22,11 +22,11 @@ from trustclip_lab.arena import plan
 from trustclip_lab.arena.analysis import Question, Runs
 from trustclip_lab.arena.entry import Entry, read_entry
 from trustclip_lab.arena.plan import Cell
-from trustclip_lab.arena.reruns import tested
+from trustclip_lab.arena.reruns import tested_trials
 from trustclip_lab.arena.run import TABLE, compute
 from trustclip_lab.arena.settings import MAIN
-from trustclip_lab.arena.table import COLUMNS, parsed, read_runs, write_runs
-from trustclip_lab.arena.tables import signed
+from trustclip_lab.arena.table import COLUMNS, parse_row, read_runs, write_runs
+from trustclip_lab.arena.tables import gap_cell
 from trustclip_lab.stack.results import read
 from trustclip_lab.stats.equivalence import paired_runs
 
@@ -37,11 +37,11 @@ ARENA, CROSSED = ROOT / "arena", ROOT / "arena-crossed"
 def cells(trials: Entry, seeds: Entry, folder: Path, tasks: list[str]) -> Iterator[Cell]:
     """Tests of the constraints that are compared, at one tuning's trials on the other's seeds."""
     settings = replace(trials.settings, test=seeds.settings.test, output_dir=folder)
-    compared = {name for pair in settings.contrasts.values() for name in pair}
+    names = {name for pair in settings.contrasts.values() for name in pair}
     for place in plan.places(settings):
         if place.design == MAIN and place.task in tasks:
-            for cell in plan.tests(settings, place, tested(trials, place)):
-                if cell.variant.constraint in compared:
+            for cell in plan.tests(settings, place, tested_trials(trials, place)):
+                if cell.variant.constraint in names:
                     yield cell
 
 
@@ -76,13 +76,13 @@ class Crossed:
             ("again", "first"): self.runs.where(design="again"),
             ("again", "again"): self.again.main,
         }
-        found = {}
+        by_pair = {}
         for key, runs in every.items():
             own = runs.where(task=task).constraints
             ours, theirs = own[question.ours], own[question.theirs]
             a, b = ours.matrix("end", ours.cells), theirs.matrix("end", ours.cells)
-            found[key] = {seed: float((a[seed] - b[seed]).mean()) for seed in a}
-        return found
+            by_pair[key] = {seed: float((a[seed] - b[seed]).mean()) for seed in a}
+        return by_pair
 
     def trials(self, question: Question, task: str) -> Difference:
         """First trials minus second ones, on all test seeds of both times, paired by seed."""
@@ -97,8 +97,8 @@ class Crossed:
         rows = []
         for question in self.again.questions:
             gaps = self.gaps(question, task)
-            cells = [signed(student([*of.values()])) for of in gaps.values()]
-            cells.append(signed(self.trials(question, task)))
+            cells = [gap_cell(student([*of.values()])) for of in gaps.values()]
+            cells.append(gap_cell(self.trials(question, task)))
             note = f"{question.ours} − {question.theirs}"
             rows.append(TableRow(question.asks, cells, note=note))
         notes = [
@@ -139,7 +139,7 @@ def main() -> None:
                 compute(cell)
                 print(name, cell.path.name, flush=True)
             if cell.path.exists():
-                rows += [parsed(row) | {"design": name} for row in read(cell.path)]
+                rows += [parse_row(row) | {"design": name} for row in read(cell.path)]
     if rows:
         CROSSED.mkdir(exist_ok=True)
         write_runs(CROSSED / TABLE, rows)

@@ -1,7 +1,7 @@
-"""What stands beside the arena: its first time, asymmetry at one trial, depths 4 and 256, and a
+"""The parts beside the arena: its first time, asymmetry at one trial, depths 4 and 256, and a
 policy of 0.4 million parameters.
 
-Each part has a table of runs of its own in ``arena-*`` beside this file; `arena_report.py` writes
+Each part has its own table of runs in ``arena-*`` beside this file; `arena_report.py` writes
 what is made here into the page.
 """
 
@@ -15,14 +15,14 @@ from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.stats import Difference
 from trustclip_lab.arena.analysis import Answer, Question, Runs, answers, answers_by
 from trustclip_lab.arena.choice import Choice, choices
-from trustclip_lab.arena.entry import Entry, combined, read_entry
+from trustclip_lab.arena.entry import Entry, combine, read_entry
 from trustclip_lab.arena.figures import contrasts_figure
 from trustclip_lab.arena.tables import (
     choice_table,
     chosen_table,
-    concluded,
+    conclusion_cell,
     contrast_table,
-    signed,
+    gap_cell,
     task_table,
 )
 
@@ -64,7 +64,7 @@ class Parts:
     @cached_property
     def ends(self) -> Entry:
         """Depths 4 and 256, tuned on as many seeds as the arena."""
-        return combined(read_entry(FEW), [read_entry(MANY)])
+        return combine(read_entry(FEW), [read_entry(MANY)])
 
     @cached_property
     def larger(self) -> Entry:
@@ -73,7 +73,7 @@ class Parts:
 
     @cached_property
     def at_ends(self) -> dict[int, list[Answer]]:
-        """The contrasts that were fixed for depths 4 and 256, each depth a family of its own."""
+        """The contrasts that were fixed for depths 4 and 256, each depth its own family."""
         return {
             depth: answers(main, self.ends.questions, f"depth {depth}")
             for (depth,), main in sorted(self.ends.main.by("depth").items())
@@ -91,16 +91,16 @@ class Parts:
             )
         }
 
-    def said(self) -> dict[str, str]:
-        """What was run, by block of the page."""
+    def descriptions(self) -> dict[str, str]:
+        """The runs in words, by block of the page."""
         same = self.same.main
         return {
-            "first-settings": counted(self.first),
+            "first-settings": count_runs(self.first),
             "same-settings": f"{len(same):,} test runs on {len(same.values('seed'))} seeds in "
             f"{len(same.cells)} settings; the trials of `atr` are those of the first time.",
-            "depths-settings": counted(self.depths),
-            "ends-settings": counted(self.ends),
-            "larger-settings": counted(self.larger),
+            "depths-settings": count_runs(self.depths),
+            "ends-settings": count_runs(self.ends),
+            "larger-settings": count_runs(self.larger),
         }
 
     def tables(self) -> dict[str, Table]:
@@ -131,12 +131,12 @@ class Parts:
     def at_depths(self) -> dict[str, list[Answer]]:
         """The contrasts at every depth, on the test seeds that all have."""
         seeds = self.depths.main.values("seed")
-        found = {
+        by_depth = {
             depth: answers(own, entry.questions, f"depth {depth}")
             for entry in (self.arena, self.depths)
             for (depth,), own in entry.main.where(seed=seeds).by("depth").items()
         }
-        return {f"depth {depth}": found[depth] for depth in sorted(found)}
+        return {f"depth {depth}": by_depth[depth] for depth in sorted(by_depth)}
 
     def depths_table(self) -> Table:
         """A column of differences for every depth."""
@@ -144,7 +144,7 @@ class Parts:
         rows = [
             TableRow(
                 of_one[0].question.asks,
-                [signed(answer.contrast.difference) for answer in of_one],
+                [gap_cell(answer.contrast.difference) for answer in of_one],
                 note=f"{of_one[0].question.ours} − {of_one[0].question.theirs}",
             )
             for of_one in zip(*every.values(), strict=True)
@@ -174,8 +174,8 @@ class Parts:
             for depth, now in zip(self.at_ends, of_one, strict=True):
                 then = first[depth, q].contrast.difference
                 both = self.chosen_at_ends[depth, q].both
-                so = Cell(returned(then, sided(then), now))
-                cells += [signed(then), concluded(now), signed(both), so]
+                so = Cell(outcome(then, side_of(then), now))
+                cells += [gap_cell(then), conclusion_cell(now), gap_cell(both), so]
             rows.append(TableRow(q.asks, cells, note=f"{q.ours} − {q.theirs}"))
         names = ["first look", "tested", "with the choice", "so"]
         notes = [
@@ -190,7 +190,7 @@ class Parts:
         return Table("ends", "Depths 4 and 256", "question", head, rows, notes)
 
 
-def counted(entry: Entry) -> str:
+def count_runs(entry: Entry) -> str:
     """Which settings are complete, and how many runs they have."""
     main, trials = entry.main, entry.trials
     cells = ", ".join(f"`{task}` at depth {depth}" for task, depth in main.cells)
@@ -202,7 +202,7 @@ def counted(entry: Entry) -> str:
 
 
 def held_table(first: Entry, again: Entry) -> Table:
-    """Whether what the first runs said came back, by the rule that was written before."""
+    """Whether the first runs' conclusions hold again, by the rule that was fixed before."""
     before = {a.question: a for a in answers(first.main, first.questions)}
     rows = []
     for now in answers(again.main, again.questions):
@@ -210,7 +210,7 @@ def held_table(first: Entry, again: Entry) -> Table:
         rows.append(
             TableRow(
                 now.question.asks,
-                [concluded(then), concluded(now), Cell(verdict(then, now))],
+                [conclusion_cell(then), conclusion_cell(now), Cell(verdict(then, now))],
                 note=f"{now.question.ours} − {now.question.theirs}",
             )
         )
@@ -224,25 +224,25 @@ def held_table(first: Entry, again: Entry) -> Table:
 
 def verdict(then: Answer, now: Answer) -> str:
     """What became of a conclusion."""
-    return returned(then.contrast.difference, then.contrast.conclusion, now)
+    return outcome(then.contrast.difference, then.contrast.conclusion, now)
 
 
-def returned(then: Difference, said: str, now: Answer) -> str:
-    """What became of a difference of which something had been said."""
+def outcome(then: Difference, conclusion: str, now: Answer) -> str:
+    """What became of a difference and its conclusion."""
     new = now.contrast
-    if said not in ("larger", "smaller"):
-        return "open as before" if new.conclusion == said else "now concluded"
-    if new.conclusion != said:
+    if conclusion not in ("larger", "smaller"):
+        return "open as before" if new.conclusion == conclusion else "now concluded"
+    if new.conclusion != conclusion:
         return "does not hold"
     inside = new.difference.low <= then.value <= new.difference.high
     return "holds" if inside else "the sign holds, the size does not"
 
 
-def sided(found: Difference) -> str:
+def side_of(interval: Difference) -> str:
     """On which side of 0 an interval lies."""
-    if found.low > 0:
+    if interval.low > 0:
         return "larger"
-    return "smaller" if found.high < 0 else "inconclusive"
+    return "smaller" if interval.high < 0 else "inconclusive"
 
 
 def seeds(entry: Entry) -> str:

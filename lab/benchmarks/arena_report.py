@@ -3,7 +3,7 @@
     python lab/benchmarks/arena_report.py            # arena/*.svg, arena/tables.md; both pages
     python lab/benchmarks/arena_report.py --page arena.html
 
-In docs/lab/arena.md and docs/lab/paper.md it writes what stands between ``<!-- NAME -->`` and
+In docs/lab/arena.md and docs/lab/paper.md it writes what is between ``<!-- NAME -->`` and
 ``<!-- /NAME -->``, and nothing else.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import arena_tabular
 import arena_trl
 from arena_crossed import Crossed, student
-from arena_parts import Parts, counted, seeds, verdict
+from arena_parts import Parts, count_runs, seeds, verdict
 
 from trustclip.report.draw.figures import save
 from trustclip.report.tables import Table, markdown
@@ -23,7 +23,7 @@ from trustclip.support.text import percent
 from trustclip_lab.arena.analysis import Answer, Question, Runs, answers, differences
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.page import contents, tables_text, write_figures, write_page
-from trustclip_lab.arena.tables import chance, in_words, signed
+from trustclip_lab.arena.tables import chance, gap_cell, in_words
 from trustclip_lab.arena.tuning import width_effects
 from trustclip_lab.pages import Contents, filled
 from trustclip_lab.stats.equivalence import paired_runs
@@ -48,18 +48,18 @@ def summary(parts: Parts) -> list[str]:
     ]
 
 
-def by_constraint(found: Sequence[Answer]) -> dict[str, Answer]:
+def by_constraint(contrasts: Sequence[Answer]) -> dict[str, Answer]:
     """Answers by the constraint that the reference is compared with."""
-    return {answer.question.theirs: answer for answer in found}
+    return {answer.question.theirs: answer for answer in contrasts}
 
 
-def against(found: Mapping[str, Answer], name: str) -> str:
+def against(contrasts: Mapping[str, Answer], name: str) -> str:
     """A contrast with its conclusion."""
-    one = found[name]
+    one = contrasts[name]
     return f"{points(one.contrast.difference)} ({in_words(one)})"
 
 
-def tuned_again(parts: Parts) -> Iterator[Runs]:
+def tuned_runs(parts: Parts) -> Iterator[Runs]:
     """Test runs of everything that was tuned on twelve seeds or more."""
     yield parts.arena.main
     yield parts.ends.main
@@ -68,17 +68,17 @@ def tuned_again(parts: Parts) -> Iterator[Runs]:
 
 def settings_of(parts: Parts, question: Question, task: str) -> dict[str, Difference]:
     """A contrast in a task wherever it was tuned on twelve seeds or more, by setting."""
-    found = {}
-    for runs, policy in zip(tuned_again(parts), ("", "", ", 0.4 M"), strict=True):
+    gaps = {}
+    for runs, policy in zip(tuned_runs(parts), ("", "", ", 0.4 M"), strict=True):
         for a in answers(runs.where(task=task), [question]):
             for (_, depth), gap in sorted(a.settings.items()):
-                found[f"{depth}{policy}"] = paired_runs(gap)
-    return dict(sorted(found.items(), key=lambda one: (len(one[0]) > 3, int(one[0].split(",")[0]))))
+                gaps[f"{depth}{policy}"] = paired_runs(gap)
+    return dict(sorted(gaps.items(), key=lambda one: (len(one[0]) > 3, int(one[0].split(",")[0]))))
 
 
-def listed(found: Mapping[str, Difference]) -> str:
+def gap_list(gaps: Mapping[str, Difference]) -> str:
     """Differences, each with its interval and setting."""
-    return ", ".join(f"{points(gap, '')} at {name}" for name, gap in found.items())
+    return ", ".join(f"{points(gap, '')} at {name}" for name, gap in gaps.items())
 
 
 def _of_none(parts: Parts) -> str:
@@ -91,10 +91,10 @@ def _of_none(parts: Parts) -> str:
     above = [gap.low > 0 for gap in [*at["teacher"].values(), *early]]
     return (
         f"**A constraint or none: it depends on the task.** `atr` minus none, in `teacher`: "
-        f"{listed(at['teacher'])}, by updates a generation; with the first time's "
+        f"{gap_list(at['teacher'])}, by updates a generation; with the first time's "
         f"{' and '.join(points(gap, '') for gap in early)} at 16 and 64 it is above 0 in "
-        f"{sum(above)} of {len(above)} settings. In `needle`: {listed(at['needle'])}. In `many`: "
-        f"{listed(at['many'])}. The mean that was planned as the primary number, "
+        f"{sum(above)} of {len(above)} settings. In `needle`: {gap_list(at['needle'])}. In `many`: "
+        f"{gap_list(at['many'])}. The mean that was planned as the primary number, "
         f"{against(by, 'none')} at 16 and 64, averages settings that are not the same (Cochran's "
         f"Q = {none.heterogeneity.q:.0f} with {none.heterogeneity.freedom} degrees of freedom, "
         f"p = {chance(none.heterogeneity.p)})."
@@ -124,8 +124,8 @@ def by_task(parts: Parts, name: str) -> str:
     """A contrast of the arena in each task, with the choice of trials counted."""
     chosen = parts.arena.choices_by_task
     gaps = {
-        task: next(one.both for one in found if one.question.theirs == name)
-        for task, found in chosen.items()
+        task: next(one.both for one in choices if one.question.theirs == name)
+        for task, choices in chosen.items()
     }
     return ", ".join(f"{points(gap, '')} in `{task}`" for task, gap in gaps.items())
 
@@ -136,13 +136,13 @@ def _of_level(parts: Parts) -> str:
         name: {task: paired_runs(gap) for (task, _), gap in deep[name].settings.items()}
         for name in ("gspo", "prefix")
     }
-    said = {
-        name: ", ".join(f"{points(gap, '')} in `{task}`" for task, gap in found.items())
-        for name, found in cells.items()
+    texts = {
+        name: ", ".join(f"{points(gap, '')} in `{task}`" for task, gap in gaps.items())
+        for name, gaps in cells.items()
     }
     return (
         f"**Level and what is measured.** At 256 updates a generation token minus sequence is "
-        f"{said['gspo']}, and token minus prefix {said['prefix']}: large in one task of three. "
+        f"{texts['gspo']}, and token minus prefix {texts['prefix']}: large in one task of three. "
         "At 16 and 64, with the choice of trials counted, token minus sequence is "
         f"{by_task(parts, 'gspo')}; the sampled gate minus the exact KL divergence "
         f"{by_task(parts, 'full_kl')}; constant bounds minus bounds that know the probability "
@@ -154,8 +154,8 @@ def _of_tuning(parts: Parts) -> str:
     entry, crossed = parts.arena, Crossed(parts.first, parts.arena)
     first = by_constraint(answers(parts.first.main, parts.first.questions))
     by = by_constraint(answers(entry.main, entry.questions))
-    told = [name for name, a in first.items() if a.contrast.conclusion == "larger"]
-    kept = [name for name in told if verdict(first[name], by[name]) != "does not hold"]
+    larger = [name for name, a in first.items() if a.contrast.conclusion == "larger"]
+    holding = [name for name in larger if verdict(first[name], by[name]) != "does not hold"]
     none = by["none"].question
     gaps = {key: student([*of.values()]) for key, of in crossed.gaps(none, "many").items()}
     apart = [
@@ -167,10 +167,10 @@ def _of_tuning(parts: Parts) -> str:
         for own in [runs.where(task=["teacher", "needle"]).constraints]
     ]
     return (
-        f"**How many seeds to tune on.** With {seeds(parts.first)} the means of {len(told)} of the "
-        f"{len(first)} contrasts were told from 0; with {seeds(entry)}, none of them the same, "
-        f"{len(told) - len(kept)} of these do not hold. That was `many`: there `atr` minus none is "
-        f"{points(gaps['first', 'first'], '')} with the first time's trials on its seeds, "
+        f"**How many seeds to tune on.** With {seeds(parts.first)} the means of {len(larger)} of "
+        f"the {len(first)} contrasts were told from 0; with {seeds(entry)}, none of them the same, "
+        f"{len(larger) - len(holding)} of these do not hold. That was `many`: there `atr` minus "
+        f"none is {points(gaps['first', 'first'], '')} with the first time's trials on its seeds, "
         f"{points(gaps['first', 'again'], '')} with the same trials on the second's seeds, and "
         f"{points(gaps['again', 'again'], '')} with the second time's trials on these. The trials "
         f"alone are worth {points(crossed.trials(none, 'many'), '')}, and more than 0 in "
@@ -188,7 +188,7 @@ def _of_width(parts: Parts) -> str:
         task: width_effects(once.where(task=task))["all"] for task in ("many", "needle", "teacher")
     }
     narrow, wide = (
-        ", ".join(f"{points(found[place], '')} in `{task}`" for task, found in every.items())
+        ", ".join(f"{points(effects[place], '')} in `{task}`" for task, effects in every.items())
         for place in (0, -1)
     )
     return (
@@ -215,31 +215,31 @@ def _of_larger(parts: Parts) -> str:
     )
 
 
-def points(found: Difference, unit: str = " points") -> str:
+def points(difference: Difference, unit: str = " points") -> str:
     """A difference in points with its interval."""
-    shown = signed(found)
-    return f"{shown.text}{unit} {shown.note}"
+    cell = gap_cell(difference)
+    return f"{cell.text}{unit} {cell.note}"
 
 
-def blocks(parts: Parts, found: Contents) -> dict[str, str]:
+def blocks(parts: Parts, page: Contents) -> dict[str, str]:
     """Text of every block of the pages, by name: a table's key, or one of its own."""
-    said = [found.headline, *(finding.text for finding in found.findings)]
-    tables: dict[str, Table] = {t.key: t for section in found.sections for t in section.tables}
+    sentences = [page.headline, *(finding.text for finding in page.findings)]
+    tables: dict[str, Table] = {t.key: t for section in page.sections for t in section.tables}
     tables |= parts.tables() | Crossed(parts.first, parts.arena).tables()
-    texts = parts.said()
+    texts = parts.descriptions()
     for experiment in (arena_trl.TINY, arena_trl.SMALL):
         tables |= experiment.tables()
-        texts |= experiment.said()
+        texts |= experiment.descriptions()
     return (
         {key: body(table) for key, table in tables.items()}
         | texts
         | {
-            "settings": counted(parts.arena),
+            "settings": count_runs(parts.arena),
             "tabular": arena_tabular.block(),
             "sentences": "\n".join(
                 f"{i}. {text}" for i, text in enumerate(summary(parts), start=1)
             ),
-            "findings": "\n".join(f"- {text}" for text in said),
+            "findings": "\n".join(f"- {text}" for text in sentences),
         }
     )
 
@@ -255,22 +255,22 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write the interactive page to this file")
     to = parser.parse_args().page
     entry = read_entry(FOLDER)
-    found = contents(entry, entry.links("../methods/{}.md"))
+    arena_page = contents(entry, entry.links("../methods/{}.md"))
     if to is not None:
-        write_page(found, to)
+        write_page(arena_page, to)
         return
-    for figure in write_figures(found, FOLDER):
+    for figure in write_figures(arena_page, FOLDER):
         if f"arena/{figure.name}" not in PAGE.read_text(encoding="utf-8"):
             figure.unlink()
     parts = Parts(entry)
-    for folder, drawn in parts.figures().items():
-        pdf, _ = save(drawn, folder)
+    for folder, picture in parts.figures().items():
+        pdf, _ = save(picture, folder)
         pdf.unlink()
-    text = f"# The arena: every table\n\n{tables_text(found)}"
+    text = f"# The arena: every table\n\n{tables_text(arena_page)}"
     (FOLDER / "tables.md").write_text(text, encoding="utf-8")
-    made = blocks(parts, found)
+    texts = blocks(parts, arena_page)
     for page in (PAGE, PAPER):
-        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+        page.write_text(filled(page.read_text(encoding="utf-8"), texts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from trustclip.support.text import markdown_table
 from trustclip_lab.tabular import PRESETS, Outcome, Row
-from trustclip_lab.tabular.sweep import head, lines, tuned
+from trustclip_lab.tabular.sweep import at_best_rates, head, lines
 
 FILE = Path(__file__).parent / "arena-tabular/runs.parquet"
 #: What the preset's last methods are, by their bounds.
@@ -27,14 +27,14 @@ KEYS = {"environment": pa.string(), "learning_rate": pa.float64(), "method": pa.
 
 def write(source: Path) -> None:
     """One row for each run, from the JSON lines of the command."""
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     for text in source.read_text(encoding="utf-8").splitlines():
         row = json.loads(text)
         key = {name: row[name] for name in KEYS} | {"method": label(row["method"])}
-        found += [{**key, "seed": i, **outcome} for i, outcome in enumerate(row["outcomes"])]
+        rows += [{**key, "seed": i, **outcome} for i, outcome in enumerate(row["outcomes"])]
     kinds = {**KEYS, "seed": pa.int32(), **dict.fromkeys(FIELDS, pa.float64())}
     FILE.parent.mkdir(exist_ok=True)
-    table = pa.table({n: pa.array([row[n] for row in found], kind) for n, kind in kinds.items()})
+    table = pa.table({n: pa.array([row[n] for row in rows], kind) for n, kind in kinds.items()})
     pq.write_table(table, FILE, compression="zstd", compression_level=19)
 
 
@@ -45,17 +45,17 @@ def label(method: str) -> str:
 
 def read() -> list[Row]:
     """Rows as the command makes them."""
-    found: dict[tuple[str, float, str], list[Outcome]] = {}
+    by_row: dict[tuple[str, float, str], list[Outcome]] = {}
     for row in pq.read_table(FILE).to_pylist():
         key = (row["environment"], row["learning_rate"], row["method"])
-        found.setdefault(key, []).append(Outcome(*(row[name] for name in FIELDS)))
-    return [Row(*key, tuple(outcomes)) for key, outcomes in found.items()]
+        by_row.setdefault(key, []).append(Outcome(*(row[name] for name in FIELDS)))
+    return [Row(*key, tuple(outcomes)) for key, outcomes in by_row.items()]
 
 
 def block() -> str:
     """Each method at its best rate, and all at one rate, as Markdown."""
     rows = read()
-    best = tuned(rows, "tree")
+    best = at_best_rates(rows, "tree")
     texts = [f"Each at its own rate, on {len(best[0].outcomes)} problems:", _table(best)]
     for rate in dict.fromkeys(row.learning_rate for row in rows):
         own = [row for row in rows if row.learning_rate == rate]
@@ -64,9 +64,9 @@ def block() -> str:
 
 
 def _table(rows: list[Row]) -> str:
-    shown = 7  # what the exact gates miss is on the theory's side
-    cells = [line[:shown] for line in lines(rows, "atr")]
-    return markdown_table(head("constraint (rate)", "atr")[:shown], cells)
+    columns = 7  # what the exact gates miss is on the theory's side
+    cells = [line[:columns] for line in lines(rows, "atr")]
+    return markdown_table(head("constraint (rate)", "atr")[:columns], cells)
 
 
 def main() -> None:

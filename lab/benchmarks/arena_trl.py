@@ -28,9 +28,9 @@ from trustclip_lab.arena.analysis import (
     Question,
     Runs,
     answers,
-    averaged,
     differences,
     rate,
+    seed_mean,
 )
 from trustclip_lab.arena.table import COLUMNS, read_runs, write_runs
 from trustclip_lab.arena.tables import contrast_table
@@ -70,7 +70,7 @@ def row_of(run: Run, stage: str) -> dict[str, Any]:
         "best": best, "area": float(np.mean([*shares, end])), "collapsed": int(end <= best - FALL),
         "fell": nan, "time": nan, "passk": last.scores["average"][f"pass@{METRIC}"]["value"],
         **means, "seconds": nan,
-        "right": [sum(found) for found in last.answers[task].values()],
+        "right": [sum(scores) for scores in last.answers[task].values()],
     }  # fmt: skip
 
 
@@ -78,18 +78,18 @@ def collect(folder: Path, stage: str) -> list[dict[str, Any]]:
     """Rows of the seeds that every constraint has finished, seed by seed."""
     runs = [run for path in find([folder]) if (run := read_run(path)).entry.get("method")]
     rows = [row_of(run, stage) for run in runs if run.finished]
-    kept = [row for design in (MAIN, RATE) for row in _whole(rows, design)]
+    complete = [row for design in (MAIN, RATE) for row in _whole(rows, design)]
     order = ("design", "seed", "constraint", "learning_rate")
-    return sorted(kept, key=lambda row: [row[name] for name in order])
+    return sorted(complete, key=lambda row: [row[name] for name in order])
 
 
 def _whole(rows: list[dict[str, Any]], design: str) -> list[dict[str, Any]]:
     own = [row for row in rows if row["design"] == design]
     labels = {row["label"] for row in own}
-    found: dict[int, set[str]] = {}
+    labels_by_seed: dict[int, set[str]] = {}
     for row in own:
-        found.setdefault(row["seed"], set()).add(row["label"])
-    return [row for row in own if found[row["seed"]] == labels]
+        labels_by_seed.setdefault(row["seed"], set()).add(row["label"])
+    return [row for row in own if labels_by_seed[row["seed"]] == labels]
 
 
 @dataclass(frozen=True)
@@ -128,19 +128,19 @@ class Experiment:
         runs = Runs({name: [row[name] for row in rows] for name in COLUMNS})
         return runs, {name: np.array(right) / int(METRIC) for name, right in solved.items()}
 
-    def answered(self) -> list[Answer]:
+    def contrasts(self) -> list[Answer]:
         """The contrasts that were fixed before the runs, answered."""
         return answers(self.read()[0], self.questions, "Mean@4", MARGIN)
 
     def tables(self) -> dict[str, Table]:
         """The contrasts, and every constraint's scores, by block of the page."""
         return {
-            f"{self.block}-contrasts": contrast_table({"Mean@4": self.answered()}),
+            f"{self.block}-contrasts": contrast_table({"Mean@4": self.contrasts()}),
             f"{self.block}-scores": _scores(*self.read()),
         }
 
-    def said(self) -> dict[str, str]:
-        """How many runs there are, by block of the page."""
+    def descriptions(self) -> dict[str, str]:
+        """The number of runs in words, by block of the page."""
         runs, _ = self.read()
         seeds = runs.values("seed")
         text = (
@@ -174,12 +174,12 @@ def _own(runs: Runs) -> Iterator[Cell]:
     yield Cell(f"{runs['learning_rate'][0]:.2g}")
     yield Cell(percent(runs.mean("start")))
     for name in ("end", "passk", "area"):
-        found = averaged(runs, name)
-        yield Cell(percent(found.value), bracket(found.low, found.high))
+        interval = seed_mean(runs, name)
+        yield Cell(percent(interval.value), bracket(interval.low, interval.high))
     yield Cell(f"{runs.mean('entropy'):.3f}")
     yield Cell(percent(runs.mean("gated")))
-    found = rate(runs, "collapsed")
-    yield Cell(percent(found.value), bracket(found.low, found.high))
+    interval = rate(runs, "collapsed")
+    yield Cell(percent(interval.value), bracket(interval.low, interval.high))
 
 
 def _beside(runs: Runs, reference: Runs, solved: dict[str, Floats], name: str) -> Iterator[Cell]:
@@ -225,12 +225,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tuning", type=Path, help="folder of the suite that tuned")
     parser.add_argument("test", type=Path, help="folder of the suite, which has its name")
-    given = parser.parse_args()
-    named = {one.folder.name: one for one in (TINY, SMALL)}
-    if (one := named.get(given.test.name)) is None:
-        parser.error(f"the folder {given.test} is not named {' or '.join(named)}")
-    one.write(collect(given.tuning, "tuning") + collect(given.test, "test"))
-    print(*one.said().values())
+    args = parser.parse_args()
+    experiments = {experiment.folder.name: experiment for experiment in (TINY, SMALL)}
+    if (experiment := experiments.get(args.test.name)) is None:
+        parser.error(f"the folder {args.test} is not named {' or '.join(experiments)}")
+    experiment.write(collect(args.tuning, "tuning") + collect(args.test, "test"))
+    print(*experiment.descriptions().values())
 
 
 if __name__ == "__main__":

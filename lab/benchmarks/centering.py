@@ -21,7 +21,7 @@ from trustclip.stats import RunSummary
 from trustclip.support.text import markdown_table
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import load, run_lab
-from trustclip_lab.stack.results import read, written
+from trustclip_lab.stack.results import read, write_rows
 from trustclip_lab.stack.table import cells_of, collapse_rate, mean
 from trustclip_lab.stats.equivalence import Contrast, contrasts
 
@@ -46,7 +46,7 @@ def run(out: Path, console: Console) -> None:
         changes = {"task": task, "output_dir": out / task}
         rows = run_lab(load(LAB / "centering.yaml", changes), console)
         names = ("method", "sampler", "learning_rate", "seed", *KEPT)
-        written(FOLDER / f"runs-{task}.parquet", [{n: row[n] for n in names} for row in rows])
+        write_rows(FOLDER / f"runs-{task}.parquet", [{n: row[n] for n in names} for row in rows])
 
 
 def tiny(folder: Path) -> None:
@@ -58,8 +58,8 @@ def tiny(folder: Path) -> None:
             continue
         method, sampler, seed = path.name.rsplit("-", 3)[:3]
         scores = {row["step"]: row["mean@8"] for row in run.metrics["eval"]}
-        logged = run.training
-        means = {name: _mean(logged, f"trustclip/{name}") for name in LOGGED}
+        steps = run.training
+        means = {name: _mean(steps, f"trustclip/{name}") for name in LOGGED}
         rows.append(
             {
                 **{"method": method, "sampler": sampler.removeprefix("sampler")},
@@ -67,7 +67,7 @@ def tiny(folder: Path) -> None:
                 **{"start": scores[0], "end": scores[max(scores)], **means},
             }
         )
-    written(FOLDER / "runs-tiny.parquet", rows)
+    write_rows(FOLDER / "runs-tiny.parquet", rows)
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
@@ -90,45 +90,45 @@ def gains(runs: Runs, method: str, sampler: str, column: str = "end") -> RunSumm
 def primary(runs: Mapping[str, Runs]) -> dict[tuple[str, str, str], Contrast]:
     """The planned family: every task and method under the samplers that differ."""
     keys = [(t, m, s) for t in TASKS for m in METHODS for s in SAMPLERS if s != "exact"]
-    found = contrasts([gains(runs[t], m, s) for t, m, s in keys], MARGIN)
-    return dict(zip(keys, found, strict=True))
+    results = contrasts([gains(runs[t], m, s) for t, m, s in keys], MARGIN)
+    return dict(zip(keys, results, strict=True))
 
 
 def in_trl(runs: Runs) -> str:
-    """The contrasts of the suite on the tiny model, a family of their own, in Markdown."""
+    """The contrasts of the suite on the tiny model, a separate family, in Markdown."""
     keys = [(method, sampler) for method in METHODS[1:] for sampler in TINY]
     each = [gains(runs, *key) for key in keys]
     cells = cells_of(runs, ("method", "sampler"))
     rows = []
-    for (method, sampler), gain, found in zip(keys, each, contrasts(each, MARGIN), strict=True):
+    for (method, sampler), gain, contrast in zip(keys, each, contrasts(each, MARGIN), strict=True):
         arms = (cells[arm, sampler] for arm in (method, f"{method}-centered"))
         plain, centered = (f"{100 * mean(arm, 'end').value:.1f}" for arm in arms)
-        shown = f"{points(gain.interval(), '+')}, {found.conclusion}"
-        rows.append([f"`{method}`", sampler, plain, centered, shown])
+        text = f"{points(gain.interval(), '+')}, {contrast.conclusion}"
+        rows.append([f"`{method}`", sampler, plain, centered, text])
     return markdown_table(["method", "sampler", "plain, end %", "centered", "difference"], rows)
 
 
 def report(runs: Mapping[str, Runs]) -> str:
     """Every table of the lab, in Markdown."""
-    tested = primary(runs)
+    planned = primary(runs)
     differences, cells = [], []
     for task in TASKS:
         for method in METHODS:
-            shown = []
+            texts = []
             for sampler in SAMPLERS:
-                contrast = tested.get((task, method, sampler))
+                contrast = planned.get((task, method, sampler))
                 text = points(gains(runs[task], method, sampler).interval(), "+")
-                shown.append(f"{text}, {contrast.conclusion}" if contrast else text)
-            differences.append([task, f"`{method}`", *shown])
+                texts.append(f"{text}, {contrast.conclusion}" if contrast else text)
+            differences.append([task, f"`{method}`", *texts])
         names = ("sampler", "learning_rate", "method")
         for key, rows in cells_of(runs[task], names).items():
-            measured = [row for row in rows if row["drift/share"]]  # all but without an advantage
+            with_drift = [row for row in rows if row["drift/share"]]  # all but without an advantage
             collapsed = collapse_rate([{"collapsed": int(float(r["collapsed"]))} for r in rows])
             numbers = (
                 f"{100 * mean(rows, 'end').value:.1f}",
                 f"{100 * collapsed.value:.0f} %",
                 f"{mean(rows, 'k3').value:.3f}",
-                f"{100 * mean(measured, 'drift/share').value:.1f}",
+                f"{100 * mean(with_drift, 'drift/share').value:.1f}",
             )
             cells.append([task, *key, *numbers])
     head = ["task", "sampler", "rate", "method", "end %", "collapsed", "k3", "drift %"]

@@ -4,7 +4,7 @@
     python lab/benchmarks/control_report.py runs/control     # control/runs.parquet, the page
     python lab/benchmarks/control_report.py                  # the page alone
 
-Of the page it writes what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+Of the page it writes what is between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 """
 
 import argparse
@@ -29,7 +29,7 @@ LABELS = {
     "{name: clip, epsilon: 0.375}": WIDE,
     "{name: truly_ppo, variant: truly}": "truly_ppo (truly)",
 }
-#: What is known of a run.
+#: Numbers of a run.
 OUTCOME = ("final", "training", "gated", "k3", "ess")
 
 Outcomes = dict[tuple[str, str], list[dict[str, float]]]
@@ -37,23 +37,23 @@ Outcomes = dict[tuple[str, str], list[dict[str, float]]]
 
 def collect(folder: Path) -> None:
     """Write every run of the suite in ``folder`` as a row."""
-    found = []
+    records = []
     for cell in cells(SMALL):
-        stored = json.loads((folder / cell.path.name).read_text(encoding="utf-8"))
+        result = json.loads((folder / cell.path.name).read_text(encoding="utf-8"))
         key = {"env": cell.env, "method": cell.method, "seed": cell.seed}
-        found.append(key | {name: float(stored["outcome"][name]) for name in OUTCOME})
-    parquet.write_table(Table.from_pylist(found), RUNS, compression="zstd")
+        records.append(key | {name: float(result["outcome"][name]) for name in OUTCOME})
+    parquet.write_table(Table.from_pylist(records), RUNS, compression="zstd")
 
 
 def read() -> Outcomes:
     """(Environment, method) -> its runs, in the order of the suite."""
     names = [LABELS.get(method, method) for method in SMALL.methods]
-    found: Outcomes = {(env, name): [] for env in SMALL.envs for name in names}
+    outcomes: Outcomes = {(env, name): [] for env in SMALL.envs for name in names}
     for row in parquet.read_table(RUNS).to_pylist():
         outcome = {name: row[name] for name in OUTCOME}
         method: str = row["method"]
-        found[row["env"], LABELS.get(method, method)].append(outcome)
-    return found
+        outcomes[row["env"], LABELS.get(method, method)].append(outcome)
+    return outcomes
 
 
 def blocks() -> dict[str, str]:
@@ -74,9 +74,9 @@ def blocks() -> dict[str, str]:
 def tables(outcomes: Outcomes, base: str) -> str:
     """Final returns, then those while training; p and what follows are of both together."""
     head = [title.format(reference=base) for title in COLUMNS]
-    found = list(lines(rows(outcomes, base)))
-    final = markdown_table(head[:7], [line[:7] for line in found])
-    training = markdown_table(head[:2] + head[7:], [line[:2] + line[7:] for line in found])
+    table_lines = list(lines(rows(outcomes, base)))
+    final = markdown_table(head[:7], [line[:7] for line in table_lines])
+    training = markdown_table(head[:2] + head[7:], [line[:2] + line[7:] for line in table_lines])
     return f"{final}\n\n{training}"
 
 

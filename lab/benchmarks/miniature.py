@@ -6,7 +6,7 @@
     python lab/benchmarks/miniature.py
 
 The last command needs the first file alone. It writes table.md beside it and, in
-docs/lab/miniature.md and benchmarks/RESULTS.md, what stands between ``<!-- NAME -->`` and
+docs/lab/miniature.md and benchmarks/RESULTS.md, what is between ``<!-- NAME -->`` and
 ``<!-- /NAME -->``.
 """
 
@@ -59,19 +59,19 @@ class Miniature:
         return len(set.intersection(*(set(group.seeds) for group in self.groups)))
 
     @cached_property
-    def compared(self) -> list[Compared]:
+    def by_mean(self) -> list[Compared]:
         """Every constraint but the twins against the reference, by Mean@8 at the end."""
-        return self.told_by("mean")
+        return self.comparisons("mean")
 
-    def told_by(self, kind: str) -> list[Compared]:
+    def comparisons(self, kind: str) -> list[Compared]:
         """The same by ``"mean"`` or ``"pass"``."""
         return [one for one in compare(self.groups, kind) if one.group.label not in (EXACT, TWIN)]
 
     @cached_property
     def ways(self) -> dict[str, Learning]:
         """Areas, collapses and times by label."""
-        found = zip(self.groups, learning(self.groups, REACHES), strict=True)
-        return {group.label: one for group, one in found if one is not None}
+        pairs = zip(self.groups, learning(self.groups, REACHES), strict=True)
+        return {group.label: one for group, one in pairs if one is not None}
 
     def fallen(self, runs: Sequence[Run]) -> stats.Interval:
         """Share of runs that collapsed."""
@@ -84,16 +84,16 @@ class Miniature:
           family: comparisons that the level is divided by.
         """
         level, theirs = 1 - (1 - LEVEL) / family, self.by[REFERENCE]
-        found = []
-        for one in self.compared:
+        gaps = []
+        for one in self.by_mean:
             both = [*one.group.evaluations("final"), *theirs.evaluations("final")]
             answers, strata = shared_answers(both)
             many = len(one.group.scored)
             a, b = answers[:many], answers[many:]
-            found.append(stats.required(a, b, strata, level=level, same_seeds=True).detectable)
-        return sorted(found)
+            gaps.append(stats.required(a, b, strata, level=level, same_seeds=True).detectable)
+        return sorted(gaps)
 
-    def parted(self, label: str) -> dict[int, float]:
+    def twin_gaps(self, label: str) -> dict[int, float]:
         """A twin minus the reference at the end, of the seeds in which completions differ."""
         pairs = zip(self.by[label].runs, self.by[REFERENCE].runs, strict=True)
         return {
@@ -122,7 +122,7 @@ def sentences(mini: Miniature) -> list[str]:
 
 def _ends(mini: Miniature) -> str:
     many = len(mini.groups) - 1
-    parts = [_told(mini.told_by(kind), name) for kind, name in SCORES.items()]
+    parts = [_differing(mini.comparisons(kind), name) for kind, name in SCORES.items()]
     return (
         f"**At the end**, after Holm's correction for {many} comparisons of each score: "
         f"{'; '.join(parts)}. A constraint that is not told from `{REFERENCE}` is not shown to be "
@@ -130,12 +130,12 @@ def _ends(mini: Miniature) -> str:
     )
 
 
-def _told(found: Sequence[Compared], name: str) -> str:
-    told = sorted((one for one in found if one.resolved), key=_value)
-    if told:
-        verb = "differs" if len(told) == 1 else "differ"
-        return f"in {name} {', '.join(map(_gap, told))} {verb} from `{REFERENCE}`, in points"
-    nearest = min(found, key=lambda one: one.difference.p if one.difference else 1.0)
+def _differing(comparisons: Sequence[Compared], name: str) -> str:
+    differing = sorted((one for one in comparisons if one.resolved), key=_value)
+    if differing:
+        verb = "differs" if len(differing) == 1 else "differ"
+        return f"in {name} {', '.join(map(_gap, differing))} {verb} from `{REFERENCE}`, in points"
+    nearest = min(comparisons, key=lambda one: one.difference.p if one.difference else 1.0)
     return f"in {name} none differs from `{REFERENCE}`, and {_gap(nearest)} comes nearest to it"
 
 
@@ -155,7 +155,7 @@ def _interval(number: Number) -> str:
 
 
 def _power(mini: Miniature) -> str:
-    alone, corrected = mini.detectable(), mini.detectable(len(mini.compared) + 1)
+    alone, corrected = mini.detectable(), mini.detectable(len(mini.by_mean) + 1)
     return (
         f"**What {mini.seeds} seeds find** with 80 % power: gaps of {percent(median(alone), 0)} "
         f"points before the correction (median over the constraints; from "
@@ -165,14 +165,14 @@ def _power(mini: Miniature) -> str:
 
 
 def _twin(mini: Miniature) -> str:
-    exact, parted = mini.parted(EXACT), mini.parted(TWIN)
-    which = " and ".join(f"{seed} ({percent(gap)} points)" for seed, gap in parted.items())
+    exact, rounded = mini.twin_gaps(EXACT), mini.twin_gaps(TWIN)
+    which = " and ".join(f"{seed} ({percent(gap)} points)" for seed, gap in rounded.items())
     return (
         f"**The twin** of `{REFERENCE}`, clip-higher with its bounds to fifteen digits "
         f"(0.329028, 0.422217), wrote the very completions of all seven evaluations in "
         f"{mini.seeds - len(exact)} of {mini.seeds} seeds: nothing at the token level is special "
         "to k3 but where its bounds lie. With 0.329 and 0.422 it did so in "
-        f"{mini.seeds - len(parted)} of {mini.seeds}. In the seeds {which} the two parted, once a "
+        f"{mini.seeds - len(rounded)} of {mini.seeds}. In the seeds {which} the two parted, once a "
         "ratio fell between a rounded bound and the exact one: so far apart may two runs end that "
         "differ in one token of one update."
     )
@@ -182,12 +182,12 @@ def _collapses(mini: Miniature) -> str:
     rates = {label: mini.fallen(group.scored) for label, group in mini.by.items()}
     whole = sum(collapsed(run) for run in mini.runs)
     most = max(rates, key=lambda label: rates[label].value)
-    spared = sum(not rate.value for rate in rates.values())
+    stable = sum(not rate.value for rate in rates.values())
     more = rates[most].value > rates[NONE].value
     highest = f" The highest is {_rate(rates[most])} (`{most}`)." if more else " No rate is higher."
     return (
         f"**Collapses**, runs that ended below {percent(KEPT, 0)} % of their best evaluation: "
-        f"{whole} of {len(mini.runs)}, none under {spared} of {len(rates)} constraints. In percent "
+        f"{whole} of {len(mini.runs)}, none under {stable} of {len(rates)} constraints. In percent "
         f"of the runs: {_rate(rates[REFERENCE])} with `{REFERENCE}`, {_rate(rates[TWIN])} with its "
         f"rounded twin, {_rate(rates[NONE])} without any constraint.{highest} Rates of "
         f"{mini.seeds} runs leave much open."
@@ -222,14 +222,14 @@ def _finals(group: Group) -> list[float]:
 
 
 def _way(mini: Miniature) -> str:
-    told = [
+    differing = [
         f"`{label}` {_interval(way.area_minus or {})}"
         for label, way in sorted(mini.ways.items(), key=lambda one: _area(one[1]))
         if _p_of(way.area_minus) <= 1 - LEVEL
     ]
     times = {label: way.time["value"] or 0 for label, way in mini.ways.items() if way.time}
     fast, slow = min(times, key=lambda x: times[x]), max(times, key=lambda x: times[x])
-    which = "; ".join(told) if told else "none"
+    which = "; ".join(differing) if differing else "none"
     late = [f"`{label}`" for label, way in mini.ways.items() if _p_of(way.time_minus) <= 1 - LEVEL]
     beside = f"; the times of {', '.join(late)} differ from its" if late else ""
     hits = sum(not isnan(time_of(run, REACHES)) for run in mini.runs)
@@ -251,7 +251,7 @@ def _area(way: Learning) -> float:
     return (way.area_minus or {}).get("value") or 0.0
 
 
-def said(mini: Miniature) -> str:
+def describe_runs(mini: Miniature) -> str:
     """How many runs there are, and what they took."""
     seconds, seeds = mini.cpu_seconds(), sorted({run.seed for run in mini.runs})
     return (
@@ -265,7 +265,7 @@ def said(mini: Miniature) -> str:
 
 def headline(mini: Miniature) -> str:
     """What docs/lab/paper.md says of it."""
-    parts = [_named(mini.told_by(kind), name) for kind, name in SCORES.items()]
+    parts = [_names(mini.comparisons(kind), name) for kind, name in SCORES.items()]
     gap = percent(median(mini.detectable()), 0)
     return (
         f"Of {len(mini.groups)} constraints with {mini.seeds} seeds each, at one learning rate, "
@@ -274,25 +274,25 @@ def headline(mini: Miniature) -> str:
     )
 
 
-def _named(found: Sequence[Compared], name: str) -> str:
-    told = ", ".join(f"`{one.group.label}`" for one in found if one.resolved)
-    return f"{told or 'none'} by {name}"
+def _names(comparisons: Sequence[Compared], name: str) -> str:
+    names = ", ".join(f"`{one.group.label}`" for one in comparisons if one.resolved)
+    return f"{names or 'none'} by {name}"
 
 
 def blocks(mini: Miniature) -> dict[str, str]:
     """What the pages say between their marks."""
-    listed = "\n".join(f"- {one}" for one in sentences(mini))
-    return {"miniature-runs": said(mini), "miniature-says": listed}
+    bullets = "\n".join(f"- {one}" for one in sentences(mini))
+    return {"miniature-runs": describe_runs(mini), "miniature-says": bullets}
 
 
 def main() -> None:
     """Write the table, and the parts of both pages."""
     mini = Miniature()
     (FOLDER / "table.md").write_text(table(mini), encoding="utf-8")
-    made = blocks(mini)
+    texts = blocks(mini)
     for page in PAGES:
-        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
-    print(made["miniature-says"])
+        page.write_text(filled(page.read_text(encoding="utf-8"), texts), encoding="utf-8")
+    print(texts["miniature-says"])
     print(f"docs/lab/paper.md: {headline(mini)}")
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import LabSettings, load, run_lab
-from trustclip_lab.stack.results import read, written
+from trustclip_lab.stack.results import read, write_rows
 from trustclip_lab.stack.run import cells, curves
 from trustclip_lab.stack.warning import alarm
 
@@ -72,14 +72,14 @@ def tune(task: str, out: Path, console: Console) -> None:
         {"method": m, "sampler": s, "learning_rate": rate, "end": statistics.mean(ends)}
         for (m, s, rate), ends in trials.items()
     ]
-    written(FOLDER / f"tuning-{task}.parquet", table)
+    write_rows(FOLDER / f"tuning-{task}.parquet", table)
 
 
 def _only(base: LabSettings, labels: Iterable[str]) -> dict[str, Any]:
     return {label: base.sweep["sampler"][label] for label in labels}
 
 
-def chosen(rows: Sequence[Mapping[str, str]], sampler: str) -> dict[str, tuple[str, float]]:
+def best_trials(rows: Sequence[Mapping[str, str]], sampler: str) -> dict[str, tuple[str, float]]:
     """By constraint, the label and the learning rate of the best trial under a sampler."""
     best: dict[str, tuple[float, str, float]] = {}
     for row in rows:
@@ -96,11 +96,11 @@ def designs(base: LabSettings, trials: Sequence[Mapping[str, str]]) -> Iterator[
     ``carried``: tuned with an exact sampler, tested under all. ``tuned``: tuned under the sampler
     of the test. ``stress``: the thresholds of ``carried`` at the learning rate `STRESS`.
     """
-    exact = chosen(trials, "exact")
+    exact = best_trials(trials, "exact")
     every = tuple(base.sweep["sampler"])
     yield from _of("carried", base, exact, every)
     for sampler in TUNED[1:]:
-        yield from _of("tuned", base, chosen(trials, sampler), (sampler,))
+        yield from _of("tuned", base, best_trials(trials, sampler), (sampler,))
     yield from _of("stress", base, {f: (m, STRESS) for f, (m, _) in exact.items()}, STRESSED)
 
 
@@ -121,21 +121,21 @@ def test(task: str, out: Path, console: Console) -> None:
     generations: list[Row] = []
     for design, part in designs(base, trials):
         for row in run_lab(part, Console(quiet=True)):
-            runs.append({"design": design, **_parted(row)})
+            runs.append({"design": design, **_split_label(row)})
         for cell in cells(part):
-            key = {"design": design, **_parted(cell.keys)}
+            key = {"design": design, **_split_label(cell.keys)}
             for curve in curves(cell):
                 generations += [
-                    {**key, "seed": curve.seed, "generation": i, "score": score, **kept}
-                    for i, (score, kept) in enumerate(_generations(curve))
+                    {**key, "seed": curve.seed, "generation": i, "score": score, **numbers}
+                    for i, (score, numbers) in enumerate(_generations(curve))
                 ]
         console.print(design, part.sweep["learning_rate"], len(runs), "runs", highlight=False)
-    written(FOLDER / f"runs-{task}.parquet", runs)
-    written(out / task / "generations.csv", generations)
-    written(FOLDER / f"watched-{task}.parquet", watched(generations, runs))
+    write_rows(FOLDER / f"runs-{task}.parquet", runs)
+    write_rows(out / task / "generations.csv", generations)
+    write_rows(FOLDER / f"watched-{task}.parquet", warning_rows(generations, runs))
 
 
-def watched(generations: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
+def warning_rows(generations: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
     """For each run and watched number: its mean in the first generations, and its first alarm.
 
     An alarm is the first generation, before a fall, whose number exceeds what `FALSE` of the runs
@@ -147,21 +147,21 @@ def watched(generations: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
     for row in generations:
         if row["generation"]:
             series[tuple(str(row[n]) for n in names)].append(row)
-    found = [dict(zip(names, key, strict=True)) | {"fell": f} for key, f in fell.items()]
+    table = [dict(zip(names, key, strict=True)) | {"fell": f} for key, f in fell.items()]
     for name, sign in WATCHED.items():
         values = {key: [sign * row[name] for row in rows] for key, rows in series.items()}
         others = [values[key] for key, f in fell.items() if f != f]
         fallen = [(values[key], f) for key, f in fell.items() if f == f]
         threshold = alarm(fallen, others, FALSE).threshold
-        for row, (key, f) in zip(found, fell.items(), strict=True):
+        for row, (key, f) in zip(table, fell.items(), strict=True):
             before = values[key][: int(f) if f == f else None]
             first = next((i for i, v in enumerate(before) if v > threshold), float("nan"))
             row[f"early {name}"] = statistics.mean(values[key][:EARLY])
             row[f"alarm {name}"] = first
-    return found
+    return table
 
 
-def _parted(row: Mapping[str, Any]) -> Row:
+def _split_label(row: Mapping[str, Any]) -> Row:
     family, _, variant = row["method"].partition("-")
     return {**row, "method": family, "variant": variant}
 

@@ -15,7 +15,7 @@ from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.stats import Interval
 from trustclip_lab.stack.results import number, read
 from trustclip_lab.stack.table import collapse_rate, mean, paired
-from trustclip_lab.stack.warning import Watched, auc_interval
+from trustclip_lab.stack.warning import Observation, auc_interval
 
 FOLDER = Path(__file__).parent / "mismatch-tiny"
 
@@ -34,7 +34,7 @@ DRAWN = ("exact", "int4", "lag4")
 Runs = Sequence[Mapping[str, str]]
 
 #: Text of a table's cell from its runs, method and sampler.
-Shown = Callable[[Runs, str, str], str]
+CellText = Callable[[Runs, str, str], str]
 
 
 def cell(rows: Runs, **keys: str) -> list[Mapping[str, str]]:
@@ -67,41 +67,41 @@ def losses(runs: Runs, design: str) -> str:
     """What a sampler costs a method: score minus that with an exact sampler, paired by seed."""
     level = level_of(len(METHODS) * (len(values(cell(runs, design=design), "sampler")) - 1))
 
-    def shown(rows: Runs, method: str, sampler: str) -> str:
+    def text(rows: Runs, method: str, sampler: str) -> str:
         exact = cell(runs, design=design, method=method, sampler="exact")
         return "-" if sampler == "exact" else points(paired(rows, exact, "end", level), "+")
 
-    return _grid(runs, design, shown)
+    return _grid(runs, design, text)
 
 
 def gains(runs: Runs, design: str) -> str:
     """What a constraint is worth: score minus that without one, paired by seed."""
     level = level_of((len(METHODS) - 1) * len(values(cell(runs, design=design), "sampler")))
 
-    def shown(rows: Runs, method: str, sampler: str) -> str:
+    def text(rows: Runs, method: str, sampler: str) -> str:
         none = cell(runs, design=design, method="none", sampler=sampler)
         return "-" if method == "none" else points(paired(rows, none, "end", level), "+")
 
-    return _grid(runs, design, shown)
+    return _grid(runs, design, text)
 
 
 def collapses(runs: Runs, design: str) -> str:
     """Runs that have collapsed, and the interval of their share."""
 
-    def shown(rows: Runs, _: str, __: str) -> str:
+    def text(rows: Runs, _: str, __: str) -> str:
         fallen = sum(int(row["collapsed"]) for row in rows)
         rate = collapse_rate(rows)
         return f"{fallen} of {len(rows)} [{100 * rate.low:.0f}, {100 * rate.high:.0f}]"
 
-    return _grid(runs, design, shown)
+    return _grid(runs, design, text)
 
 
-def _grid(runs: Runs, design: str, shown: Shown) -> str:
+def _grid(runs: Runs, design: str, text: CellText) -> str:
     own = cell(runs, design=design)
     samplers = values(own, "sampler")
     lines = ["| method | " + " | ".join(samplers) + " |", "|---" * (len(samplers) + 1) + "|"]
     for method in METHODS:
-        cells = [shown(cell(own, method=method, sampler=s), method, s) for s in samplers]
+        cells = [text(cell(own, method=method, sampler=s), method, s) for s in samplers]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -115,7 +115,7 @@ def risk(watched: Runs, name: str, *, within: bool) -> Interval:
       within: compare runs of the same design, sampler and method only, else all with all.
     """
     runs = [
-        Watched(
+        Observation(
             int(row["seed"]),
             (row["design"], row["sampler"], row["method"]) if within else None,
             bool(row["fell"]),
@@ -142,8 +142,8 @@ def warnings(watched: Runs) -> str:
         ]
         lead = f"{median(leads):g}" if leads else "-"
         areas = [risk(watched, name, within=within) for within in (False, True)]
-        shown = [f"{a.value:.2f} [{a.low:.2f}, {a.high:.2f}]" for a in areas]
-        lines.append(f"| `{name}` | {' | '.join(shown)} | {len(leads)} of {len(fallen)} | {lead} |")
+        texts = [f"{a.value:.2f} [{a.low:.2f}, {a.high:.2f}]" for a in areas]
+        lines.append(f"| `{name}` | {' | '.join(texts)} | {len(leads)} of {len(fallen)} | {lead} |")
     return "\n".join(lines)
 
 
@@ -154,9 +154,9 @@ def figure(runs: Runs, design: str, title: str) -> Figure:
     for sampler in DRAWN:
         marks = []
         for method in reversed(METHODS):
-            its = mean(cell(own, sampler=sampler, method=method), "end")
-            whisker = [100 * its.low], [100 * its.high]
-            marks.append(Mark("points", [100 * its.value], [], method, 0, *whisker))
+            interval = mean(cell(own, sampler=sampler, method=method), "end")
+            whisker = [100 * interval.low], [100 * interval.high]
+            marks.append(Mark("points", [100 * interval.value], [], method, 0, *whisker))
         panels.append(Panel(sampler, "percent right", "", marks, across=True, x_range=(0, 60)))
     caption = "Mean of the last three evaluations, with 95 % intervals over seeds."
     return Figure(f"ends-{design}", title, caption, panels)
@@ -169,8 +169,8 @@ def tables(task: str) -> str:
     for design in values(runs, "design"):
         heads = {"Score at the end, %": ends, "Minus an exact sampler, points": losses,
                  "Minus no constraint, points": gains, "Collapsed": collapses}  # fmt: skip
-        for head, made in heads.items():
-            parts.append(f"## {head}, {design}\n\n{made(runs, design)}")
+        for head, make in heads.items():
+            parts.append(f"## {head}, {design}\n\n{make(runs, design)}")
     parts.append(f"## Early warning\n\n{warnings(watched)}")
     return "\n\n".join(parts) + "\n"
 

@@ -68,12 +68,12 @@ def run(options: ScaleOptions) -> list[Table]:
 
 
 def _title(work: Work) -> str:
-    tuned = "all weights trained" if work.tuning == "full" else "LoRA, head frozen"
+    tuning = "all weights trained" if work.tuning == "full" else "LoRA, head frozen"
     passes = f", {work.epochs} passes" if work.epochs > 1 else ""
     zero = f", {work.zero_share:.0%} with zero advantage" if work.zero_share else ""
     return (
         f"{work.completions} completions of {work.tokens} tokens (longest {work.longest}) to "
-        f"prompts of {work.prompt}, {work.updates} updates{passes}{zero}, {tuned}"
+        f"prompts of {work.prompt}, {work.updates} updates{passes}{zero}, {tuning}"
     )
 
 
@@ -101,15 +101,15 @@ def _steps(models: list[Shape], counts: tuple[int, ...], work: Work) -> Table:
     )
 
 
-def _cells(found: Cost) -> list[Cell]:
+def _cells(seconds: Cost) -> list[Cell]:
     return [
-        *found[:4],
-        found.step,
-        100 * found.head / found.step,
-        found.exact_kl,
-        100 * found.exact_kl / found.step,
-        100 * found.exact_kl / found.training,
-        1e3 * found.gate,
+        *seconds[:4],
+        seconds.step,
+        100 * seconds.head / seconds.step,
+        seconds.exact_kl,
+        100 * seconds.exact_kl / seconds.step,
+        100 * seconds.exact_kl / seconds.training,
+        1e3 * seconds.gate,
     ]
 
 
@@ -144,8 +144,8 @@ def _kinds(models: list[Shape], gpus: int, work: Work) -> Table:
 def _share(model: Shape, gpus: int, work: Work, alone: bool) -> float | None:
     if not fits(model, gpus, work.tuning):
         return None
-    found = cost(model, gpus, work)
-    return 100 * found.exact_kl / (found.training if alone else found.step)
+    seconds = cost(model, gpus, work)
+    return 100 * seconds.exact_kl / (seconds.training if alone else seconds.step)
 
 
 def _memory(models: list[Shape], gpus: int, work: Work) -> Table:
@@ -179,8 +179,8 @@ def _comparison() -> Table:
     rows: list[list[Cell]] = []
     for model, gpus, length, seconds in PUBLISHED:
         work = Work(prompt=PUBLISHED_PROMPT, tokens=length - PUBLISHED_PROMPT)
-        found = cost(model, gpus, work)
-        rows.append([model.name, gpus, length, seconds, found.step, found.step / seconds])
+        estimate = cost(model, gpus, work)
+        rows.append([model.name, gpus, length, seconds, estimate.step, estimate.step / seconds])
     return Table(
         "The model compared with published steps",
         ("model", "H100", "mean tokens", "published s", "model s", "model ÷ published"),

@@ -37,9 +37,9 @@ def main() -> None:
     def timed(call: Any) -> Any:
         def inner(*args: Any, **kwargs: Any) -> Any:
             nonlocal spent
-            begun = time.process_time()
+            start = time.process_time()
             result = call(*args, **kwargs)
-            spent += time.process_time() - begun
+            spent += time.process_time() - start
             return result
 
         return inner
@@ -47,15 +47,15 @@ def main() -> None:
     for name in ("add", "read"):
         setattr(Shadows, name, timed(getattr(Shadows, name)))
     print("| model | update, CPU ms | shadows, CPU ms | share |\n|---|---:|---:|---:|")
-    for size, given in SIZES.items():
-        options = steps.StepOptions(**given)
+    for size, sizes in SIZES.items():
+        options = steps.StepOptions(**sizes)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer = steps._trainer(options, {"method": "atr", "shadows": METHODS}, folder)
-            spent, begun = 0.0, time.process_time()
+            spent, start = 0.0, time.process_time()
             with contextlib.redirect_stdout(io.StringIO()):
                 trainer.train()
-            whole = time.process_time() - begun
+            whole = time.process_time() - start
         each, own = (1e3 * seconds / options.updates for seconds in (whole, spent))
         print(f"| {size} | {each:.1f} | {own:.2f} | {spent / whole:.2%} |")
 

@@ -176,8 +176,8 @@ def cost(model: Shape, gpus: int, work: Work) -> Cost:
       work: the step.
 
     Example:
-      >>> found = cost(MODELS["8b"], 64, Work())
-      >>> found.head < found.exact_kl < found.update < found.step
+      >>> step = cost(MODELS["8b"], 64, Work())
+      >>> step.head < step.exact_kl < step.update < step.step
       True
     """
     completion = work.completions * work.tokens
@@ -229,8 +229,8 @@ def _update(model: Shape, gpus: int, work: Work) -> float:
     compute = sequences * work.length * passes * model.forward(work.length)
     compute *= _idle(sequences, gpus) / (_training_rate(model) * gpus)
     batches = math.ceil(max(1.0, sequences / gpus) * work.length / 16_384)
-    exchanged = 3 * 2 * model.parameters * (1 - 1 / gpus)  # gather twice, scatter gradients once
-    return count * max(compute, batches * exchanged / rate("link"))
+    traffic = 3 * 2 * model.parameters * (1 - 1 / gpus)  # gather twice, scatter gradients once
+    return count * max(compute, batches * traffic / rate("link"))
 
 
 def rollout(model: Shape, gpus: int, work: Work) -> float:
@@ -240,8 +240,8 @@ def rollout(model: Shape, gpus: int, work: Work) -> float:
     room = 0.9 * rate("memory") * model.rollout_gpus - 2 * model.parameters
     together = max(1.0, min(queue, room / (model.cache_bytes * work.length)))
     steps = max(work.longest, queue * work.tokens / together)
-    touched = model.experts * (1 - (1 - model.active / model.experts) ** together)
-    weights = 2 * model.body(touched) + model.product
+    active_experts = model.experts * (1 - (1 - model.active / model.experts) ** together)
+    weights = 2 * model.body(active_experts) + model.product
     cache = queue * work.tokens * model.cache_bytes * (work.prompt + work.tokens / 2)
     speed = rate("decode") * model.rollout_gpus
     memory = (steps * weights + cache) / (rate("bandwidth") * speed)

@@ -8,7 +8,15 @@ from rich.console import Console
 
 from trustclip.cli.main import main
 from trustclip_lab.arena import plan, run
-from trustclip_lab.arena.run import chosen, collect, collected, estimate, load, run_arena, run_part
+from trustclip_lab.arena.run import (
+    best_trials,
+    collect,
+    complete_rows,
+    estimate,
+    load,
+    run_arena,
+    run_part,
+)
 from trustclip_lab.arena.table import COLUMNS, read_runs, write_runs
 
 TINY = {
@@ -219,7 +227,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, done):
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"stage": ["test"]}), path)
-    with pytest.raises(ValueError, match="no table of the arena: it lacks design"):
+    with pytest.raises(ValueError, match="not a table of the arena: it lacks design"):
         read_runs(path)
     _, rows = done
     write_runs(path, rows[:3])
@@ -229,15 +237,15 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, done):
 def test_a_setting_is_in_the_table_once_it_is_complete(done):
     settings, rows = done
     cells = plan.tuning(settings, plan.places(settings)[0])
-    assert set(chosen(cells)) == set(settings.constraints)
+    assert set(best_trials(cells)) == set(settings.constraints)
     content = cells[0].path.read_bytes()
     cells[0].path.unlink()
     try:
-        left = collected(settings)
+        left = complete_rows(settings)
         assert {row["task"] for row in left} == {"teacher"} and len(left) < len(rows)
     finally:
         cells[0].path.write_bytes(content)
-    assert _without_time(collected(settings)) == _without_time(rows)
+    assert _without_time(complete_rows(settings)) == _without_time(rows)
 
 
 def test_parts_make_the_same_table_as_one_process(done, tmp_path, capsys):
@@ -246,7 +254,7 @@ def test_parts_make_the_same_table_as_one_process(done, tmp_path, capsys):
     settings = load(_file(tmp_path), {})
     assert run_part(settings, QUIET, 1, 2) > 0
     assert run_part(settings, QUIET, 2, 2) == 0
-    assert collected(settings) == []  # the first part's tests are missing
+    assert complete_rows(settings) == []  # the first part's tests are missing
     assert run_part(settings, QUIET, 1, 2) == 0
     assert _without_time(collect(settings, QUIET)) == _without_time(rows)
     assert (settings.output_dir / "arena.yaml").exists()

@@ -5,7 +5,14 @@ import pytest
 from arena_tables import EFFECTS, table
 
 from trustclip.stats import RunSummary
-from trustclip_lab.arena.analysis import Question, Runs, answers, averaged, differences, standings
+from trustclip_lab.arena.analysis import (
+    Question,
+    Runs,
+    answers,
+    differences,
+    seed_mean,
+    standings,
+)
 from trustclip_lab.arena.tuning import at_equal, curve, sensitivities, width_effects
 from trustclip_lab.stats.aggregates import (
     improvement,
@@ -13,7 +20,7 @@ from trustclip_lab.stats.aggregates import (
     interquartile_mean,
     profile,
 )
-from trustclip_lab.stats.equivalence import concluded, contrasts, equivalence_p, paired_runs
+from trustclip_lab.stats.equivalence import conclude, contrasts, equivalence_p, paired_runs
 from trustclip_lab.stats.rates import mcnemar, paired_rates
 
 # Eleven runs in three tasks; what rliable 1.2.0 makes of them stands in the tests.
@@ -93,10 +100,10 @@ def test_identical_runs_are_equivalent_and_no_difference() -> None:
 
 
 def test_words_follow_from_the_two_tests() -> None:
-    assert concluded(0.02, 0.04, 0.9) == "larger"
-    assert concluded(-0.02, 0.04, 0.9) == "smaller"
-    assert concluded(0.002, 0.04, 0.04) == "equivalent"
-    assert concluded(0.002, 0.06, 0.06) == "inconclusive"
+    assert conclude(0.02, 0.04, 0.9) == "larger"
+    assert conclude(-0.02, 0.04, 0.9) == "smaller"
+    assert conclude(0.002, 0.04, 0.04) == "equivalent"
+    assert conclude(0.002, 0.06, 0.06) == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +156,7 @@ def test_planted_effects_are_found_and_the_twin_is_not(runs: Runs) -> None:
 def test_pairing_by_seed_is_what_resolves_them(runs: Runs) -> None:
     test = runs.where(stage="test")
     ours, theirs = test.where(constraint="close"), test.where(constraint="plain")
-    unpaired = averaged(ours, "end").high - averaged(ours, "end").low
+    unpaired = seed_mean(ours, "end").high - seed_mean(ours, "end").low
     paired = paired_runs(differences(ours, theirs))
     assert 3 * (paired.high - paired.low) < unpaired
 
@@ -171,7 +178,7 @@ def test_leaderboard_has_them_in_order(runs: Runs) -> None:
 def test_a_seed_with_two_runs_in_a_cell_is_refused(runs: Runs) -> None:
     test = runs.where(stage="test", constraint="plain")
     with pytest.raises(ValueError, match="several runs"):
-        averaged(test.at([0, 0, 1]), "end")
+        seed_mean(test.at([0, 0, 1]), "end")
 
 
 def test_tuning_curve_peaks_where_it_was_planted(runs: Runs) -> None:

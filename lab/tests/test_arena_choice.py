@@ -5,7 +5,7 @@ import pytest
 from arena_tables import row, table
 
 from trustclip_lab.arena.analysis import Question, Runs, differences
-from trustclip_lab.arena.choice import choices, tuned
+from trustclip_lab.arena.choice import choices, tuned_scores
 from trustclip_lab.stats.equivalence import paired_runs
 
 QUESTION = Question("better than plain", "better", "plain")
@@ -24,7 +24,7 @@ def test_the_spread_is_that_of_a_plain_loop() -> None:
             of_cells.append(a.mean() - b.mean())
         gaps.append(np.mean(of_cells))
     counts = np.array([np.bincount(draw, minlength=9) for draw in drawn], dtype=float)
-    ours, theirs = (tuned([pair[side] for pair in cells], counts) for side in (0, 1))
+    ours, theirs = (tuned_scores([pair[side] for pair in cells], counts) for side in (0, 1))
     found = np.std(ours - theirs)
     assert found == pytest.approx(float(np.std(gaps)), abs=1e-12) and found > 0.01
 

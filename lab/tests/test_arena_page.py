@@ -1,4 +1,4 @@
-"""From a small arena to its page and back: what is shown, and runs that are made again."""
+"""From a small arena to its page and back: what is shown, and runs that are repeated."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ pytest.importorskip("plotly")
 
 from trustclip.cli.main import main
 from trustclip.support.terminal import Terminal
-from trustclip_lab.arena.entry import Entry, combined, read_entry
+from trustclip_lab.arena.entry import Entry, combine, read_entry
 from trustclip_lab.arena.page import contents, headline, tables_text, write_page
 from trustclip_lab.arena.reruns import differences
 from trustclip_lab.arena.run import load, run_arena
@@ -99,7 +99,7 @@ def test_a_constraint_of_ones_own_is_run_again_and_shown(
 ) -> None:
     arena, mine = folders
     assert main(["arena", "verify", str(mine), "--check", "2"]) == 0
-    assert "2 cells made again are the same" in capsys.readouterr().out
+    assert "2 cells run again are the same" in capsys.readouterr().out
     page = tmp_path / "both.html"
     assert main(["arena", "page", str(arena), "--add", str(mine), "--out", str(page)]) == 0
     assert "mine" in page.read_text()
@@ -139,6 +139,6 @@ def test_a_constraint_beside_the_arena_changes_none_of_its_numbers(
     entries: tuple[Entry, Entry],
 ) -> None:
     arena, mine = entries
-    alone, both = (contents(entry, {}) for entry in (arena, combined(arena, [mine])))
+    alone, both = (contents(entry, {}) for entry in (arena, combine(arena, [mine])))
     assert alone.headline == both.headline
     assert [f.text for f in alone.findings] == [f.text for f in both.findings]

@@ -55,13 +55,13 @@ def test_folders_of_a_suite_become_a_table_that_answers_its_questions(tmp_path):
     one = Experiment(tmp_path / "tables" / "arena-trl-other", (NONE, NARROW))
     one.folder.parent.mkdir()
     one.write(collect(runs, "test"))
-    assert one.said() == {
+    assert one.descriptions() == {
         "trl-other-settings": "9 runs: 3 constraints on the 3 seeds 200 to 202.",
     }
     table, solved = one.read()
     whole = {name: [right_of(runs, name, s) for s in SEEDS[:3]] for name in ("atr", "clip", "none")}
     assert {name: (4 * share).tolist() for name, share in solved.items()} == whole
-    for found, theirs in zip(one.answered(), ("none", "clip"), strict=True):
+    for found, theirs in zip(one.contrasts(), ("none", "clip"), strict=True):
         gaps = np.mean(np.array(whole["atr"]) - np.array(whole[theirs]), axis=1) / 4
         assert found.contrast.difference.value == pytest.approx(gaps.mean(), abs=1e-6)
     assert table.constraints.keys() == whole.keys()

@@ -19,7 +19,7 @@ SMALL = ["--tokens", "24", "--hidden", "8", "--vocabulary", "300", "--repeats", 
 def light(monkeypatch):
     """Leave out the processes that peaks are measured in, and what takes seconds to import."""
     monkeypatch.setattr(heads, "peak_memory", lambda *_, **__: 1.0)
-    monkeypatch.setattr(heads, "installed", lambda: [])
+    monkeypatch.setattr(heads, "installed_peers", lambda: [])
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -30,7 +30,7 @@ def test_every_variant_makes_the_same_gradients(trained):
     for entry in heads.entries(trained):
         if entry.function in ("products", "liger"):
             continue
-        problem = variants.Problem.of(shape, trained).asked(entry.entropy, entry.zeros)
+        problem = variants.Problem.of(shape, trained).with_options(entry.entropy, entry.zeros)
         grads = []
         kept = problem.weight.register_hook(grads.append) if trained else None
         hidden = getattr(variants, entry.function)(problem)()
@@ -71,7 +71,7 @@ class Products(TorchDispatchMode):
 )
 def test_number_of_products(trained, zeros, function, products):
     """Counted in units of 2 NHV operations; a trained head makes its logits twice."""
-    problem = variants.Problem.of(variants.Shape(20, 8, 600), trained).asked(True, zeros)
+    problem = variants.Problem.of(variants.Shape(20, 8, 600), trained).with_options(True, zeros)
     call = getattr(variants, function)(problem)
     with Products() as found:
         call()

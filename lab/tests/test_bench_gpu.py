@@ -131,7 +131,7 @@ def test_own_products_are_counted_right(place: Place) -> None:
             count = entrant.products(trained)
             if not own or count is None or entrant.function.startswith("naive"):
                 continue
-            call = race._entered(entrant, problem, place)
+            call = race._prepare(entrant, problem, place)
             with Products() as found:
                 call()
             assert found.count == count * 2 * 20 * 8 * 600, entrant.label
@@ -175,7 +175,7 @@ def test_curves_of_two_devices_are_compared_over_seeds() -> None:
         "cuda": [[0.1, 0.3], [0.2, 0.4], [0.2, 0.2]],
         "cpu": [[0.1, 0.3], [0.2, 0.2], [0.3, 0.3]],
     }
-    found = curves._compared(runs)
+    found = curves._compare(runs)
     assert found["means"]["cuda"] == pytest.approx([0.2, 0.3, 0.2])
     low, high = found["difference"][1:]
     assert low < 0 < high and found["p"] > 0.5

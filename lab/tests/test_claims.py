@@ -112,7 +112,7 @@ def test_the_miniatures_headline_numbers_by_hand(miniature):
             same, own = ([e["texts"] for e in row["evaluations"]] for row in (theirs, ours))
             assert ours["seed"] == theirs["seed"] and len(own) == 7 and all([*own, *same])
             parted |= {ours["seed"]} if own != same else set()
-        assert set(mini.parted(label)) == parted
+        assert set(mini.twin_gaps(label)) == parted
         for page in ("docs/lab/miniature.md", "benchmarks/RESULTS.md"):
             assert wrote.format(10 - len(parted)) in read(page)
 

@@ -12,17 +12,17 @@ from trustclip.cli.main import main
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.candidates import Candidates
 from trustclip.engines.limits import refusal
-from trustclip.engines.rounding import converted
+from trustclip.engines.rounding import round_trip
 from trustclip.engines.sampler import Sampler
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import LabSettings, cells, load, run_lab, train
-from trustclip_lab.stack.constrained import SUPPLY, Constrained, batches_of
+from trustclip_lab.stack.methods import SUPPLY, StackedMethod, batches_of
 from trustclip_lab.stack.policies import POLICIES, sample
 from trustclip_lab.stack.results import Curve, read
 from trustclip_lab.stack.streams import Stream
 from trustclip_lab.stack.table import paired
 from trustclip_lab.stack.tasks import TASKS, task
-from trustclip_lab.stack.training import Copies, Step, _aggregation, scored
+from trustclip_lab.stack.training import Copies, Step, _aggregation, logps_of
 
 BRIEF = {"generations": 2, "sft_steps": 20, "eval_prompts": 8, "prompts": 4, "depth": 4}
 
@@ -76,7 +76,7 @@ def test_the_gradient_of_a_stack_is_the_librarys_of_each_seed(name):
     fields |= {n: 0.1 * torch.rand(shape, generator=g) for n in sorted(positive)}
     three = (torch.randn(24, 5, 6, generator=g).log_softmax(-1) for _ in range(3))
     fields["candidates"] = Candidates(*three)
-    stacked, _ = Constrained(tc.method(name), 3).coefficient(fields)
+    stacked, _ = StackedMethod(tc.method(name), 3).coefficient(fields)
     for s, own in enumerate(batches_of(fields)):
         assert torch.equal(stacked[s], tc.coefficient(name, own))
 
@@ -99,28 +99,28 @@ def test_worked_answers_are_right_and_others_are_not(name):
     made = task(name, Stream([0, 1], "problem"))
     stream = Stream([0, 1], "training")
     prompts = made.prompts(64, stream)
-    right = made.worked(prompts, stream)
+    right = made.solve(prompts, stream)
     assert right.shape == (2, 64, made.length) and right.max() < made.vocabulary
     assert made.rewards(prompts, right).eq(1).all()
     guessed = stream.integers(made.vocabulary, 64, made.length)
     assert made.rewards(prompts, guessed).mean() < 0.35
-    assert made.seen(prompts).shape == (2, 64, made.length, made.features)
+    assert made.encode(prompts).shape == (2, 64, made.length, made.features)
 
 
 def test_chain_arithmetic_is_arithmetic():
     made = task("chain", Stream([0], "problem"))
     plus, minus, times = 0, 1, 2
     prompt = torch.tensor([[[3, 4, 1, 2, 0, 0, 1, plus, minus, times, plus, minus, plus]]])
-    assert made.worked(prompt, Stream([0], "training")).tolist() == [[[2, 1, 2, 2, 2, 3]]]
+    assert made.solve(prompt, Stream([0], "training")).tolist() == [[[2, 1, 2, 2, 2, 3]]]
 
 
 def test_only_decisive_tokens_matter_in_needle():
     made = task("needle", Stream([0], "problem"))
     stream = Stream([0], "training")
     prompts = made.prompts(32, stream)
-    marks = made.seen(prompts)[..., -1].bool()
+    marks = made.encode(prompts)[..., -1].bool()
     assert marks.sum(-1).eq(2).all()
-    right = made.worked(prompts, stream)
+    right = made.solve(prompts, stream)
     noise = stream.integers(8, 32, 16)
     assert made.rewards(prompts, torch.where(marks, right, noise)).eq(1).all()
     assert made.rewards(prompts, torch.where(marks, (right + 1) % 8, right)).eq(0).all()
@@ -132,14 +132,14 @@ def test_sampling_and_scoring_agree_and_nothing_looks_ahead(kind):
     policy = POLICIES[kind](made, 32)
     weights = policy.initial(Stream([0, 1], "weights"))
     stream = Stream([0, 1], "training")
-    features = made.seen(made.prompts(50, stream))
+    features = made.encode(made.prompts(50, stream))
     tokens, logp = sample(policy, weights, features, stream.uniform(50, made.length))
-    again, every = scored(policy, weights, policy.seen(features, tokens), tokens)
+    again, every = logps_of(policy, weights, policy.inputs(features, tokens), tokens)
     assert torch.allclose(logp, again, atol=1e-5)
     assert torch.allclose(every.exp().sum(-1), torch.ones(()), atol=1e-5)
     other = tokens.clone()
     other[..., 3:] = (other[..., 3:] + 1) % made.vocabulary
-    _, changed = scored(policy, weights, policy.seen(features, other), other)
+    _, changed = logps_of(policy, weights, policy.inputs(features, other), other)
     assert torch.allclose(changed[:, :, :4], every[:, :, :4], atol=1e-6)
     assert not torch.allclose(changed[:, :, 4:], every[:, :, 4:], atol=1e-3)
 
@@ -149,11 +149,11 @@ def test_sampled_tokens_follow_the_policy():
     policy = POLICIES["window"](made, 16)
     torch.manual_seed(0)
     weights = [w + 0.5 * torch.randn_like(w) for w in policy.initial(Stream([0], "weights"))]
-    features = made.seen(made.prompts(1, Stream([0], "training"))).expand(-1, 20_000, -1, -1)
+    features = made.encode(made.prompts(1, Stream([0], "training"))).expand(-1, 20_000, -1, -1)
     uniform = Stream([1], "training").uniform(20_000, made.length)
     tokens, _ = sample(policy, weights, features, uniform)
     start = torch.full((1, 1), made.vocabulary)
-    p = policy.logits(weights, policy.seen_at(features[:, :1], start, 0)).softmax(-1).flatten()
+    p = policy.logits(weights, policy.input_at(features[:, :1], start, 0)).softmax(-1).flatten()
     share = torch.bincount(tokens[0, :, 0], minlength=8) / 20_000
     assert (share - p).abs().max() < 5 * 0.5 / 20_000**0.5
 
@@ -176,7 +176,7 @@ def test_the_sampler_is_the_copy_that_is_asked_for():
         sampler, version = copies.next(weights, 10 * number)
         assert version == 10 * max(number - 2, 0)
         old = history[max(number - 2, 0)]
-        assert torch.equal(sampler[0][1], converted(old[0][1], "int4"))
+        assert torch.equal(sampler[0][1], round_trip(old[0][1], "int4"))
         assert torch.equal(sampler[1], old[1])  # vectors are not quantised
         assert len(torch.unique(sampler[0][1][0])) <= 15
 
@@ -251,7 +251,7 @@ def test_wrong_settings_are_named(capsys, tmp_path):
         "--sampler.dtype=int9": "int8",
         "--depth=7": "must divide",
         "--sampler.top-p=0.9": "leave the others out",
-        "--sweep.seeds=[1, 2]": "key of its own",
+        "--sweep.seeds=[1, 2]": "its own key",
         "--sweep.depth=[4, 5]": "must divide",
         "--sweep.sampler={old: {leg: 1}}": "lag",
         "--policy=transformer": "multiple of 32",
@@ -325,8 +325,8 @@ def test_a_seed_may_be_there_several_times_each_with_a_rate(task):
     several = train(settings, [3, 8, 3], [1e-3, 1e-2, 1e-2])
     alone = train(_brief(**more, learning_rate=1e-2), [3])
     assert torch.equal(several.scores[:, 2:], alone.scores)
-    assert several.passed is not None and alone.passed is not None
-    assert torch.equal(several.passed[2:], alone.passed)
+    assert several.passk is not None and alone.passk is not None
+    assert torch.equal(several.passk[2:], alone.passk)
     assert [rows[2] for rows in several.rows] == [rows[0] for rows in alone.rows]
     assert [rows[0]["k3"] for rows in several.rows] != [rows[2]["k3"] for rows in several.rows]
 
@@ -356,6 +356,6 @@ def test_the_labs_adam_is_torchs_to_the_last_bit():
 def test_pass_k_is_the_share_of_prompts_with_a_right_answer():
     settings = _brief(task="many", sft_steps=200, pass_k=8, eval_prompts=64)
     trained = train(settings, [0, 1])
-    assert trained.passed is not None
-    assert (trained.passed > trained.scores[-1]).all() and (trained.passed < 1).any()
-    assert train(_brief(), [0]).passed is None
+    assert trained.passk is not None
+    assert (trained.passk > trained.scores[-1]).all() and (trained.passk < 1).any()
+    assert train(_brief(), [0]).passk is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trustclip_lab.stack.results import number, read
-from trustclip_lab.stack.warning import Watched, alarm, auc, auc_interval
+from trustclip_lab.stack.warning import Observation, alarm, auc, auc_interval
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "mismatch-tiny"
 DOC = FOLDER / "README.md"
@@ -42,7 +42,7 @@ def test_every_method_got_the_same_trials_and_its_best_was_tested(runs):
     for row in trials:
         families.setdefault((row["method"].partition("-")[0], row["sampler"]), []).append(row)
     assert {len(rows) for rows in families.values()} == {9}
-    best = mismatch.chosen(trials, "exact")
+    best = mismatch.best_trials(trials, "exact")
     carried = {
         (r["method"], f"{r['method']}-{r['variant']}", float(r["learning_rate"]))
         for r in runs if r["design"] == "carried"
@@ -94,7 +94,7 @@ def test_a_watched_run_agrees_with_its_summary(runs):
 def test_the_area_is_the_share_of_pairs_won():
     random = np.random.default_rng(0)
     runs = [
-        Watched(int(random.integers(8)), int(random.integers(2)), bool(random.random() < 0.3),
+        Observation(int(random.integers(8)), int(random.integers(2)), bool(random.random() < 0.3),
                 float(random.integers(5)))
         for _ in range(80)
     ]  # fmt: skip
@@ -115,7 +115,7 @@ def test_the_interval_of_the_area_covers():
     covered = 0
     for _ in range(100):
         runs = [
-            Watched(seed, None, bool(random.random() < 0.4), float(random.normal()))
+            Observation(seed, None, bool(random.random() < 0.4), float(random.normal()))
             for seed in range(16) for _ in range(6)
         ]  # fmt: skip
         its = auc_interval(runs)
@@ -126,5 +126,5 @@ def test_the_interval_of_the_area_covers():
 def test_an_alarm_is_before_the_fall_or_not_at_all():
     quiet = [[0.1, 0.2]] * 20
     found = alarm([([0.1, 0.1, 0.9], 2), ([0.9, 0.1, 0.1], 2)], quiet, 0.05)
-    assert (found.seen, found.lead) == (0.5, 2.0)
+    assert (found.recall, found.lead) == (0.5, 2.0)
     assert alarm([], quiet, 0.05).threshold == pytest.approx(0.2)

@@ -19,7 +19,13 @@ from trustclip_lab.paper.audit import (
     fit_difficulty,
     sampling_variance,
 )
-from trustclip_lab.paper.cells import count_of, printed, run_counts, single_run_faults, spreads_of
+from trustclip_lab.paper.cells import (
+    count_of,
+    printed_rows,
+    run_counts,
+    single_run_faults,
+    spreads_of,
+)
 from trustclip_lab.paper.console import render
 from trustclip_lab.paper.power import dunnett_bound, power_of
 
@@ -74,7 +80,7 @@ def test_table_2_is_consistent(found):
     ],
 )
 def test_faults_are_found(column, value, message):
-    row = next(row for row in printed("paper_table2.csv") if row["method"] == "Clip")
+    row = next(row for row in printed_rows("paper_table2.csv") if row["method"] == "Clip")
     assert not single_run_faults(row)
     faults = "\n".join(single_run_faults({**row, column: value}))
     assert faults.startswith("Qwen3-1.7B Clip: ")
@@ -140,7 +146,7 @@ def test_with_one_variance_for_all_some_claims_survive(found):
 def test_dunnetts_test_is_that_of_the_pooled_variance(found):
     """By the double integral over the control's error and the pooled standard deviation."""
     correction = np.sqrt(3 / 2)
-    rows = printed("paper_table3.csv")
+    rows = printed_rows("paper_table3.csv")
     stds = np.array([float(row["avg_mean8_std"]) for row in rows]) * correction
     pooled, freedom = np.sqrt((stds**2).mean()), 2 * len(rows)
     claim = next(c for c in found.claims if c.metric == "mean8" and c.baseline.startswith("KL1"))
@@ -186,7 +192,7 @@ def test_gaps_of_table_2_are_within_sampling_noise(found):
 @pytest.mark.parametrize("metric", ["mean8", "pass8"])
 def test_sampling_variance_by_simulation(metric):
     rng = np.random.default_rng(0)
-    row = next(row for row in printed("paper_table2.csv") if "ATR" in row["method"])
+    row = next(row for row in printed_rows("paper_table2.csv") if "ATR" in row["method"])
     variance = 0.0
     for benchmark, problems in {"amc23": 83, "aime24": 30, "aime25": 30}.items():
         a, b = fit_difficulty(
@@ -241,7 +247,7 @@ def test_power_is_that_of_the_tests_themselves():
 
 def test_without_amc_a_gap_is_that_of_the_two_aimes(found):
     (claim,) = (c for c in found.claims if (c.metric, c.baseline) == ("mean8", "Clip (ε = 0.2)"))
-    rows = {row["method"]: row for row in printed("paper_table3.csv")}
+    rows = {row["method"]: row for row in printed_rows("paper_table3.csv")}
     of = [
         np.mean([float(rows[name][f"{task}_mean8_mean"]) for task in ("aime24", "aime25")])
         for name in (ATR_REPEATED, claim.baseline)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.registry import added
+from trustclip.cli.registry import added_commands
 from trustclip_lab.paper.audit import audit
 
 DOCS = Path(__file__).parents[2] / "docs/lab"
@@ -85,7 +85,7 @@ def test_every_statement_names_a_command_that_exists():
     for point in points:
         assert re.search(r"\((?:`[^`]+`|\[[^\]]+\]).*\)$", point), point
     named = {command.split()[1] for command in re.findall(r"`(trustclip [^`]+)`", page)}
-    assert named <= {*COMMANDS, *added()}
+    assert named <= {*COMMANDS, *added_commands()}
 
 
 def test_the_quoted_tables_say_so():

@@ -26,7 +26,16 @@ from trustclip_lab.tabular import (
     train,
     tree,
 )
-from trustclip_lab.tabular.sweep import MARGIN, PRESETS, Row, against, lines, made, markdown, tuned
+from trustclip_lab.tabular.sweep import (
+    MARGIN,
+    PRESETS,
+    Row,
+    against,
+    at_best_rates,
+    lines,
+    markdown,
+    parse_method,
+)
 from trustclip_lab.tabular.training import Generation
 from trustclip_lab.theory import Case
 
@@ -229,17 +238,17 @@ def test_differences_are_tested_both_ways_with_holm() -> None:
 def test_a_rate_is_chosen_on_problems_that_are_not_reported() -> None:
     """The first two of eight prefer 8; that the others prefer 32 must not be seen."""
     low, high = [0.9, 0.9, *[0.1] * 6], [0.2, 0.2, *[0.8] * 6]
-    (row,) = tuned([_row("atr", 8, low), _row("atr", 32, high)], "tree")
+    (row,) = at_best_rates([_row("atr", 8, low), _row("atr", 32, high)], "tree")
     assert row.learning_rate == 8 and row.values("returns") == low[2:]
-    assert tuned([_row("atr", 8, low)], "tree") == []
-    assert tuned([_row("atr", 8, low), _row("atr", 32, high)], "bandit") == []
+    assert at_best_rates([_row("atr", 8, low)], "tree") == []
+    assert at_best_rates([_row("atr", 8, low), _row("atr", 32, high)], "bandit") == []
 
 
 def test_the_arenas_intervals_are_those_of_atr() -> None:
     """The twin's, its mirror image, and one as wide and the same up and down, in the log-ratio."""
     low, high = (math.log(bound) for bound in tc.interval("atr"))
     half = (high - low) / 2
-    found = [made(text).log_interval() for text in PRESETS["arena"].methods[-3:]]
+    found = [parse_method(text).log_interval() for text in PRESETS["arena"].methods[-3:]]
     expected = [(low, high), (-high, -low), (-half, half)]
     assert np.array(found) == pytest.approx(np.array(expected), abs=1e-9)
 

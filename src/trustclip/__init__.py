@@ -9,29 +9,16 @@ Example:
   tensor([[1., 0.]])
 """
 
-import ast
-import importlib
 import sys
-from importlib.resources import files
 from types import ModuleType
-from typing import Any
+
+from trustclip.support.lazy import public
 
 __version__ = "0.2.0"
 
-
-def _public() -> dict[str, tuple[str, str]]:
-    """Public name -> its module and its name there, as ``__init__.pyi`` states them."""
-    stub = files(__name__).joinpath("__init__.pyi").read_text(encoding="utf-8")
-    return {
-        alias.name: (str(statement.module), alias.name)
-        for statement in ast.parse(stub).body
-        if isinstance(statement, ast.ImportFrom)
-        for alias in statement.names
-    }
-
-
-_HOMES = _public()
-__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+# Torch takes a second, and ``--help`` must not wait for it.
+_names, __getattr__, _ = public(__name__)
+__all__ = ["__version__", *_names]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 class _Package(ModuleType):
@@ -39,22 +26,11 @@ class _Package(ModuleType):
     `methods` is a function and a folder."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in _HOMES or not isinstance(value, ModuleType):
+        if name not in _names or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package
-
-
-def __getattr__(name: str) -> Any:
-    """Public names load on first use: torch takes a second, and ``--help`` must not wait for it."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, inside = _HOMES[name]
-    module = importlib.import_module(home)
-    if hasattr(module, "__path__"):  # what a package has is a module
-        return importlib.import_module(f"{home}.{inside}")
-    return getattr(module, inside)
 
 
 def __dir__() -> list[str]:

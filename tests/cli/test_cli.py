@@ -419,9 +419,9 @@ def test_help_states_the_exit_status():
 def test_a_command_shows_once_what_the_user_has_to_change():
     code = """
 import warnings
-from trustclip.cli.main import _be_quiet
+from trustclip.cli.main import _silence_warnings
 from trustclip.constraints.registry import with_arguments
-_be_quiet()
+_silence_warnings()
 warnings.warn("of a library", DeprecationWarning)
 for _ in range(2):
     assert with_arguments("clip", {"epsilon": 0.1}) == {"name": "clip", "epsilon": 0.1}

@@ -8,7 +8,7 @@ import pytest
 
 from trustclip.cli.completion import parser, script
 from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.registry import added
+from trustclip.cli.registry import added_commands
 
 #: What is typed, and what must be among the proposals; an empty one: the shell completes files.
 TYPED = {
@@ -81,7 +81,7 @@ def test_zsh_takes_its_script(scripts):
 def test_every_command_has_its_options():
     choices: list[Any] = [a.choices for a in parser()._actions if a.nargs == "A..."]
     (commands,) = choices
-    assert set(commands) == {*COMMANDS, *added()}
+    assert set(commands) == {*COMMANDS, *added_commands()}
     for name, command in commands.items():
         assert len(command._actions) > 2, f"{name} has no argument but --help and --allow-code"
 

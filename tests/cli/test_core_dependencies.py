@@ -12,8 +12,8 @@ import yaml
 from synthetic_runs import Spec, make_run
 from token_files import made
 
-from trustclip.cli.main import COMMANDS, EXTRAS, NEEDED
-from trustclip.cli.registry import added
+from trustclip.cli.main import CLI_PACKAGES, COMMANDS, EXTRAS
+from trustclip.cli.registry import added_commands
 from trustclip.logs.tokens import write_tokens
 from trustclip.recipes.shipped import shipped
 from trustclip.support.jsonl import append_jsonl
@@ -59,7 +59,7 @@ def without(
 
 
 def test_every_method_works_without_what_the_commands_need() -> None:
-    done = without((*NEEDED, "docstring_parser", "jinja2", "trl"), LIBRARY)
+    done = without((*CLI_PACKAGES, "docstring_parser", "jinja2", "trl"), LIBRARY)
     assert done.returncode == 0, done.stderr
 
 
@@ -69,7 +69,7 @@ def test_the_loss_brings_no_compiler() -> None:
     assert without((), code).returncode == 0
 
 
-@pytest.mark.parametrize("package", NEEDED)
+@pytest.mark.parametrize("package", CLI_PACKAGES)
 @pytest.mark.parametrize("command, extra", [("bounds", "cli"), ("demo", "train")])
 def test_a_command_without_its_extra_names_it(package: str, command: str, extra: str) -> None:
     code = f"from trustclip.cli.main import main\nsys.exit(main(['{command}', 'atr']))"
@@ -81,7 +81,7 @@ def test_a_command_without_its_extra_names_it(package: str, command: str, extra:
 
 def test_help_needs_no_extra() -> None:
     code = "from trustclip.cli.main import main\nsys.exit(main(['--help']))"
-    assert without(NEEDED, code).returncode == 0
+    assert without(CLI_PACKAGES, code).returncode == 0
 
 
 def test_the_extra_holds_what_the_commands_import() -> None:
@@ -90,7 +90,7 @@ def test_the_extra_holds_what_the_commands_import() -> None:
 
     extras = PYPROJECT["optional-dependencies"]
     assert names(PYPROJECT["dependencies"]) == {"torch", "numpy", "pydantic"}
-    commands = {DISTRIBUTIONS.get(name, name) for name in NEEDED}
+    commands = {DISTRIBUTIONS.get(name, name) for name in CLI_PACKAGES}
     assert names(extras["cli"]) == commands | {"shtab"}  # for one command alone
     for extra in ("report", "control", "slurm", "ray", "vllm"):
         assert "trustclip[cli]" in extras[extra]
@@ -221,7 +221,7 @@ def folder(tmp_path_factory):
 
 
 def test_every_command_answers_a_core_install_in_one_line(folder):
-    assert {line.split()[0] for line in ANSWERS} == {*COMMANDS, *added()}
+    assert {line.split()[0] for line in ANSWERS} == {*COMMANDS, *added_commands()}
     done = without((*TRAIN, *REPORT, *OTHERS), ANSWERED.format(lines=list(ANSWERS)), folder)
     assert done.returncode == 0, done.stderr
     wrong = []

@@ -82,7 +82,7 @@ def test_lengths_share_a_graph_and_methods_do_not() -> None:
 
 def test_a_name_is_refused_there() -> None:
     batch = random_batch(tc.method("atr"))
-    with pytest.raises(Exception, match=r"built before: tc\.method\('atr'\)"):
+    with pytest.raises(Exception, match=r"already built: tc\.method\('atr'\)"):
         compiled()("atr", batch)
     broken = torch.compile(tc.policy_loss, backend="eager")("atr", batch)  # in more than one graph
     assert torch.equal(broken.value, tc.policy_loss("atr", batch).value)

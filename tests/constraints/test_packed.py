@@ -121,7 +121,7 @@ def test_cumulative_lengths_and_one_number_for_each_sequence() -> None:
     # What is computed from a batch can be packed, too; a batch that was padded cannot.
     assert by_end.pack(tc.coefficient("atr", by_end)).shape == (6,)
     plain = tc.TokenBatch(logp[None], old[None], torch.ones(1, 6), torch.ones(1, 6).bool())
-    with pytest.raises(ValueError, match=r"padded when it was made: see TokenBatch\.packed"):
+    with pytest.raises(ValueError, match=r"was not packed: see TokenBatch\.packed"):
         plain.pack(plain.logp)
 
 

@@ -10,7 +10,7 @@ from synthetic_runs import Spec, make_run
 
 from trustclip.cli import registry
 from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.registry import KNOWN, Command, added
+from trustclip.cli.registry import KNOWN, Command, added_commands
 from trustclip.recipes import shipped
 from trustclip.report import reference
 from trustclip.report.collect import collect
@@ -96,8 +96,8 @@ def test_the_core_alone_helps_and_lists_its_own_recipes():
 def test_recipes_of_other_distributions_are_run_by_their_commands():
     for name, path in shipped.shipped().items():
         command = shipped.command_of(path)
-        assert command in {*COMMANDS, *added()}, name
-        assert shipped.located(Path(name)) == path
+        assert command in {*COMMANDS, *added_commands()}, name
+        assert shipped.locate(Path(name)) == path
 
 
 def test_a_report_without_published_results_shows_the_runs_alone(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import trustclip as tc
-from trustclip.constraints.levels import reduced
+from trustclip.constraints.levels import reduce
 from trustclip.engines.limits import ALONE, ENGINES, refusal
 from trustclip.engines.verl.checks import Installed, remarks
 
@@ -92,7 +92,7 @@ def test_one_turn_is_the_sequence(method: dict) -> None:
 def test_a_nan_breaks_its_own_turn_alone(reduction: str) -> None:
     mask = torch.tensor([[True, True, False, True, True]])
     x = torch.tensor([[1.0, torch.nan, 5.0, 3.0, 2.0]])
-    found = reduced("turn", reduction, x, mask)[0]  # type: ignore[arg-type]
+    found = reduce("turn", reduction, x, mask)[0]  # type: ignore[arg-type]
     assert found[:2].isnan().all() and found[2] == 0 and found[3:].isfinite().all()
 
 
@@ -100,7 +100,7 @@ def test_it_follows_gradients_of_its_tokens() -> None:
     mask = torch.tensor([[True, True, False, True]])
     x = torch.tensor([[1.0, 3.0, 9.0, 2.0]], dtype=torch.float64, requires_grad=True)
     for reduction in ("mean", "sum"):
-        (reduced("turn", reduction, x, mask) * torch.tensor([1.0, 2.0, 4.0, 8.0])).sum().backward()
+        (reduce("turn", reduction, x, mask) * torch.tensor([1.0, 2.0, 4.0, 8.0])).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [[4.5, 4.5, 0.0, 16.0]]
 
 

@@ -17,7 +17,7 @@ import torch
 from durable_runs import cut, differences, grpo, sft
 from patience import NEVER
 
-from trustclip.durable.content import Content
+from trustclip.durable.saving import Content
 from trustclip.durable.store import CheckpointError
 from trustclip.durable.trainer import Durable
 from trustclip.engines.trl import ConstrainedGRPOTrainer

@@ -23,13 +23,13 @@ def trained(steps: int) -> tuple[nn.Linear, torch.optim.AdamW]:
 def test_every_state_of_the_optimizer_comes_back_where_it_was(tmp_path: Path):
     model, optimizer = trained(3)
     names = [["weight", "bias"]]
-    tensors, described = shards.named(dict(model.named_parameters()), names, optimizer)
+    tensors, described = shards.named_tensors(dict(model.named_parameters()), names, optimizer)
     (tmp_path / shards.SHARDS).mkdir()
     fresh, again = trained(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that there is one process
         shards.save(tmp_path, {name: tensor.detach() for name, tensor in tensors.items()})
-        shards.load(tmp_path, shards.emptied(described, names, again))
+        shards.load(tmp_path, shards.make_room(described, names, again))
     for new, old in zip(fresh.parameters(), model.parameters(), strict=True):
         stored, expected = again.state[new], optimizer.state[old]
         assert stored.keys() == expected.keys() == {"step", "exp_avg", "exp_avg_sq"}

@@ -11,7 +11,7 @@ import yaml
 
 import trustclip as tc
 from trustclip.engines.schedule import Schedule
-from trustclip.recipes.preflight.ranks import Load, World, asked_ranks, described, remarks
+from trustclip.recipes.preflight.ranks import Load, World, asked_ranks, describe, remarks
 
 LAUNCH = Path(__file__).parents[2] / "recipes" / "launch"
 SHARDS = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED"}
@@ -94,12 +94,12 @@ def test_an_exact_kl_under_fsdp_is_noted():
 
 
 def test_the_effective_batch_counts_every_rank():
-    told = dict(described(GPUS, load(vllm="server")))
+    told = dict(describe(GPUS, load(vllm="server")))
     assert told["ranks"] == "2 (nccl)" and told["rank 1"] == "a cuda:1"
     assert told["an update"] == "64 completions of all ranks"
     assert told["a generation"] == "64 completions of 8 prompts"
     assert told["samples"] == "vLLM, server" and told["head"].startswith("TRL's")
-    assert "trustclip's decoder" in dict(described(CPUS, load()))["samples"]
+    assert "trustclip's decoder" in dict(describe(CPUS, load()))["samples"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from synthetic_runs import Spec, make_run
 from trustclip.evaluation.backends.local import Completion
 from trustclip.evaluation.evaluate import Plan, sample, scores_table
 from trustclip.evaluation.measures import Measures
-from trustclip.findings.conditions import require_equal_texts, unlike
+from trustclip.findings.conditions import require_equal_problems, unlike
 from trustclip.findings.groups import group_runs
 from trustclip.report.draw.curves import rewards_figure
 from trustclip.rewards.chosen import RewardError
@@ -113,9 +113,9 @@ def test_one_id_with_two_texts_is_refused(tmp_path):
     for run, text in zip(runs, ("1+2", "2+2"), strict=True):
         row = {"id": "p", "task": "t", "problem": text, "answer": "4"}
         (run / "problems.jsonl").write_text(json.dumps(row) + "\n")
-    require_equal_texts([read_run(runs[0])] * 2)
+    require_equal_problems([read_run(runs[0])] * 2)
     with pytest.raises(ValueError, match=r"1 have one id and two texts or answers \(t: p\)"):
-        require_equal_texts([read_run(run) for run in runs])
+        require_equal_problems([read_run(run) for run in runs])
 
 
 def test_each_of_several_rewards_has_a_chart(tmp_path):

@@ -47,9 +47,9 @@ def test_what_compare_adds_stands_on_the_page_and_so_does_every_run(tmp_path, na
     paths = GROUPS[name](tmp_path)
     report = collect(paths)
     page = plain(render(report, "Report"))
-    for said in report.said:
-        for finding in said.findings:
-            assert words(finding.line) in page, (said.name, finding)
+    for entry in report.by_run:
+        for finding in entry.findings:
+            assert words(finding.line) in page, (entry.name, finding)
     printed = compared(paths)
     if len({group.setting for group in report.groups}) > 1 or "copy" in name:
         return  # compare sets models beside each other, and copies, which a page keeps apart

@@ -45,7 +45,7 @@ def test_a_planted_cause_is_named_as_the_committed_table_says(cause) -> None:
 
 
 def healthy(seed: int = 0, half: bool = False, floor: bool = True) -> Pairs:
-    drawn = CAUSES.Drawn(seed)
+    drawn = CAUSES.Distributions(seed)
     said = drawn.noisy(CAUSES.HALF)
     pairs = drawn.pairs(said, said, drawn.z, half=half)
     return pairs if floor else replace(pairs, floor=None)
@@ -70,7 +70,7 @@ def test_size_is_judged_against_the_floor() -> None:
 
 
 def test_noise_between_kernels_and_half_precision_is_neither() -> None:
-    drawn = CAUSES.Drawn(3)
+    drawn = CAUSES.Distributions(3)
     said = drawn.noisy(CAUSES.HALF / 3)
     found = compare(drawn.pairs(said, said, drawn.z, half=False))
     assert found.harmless and "an update or two old" in found.text
@@ -78,8 +78,8 @@ def test_noise_between_kernels_and_half_precision_is_neither() -> None:
 
 
 def test_a_tail_that_the_trainer_has_itself_is_called_routing() -> None:
-    drawn = CAUSES.Drawn(4)
-    flipped = torch.where(drawn.chosen(0.08), drawn.noisy(1.2), drawn.noisy(CAUSES.HALF))
+    drawn = CAUSES.Distributions(4)
+    flipped = torch.where(drawn.some_tokens(0.08), drawn.noisy(1.2), drawn.noisy(CAUSES.HALF))
     pairs = drawn.pairs(flipped, flipped, drawn.z, half=True)
     assert pairs.floor is not None
     assert "has no such tail against itself" in compare(pairs).text
@@ -159,7 +159,7 @@ def test_the_closed_forms_of_the_damage_are_those_of_drawn_weights(sd, length) -
 
 def test_the_damage_grows_with_the_length() -> None:
     pairs = healthy()
-    short, long = (list(damage.told(pairs, n)) for n in (64, 4096))
+    short, long = (list(damage.sentences(pairs, n)) for n in (64, 4096))
     shares = [float(t[0].partition("size of ")[2].partition(" %")[0]) for t in (short, long)
               if "under" not in t[0]]  # fmt: skip
     assert shares and shares[0] > 60 and (len(shares) == 1 or shares[1] < 1)
@@ -187,7 +187,7 @@ def test_a_bound_inside_the_noise_is_said_and_a_wide_one_is_not() -> None:
 
 
 def test_the_anatomy_tells_the_places_apart() -> None:
-    drawn = CAUSES.Drawn(2)
+    drawn = CAUSES.Distributions(2)
     late = CAUSES.CAUSES["cache or positions"][0](drawn)
     found = dict(anatomy.lines(drawn.pairs(*late, half=False)))
     places = [float(part.split()[-2]) for part in found["by place"].split(", ")]

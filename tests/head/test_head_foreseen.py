@@ -274,9 +274,9 @@ def test_a_gradient_that_fits_as_it_is_is_not_rewritten(small_tiles, again):
     leaves, ids = leaves_of(torch.float32)
     scores = scored(Head(leaves[1], leaves[2]), leaves[0], ids, Plan(foresee=lambda r, *_: c[r]))
     assert scores.logp.grad_fn is not None
-    made = scores.logp.grad_fn.made  # type: ignore[attr-defined]
-    assert made.scale(c.float()) == 1 and made.scale(-3.5 * c.float()) == -3.5
-    assert made.scale((c + 1).float()) is None
-    before = made.weight.clone()
-    assert torch.equal(made.times(1.0)[0], before)
-    assert torch.equal(made.times(2.0)[0], 2 * before)
+    foreseen = scores.logp.grad_fn.foreseen  # type: ignore[attr-defined]
+    assert foreseen.scale(c.float()) == 1 and foreseen.scale(-3.5 * c.float()) == -3.5
+    assert foreseen.scale((c + 1).float()) is None
+    before = foreseen.weight.clone()
+    assert torch.equal(foreseen.times(1.0)[0], before)
+    assert torch.equal(foreseen.times(2.0)[0], 2 * before)

@@ -12,7 +12,7 @@ from trustclip.head import measured
 @pytest.fixture
 def table(monkeypatch):
     held: dict[str, Any] = {}
-    monkeypatch.setattr(measured, "_measured", lambda: held)
+    monkeypatch.setattr(measured, "table", lambda: held)
     return held
 
 

@@ -13,10 +13,10 @@ from doc_pages import DOCS, PAGES, ROOT, commands, help_of, name, python
 
 import trustclip as tc
 from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.registry import added
+from trustclip.cli.registry import added_commands
 
 #: Those of the core and of the laboratory.
-EVERY = (*COMMANDS, *added())
+EVERY = (*COMMANDS, *added_commands())
 #: Flags whose names a method, TRL or a recipe's sections give.
 OPEN = re.compile(r"--(methods?|trl|rl|sft|eval|sampler|brake|sweep|[a-z]+\.)\b")
 

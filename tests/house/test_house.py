@@ -174,7 +174,7 @@ _JOINS = {
         "Path(at, name)": "what a folder holds, as the system lists it",
         "folder / path.relative_to(root)": "the same, for a message",
     },
-    "durable/content.py": {"folder / name": "names that this process gives its states"},
+    "durable/saving.py": {"folder / name": "names that this process gives its states"},
     "durable/states.py": {
         "folder / f'{name}.json'": "a state that the caller names: shared, optimizer, rank-N",
         "folder / f'{name}.safetensors'": "the same",

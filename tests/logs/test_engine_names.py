@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trustclip.logs import engines, names
-from trustclip.logs.log import gathered
+from trustclip.logs.log import gather
 from trustclip.report.explain import explain
 from trustclip.stats.silent import samples_for, silent
 
@@ -70,7 +70,7 @@ def events(folder: Path, values: dict[str, float], updates: int = 4) -> Path:
 def test_a_trainer_is_known_by_its_names_and_its_numbers_are_ours(trainer) -> None:
     given, ours = LOGGED[trainer]
     assert names.trainer_of(list(given)) == trainer
-    rows, _ = gathered(Path("log"), [(1, given)])
+    rows, _ = gather(Path("log"), [(1, given)])
     assert rows == [pytest.approx({"step": 1, **ours})]
 
 

@@ -143,7 +143,7 @@ def test_sequences(i: int) -> None:
     assert weights("gmpo") == pytest.approx(want["gmpo"], rel=1e-12)
     assert weights("vespo") == pytest.approx([want["vespo"]] * n, rel=1e-12)
     assert divergences.k3(batch.log_ratio)[0].tolist() == pytest.approx(want["k3"], rel=1e-12)
-    means = levels.reduced("prefix", "mean", divergences.k3(batch.log_ratio), batch.mask)
+    means = levels.reduce("prefix", "mean", divergences.k3(batch.log_ratio), batch.mask)
     assert means[0].tolist() == pytest.approx(want["mean_k3"], rel=1e-12)
     off_policy = want["opsm"]
     for gap in (-1e-9, 1e-9):
@@ -175,7 +175,7 @@ def test_what_atr_measures(level: str, reduction: str) -> None:
         "ratio": [k[0], 0.010707976425057808, 0.004837418035959573, 0.0012710963760240398],
     }[reduction]
     want = by_hand if level == "prefix" else by_hand[-1:] * 4
-    got = method.measured(batch_of(X, [1.0] * 4))[0].tolist()  # type: ignore[attr-defined]
+    got = method.divergence(batch_of(X, [1.0] * 4))[0].tolist()  # type: ignore[attr-defined]
     assert got == pytest.approx(want, rel=1e-9)
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from synthetic_runs import Spec, make_run
 from test_recipe_files import GOOD
 
-from trustclip.cli.main import _explained, main
+from trustclip.cli.main import _message_of, main
 from trustclip.cli.options import help_of
 from trustclip.recipes.folders import with_folder
 from trustclip.runs.progress import Stage
@@ -102,7 +102,7 @@ def test_the_version_names_the_engines(capsys):
     ],
 )
 def test_what_the_system_refuses_is_one_sentence(error, text):
-    said = _explained(error)
+    said = _message_of(error)
     assert said is not None and said.startswith(text) and "Errno" not in said
 
 

@@ -66,7 +66,7 @@ def test_the_plan_of_a_recipe():
     assert (made.all_completions, made.passes) == (1536, 0.75)
     assert (made.update_sequences, made.update_prompts) == (16, 2.0)
     # After 0, 32, 64 and 96 updates, 4 x 100 completions each.
-    assert (made.evaluations, made.evaluated) == (4, 1600)
+    assert (made.evaluations, made.answers) == (4, 1600)
     # After 20, 32, 40, 60, 64, 80 and 96 updates: an evaluation follows a checkpoint.
     assert (made.checkpoints, made.kept) == (7, 2)
     assert made.acts and "3 of the 4 updates" in made.why
@@ -111,7 +111,7 @@ def test_what_a_forward_pass_keeps_is_what_a_real_one_keeps(family, lora, device
     from peft import get_peft_model
 
     from trustclip.recipes.models import lora_config
-    from trustclip.recipes.preflight.memory import _kept
+    from trustclip.recipes.preflight.memory import _saved_bytes
 
     numbers = QWEN3_8B | dict(
         vocab_size=300, hidden_size=128, intermediate_size=384, num_hidden_layers=3,
@@ -130,7 +130,7 @@ def test_what_a_forward_pass_keeps_is_what_a_real_one_keeps(family, lora, device
         with torch.autocast("cpu", torch.bfloat16, enabled=device == "cuda"):
             return model.base_model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
 
-    real = _kept(model.train(), run)
+    real = _saved_bytes(model.train(), run)
     stage = RLStage(dataset="x", lora_r=lora)
     found = footprint(config, stage, batch, length, device)
     assert found.kept == pytest.approx(sum(real.values()), rel=0.01)

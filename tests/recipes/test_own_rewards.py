@@ -12,7 +12,13 @@ import yaml
 from commands import trustclip
 
 from trustclip.recipes.rewarding import Rewards, keep_code
-from trustclip.rewards.chosen import RewardError, canonical, chosen, made, needed
+from trustclip.rewards.chosen import (
+    RewardError,
+    canonical,
+    make_reward,
+    read_rewards,
+    required_columns,
+)
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.stages import RLStage
 from trustclip.support.consent import consent
@@ -165,7 +171,7 @@ def test_typed_on_the_command_line_it_needs_no_flag_and_no_answers(folder, monke
 )
 def test_a_wrong_result_is_one_sentence_with_reward_and_problem(folder, monkeypatch, name, words):
     monkeypatch.chdir(folder)
-    reward = made(chosen(f"mine.py:{name}")[0])
+    reward = make_reward(read_rewards(f"mine.py:{name}")[0])
     given = {"prompts": ["?"] * 2, "completions": ["a", "b"], "id": ["p1", "p2"]}
     with pytest.raises(RewardError) as error:
         reward(**given)
@@ -174,12 +180,12 @@ def test_a_wrong_result_is_one_sentence_with_reward_and_problem(folder, monkeypa
 
 def test_what_counts_as_a_number(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    reward = made(chosen("mine.py:mixed")[0])
+    reward = make_reward(read_rewards("mine.py:mixed")[0])
     found = reward(prompts=None, completions=list("abcd"))
     assert found == [1.0, None, 0.5, 2.0] and isinstance(found[0], float)
-    slow: Any = made(chosen({"name": "mine.py:Long", "scale": 2})[0])
+    slow: Any = make_reward(read_rewards({"name": "mine.py:Long", "scale": 2})[0])
     assert asyncio.run(slow(prompts=None, completions=["a"], completion_ids=[[1]])) == [0.5]
-    vector = made(chosen("mine.py:one")[0])
+    vector = make_reward(read_rewards("mine.py:one")[0])
     vector._function = lambda completions, **_: torch.tensor([1.0, 0.5])
     assert vector(prompts=None, completions=["a", "b"]) == [1.0, 0.5]
 
@@ -238,24 +244,24 @@ def test_a_missing_column_is_named_before_a_model_loads(folder, monkeypatch):
 
 
 def test_needs_and_plain_forms():
-    assert needed(chosen("answer_graded")[0]) == ["answer"]
-    assert needed(chosen("format_exact")[0]) == []
+    assert required_columns(read_rewards("answer_graded")[0]) == ["answer"]
+    assert required_columns(read_rewards("format_exact")[0]) == []
     assert canonical(canonical(["correct", {"name": "format", "weight": 2}])) == [
         {"name": "correct", "weight": 1.0},
         {"name": "format", "weight": 2.0},
     ]
     assert RLStage(dataset="arithmetic", reward=["correct"]).reward == "correct"
-    assert [one.weight for one in chosen("notebook")] == [0, 1, 1, 1, 1]
+    assert [one.weight for one in read_rewards("notebook")] == [0, 1, 1, 1, 1]
 
 
 def test_no_file_is_imported_without_consent(folder, monkeypatch):
     monkeypatch.chdir(folder)
     with consent(), pytest.raises(ValueError, match=r"Python file 'mine.py'.*--allow-code"):
-        made(chosen("mine.py:polite")[0])
+        make_reward(read_rewards("mine.py:polite")[0])
     with consent("mine.py:polite"):
-        made(chosen("mine.py:polite")[0])
+        make_reward(read_rewards("mine.py:polite")[0])
         with pytest.raises(ValueError, match="--allow-code"):
-            made(chosen("mine.py:Long")[0])
+            make_reward(read_rewards("mine.py:Long")[0])
 
 
 def test_a_file_that_changed_is_kept_beside_the_first(folder, tmp_path, monkeypatch):

@@ -198,14 +198,14 @@ def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
 
 
 def test_a_dry_run_says_it_too(monkeypatch):
-    from trustclip.recipes.preflight.dry_run import _lacking
+    from trustclip.recipes.preflight.dry_run import _missing
     from trustclip.settings.stages import RLStage
 
     package("vllm", monkeypatch)
     package("wandb", monkeypatch, login=lambda **_: False)
     monkeypatch.setenv("WANDB_MODE", "online")
     trl = {"vllm_mode": "server", "vllm_server_host": "127.0.0.1", "vllm_server_port": 9}
-    found = _lacking(RLStage(dataset="arithmetic", use_vllm=True, sink="wandb", trl=trl), "tiny")
+    found = _missing(RLStage(dataset="arithmetic", use_vllm=True, sink="wandb", trl=trl), "tiny")
     assert len(found) == 2 and "no API key" in found[0] and NOWHERE in found[1]
 
 

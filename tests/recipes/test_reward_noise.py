@@ -7,7 +7,7 @@ import torch
 
 from trustclip.engines.trl.recording.records import Generation
 from trustclip.recipes.checks import complaints
-from trustclip.recipes.rewarding import Rewards, flipped
+from trustclip.recipes.rewarding import Rewards, is_flipped
 from trustclip.recipes.rl import RunRecorder
 from trustclip.runs.directory import RunDirectory, samples
 from trustclip.settings.stages import RLStage
@@ -15,13 +15,13 @@ from trustclip.settings.stages import RLStage
 
 def test_a_share_of_samples_by_their_key() -> None:
     keys = [(str(i % 50), f"{i // 1000}/{i}") for i in range(20_000)]
-    turned = [flipped(0.1, 0, *key) for key in keys]
+    turned = [is_flipped(0.1, 0, *key) for key in keys]
     assert sum(turned) / len(turned) == pytest.approx(0.1, abs=0.006)
-    assert turned == [flipped(0.1, 0, *key) for key in keys]
-    assert turned != [flipped(0.1, 1, *key) for key in keys]
-    more = [flipped(0.3, 0, *key) for key in keys]
+    assert turned == [is_flipped(0.1, 0, *key) for key in keys]
+    assert turned != [is_flipped(0.1, 1, *key) for key in keys]
+    more = [is_flipped(0.3, 0, *key) for key in keys]
     assert all(m for t, m in zip(turned, more, strict=True) if t), "a larger share has the smaller"
-    assert not any(flipped(0.0, 0, *key) for key in keys)
+    assert not any(is_flipped(0.0, 0, *key) for key in keys)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.25])

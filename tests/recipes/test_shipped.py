@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trustclip.cli.main import main
-from trustclip.recipes.shipped import command_of, copied, located, shipped, title
+from trustclip.recipes.shipped import command_of, copy_shipped, locate, shipped, title
 
 REPOSITORY = Path(__file__).parents[2] / "recipes"
 LAB = REPOSITORY.parent / "lab" / "src" / "trustclip_lab" / "recipes"
@@ -54,10 +54,10 @@ def test_no_file_is_a_link_s_text():
 
 def test_a_name_is_a_file_where_there_is_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert located(Path("recipes/suites/table3-tiny.yaml")).parent.name == "suites"
-    assert located(Path("other/tiny.yaml")) == Path("other/tiny.yaml")
+    assert locate(Path("recipes/suites/table3-tiny.yaml")).parent.name == "suites"
+    assert locate(Path("other/tiny.yaml")) == Path("other/tiny.yaml")
     Path("tiny").write_text("name: mine\n")
-    assert located(Path("tiny")) == Path("tiny"), "the user's own comes first"
+    assert locate(Path("tiny")) == Path("tiny"), "the user's own comes first"
     assert main(["run", "tinny"]) == 2
     assert "did you mean 'tiny'" in capsys.readouterr().err
 
@@ -82,7 +82,7 @@ def test_they_are_listed(capsys):
     out = capsys.readouterr().out
     assert "trustclip run tiny\n" in out and "trustclip suite table3-tiny\n" in out
     with pytest.raises(ValueError, match="unknown recipe 'tinny'; did you mean 'tiny'"):
-        copied("tinny", Path())
+        copy_shipped("tinny", Path())
 
 
 def test_versions_and_words_that_people_try(capsys):

@@ -160,7 +160,7 @@ def test_reinforcement_learning_primes_the_built_in_model_it_is_given(tmp_path, 
     def untuned(settings, _):
         return SimpleNamespace(summary={"finished": True}, final=settings.model)
 
-    monkeypatch.setattr("trustclip.recipes.sft.tuned", untuned)
+    monkeypatch.setattr("trustclip.recipes.sft.run_sft", untuned)
     asked = build(RLSettings, preset("rl", "tiny"), Source(changes={"model": "small"}))
     run = RunDirectory(tmp_path, "rl", asked)
     config = starting_model(asked, asked.style, run, Console(quiet=True))[0].config

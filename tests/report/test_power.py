@@ -11,7 +11,7 @@ from scipy import stats as scipy_stats
 from synthetic_runs import Spec, make_run
 
 from trustclip.findings.groups import group_runs
-from trustclip.report.planning import Planned, planned, print_power
+from trustclip.report.planning import PilotComparison, pilot_comparisons, print_power
 from trustclip.runs.reader import read_runs
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 
@@ -29,7 +29,7 @@ def pilot(folder: Path, seeds: dict[str, tuple[int, ...]]) -> list[Path]:
     ]
 
 
-def printed(paths: list[Path], **settings) -> tuple[list[Planned], str]:
+def printed(paths: list[Path], **settings) -> tuple[list[PilotComparison], str]:
     text = io.StringIO()
     given = {"gap": 3.0, "power": 0.8, "comparisons": None} | settings
     return print_power(paths, Console(width=120, file=text), **given), " ".join(
@@ -139,7 +139,7 @@ def test_a_wrong_setting_is_refused_before_anything_is_read(name, value) -> None
 
 def test_a_table_of_runs_is_a_pilot() -> None:
     pytest.importorskip("pyarrow")
-    found = planned(group_runs(read_runs([TABLE])))
+    found = pilot_comparisons(group_runs(read_runs([TABLE])))
     assert len(found) == 34 and all(one.spread.paired and one.seeds == 10 for one in found)
     twin = next(one for one in found if one.names[0] == "exact-twin")
     assert twin.spread.std == 0

@@ -26,7 +26,7 @@ from trustclip.findings.groups import group_runs
 from trustclip.report import results
 from trustclip.report.build import build
 from trustclip.report.collect import collect
-from trustclip.report.draw import plots
+from trustclip.report.draw import plots, swept
 from trustclip.report.draw.charts import spec
 from trustclip.report.draw.curves import bucket_figure, lines_of
 from trustclip.report.draw.figures import save
@@ -370,11 +370,11 @@ def test_a_sweep_is_found_where_one_threshold_differs(tmp_path):
         make_run(tmp_path / str(delta), Spec({"name": "atr", "delta": delta}, steps=8, every=8))
     make_run(tmp_path / "clip", Spec(CLIP, steps=8, every=8))
     groups = group_runs([read_run(path) for path in sorted(tmp_path.iterdir())])
-    ((key, members),) = plots.sweeps(groups).items()
+    ((key, members),) = swept.sweeps(groups).items()
     assert key == ("Qwen3-1.7B-Base", "atr", "delta")
     methods: list[Any] = [g.method for g in members]
     assert [method.delta for method in methods] == [0.05, 0.07, 0.09]
-    (figure,) = plots.sweep_figures(groups)
+    (figure,) = swept.sweep_figures(groups)
     assert figure.key == "figure3-atr-delta"
     assert [panel.title for panel in figure.panels] == ["Mean@4", "Pass@4", "Gated tokens"]
     assert list(figure.panels[0].marks[0].x) == [0.05, 0.07, 0.09]
@@ -485,7 +485,7 @@ def test_shown_completions_have_their_problem_and_their_gates(tmp_path):
     path = make_run(tmp_path / "run", Spec(ATR, gated=0.2))
     run = read_run(path)
     problems: dict[str, int] = {}
-    rows = samples.viewed(path, run.samples, 10**7, problems)
+    rows = samples.page_rows(path, run.samples, 10**7, problems)
     shown = [dict(zip(samples.COLUMNS, row, strict=True)) for row in rows]
     trained = next(r for r in shown if r["stage"] == "rl" and r["step"] == 4 and r["k"] == 3)
     gates = [json.loads(line) for line in (path / "gates.jsonl").read_text().splitlines()]

@@ -12,7 +12,7 @@ from synthetic_runs import Spec, make_run
 from trustclip.cli.main import main
 from trustclip.report.explain import explain
 from trustclip.report.token_console import print_tokens
-from trustclip.report.tokens import OWN, judged_rows
+from trustclip.report.tokens import OWN, judgements
 from trustclip.support.jsonl import append_jsonl
 
 
@@ -31,7 +31,7 @@ def path(tmp_path_factory):
 @pytest.mark.parametrize("constraint", [OWN, "atr"])
 def test_the_worst_come_first_with_their_cut_tokens_in_brackets(path, constraint):
     text = printed(path, worst=True, count=4, constraint=constraint)
-    items = sorted(judged_rows(path), key=lambda item: -item.share(constraint))[:4]
+    items = sorted(judgements(path), key=lambda item: -item.share(constraint))[:4]
     numbers = [int(n) for n in re.findall(r"number (\d+),", text)]
     assert numbers == [item.row.index for item in items]
     assert text.count("⟦") == sum(int(item.cut(constraint).sum()) for item in items)
@@ -50,7 +50,7 @@ def test_of_one_update_the_first(path):
 def test_explain_gives_a_completion_the_numbers_that_it_has_here(path, tmp_path, capsys):
     run = make_run(tmp_path / "run", Spec({"name": "clip", "epsilon": 0.1}, steps=21, every=21))
     token_files.write(run / "tokens" / "update-000021.parquet")
-    last = [item for item in judged_rows(run) if item.row.update == 21]
+    last = [item for item in judgements(run) if item.row.update == 21]
     shares = {"gated": [item.share(OWN) for item in last]}
     for name in ("generated", "index"):
         shares[name] = [getattr(item.row, name) for item in last]

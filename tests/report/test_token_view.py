@@ -13,14 +13,14 @@ from synthetic_runs import Spec, make_run
 import trustclip as tc
 from trustclip.logs.tokens import TokenRow, token_batch
 from trustclip.report.build import build
-from trustclip.report.page import token_page
+from trustclip.report.microscope import token_page
 from trustclip.report.tokens import (
     COLUMNS,
     OWN,
     SHADOWS,
     CutStrings,
-    judged,
-    judged_rows,
+    judge,
+    judgements,
     views,
 )
 
@@ -31,7 +31,7 @@ def path(tmp_path_factory):
 
 
 def test_shadows_are_what_the_methods_give(path):
-    for item in judged_rows(path):
+    for item in judgements(path):
         batch = token_batch([item.row])
         assert set(item.kept) == {OWN, *SHADOWS}
         for name in SHADOWS:
@@ -43,15 +43,15 @@ def test_shadows_are_what_the_methods_give(path):
 
 def test_a_row_without_its_own_gate_has_shadows_alone():
     row = TokenRow.of({"logp": [-1.0, -2.0], "logp_old": [-1.0, -1.0], "advantage": -1.0})
-    item = judged(row, [tc.method("clip"), tc.method("icepop")])
+    item = judge(row, [tc.method("clip"), tc.method("icepop")])
     assert list(item.kept) == ["clip"] and item.cut("clip").tolist() == [False, True]
     half = TokenRow.of({"logp": [-1.0, -2.0], "advantage": 1.0, "coefficient": [1.0, 0.0]})
-    assert judged(half, []).cut(OWN).tolist() == [False, True]
+    assert judge(half, []).cut(OWN).tolist() == [False, True]
 
 
 def test_the_strings_cut_most_often_are_counted_over_all_completions(path):
     rows, words = token_files.made(), CutStrings()
-    for item in judged_rows(path):
+    for item in judgements(path):
         words.add(item)
     tokens = [
         (text, not kept)
@@ -81,7 +81,7 @@ def test_the_page_holds_the_tokens_in_single_precision(path):
         at += found.nbytes
         return found
 
-    for given, item in zip(run["rows"], judged_rows(path), strict=True):
+    for given, item in zip(run["rows"], judgements(path), strict=True):
         row = item.row
         for name in COLUMNS:
             np.testing.assert_allclose(take("<f4", given["length"]), getattr(row, name), rtol=1e-6)

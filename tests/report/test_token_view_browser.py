@@ -9,7 +9,7 @@ import token_files
 from browser import opened, wait
 
 from trustclip.report.build import build
-from trustclip.report.tokens import OWN, CutStrings, judged_rows
+from trustclip.report.tokens import OWN, CutStrings, judgements
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def page(path):
 
 @pytest.fixture(scope="module")
 def items(path):
-    return {item.row.index: item for item in judged_rows(path)}
+    return {item.row.index: item for item in judgements(path)}
 
 
 def ready(tab):

@@ -19,7 +19,7 @@ from trustclip.runs.samples import Samples, shards
 from trustclip.settings.stages import RLSettings
 from trustclip.suite.plan import digest
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping
-from trustclip.support.secrets import redacted, redacted_argv
+from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, markdown_text
 from trustclip.tasks.problem import Problem
 
@@ -123,7 +123,7 @@ TAIL = "q7Zr0Xw9Lk3Vb8Nt5Yp2"
     ],
 )  # fmt: skip
 def test_a_secret_is_known_by_its_form(text):
-    shown = redacted({"note": f"see {text} there"})["note"]
+    shown = redact({"note": f"see {text} there"})["note"]
     assert TAIL.lower() not in shown.lower() and "0123456789abcdef" not in shown
     assert shown.startswith("see ") and "[redacted]" in shown
 
@@ -140,7 +140,7 @@ def test_a_secret_is_known_by_its_form(text):
     ],
 )  # fmt: skip
 def test_a_secret_is_known_by_its_name(name, value):
-    shown = str(redacted({name: value}))
+    shown = str(redact({name: value}))
     assert TAIL not in shown and "31415926" not in shown and name in shown
 
 
@@ -155,7 +155,7 @@ def test_ordinary_settings_are_no_secrets():
         "note": "AIza is a prefix, ASIA a continent; a key=value pair; design=big&sig",
         "number": 31415926, "text": "eyJ is how base64 of JSON begins",
     }  # fmt: skip
-    assert redacted(plain) == plain
+    assert redact(plain) == plain
     argv = ["rl", "--columns", "{problem: question}", "--prompt.template", "{problem} = ?"]
     assert redacted_argv(argv) == argv
 

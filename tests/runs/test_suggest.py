@@ -11,7 +11,7 @@ import torch
 import trustclip as tc
 from trustclip.cli.main import main
 from trustclip.constraints.shadow import label, refusal
-from trustclip.constraints.thresholds import thresholds, widened, widest
+from trustclip.constraints.thresholds import scale_thresholds, thresholds, widest
 from trustclip.logs.tokens import TokenRow, write_tokens
 from trustclip.runs.suggest import suggest
 from trustclip.runs.watched import watch
@@ -143,7 +143,10 @@ def test_a_gate_closes_on_no_more_tokens_as_its_thresholds_widen(method):
     batch = method_cases.random_batch(method)
     top = min(widest(method), 1e4)
     factors = [f for f in np.geomspace(1e-5, top, 30)] + [top]
-    cut = [int((batch.finite & ~widened(method, f).surrogate(batch).kept).sum()) for f in factors]
+    cut = [
+        int((batch.finite & ~scale_thresholds(method, f).surrogate(batch).kept).sum())
+        for f in factors
+    ]
     assert cut == sorted(cut, reverse=True)
     assert cut[0] > cut[-1]
 

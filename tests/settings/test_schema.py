@@ -8,7 +8,7 @@ from test_recipe_files import GOOD, WRONG
 from trustclip.cli.main import main
 from trustclip.cli.schema import Kind, schema, text
 from trustclip.recipes.files import as_mapping, load_recipe, load_yaml
-from trustclip.recipes.shipped import FOLDER, MODELINE, command_of, copied, shipped
+from trustclip.recipes.shipped import FOLDER, MODELINE, command_of, copy_shipped, shipped
 
 KINDS: dict[str, Kind] = {"run": "recipe", "suite": "suite"}
 FILES = {
@@ -41,7 +41,7 @@ def test_every_shipped_file_is_valid_and_says_where_its_schema_is(path, valid):
 
 
 def test_a_copy_says_where_its_schema_is_too(tmp_path):
-    first = copied("tiny", tmp_path).read_text(encoding="utf-8").splitlines()[0]
+    first = copy_shipped("tiny", tmp_path).read_text(encoding="utf-8").splitlines()[0]
     assert first == f"{MODELINE}{(FOLDER / 'schema' / 'recipe.json').as_posix()}"
 
 

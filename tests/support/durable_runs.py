@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import trl_runs
 
-from trustclip.durable.content import Content
+from trustclip.durable.saving import Content
 
 #: What depends on the clock.
 CLOCK = {

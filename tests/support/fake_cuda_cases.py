@@ -125,7 +125,7 @@ def engine() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "clip_ratios", lambda: shares.clip_ratios(tokens, tc.method("atr").surrogate(tokens))
     yield "mismatch", lambda: mismatch.Mismatch().add(given, tokens)
     rows = cuda(2, dtype=torch.int64)
-    yield "widened", lambda: skipping.widened(dict(given), rows, value[:2], value[:2])
+    yield "widened", lambda: skipping.widen(dict(given), rows, value[:2], value[:2])
 
 
 def broken(fake: fake_cuda.FakeCuda) -> dict[str, Any]:

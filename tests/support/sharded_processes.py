@@ -26,7 +26,7 @@ from accelerate.utils import DistributedType
 from durable_processes import SETTINGS
 from durable_runs import cut, differences, grpo
 
-from trustclip.durable import content
+from trustclip.durable import saving
 from trustclip.durable.store import CheckpointError
 from trustclip.recipes.models import save_model
 
@@ -122,14 +122,14 @@ def on_write(kind: str, folder: Path, action: Any) -> dict[str, Any]:
     """A run in which the last rank does something before it writes its part of update 4."""
     trainer = grpo(folder, **settings_of(kind))
     last = trainer.accelerator.process_index == trainer.accelerator.num_processes - 1
-    plain = content.Content.write
+    plain = saving.Content.write
 
     def write(self: Any, part: Path, ranks: Any) -> Any:
         if last and part.name.endswith("000004"):
             action()
         return plain(self, part, ranks)
 
-    content.Content.write = write  # type: ignore[method-assign]
+    saving.Content.write = write  # type: ignore[method-assign]
     try:
         complete, message = trainer.train_durably(), ""
     except CheckpointError as error:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trustclip.tasks.arithmetic import Arithmetic, split_of, terse, worked
+from trustclip.tasks.arithmetic import Arithmetic, split_of, terse, worked_solution
 from trustclip.tasks.problem import Problem
 
 OPERATORS = {"+": operator.add, "-": operator.sub}
@@ -130,7 +130,7 @@ def test_the_ends_of_guess_accuracy(accuracy, expected):
 
 
 def test_a_walk_with_two_digit_values():
-    assert worked([9, 12, 0]) == (
+    assert worked_solution([9, 12, 0]) == (
         "<start_working_out>9+3=12-12=0<end_working_out><SOLUTION>0</SOLUTION>"
     )
 

@@ -9,12 +9,12 @@ from trustclip.recipes.checks import complaints
 from trustclip.settings.stages import RLStage, SFTStage, source_of
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.rows import Fields
-from trustclip.tasks.sources import Wanted, load_problems, load_task
+from trustclip.tasks.sources import RowSelection, load_problems, load_task
 
 datasets = pytest.importorskip("datasets")
 
 ROWS = [{"ask": f"What is {i}+1?", "gold": {"value": i + 1}, "level": i % 3} for i in range(30)]
-MAPPED = Wanted({"prompt": "ask", "answer": "gold.value"})
+MAPPED = RowSelection({"prompt": "ask", "answer": "gold.value"})
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_a_hub_set_with_splits_and_parts_of_splits(hub):
-    read = lambda source: load_problems(source, wanted=MAPPED)  # noqa: E731
+    read = lambda source: load_problems(source, selection=MAPPED)  # noqa: E731
     assert len(read("hub:owner/name")) == 30
     assert read("hub:owner/name@train[:2]") == [
         Problem("name-1", "What is 0+1?", "1"),
         Problem("name-2", "What is 1+1?", "2"),
     ]
     assert [p.answer for p in read("hub:owner/name@test[1:]+train[29:]")] == ["2", "3", "4", "30"]
-    assert len(load_task("hub:owner/name", wanted=MAPPED)) == 4
+    assert len(load_task("hub:owner/name", selection=MAPPED)) == 4
     with pytest.raises(
         ValueError, match=r"unknown split 'tran'; did you mean 'train'\? Allowed: t"
     ):
@@ -55,7 +55,7 @@ def test_a_hub_set_with_splits_and_parts_of_splits(hub):
 def test_parts_of_a_saved_folder(tmp_path):
     whole = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": whole, "dev": whole.select([7])}).save_to_disk(tmp_path / "d")
-    read = lambda split: load_problems(f"{tmp_path / 'd'}@{split}", wanted=MAPPED)  # noqa: E731
+    read = lambda split: load_problems(f"{tmp_path / 'd'}@{split}", selection=MAPPED)  # noqa: E731
     assert [p.answer for p in read("train[10:12]")] == ["11", "12"]
     assert len(read("train[:10%]+dev")) == 4
     with pytest.raises(ValueError, match="unknown split 'dve'; did you mean 'dev'"):
@@ -70,15 +70,17 @@ def test_columns_of_a_file_and_a_wrong_one(tmp_path, suffix):
     path = str(tmp_path / f"mine.{suffix}")
     getattr(flat, {"jsonl": "to_json"}.get(suffix, f"to_{suffix}"))(path)
     columns = {"prompt": "ask", "answer": "gold"}
-    first = load_problems(path, wanted=Wanted(columns))[0]
+    first = load_problems(path, selection=RowSelection(columns))[0]
     assert first == Problem("mine-1" if suffix != "csv" else "mine-2", "What is 0+1?", "0")
-    kept = load_problems(path, wanted=Wanted({"prompt": "ask", "hard": "gold"}, False, True))[1]
+    kept = load_problems(
+        path, selection=RowSelection({"prompt": "ask", "hard": "gold"}, False, True)
+    )[1]
     assert {k: int(v) for k, v in kept.columns.items()} == {"hard": 1} and kept.answer == ""
     wrong = rf"mine.{suffix}: `columns` takes prompt from 'aks'.*mean 'ask'\? Columns: ask, gold\."
     with pytest.raises(ValueError, match=wrong):
-        load_problems(path, wanted=Wanted({"prompt": "aks"}))
+        load_problems(path, selection=RowSelection({"prompt": "aks"}))
     with pytest.raises(ValueError, match="`columns` takes hard from 'levl'"):
-        load_problems(path, wanted=Wanted({**columns, "hard": "levl"}))
+        load_problems(path, selection=RowSelection({**columns, "hard": "levl"}))
     with pytest.raises(
         ValueError, match=r"the row has ask, gold: name the one to take in `columns`"
     ):
@@ -89,7 +91,7 @@ def test_a_wrong_column_is_named_however_many_rows_are_bad(tmp_path):
     path = tmp_path / "many.jsonl"
     path.write_text("".join(json.dumps({"ask": f"{i}?", "answer": i}) + "\n" for i in range(300)))
     with pytest.raises(ValueError, match="takes question from 'askk'"):
-        load_problems(str(path), wanted=Wanted({"question": "askk"}))
+        load_problems(str(path), selection=RowSelection({"question": "askk"}))
 
 
 @pytest.mark.parametrize(
@@ -108,9 +110,9 @@ def test_settings_that_contradict_each_other(changes, place, words):
 
 
 def test_aliases_are_left_where_nothing_is_mapped():
-    from trustclip.tasks.rows import mapped
+    from trustclip.tasks.rows import map_columns
 
-    assert mapped(Fields(), {}) == Fields()
+    assert map_columns(Fields(), {}) == Fields()
     assert source_of("owner/name", None) == "owner/name"
 
 

@@ -1,4 +1,4 @@
-"""Packages for a GPU machine without a network: gathered elsewhere, installed beside its own.
+"""Packages for a GPU machine without a network: gathered elsewhere, installed beside its packages.
 
 ``gather`` downloads the wheels of ``requirements/gpu.txt`` into a folder; ``install`` unpacks those
 that the machine lacks into another, which goes on PYTHONPATH. Nothing of the machine is changed.
@@ -40,7 +40,7 @@ def gather(folder: Path, pythons: Sequence[str], more: Sequence[str], limit: flo
     platforms = [
         f"--platform=manylinux{'' if p in ('2014', '1') else '_'}{p}_x86_64" for p in _PLATFORMS
     ]
-    missed = []
+    missing = []
     for python in pythons:
         for pin in [*pins(), *more]:
             command = [
@@ -49,10 +49,10 @@ def gather(folder: Path, pythons: Sequence[str], more: Sequence[str], limit: flo
                 *platforms, pin,
             ]  # fmt: skip
             if subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
-                missed.append(f"{pin} for Python {python}")
+                missing.append(f"{pin} for Python {python}")
     size = sum(path.stat().st_size for path in folder.glob("*.whl")) / _MIB
     print(f"{len([*folder.glob('*.whl')])} wheels, {size:.1f} MiB, in {folder}")
-    for name in missed:
+    for name in missing:
         print(f"no wheel: {name}")
     if size > limit:
         print(f"that is more than {limit:g} MiB: leave a version of Python or a package out")
@@ -61,7 +61,7 @@ def gather(folder: Path, pythons: Sequence[str], more: Sequence[str], limit: flo
 
 
 def install(folder: Path, site: Path) -> int:
-    """Unpack what the machine lacks, or has too old, into a folder of its own."""
+    """Unpack what the machine lacks, or has too old, into a separate folder."""
     if not folder.is_dir():
         print(f"no {folder}: what is missing here stays missing (make gpu-wheels, elsewhere)")
         return 0
@@ -95,29 +95,29 @@ def bounds() -> dict[str, Requirement]:
         lines += project["dependencies"]
         for extra in project["optional-dependencies"].values():
             lines += extra
-    found = (Requirement(line) for line in lines)
-    return {canonicalize_name(each.name): each for each in found}
+    requirements = (Requirement(line) for line in lines)
+    return {canonicalize_name(each.name): each for each in requirements}
 
 
 def lacking(pin: str, allowed: dict[str, Requirement]) -> str | None:
     """Why a package has to be installed; None where the machine's own serves."""
     name = canonicalize_name(pin.partition("==")[0])
     try:
-        there = importlib.metadata.version(name)
+        installed = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not here"
     bound = allowed.get(name)
-    if bound is not None and not bound.specifier.contains(there, prereleases=True):
-        return f"{there} is here, and {bound.specifier} is needed"
-    if name == "typing-extensions" and _numbers(there) < _numbers(pin.partition("==")[2]):
-        return f"{there} is here, too old for pydantic"
+    if bound is not None and not bound.specifier.contains(installed, prereleases=True):
+        return f"{installed} is here, and {bound.specifier} is needed"
+    if name == "typing-extensions" and _numbers(installed) < _numbers(pin.partition("==")[2]):
+        return f"{installed} is here, too old for pydantic"
     return None
 
 
 def conflicts(site: Path) -> Iterator[str]:
     """Needs of the packages in a folder that neither it nor the machine meets."""
     path = [str(site), *sys.path]
-    there = {
+    installed = {
         canonicalize_name(each.name): each.version
         for each in reversed([*importlib.metadata.distributions(path=path)])
         if each.name
@@ -127,7 +127,7 @@ def conflicts(site: Path) -> Iterator[str]:
             need = Requirement(text)
             if need.marker is not None and not need.marker.evaluate({"extra": ""}):
                 continue
-            version = there.get(canonicalize_name(need.name))
+            version = installed.get(canonicalize_name(need.name))
             if version is None or not need.specifier.contains(version, prereleases=True):
                 yield f"{package.name} needs {need.name}{need.specifier}; here is {version}"
 
@@ -144,10 +144,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", default="3.11 3.12 3.13", help="versions, one or several")
     parser.add_argument("--more", default="", help="further packages, NAME==VERSION")
     parser.add_argument("--limit", type=float, default=60.0, help="of the folder, MiB")
-    given = parser.parse_args(argv)
-    if given.what == "gather":
-        return gather(given.folder, given.python.split(), given.more.split(), given.limit)
-    return install(given.folder, given.site)
+    args = parser.parse_args(argv)
+    if args.what == "gather":
+        return gather(args.folder, args.python.split(), args.more.split(), args.limit)
+    return install(args.folder, args.site)
 
 
 if __name__ == "__main__":

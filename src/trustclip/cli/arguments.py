@@ -1,6 +1,6 @@
 """Conversion of command-line arguments into the classes that declare them.
 
-`_words` takes a command line apart. `changes_of` makes changes by dotted path of it, which
+`_words` splits a command line. `changes_of` turns it into changes by dotted path, which
 `trustclip.recipes.files.build` applies to a preset or a recipe file and checks; `parse` fills the
 class of a command's options.
 """
@@ -32,7 +32,7 @@ _TRUTH = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
 def require(*packages: str) -> None:
-    """Refuse a command at once, where a package that it imports at its end is missing."""
+    """Refuse a command at once if a package that it imports only at its end is missing."""
     for package in packages:
         if find_spec(package) is None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
@@ -62,8 +62,8 @@ def reads(cls: type[T]) -> Callable[[Callable[[T], int]], Command]:
     return reading
 
 
-def taken_by(command: Command) -> type | None:
-    """The class that a command `takes`."""
+def options_class(command: Command) -> type | None:
+    """The class of options that a command `takes`."""
     cls = getattr(command, "options", None)
     return pkgutil.resolve_name(cls) if isinstance(cls, str) else cls
 
@@ -77,42 +77,42 @@ def parse(
 ) -> T:
     """Fill the class of a command's options; ``--help`` prints them and exits.
 
-    Presets are defaults by name, for ``--preset NAME``; the usage says how the command is called
-    and what it is, where its class does not say so.
+    Presets are defaults by name, for ``--preset NAME``; the usage is the head of the help
+    text, where the class does not provide it.
     """
     if {"-h", "--help"} & set(argv):
         say(help_of(cls, command, usage))
         raise SystemExit(0)
-    rest, preset = taken(list(argv), "--preset")
+    rest, preset = split_option(list(argv), "--preset")
     if preset is not None and preset not in (presets or {}):
         raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
-    given = _given(options_of(cls), rest, command)
+    values = _parse_values(options_of(cls), rest, command)
     try:
         if preset is not None:
-            return replace((presets or {})[preset], **given)  # type: ignore[type-var]
-        return cls(**given)
+            return replace((presets or {})[preset], **values)  # type: ignore[type-var]
+        return cls(**values)
     except ValidationError as error:
         raise ValueError(explain(error)) from None
 
 
-def _given(options: Sequence[Option], argv: Sequence[str], command: str) -> dict[str, Any]:
-    """The values that a command line gives, by field."""
+def _parse_values(options: Sequence[Option], argv: Sequence[str], command: str) -> dict[str, Any]:
+    """The values on a command line, by field."""
     see = f"; see trustclip {command} --help."
-    named = {flag: one for one in options if not one.positional for flag in one.flags}
-    named |= {one.off: one for one in options if one.off}
-    open_places = [one for one in options if one.positional]
+    by_flag = {flag: one for one in options if not one.positional for flag in one.flags}
+    by_flag |= {one.off: one for one in options if one.off}
+    positionals = [one for one in options if one.positional]
     words: dict[Option, list[str]] = {}
 
-    def meant(flag: str) -> Option | None:
-        return named.get(flag.replace("_", "-"))
+    def option_of(flag: str) -> Option | None:
+        return by_flag.get(flag.replace("_", "-"))
 
-    def room(flag: str) -> int:
-        one = meant(flag)
+    def capacity(flag: str) -> int:
+        one = option_of(flag)
         return 0 if one is None or one.hint is bool else 10**6 if one.many else 1
 
-    for flag, values in _words(argv, room):
+    for flag, values in _words(argv, capacity):
         if flag:
-            one = meant(flag)
+            one = option_of(flag)
             if one is None:
                 allowed = [name for one in options if not one.positional for name in one.flags]
                 raise ValueError(unknown(f"option of {command}", flag, allowed))
@@ -124,37 +124,37 @@ def _given(options: Sequence[Option], argv: Sequence[str], command: str) -> dict
                 else values or ["true"] * (one.hint is bool)
             )
             continue
-        if not open_places:
+        if not positionals:
             raise ValueError(f"unexpected argument {values[0]!r}{see}")
-        words.setdefault(open_places[0], []).extend(values)
-        if not open_places[0].many:
-            open_places.pop(0)
-    lacking = [one.label for one in options if one.needed and one not in words and not one.many]
-    if lacking:
-        are = "is" if len(lacking) == 1 else "are"
-        raise ValueError(f"{', '.join(lacking)} {are} missing{see}")
-    given: dict[str, Any] = {one.path: () for one in options if one.needed and one.many}
+        words.setdefault(positionals[0], []).extend(values)
+        if not positionals[0].many:
+            positionals.pop(0)
+    absent = [one.label for one in options if one.required and one not in words and not one.many]
+    if absent:
+        are = "is" if len(absent) == 1 else "are"
+        raise ValueError(f"{', '.join(absent)} {are} missing{see}")
+    fields: dict[str, Any] = {one.path: () for one in options if one.required and one.many}
     for one, texts in words.items():
         section, _, name = one.path.rpartition(".")
-        place = given.setdefault(section, {}) if section else given
-        place[name] = _converted(one, texts, see)
-    return given
+        owner = fields.setdefault(section, {}) if section else fields
+        owner[name] = _convert(one, texts, see)
+    return fields
 
 
-def _converted(one: Option, texts: Sequence[str], see: str) -> Any:
+def _convert(one: Option, texts: Sequence[str], see: str) -> Any:
     kind = get_args(one.hint)[0] if one.many else one.hint
     values = []
     for text in texts:
         value = _value(one.path, kind, text)
         if one.choices and value is not None and text not in one.choices:
             near = nearest(text, one.choices)
-            listed = ", ".join(map(repr, one.choices))
+            choices = ", ".join(map(repr, one.choices))
             hint = f". Did you mean {near!r}?" if near else see
-            raise ValueError(f"{one.label} must be one of {listed}; got {text!r}{hint}")
+            raise ValueError(f"{one.label} must be one of {choices}; got {text!r}{hint}")
         try:
             if isinstance(value, bool) and bool not in one.kinds:
                 raise ValueError  # pydantic would take true for 1
-            if one.plain:  # anything else, the class reads
+            if one.plain:  # the class parses anything else
                 value = TypeAdapter(kind).validate_python(value)
         except ValueError:
             raise ValueError(f"{one.label} {one.metavar}: got {text!r}{see}") from None
@@ -166,14 +166,14 @@ def settings(cls: type[T], argv: Sequence[str], command: str, first: str = "") -
     """Parse the settings of an experiment command; ``--help`` prints the options and exits.
 
     Beside options by name it takes ``--preset NAME``, ``--method.NAME VALUE`` for a hyper-parameter
-    and ``--trl.NAME VALUE`` for a field of TRL; ``first`` is what an argument without a name sets.
+    and ``--trl.NAME VALUE`` for a field of TRL; ``first`` is the setting of a positional argument.
     """
     if {"-h", "--help"} & set(argv):
         say(f"{help_of(cls, command)}\n\n{EXAMPLES[command]}")
         raise SystemExit(0)
     from trustclip.recipes.files import Source, build, preset
 
-    rest, name = taken(list(argv), "--preset")
+    rest, name = split_option(list(argv), "--preset")
     content = {} if name is None else preset(command, name)
     positional, changes = changes_of(rest, cls)
     if positional and first and first not in changes:
@@ -189,7 +189,7 @@ def changes_of(
     """Positional arguments, and options as changes to settings: ``{dotted path: value}``.
 
     A value is parsed by the type of its field: text stays text, everything else is YAML. What the
-    class does not have is a change as well, which whoever builds the settings refuses. Aliases are
+    class does not have is a change as well, which `build` refuses. Aliases are
     short forms of dotted paths.
 
     Example:
@@ -202,13 +202,13 @@ def changes_of(
     def path(option: str) -> str:
         return path_of(_name(option), aliases or {})
 
-    def room(option: str) -> int:
+    def capacity(option: str) -> int:
         switch = _type_of(cls, path(option).split(".")) is bool
         return 0 if switch or _positive(cls, _name(option), aliases or {}) else 1
 
     positional: list[str] = []
     changes: dict[str, Any] = {}
-    for option, words in _words(argv, room):
+    for option, words in _words(argv, capacity):
         if not option:
             positional += words
             continue
@@ -228,10 +228,10 @@ def _name(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
 
 
-def _words(argv: Sequence[str], room: Callable[[str], int]) -> Iterator[tuple[str, list[str]]]:
-    """Each option with its words, in order; ``("", [argument])`` for one without a name.
+def _words(argv: Sequence[str], capacity: Callable[[str], int]) -> Iterator[tuple[str, list[str]]]:
+    """Each option with its words, in order; ``("", [argument])`` for a positional argument.
 
-    An option takes at most as many words as it has room; a switch, 0, what says true or false.
+    An option takes at most its capacity of words; a switch, with 0, an explicit true or false.
     """
     rest = list(argv)
     while rest:
@@ -242,8 +242,8 @@ def _words(argv: Sequence[str], room: Callable[[str], int]) -> Iterator[tuple[st
             yield option, [value]
         else:
             words: list[str] = []
-            most = room(option) or int(bool(rest) and rest[0].lower() in _TRUTH)
-            while rest and len(words) < most and not rest[0].startswith("--"):
+            limit = capacity(option) or int(bool(rest) and rest[0].lower() in _TRUTH)
+            while rest and len(words) < limit and not rest[0].startswith("--"):
                 words.append(rest.pop(0))
             yield option, words
 
@@ -302,7 +302,7 @@ def method_from(name: str, argv: Sequence[str], command: str) -> "Method":
     return method(name, **changes)
 
 
-def taken(argv: list[str], flag: str) -> tuple[list[str], str | None]:
+def split_option(argv: list[str], flag: str) -> tuple[list[str], str | None]:
     """``argv`` without ``flag VALUE`` (or ``flag=VALUE``), and the value."""
     for i, argument in enumerate(argv):
         if argument.startswith(flag + "="):

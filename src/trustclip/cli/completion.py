@@ -1,4 +1,4 @@
-"""Completion of the command line in shells: shtab's, of the options that the commands declare."""
+"""Shell completion of the options that the commands declare, by shtab."""
 
 import argparse
 import re
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import shtab
 
-from trustclip.cli.arguments import taken_by
+from trustclip.cli.arguments import options_class
 from trustclip.cli.main import ALLOW_CODE, COMMANDS, function_of
 from trustclip.cli.options import add, options_of
-from trustclip.cli.registry import PATH, added
+from trustclip.cli.registry import PATH, added_commands
 from trustclip.constraints.base import methods
 from trustclip.recipes.files import PRESETS
 
@@ -19,33 +19,35 @@ FIRST: dict[str, tuple[str, ...]] = dict.fromkeys(("bounds", "suggest"), tuple(m
 
 
 def script(shell: str) -> str:
-    """What a shell of ``shtab.SUPPORTED_SHELLS`` reads to complete commands, options and values."""
+    """The script that completes commands, options and values in a shell that shtab supports."""
     return shtab.complete(parser(), shell)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole program as one parser of Python's, which nothing is parsed with."""
+    """The whole program as one argparse parser, for completion only."""
     program = argparse.ArgumentParser("trustclip")
     program.add_argument("--version", action="store_true", help="versions of what results need")
     commands = program.add_subparsers()
     every = {name: does for name, (_, does) in COMMANDS.items()}
-    for command, does in (every | {name: one.does for name, one in added().items()}).items():
+    for command, does in (
+        every | {name: one.does for name, one in added_commands().items()}
+    ).items():
         inner = commands.add_parser(command, help=does)
-        cls = taken_by(function_of(command))
+        cls = options_class(function_of(command))
         for one in options_of(cls) if cls is not None else ():
             action = add(inner, one)
             if re.search(r"\bmethods?$", one.path):
                 action.choices = tuple(methods())
             elif Path in one.kinds:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
-        _add_what_commands_read(inner, command)
+        _add_own_arguments(inner, command)
     return program
 
 
-def _add_what_commands_read(inner: argparse.ArgumentParser, command: str) -> None:
-    """Arguments that commands read themselves: help tells of them, and no class has them."""
+def _add_own_arguments(inner: argparse.ArgumentParser, command: str) -> None:
+    """Arguments that commands read themselves: help texts list them, no class declares them."""
     inner.add_argument(ALLOW_CODE, action="store_true", help="import what a file names")
-    first = added()[command].first if command in added() else FIRST.get(command)
+    first = added_commands()[command].first if command in added_commands() else FIRST.get(command)
     if first and first != PATH:
         inner.add_argument("first", choices=first)
     if command in ("run", "resume", "suggest") or first == PATH:

@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from trustclip.cli import registry
-from trustclip.cli.streams import Unheeded, complain, discard_output, occupy_closed, write_readably
+from trustclip.cli.streams import Tolerant, complain, discard_output, occupy_closed, write_readably
 from trustclip.durable.stops import Requests, listen, unlisten
-from trustclip.support.consent import ALL, consent, named
+from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.names import unknown
 from trustclip.support.text import harmless
 
@@ -35,16 +35,16 @@ COMMANDS = {
     "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
     "resume": ("experiments", "continue a run from its folder, also with more updates"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
-    "recipes": ("experiments", "the recipes and suites that come with trustclip; copies one"),
+    "recipes": ("experiments", "the recipes and suites that come with trustclip; copy one"),
     "schema": ("machine", "the JSON Schema of recipes or suites, for editors"),
     "report": ("evidence", "a page, tables and figures from run directories and logs"),
     "tokens": ("inspection", "which tokens a constraint cut, completion by completion"),
     "microscope": ("inspection", "a page of completions token by token, under several methods"),
-    "verify": ("inspection", "what of a run directory is whole, changed or missing"),
+    "verify": ("inspection", "which files of a run are whole, changed or missing"),
     "send": ("inspection", "send a stored run to trackio, tensorboard, wandb or mlflow"),
     "push": ("inspection", "a run's model and its card, to the Hugging Face hub"),
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
-    "shadow": ("shadows", "what other methods would have cut of the tokens of a run"),
+    "shadow": ("shadows", "which tokens of a run other methods would have cut"),
     "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
@@ -53,11 +53,11 @@ COMMANDS = {
     "methods": ("constraints", "the constraints and their hyper-parameters"),
     "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
     "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
-    "completion": ("machine", "a script with which bash, zsh or fish completes all of this"),
+    "completion": ("machine", "a completion script for bash, zsh or fish"),
 }
 
-#: Packages of the extra ``cli``, which the library alone does not need.
-NEEDED = ("yaml", "rich", "scipy")
+#: Packages of the extra ``cli``, which the library alone can do without.
+CLI_PACKAGES = ("yaml", "rich", "scipy")
 #: The extra to install for a command that needs more than ``cli``, which all of these include.
 EXTRAS: dict[str, str] = dict.fromkeys(
     ("demo", "init", "try", "sft", "rl", "eval", "run", "suite", "grade"), "train"
@@ -65,8 +65,8 @@ EXTRAS: dict[str, str] = dict.fromkeys(
 EXTRAS["report"] = EXTRAS["microscope"] = "report"
 
 #: Packages whose versions ``--version`` shows: the engines always, others where installed.
-ENGINES, DEPENDED = ("torch", "trl", "verl"), ("transformers", "peft", "vllm")
-#: Words that people try -> what they mean.
+ENGINES, DEPENDENCIES = ("torch", "trl", "verl"), ("transformers", "peft", "vllm")
+#: Words that people try -> the right ones.
 INSTEAD = {
     "help": "--help",
     "version": "--version",
@@ -87,12 +87,12 @@ usage: trustclip COMMAND [options]        trustclip COMMAND --help
 commands:"""
 
 #: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
-CONTINUED = ("demo", "sft", "rl", "eval", "run", "resume")
+RESUMABLE = ("demo", "sft", "rl", "eval", "run", "resume")
 
 #: Commands that record what they do in a folder: they outlive their output.
-RECORDED = (*CONTINUED, "suite")
+RECORDING = (*RESUMABLE, "suite")
 
-#: Consent to import what a file names, of any command.
+#: Option of any command: consent to import what files name.
 ALLOW_CODE = "--allow-code"
 
 STATUS = """\
@@ -124,20 +124,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _status(argv: Sequence[str]) -> int:
     name = argv[0] if argv else "--help"
     write_readably()
-    shown = Unheeded(sys.stdout) if name in RECORDED or _continues(name) else sys.stdout
+    output = Tolerant(sys.stdout) if name in RECORDING or _is_resumable(name) else sys.stdout
     try:
         try:
-            with contextlib.redirect_stdout(shown):
-                return _done(name, argv[1:])
+            with contextlib.redirect_stdout(output):
+                return _dispatch(name, argv[1:])
         finally:
-            shown.flush()  # here, where it can be answered, and not when Python ends
+            output.flush()  # here, where a failure is handled, not when Python exits
     except BrokenPipeError:
         discard_output()
         return 141
     except KeyboardInterrupt:
-        return _stopped(name, signal.SIGINT)
+        return _report_stop(name, signal.SIGINT)
     except Exception as error:
-        text = _explained(error)
+        text = _message_of(error)
         if text is None:
             raise
         if os.environ.get("TRUSTCLIP_TRACEBACK"):
@@ -148,42 +148,42 @@ def _status(argv: Sequence[str]) -> int:
         return 2
 
 
-def _done(name: str, rest: Sequence[str]) -> int:
+def _dispatch(name: str, rest: Sequence[str]) -> int:
     if name in ("-h", "--help"):
         print(_help())
         return 0
     if name in ("-V", "--version"):
         print(_versions())
         return 0
-    if name not in COMMANDS and name not in registry.added():
+    if name not in COMMANDS and name not in registry.added_commands():
         complain(f"trustclip: {harmless(_no_command(name))}")
         return 2
-    missing = [package for package in NEEDED if find_spec(package) is None]
+    missing = [package for package in CLI_PACKAGES if find_spec(package) is None]
     if missing:
         complain(
             f"trustclip {name}: {', '.join(missing)} not installed: "
             f"pip install 'trustclip[{EXTRAS.get(name, 'cli')}]'."
         )
         return 2
-    _be_quiet()
-    # What the user has typed may be imported; what files name, only with consent.
-    typed = named([argument for argument in rest if not os.path.exists(argument)])
-    with consent(*([ALL] if ALLOW_CODE in rest else typed)):
+    _silence_warnings()
+    # Names that the user has typed may be imported, those in files only with consent.
+    names = names_in([argument for argument in rest if not os.path.exists(argument)])
+    with consent(*([ALL] if ALLOW_CODE in rest else names)):
         return function_of(name)([argument for argument in rest if argument != ALLOW_CODE])
 
 
 def function_of(name: str) -> Callable[[Sequence[str]], int]:
-    """The function that is a command."""
+    """The function of a command."""
     own = f"trustclip.cli.commands.{COMMANDS[name][0]}" if name in COMMANDS else None
-    module = importlib.import_module(own or registry.added()[name].module)
+    module = importlib.import_module(own or registry.added_commands()[name].module)
     return getattr(module, {"eval": "evaluate", "try": "attempt"}.get(name, name))
 
 
-def _continues(name: str) -> bool:
+def _is_resumable(name: str) -> bool:
     if name in COMMANDS or name.startswith("-"):
-        return name in CONTINUED
-    found = registry.added().get(name)
-    return found is not None and found.continues
+        return name in RESUMABLE
+    addition = registry.added_commands().get(name)
+    return addition is not None and addition.continues
 
 
 def command() -> NoReturn:
@@ -191,15 +191,15 @@ def command() -> NoReturn:
     occupy_closed()
     listen(_requests(sys.argv[1] if len(sys.argv) > 1 else ""))
     try:
-        status, done = _status(sys.argv[1:]), True
+        status, completed = _status(sys.argv[1:]), True
     except SystemExit as end:  # by SIGTERM, in the middle of something
         if not isinstance(end.code, int):
             raise
-        status, done = end.code, False
+        status, completed = end.code, False
     if "torch.distributed" in sys.modules:
         from trustclip.durable.rollcall import leave
 
-        leave(status, done=done)
+        leave(status, done=completed)
     sys.exit(status)
 
 
@@ -209,13 +209,13 @@ def _versions() -> str:
 
     from trustclip import __version__
 
-    found = [f"trustclip {__version__}"]
-    for package in (*ENGINES, *DEPENDED):
+    lines = [f"trustclip {__version__}"]
+    for package in (*ENGINES, *DEPENDENCIES):
         try:
-            found.append(f"{package} {version(package)}")
+            lines.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            found += [f"{package} (not installed)"] * (package in ENGINES)
-    return "\n".join(found)
+            lines += [f"{package} (not installed)"] * (package in ENGINES)
+    return "\n".join(lines)
 
 
 def _no_command(name: str) -> str:
@@ -223,13 +223,13 @@ def _no_command(name: str) -> str:
         return f"unknown command {name!r}; it is: trustclip {near}"
     if name.startswith("-"):
         return f"unknown option {name!r}; see trustclip --help."
-    if package := next((p for p, known in registry.KNOWN.items() if name in known), None):
+    if package := next((p for p, commands in registry.KNOWN.items() if name in commands), None):
         return f"{name} is a command of the package {package}: pip install {package}."
-    return unknown("command", name, [*COMMANDS, *registry.added()])
+    return unknown("command", name, [*COMMANDS, *registry.added_commands()])
 
 
 def _help() -> str:
-    width = max(map(len, [*COMMANDS, *registry.added()]))
+    width = max(map(len, [*COMMANDS, *registry.added_commands()]))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
     for package, commands in registry.distributions().items():
         lines += ["", f"commands of {package}:"]
@@ -240,17 +240,17 @@ def _help() -> str:
 def _requests(name: str) -> Requests:
     """The handler that ends a command with a sentence on SIGTERM or Ctrl-C, and then at once.
 
-    Training goes before it while it runs, to save first; everywhere else completed work is on the
-    disk already.
+    While training runs, its own handler comes first and saves; everywhere else completed work is
+    already on disk.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
-            sys.exit(_stopped(name, signal.SIGTERM))
-        if _imports(frame) and "RANK" not in os.environ:  # else the other ranks are told
+            sys.exit(_report_stop(name, signal.SIGTERM))
+        if _imports(frame) and "RANK" not in os.environ:  # else the other ranks are notified
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
-            os._exit(_stopped(name, signal.SIGINT))
+            os._exit(_report_stop(name, signal.SIGINT))
         raise KeyboardInterrupt
 
     requests = Requests(lambda number, _: os._exit(128 + number))
@@ -265,20 +265,20 @@ def _imports(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _stopped(name: str, number: signal.Signals) -> int:
+def _report_stop(name: str, number: signal.Signals) -> int:
     """Report that a signal has ended the command; returns its exit status."""
-    continued = _continues(name)
-    text = "stopped; the same command continues." if continued else "interrupted."
+    resumable = _is_resumable(name)
+    text = "stopped; the same command continues." if resumable else "interrupted."
     complain(f"\n{text}")
-    return 0 if continued else 128 + number
+    return 0 if resumable else 128 + number
 
 
-def _explained(error: Exception) -> str | None:
+def _message_of(error: Exception) -> str | None:
     """The message of an error for the user; None for a bug, which keeps its traceback."""
     if isinstance(error, ImportError):
-        return _missing(error)
+        return _import_message(error)
     if isinstance(error, OSError) and error.strerror:
-        return _refused_by_system(error)
+        return _system_message(error)
     # An error of these libraries can only have been raised if they are imported.
     for module, kind in (("yaml", "YAMLError"), ("safetensors", "SafetensorError")):
         if module in sys.modules and isinstance(error, getattr(sys.modules[module], kind)):
@@ -295,8 +295,8 @@ def _explained(error: Exception) -> str | None:
     return str(error) if isinstance(error, ValueError | OSError | TrainingError) else None
 
 
-def _refused_by_system(error: OSError) -> str:
-    """What the system refused, of which file, and what helps where that is known."""
+def _system_message(error: OSError) -> str:
+    """What the system refused, for which file, and the remedy if one is known."""
     helps = {
         errno.EACCES: "choose a place that you may write to",
         errno.EEXIST: "a file is in the place of a folder",
@@ -310,10 +310,10 @@ def _refused_by_system(error: OSError) -> str:
     return f"{where}{error.strerror}{f' ({what})' if what else ''}."
 
 
-def _missing(error: ImportError) -> str | None:
-    """What to install for an import; None for a module of our own, whose failure is a bug."""
+def _import_message(error: ImportError) -> str | None:
+    """What to install for an import; None for one of our own modules, whose failure is a bug."""
     module = (error.name or "").partition(".")[0]
-    own = {one.module.partition(".")[0] for one in registry.added().values()}
+    own = {one.module.partition(".")[0] for one in registry.added_commands().values()}
     if module in {"trustclip", *own}:
         return None
     if not isinstance(error, ModuleNotFoundError) or not module:
@@ -321,16 +321,16 @@ def _missing(error: ImportError) -> str | None:
     return f"the package {module} is not installed: pip install {registry.extra(module) or module}."
 
 
-def _be_quiet() -> None:
+def _silence_warnings() -> None:
     """Hide deprecation and advisory notices of libraries from the user's terminal."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category)
-    # TRL says it at each of its imports of vLLM.
+    # TRL warns at each of its imports of vLLM.
     warnings.filterwarnings("once", "TRL currently supports vLLM versions", UserWarning)
-    # What trustclip itself is about to remove, a user of the commands has to change.
+    # Deprecations of trustclip itself concern users of the commands.
     warnings.filterwarnings("once", "`method_args` is deprecated", DeprecationWarning)
     # A user needs the text of a warning, not the source line that it comes from.
     warnings.formatwarning = lambda message, *_, **__: f"warning: {harmless(str(message))}\n"

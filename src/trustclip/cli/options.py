@@ -1,4 +1,4 @@
-"""The options of a command as its class declares them: names, types, words, defaults; its help."""
+"""The options of a command as its class declares them: names, types, defaults; its help text."""
 
 import argparse
 import ast
@@ -14,10 +14,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from trustclip.settings.marks import Also, Dotted, Positional, Shown, fields_of, marks
+from trustclip.settings.marks import Also, Dotted, Metavar, Positional, fields_of, marks
 from trustclip.support.jsonl import plain
 
-#: Words of types in a help text.
+#: Names of types in a help text.
 _WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 
 
@@ -67,18 +67,18 @@ examples:
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One option, or one argument without a name."""
+    """One option, or one positional argument."""
 
     path: str  # of the field, with dots where it is a field of a field
-    hint: Any  # its type, without what stands beside it
-    beside: tuple[Any, ...]  # marks, see `trustclip.settings.marks`
-    text: str  # what it is
-    default: Any  # `dataclasses.MISSING` where it must be given
+    hint: Any  # its type, without its marks
+    marks: tuple[Any, ...]  # see `trustclip.settings.marks`
+    text: str  # its description
+    default: Any  # `dataclasses.MISSING` if it is required
 
     @property
     def flags(self) -> list[str]:
         """Its names on the command line; the last one is its field's."""
-        also = [name for mark in self.beside if isinstance(mark, Also) for name in mark.names]
+        also = [name for mark in self.marks if isinstance(mark, Also) for name in mark.names]
         return [*also, f"--{self.path.replace('_', '-')}"]
 
     @property
@@ -89,10 +89,10 @@ class Option:
 
     @property
     def positional(self) -> bool:
-        return any(isinstance(mark, Positional) for mark in self.beside)
+        return any(isinstance(mark, Positional) for mark in self.marks)
 
     @property
-    def needed(self) -> bool:
+    def required(self) -> bool:
         return self.default is MISSING
 
     @property
@@ -101,27 +101,27 @@ class Option:
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """Types that a word of it may have."""
+        """Types that a value of it may have."""
         hint = get_args(self.hint)[0] if self.many else self.hint
         return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Words that it takes, where those are listed."""
-        listed = [kind for kind in self.kinds if get_origin(kind) is Literal]
-        return tuple(str(value) for kind in listed for value in get_args(kind))
+        """Values that it takes, if its type lists them."""
+        literals = [kind for kind in self.kinds if get_origin(kind) is Literal]
+        return tuple(str(value) for kind in literals for value in get_args(kind))
 
     @property
     def plain(self) -> bool:
-        """Whether a word of it is a number, a text, a path, or listed."""
-        known = (*_WORDS, bool, NoneType)
-        return all(kind in known or get_origin(kind) is Literal for kind in self.kinds)
+        """Whether a value of it is a number, a text, a path, or listed."""
+        types = (*_WORDS, bool, NoneType)
+        return all(kind in types or get_origin(kind) is Literal for kind in self.kinds)
 
     @property
     def metavar(self) -> str:
-        """What stands for a word of it in a help text."""
-        if shown := [mark.metavar for mark in self.beside if isinstance(mark, Shown)]:
-            return shown[0]
+        """The placeholder of its value in a help text."""
+        if texts := [mark.text for mark in self.marks if isinstance(mark, Metavar)]:
+            return texts[0]
         none = ["None"] if NoneType in self.kinds and not self.positional else []
         if self.choices:
             return "{" + ",".join([*none, *self.choices]) + "}"
@@ -130,7 +130,7 @@ class Option:
 
     @property
     def label(self) -> str:
-        """What a message calls it."""
+        """Its name in messages."""
         if not self.positional:
             return self.flags[-1]
         return self.path.upper() if self.choices else self.metavar
@@ -142,7 +142,7 @@ def _word(kind: Any) -> str:
 
 @cache
 def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
-    """The options that the fields of a dataclass are, those of its fields' fields included.
+    """The fields of a dataclass as options, those of nested classes included.
 
     Example:
       >>> from trustclip.settings.stages import RLStage
@@ -150,20 +150,20 @@ def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
       ['brake.rule', 'brake.reference']
     """
     hints, bare = get_type_hints(cls, include_extras=True), get_type_hints(cls)
-    said = documented(cls)
-    found: list[Option] = []
+    docs = descriptions(cls)
+    options: list[Option] = []
     for name in fields_of(cls):
-        one, beside = cls.__dataclass_fields__[name], marks(hints[name])
-        if any(isinstance(mark, Dotted) for mark in beside):
+        field, extras = cls.__dataclass_fields__[name], marks(hints[name])
+        if any(isinstance(mark, Dotted) for mark in extras):
             continue
         if inner := section_of(bare[name]):
-            found += options_of(inner, f"{prefix}{name}.")
+            options += options_of(inner, f"{prefix}{name}.")
             continue
-        default = one.default
-        if one.default_factory is not MISSING:
-            default = one.default_factory()
-        found.append(Option(f"{prefix}{name}", bare[name], beside, said.get(name, ""), default))
-    return tuple(found)
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        options.append(Option(f"{prefix}{name}", bare[name], extras, docs.get(name, ""), default))
+    return tuple(options)
 
 
 def section_of(hint: Any) -> Any:
@@ -174,14 +174,14 @@ def section_of(hint: Any) -> Any:
     return None
 
 
-def documented(cls: type) -> dict[str, str]:
-    """Field -> its words: the string after it in its class, or its entry under ``Args:``."""
-    found: dict[str, str] = {}
+def descriptions(cls: type) -> dict[str, str]:
+    """Field -> its description: the string after it in its class, or its entry in ``Args:``."""
+    docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
-        found |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
-        with contextlib.suppress(OSError, TypeError, IndentationError):  # of no file
-            found |= dict(_strings(textwrap.dedent(inspect.getsource(base))))
-    return found
+        docs |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
+        with contextlib.suppress(OSError, TypeError, IndentationError):  # not from a file
+            docs |= dict(_strings(textwrap.dedent(inspect.getsource(base))))
+    return docs
 
 
 def _arguments(doc: str) -> Iterator[tuple[str, str]]:
@@ -193,16 +193,16 @@ def _arguments(doc: str) -> Iterator[tuple[str, str]]:
 
 
 def _strings(source: str) -> Iterator[tuple[str, str]]:
-    (made,) = ast.parse(source).body
-    assert isinstance(made, ast.ClassDef)
-    for one, after in pairwise(made.body):
-        match one, after:
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    for statement, successor in pairwise(definition.body):
+        match statement, successor:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
                 yield name, " ".join(text.split())
 
 
-def described(cls: type) -> str:
-    """What a class says that its options are for: its docstring, without the sections."""
+def describe(cls: type) -> str:
+    """What the options of a class are for: its docstring, without the sections."""
     doc = cls.__doc__ or ""
     if doc.startswith(f"{cls.__name__}("):  # the signature, which a dataclass has in its place
         return ""
@@ -219,7 +219,7 @@ def described(cls: type) -> str:
 def help_of(cls: type, command: str, usage: str = "") -> str:
     """The help text of a command, for the class of its options; ``usage`` replaces its head."""
     options = options_of(cls)
-    head = usage.strip() or f"usage: {_usage(options, command)}\n\n{described(cls)}".strip()
+    head = usage.strip() or f"usage: {_usage(options, command)}\n\n{describe(cls)}".strip()
     parser = argparse.ArgumentParser(
         usage=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -227,7 +227,7 @@ def help_of(cls: type, command: str, usage: str = "") -> str:
     if any(one.positional for one in options):
         groups["positional"] = parser.add_argument_group("arguments")
     groups[""] = parser.add_argument_group("options")
-    for one in sorted(options, key=lambda one: (not one.needed, _depth(cls, one))):
+    for one in sorted(options, key=lambda one: (not one.required, _depth(cls, one))):
         section = one.path.rpartition(".")[0]
         if one.positional:
             section = "positional"
@@ -250,19 +250,19 @@ def _usage(options: Sequence[Option], command: str) -> str:
     for one in options:
         if one.positional:
             word = f"{one.metavar} ..." if one.many else one.metavar
-            words.append(word if one.needed else f"[{word}]")
-        elif one.needed:
+            words.append(word if one.required else f"[{word}]")
+        elif one.required:
             words.append(f"{one.flags[-1]} {one.metavar}")
     return " ".join([f"trustclip {command}", *words, "[options]"])
 
 
 def add(parser: Any, one: Option) -> argparse.Action:
-    """Add an option to a parser of Python's, which shows it and completes it."""
+    """Add an option to an argparse parser, for help and completion."""
     text = one.text.replace("%", "%%")
-    if one.needed and not one.positional:
+    if one.required and not one.positional:
         text += " (required)"
     elif one.default is not MISSING and one.default not in (None, (), ""):
-        text += f" (default: {_shown(one.default)})".replace("%", "%%")
+        text += f" (default: {_default_text(one.default)})".replace("%", "%%")
     options: dict[str, Any] = {"help": text.strip(), "default": argparse.SUPPRESS}
     if one.positional:
         return parser.add_argument(
@@ -277,12 +277,12 @@ def add(parser: Any, one: Option) -> argparse.Action:
     return parser.add_argument(*one.flags, metavar=metavar, choices=choices, nargs=nargs, **options)
 
 
-def _shown(value: Any) -> str:
-    """A default as it would be typed."""
+def _default_text(value: Any) -> str:
+    """A default as one would type it."""
     if isinstance(value, tuple):
-        return " ".join(map(_shown, value))
+        return " ".join(map(_default_text, value))
     value = plain(value)
     if isinstance(value, dict):
-        inside = ", ".join(f"{name}: {_shown(inner)}" for name, inner in value.items())
+        inside = ", ".join(f"{name}: {_default_text(inner)}" for name, inner in value.items())
         return f"{{{inside}}}"
     return str(value)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 GROUP = "trustclip.commands"
 
-#: Distributions of this project that add commands -> these, to say what to install.
+#: Distributions of this project that add commands -> their commands, to say what to install.
 KNOWN = {
     "trustclip-lab": ("lab", "arena", "theory", "tabular", "control", "paper", "bench", "atlas")
 }
@@ -34,20 +34,20 @@ class Command(NamedTuple):
 @cache
 def distributions() -> dict[str, dict[str, Command]]:
     """The added commands of each installed distribution that has any."""
-    found: dict[str, dict[str, Command]] = {}
+    commands: dict[str, dict[str, Command]] = {}
     for point in entry_points(group=GROUP):
         name = point.dist.name if point.dist else point.name
-        found.setdefault(name, {}).update(point.load())
-    return found
+        commands.setdefault(name, {}).update(point.load())
+    return commands
 
 
-def added() -> dict[str, Command]:
+def added_commands() -> dict[str, Command]:
     return {name: one for commands in distributions().values() for name, one in commands.items()}
 
 
 def extra(module: str) -> str | None:
     """What to install for a module: an extra of trustclip or of another distribution, quoted."""
-    wanted = {"yaml": "pyyaml"}.get(module, module).lower()
+    target = {"yaml": "pyyaml"}.get(module, module).lower()
     for package in ("trustclip", *distributions()):
         try:
             requirements = requires(package) or []
@@ -55,9 +55,9 @@ def extra(module: str) -> str | None:
             continue
         for requirement in requirements:
             name = re.match(r"[\w.-]+", requirement)
-            found = re.search(r"extra == ['\"]([\w-]+)", requirement)
-            if not name or not found or found[1] == "dev":
+            marker = re.search(r"extra == ['\"]([\w-]+)", requirement)
+            if not name or not marker or marker[1] == "dev":
                 continue
-            if name[0].lower().replace("-", "_") == wanted:
-                return f"'{package}[{found[1]}]'"
+            if name[0].lower().replace("-", "_") == target:
+                return f"'{package}[{marker[1]}]'"
     return None

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from trustclip.cli.options import documented
+from trustclip.cli.options import descriptions
 from trustclip.constraints.base import ALIASES, Method, method_class, methods
 from trustclip.constraints.controllers import NAMED, Controller
 from trustclip.rewards.chosen import BUILT_IN, NOTEBOOK
@@ -25,15 +25,15 @@ from trustclip.suite.settings import SuiteSettings
 Json = dict[str, Any]
 Kind = Literal["recipe", "suite"]
 
-#: What each kind of file is checked by.
+#: The class that checks each kind of file.
 CLASSES: dict[Kind, type] = {"recipe": Recipe, "suite": SuiteSettings}
 #: A class or a function of the user's: a file or a module, and a name in it.
 _CODE: Json = {"type": "string", "pattern": r"^[^:]+:[^:]+$"}
 _METHOD, _CONTROLLER = "method", "controller"
 
 
-class _Schemas(GenerateJsonSchema):
-    """Pydantic's, in which a field that holds a method or a controller refers to their schema."""
+class _Generator(GenerateJsonSchema):
+    """Pydantic's generator; fields with a method or a controller refer to their schema."""
 
     def is_instance_schema(self, schema: Any) -> Json:
         """What an object is in a file."""
@@ -48,26 +48,26 @@ def schema(kind: Kind) -> Json:
     """The JSON Schema (draft 2020-12) of recipes or of suites.
 
     Example:
-      >>> made = schema("recipe")
-      >>> made["properties"]["rl"]["$ref"], made["required"]
+      >>> root = schema("recipe")
+      >>> root["properties"]["rl"]["$ref"], root["required"]
       ('#/$defs/RLStage', ['model', 'output_dir', 'name', 'rl'])
     """
-    made = _of(CLASSES[kind])
-    definitions = made.setdefault("$defs", {})
-    definitions |= _methods(swept=kind == "suite")
+    root = _schema_of(CLASSES[kind])
+    definitions = root.setdefault("$defs", {})
+    definitions |= _methods(sweeps=kind == "suite")
     if kind == "recipe":
-        made["properties"]["command"] = {"const": "run"}  # config.yaml of a run is a recipe
+        root["properties"]["command"] = {"const": "run"}  # config.yaml of a run is a recipe
         _spell_out(definitions["RLStage"]["properties"])
         definitions["RecipeEval"]["properties"]["reward"] |= _reward()
     else:
-        made["properties"]["methods"]["additionalProperties"] = {"$ref": f"#/$defs/{_METHOD}_of"}
-        text = made["properties"]["recipe"]["items"]
-        one, many = dict(text), made["properties"]["recipe"]
-        said = many.pop("description", "")
-        made["properties"]["recipe"] = {"anyOf": [one, many], "description": said}
+        root["properties"]["methods"]["additionalProperties"] = {"$ref": f"#/$defs/{_METHOD}_of"}
+        text = root["properties"]["recipe"]["items"]
+        single, many = dict(text), root["properties"]["recipe"]
+        description = many.pop("description", "")
+        root["properties"]["recipe"] = {"anyOf": [single, many], "description": description}
     draft = "https://json-schema.org/draft/2020-12/schema"
-    made.pop("title", None)
-    return {"$schema": draft, "title": f"trustclip {kind}", **made}
+    root.pop("title", None)
+    return {"$schema": draft, "title": f"trustclip {kind}", **root}
 
 
 def text(kind: Kind) -> str:
@@ -75,25 +75,25 @@ def text(kind: Kind) -> str:
     return json.dumps(schema(kind), indent=1, ensure_ascii=False) + "\n"
 
 
-def _of(cls: type) -> Json:
-    """Pydantic's schema of a class, in the words that help texts have."""
-    made = TypeAdapter(cls).json_schema(schema_generator=_Schemas)
-    _describe(cls, made, made.get("$defs", {}))
-    return _walk(made, _part)
+def _schema_of(cls: type) -> Json:
+    """Pydantic's schema of a class, with the descriptions of the help texts."""
+    root = TypeAdapter(cls).json_schema(schema_generator=_Generator)
+    _describe(cls, root, root.get("$defs", {}))
+    return _walk(root, _part)
 
 
-def _describe(cls: Any, made: Json, definitions: Json) -> None:
-    """Give every key its words, and a class its first paragraph."""
-    made["description"] = _first(cls)
-    said, hints = documented(cls), get_type_hints(cls)
-    for name, field in made.get("properties", {}).items():
+def _describe(cls: Any, node: Json, definitions: Json) -> None:
+    """Give every key its description, and a class its first paragraph."""
+    node["description"] = _first(cls)
+    docs, hints = descriptions(cls), get_type_hints(cls)
+    for name, field in node.get("properties", {}).items():
         field.pop("title", None)
-        if name in said:
-            field["description"] = said[name]
+        if name in docs:
+            field["description"] = docs[name]
         for inner in (hints[name], *get_args(hints[name])):
-            known = definitions.get(inner.__name__) if isinstance(inner, type) else None
-            if known and is_dataclass(inner):
-                _describe(inner, known, definitions)
+            definition = definitions.get(inner.__name__) if isinstance(inner, type) else None
+            if definition and is_dataclass(inner):
+                _describe(inner, definition, definitions)
 
 
 def _first(cls: type) -> str:
@@ -110,7 +110,7 @@ def _walk(value: Any, change: Callable[[Json], Json]) -> Any:
 
 
 def _part(value: Json) -> Json:
-    """A reference in place of a part that a class of pydantic's cannot describe."""
+    """A reference in place of a part that pydantic cannot describe."""
     if value.get("x-part") != _METHOD:
         return value
     rest = {key: item for key, item in value.items() if key in ("description", "default")}
@@ -139,7 +139,7 @@ def _reward() -> Json:
     return {"anyOf": [name, one, {"type": "array", "minItems": 1, "items": either}]}
 
 
-def _methods(*, swept: bool) -> Json:
+def _methods(*, sweeps: bool) -> Json:
     """Schemas of every method: by its name, or with hyper-parameters; in a suite with ``sweep``."""
     names = {"anyOf": [{"enum": [*methods(), *ALIASES]}, _CODE]}
     controllers = {
@@ -151,7 +151,7 @@ def _methods(*, swept: bool) -> Json:
     cases = [
         {
             "if": {"required": ["name"], "properties": {"name": {"const": name}}},
-            "then": _one_method(method_class(name), swept),
+            "then": _one_method(method_class(name), sweeps),
         }
         for name in [*methods(), *ALIASES]
     ]
@@ -160,30 +160,30 @@ def _methods(*, swept: bool) -> Json:
     return {_METHOD: either, f"{_METHOD}_of": whole, _CONTROLLER: controllers}
 
 
-def _one_method(cls: Any, swept: bool) -> Json:
+def _one_method(cls: Any, sweeps: bool) -> Json:
     """The hyper-parameters of one method; a number may be a controller."""
-    made = _of(cls)
-    parts = made.pop("$defs", {})  # those that are no methods, few and small
+    root = _schema_of(cls)
+    parts = root.pop("$defs", {})  # those that are no methods, few and small
 
     def spelled_out(value: Json) -> Json:
         return parts.get(str(value.get("$ref")).removeprefix("#/$defs/"), value)
 
-    made = _walk(made, spelled_out)
-    fields = {name: _or_controlled(field) for name, field in made.get("properties", {}).items()}
+    root = _walk(root, spelled_out)
+    fields = {name: _allow_controller(field) for name, field in root.get("properties", {}).items()}
     more: Json = {"name": {"type": "string"}}
-    if swept:
+    if sweeps:
         lists = {name: {"type": "array", "minItems": 1} for name in fields_of(cls)}
         more["sweep"] = {"type": "object", "properties": lists, "additionalProperties": False}
     return {
-        "description": made["description"],
+        "description": root["description"],
         "properties": more | fields,
         "additionalProperties": False,
     }
 
 
-def _or_controlled(field: Json) -> Json:
+def _allow_controller(field: Json) -> Json:
     kinds = [field, *field.get("anyOf", ())]
     if not any(kind.get("type") in ("number", "integer") for kind in kinds):
         return field
-    said = {key: field.pop(key) for key in ("description", "default") if key in field}
-    return {"anyOf": [field, {"$ref": f"#/$defs/{_CONTROLLER}"}], **said}
+    annotations = {key: field.pop(key) for key in ("description", "default") if key in field}
+    return {"anyOf": [field, {"$ref": f"#/$defs/{_CONTROLLER}"}], **annotations}

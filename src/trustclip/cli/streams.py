@@ -1,4 +1,4 @@
-"""Standard streams that may be full, closed, without a reader, or of ASCII alone."""
+"""Standard streams that may be full, closed, without a reader, or limited to ASCII."""
 
 import codecs
 import contextlib
@@ -20,24 +20,24 @@ ASCII = str.maketrans(
 )  # fmt: skip
 
 
-class Unheeded:
-    """A stream whose failure ends nothing: what a run prints is no record of it.
+class Tolerant:
+    """A stream whose failure does not end the run: what a run prints is no record of it.
 
     After the first failure, as on a full disk or when its reader has left, the rest of the output
-    goes nowhere, which is said on standard error.
+    is discarded, with a warning on standard error.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._tried(self._stream.write, text)
+        self._attempt(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        self._tried(self._stream.flush)
+        self._attempt(self._stream.flush)
 
-    def _tried(self, action: Callable[..., Any], *values: Any) -> None:
+    def _attempt(self, action: Callable[..., Any], *values: Any) -> None:
         try:
             action(*values)
         except (OSError, ValueError) as error:  # ValueError: the stream is closed
@@ -57,13 +57,13 @@ def complain(text: str) -> None:
 
 
 def discard_output() -> None:
-    """Let what is left of the output go nowhere: Python would report at exit that it could not."""
+    """Discard the rest of the output: Python would report at exit that it cannot be flushed."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def occupy_closed() -> None:
-    """Let nothing stand where a standard stream is closed: a file of the run would take its number.
+    """Open the null device in place of a closed stream: a file of the run would take its number.
 
     Whatever a library in C prints would go into that file.
     """
@@ -76,7 +76,7 @@ def occupy_closed() -> None:
 
 
 def write_readably() -> None:
-    """On a terminal or a file that takes ASCII only, write what comes closest to each character."""
+    """Where the encoding is not Unicode, write what comes closest to each character."""
     codecs.register_error(_CLOSEST, _closest)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
@@ -84,13 +84,13 @@ def write_readably() -> None:
 
 
 def _closest(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that an encoding lacks.
+    """Replacement for characters that an encoding lacks.
 
     Example:
       >>> _closest(UnicodeEncodeError("ascii", "a \u2212 \u00b1\u00e9 \u03b4 \u6c49", 0, 10, ""))[0]
       'a - +-e delta ?'
     """
     assert isinstance(error, UnicodeEncodeError)
-    found = unicodedata.normalize("NFKD", error.object[error.start : error.end].translate(ASCII))
-    plain = "".join(one for one in found if not unicodedata.combining(one))
+    text = unicodedata.normalize("NFKD", error.object[error.start : error.end].translate(ASCII))
+    plain = "".join(one for one in text if not unicodedata.combining(one))
     return plain.encode("ascii", "replace").decode(), error.end

@@ -14,7 +14,7 @@ from trustclip.constraints.compose import Composite
 from trustclip.constraints.controllers import NAMED, Controller, PerToken, Target, controller
 from trustclip.support.names import nearest
 
-#: Names of hyper-parameters, and the controller given for each.
+#: Pairs of a hyper-parameter's name and its controller.
 Controllers = tuple[tuple[str, Controller], ...]
 
 
@@ -27,11 +27,11 @@ def split(
       ValueError: an invalid controller, or one without an initial value.
     """
     defaults = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
-    fixed, found = dict(hyperparameters), []
+    fixed, controllers = dict(hyperparameters), []
     for name, value in hyperparameters.items():
         # A field that holds a method takes no controller: its class reports the error.
-        held = isinstance(defaults.get(name), Method)
-        one = None if held else _as_controller(name, value)
+        is_method = isinstance(defaults.get(name), Method)
+        one = None if is_method else _as_controller(name, value)
         if one is None:
             continue
         start = one.initial
@@ -41,8 +41,8 @@ def split(
         if isinstance(start, bool) or not isinstance(start, int | float):
             raise ValueError(f"the controller of `{name}` needs `initial`: there is no default.")
         fixed[name] = start
-        found.append((name, one))
-    return fixed, tuple(found)
+        controllers.append((name, one))
+    return fixed, tuple(controllers)
 
 
 def _as_controller(name: str, value: Any) -> Controller | None:
@@ -134,29 +134,29 @@ class Adaptive(Composite):
         return self.inner.statistics(batch, reduce)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        chosen = copy.copy(self.inner)
+        method = copy.copy(self.inner)
         extras = {}
         for name, one in self.controllers:
             threshold = getattr(self.inner, name)
             if isinstance(one, PerToken):
                 threshold = one.thresholds(threshold, batch)
                 # Its class accepts numbers only; `per_token` states that tensors work here.
-                object.__setattr__(chosen, name, threshold)
+                object.__setattr__(method, name, threshold)
             value = batch.logp_old.new_zeros(()) + threshold
             low, high = (value.new_tensor(end) for end in one.between(self._start(name, one)))
             extras[f"threshold/{name}"] = value
             extras[f"threshold/{name}/at_limit"] = ((value <= low) | (value >= high)).to(value)
-        inside = chosen.surrogate(batch)
-        shown = {name: value.expand_as(batch.logp_old) for name, value in extras.items()}
-        return Surrogate(inside.objective, inside.kept, {**inside.extras, **shown})
+        surrogate = method.surrogate(batch)
+        per_token = {name: value.expand_as(batch.logp_old) for name, value in extras.items()}
+        return Surrogate(surrogate.objective, surrogate.kept, {**surrogate.extras, **per_token})
 
     def after(self, metrics: Mapping[str, float]) -> Self:
-        moved = {}
+        thresholds = {}
         for name, one in self.controllers:
             if isinstance(one, Target):
                 low, high = one.between(self._start(name, one))
-                moved[name] = min(max(one.next(getattr(self.inner, name), metrics), low), high)
-        inner = replace(self.inner.after(metrics), **moved)  # type: ignore[type-var]
+                thresholds[name] = min(max(one.next(getattr(self.inner, name), metrics), low), high)
+        inner = replace(self.inner.after(metrics), **thresholds)  # type: ignore[type-var]
         return replace(self, inner=inner)  # type: ignore[type-var]
 
     def state(self) -> dict[str, Any]:

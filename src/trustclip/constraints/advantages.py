@@ -20,7 +20,7 @@ def group_mean(rewards: Tensor, group_size: int) -> Tensor:
       >>> group_mean(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
       tensor([ 0.7500, -0.2500, -0.2500, -0.2500])
     """
-    return _centred(_grouped(rewards, group_size)).flatten()
+    return _deviations(_groups(rewards, group_size)).flatten()
 
 
 def group_standardized(rewards: Tensor, group_size: int, eps: float = 1e-4) -> Tensor:
@@ -34,10 +34,10 @@ def group_standardized(rewards: Tensor, group_size: int, eps: float = 1e-4) -> T
       >>> group_standardized(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
       tensor([ 1.4997, -0.4999, -0.4999, -0.4999])
     """
-    grouped = _grouped(rewards, group_size)
-    centred = _centred(grouped)
-    scaled = centred / (grouped.std(dim=1, keepdim=True) + eps)
-    return scaled.where(centred != 0, 0.0).flatten()  # with eps=0 equal rewards give 0 / 0
+    groups = _groups(rewards, group_size)  # [groups, group_size]
+    deviations = _deviations(groups)
+    scaled = deviations / (groups.std(dim=1, keepdim=True) + eps)
+    return scaled.where(deviations != 0, 0.0).flatten()  # with eps=0 equal rewards give 0 / 0
 
 
 def leave_one_out(rewards: Tensor, group_size: int) -> Tensor:
@@ -53,14 +53,14 @@ def leave_one_out(rewards: Tensor, group_size: int) -> Tensor:
     return group_mean(rewards, group_size) * (group_size / (group_size - 1))
 
 
-def _centred(grouped: Tensor) -> Tensor:
-    # The mean of equal numbers is rounded, and a small deviation would make much of what is left.
-    # Differences, as infinities are no equal rewards.
-    equal = (grouped - grouped[:, :1] == 0).all(dim=1, keepdim=True)  # [groups, 1]
-    return (grouped - grouped.mean(dim=1, keepdim=True)).masked_fill(equal, 0.0)
+def _deviations(groups: Tensor) -> Tensor:
+    # The mean of equal numbers is rounded, and dividing by a tiny deviation would blow up the rest.
+    # By differences, so that infinite rewards do not count as equal.
+    equal = (groups - groups[:, :1] == 0).all(dim=1, keepdim=True)  # [groups, 1]
+    return (groups - groups.mean(dim=1, keepdim=True)).masked_fill(equal, 0.0)
 
 
-def _grouped(rewards: Tensor, group_size: int) -> Tensor:
+def _groups(rewards: Tensor, group_size: int) -> Tensor:
     if rewards.dim() != 1 or group_size < 2 or rewards.numel() % group_size:
         raise ValueError(
             "rewards must be one flat tensor of whole groups of at least 2, got shape "

@@ -43,8 +43,8 @@ def aggregate(
         those of this batch when None.
 
     Raises:
-      ValueError: the name is unknown, `dr_grpo` misses its length, or the rule has no use for a
-        number that is given.
+      ValueError: the name is unknown, `dr_grpo` lacks its length, or a number is given that the
+        rule does not read.
 
     Example:
       >>> import torch
@@ -55,14 +55,14 @@ def aggregate(
       >>> aggregate("dr_grpo", x, mask, max_length=4), aggregate("dapo", x, mask, total_tokens=6)
       (tensor(1.1250), tensor(1.5000))
     """
-    # The rule that reads each number.
-    for number, rule, given in (
+    # Each argument, and the one rule that reads it.
+    for argument, rule, value in (
         ("max_length", "dr_grpo", max_length),
         ("total_tokens", "dapo", total_tokens),
     ):
-        if given is not None and name != rule and name in get_args(Aggregation):
+        if value is not None and name != rule and name in get_args(Aggregation):
             raise ValueError(
-                f"`{number}` is for the aggregation {rule!r}, and {name!r} does not read it: "
+                f"`{argument}` is for the aggregation {rule!r}, and {name!r} does not read it: "
                 "leave it out."
             )
     sequences = max(x.shape[0], 1)
@@ -77,7 +77,7 @@ def aggregate(
                 raise ValueError(f"dr_grpo needs `max_length` >= 1 (tokens), got {max_length!r}.")
             return masked_sum(x, mask) / (sequences * max_length)
         case "dapo":
-            some = mask.sum() if total_tokens is None else total_tokens
-            some = some.clamp(min=1) if isinstance(some, Tensor) else max(some, 1)
-            return masked_sum(x, mask) / some  # of no token the sum is 0
+            tokens = mask.sum() if total_tokens is None else total_tokens
+            tokens = tokens.clamp(min=1) if isinstance(tokens, Tensor) else max(tokens, 1)
+            return masked_sum(x, mask) / tokens  # 0 / 1 where there is no token
     raise ValueError(unknown("aggregation", name, get_args(Aggregation)))

@@ -22,7 +22,7 @@ from trustclip.support.checked import Number as Number
 from trustclip.support.checked import Positive as Positive
 from trustclip.support.checked import UpToOne as UpToOne
 from trustclip.support.checked import checked
-from trustclip.support.imports import imported
+from trustclip.support.imports import import_object
 from trustclip.support.names import unknown
 
 Reduce = Callable[[Tensor], Tensor]
@@ -38,8 +38,8 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "double_sided": ("anchored", {"inner": {"name": "clip_higher", "side": "strict"}}),
 }
 
-#: Names of what a method bounds, where that is no method's name: ATR bounds the estimate KL3.
-_MEANT = {"kl3": "atr", "k3": "atr"}
+#: Methods by the divergence that they bound, for the hint in an error: ATR bounds KL3.
+_HINTS = {"kl3": "atr", "k3": "atr"}
 
 
 #: Class decorator of a method: a frozen, keyword-only dataclass that checks its values.
@@ -88,7 +88,7 @@ class Trait(enum.Flag):
     WEIGHS_OLD_POLICY = enum.auto()
     #: Tokens that were not sampled get a gradient, too, through ``batch.candidates``.
     MOVES_CANDIDATES = enum.auto()
-    #: What is measured of a turn takes every gap in the mask for words of a tool.
+    #: Measures turns, and takes every gap in the mask for a reply of a tool.
     SEES_TURNS = enum.auto()
     #: Traits that a composite method does not inherit from its parts.
     ALONE = ESTIMATES_KL | CLIPS_TOKENS | CLIPS_SEQUENCES | WEIGHS_OLD_POLICY
@@ -192,15 +192,15 @@ class Method(ABC):
           {}
         """
         if Trait.CLIPS_TOKENS in self.traits:
-            found = clip_twins(self.log_interval())
+            twins = clip_twins(self.log_interval())
         elif Trait.CLIPS_SEQUENCES in self.traits:
-            found = sequence_clip_twins(self.log_interval())
+            twins = sequence_clip_twins(self.log_interval())
         else:
             return {}
-        return {who: these for who, these in found.items() if these.get("name") != self.name}
+        return {trainer: twin for trainer, twin in twins.items() if twin.get("name") != self.name}
 
     def value(self, name: str) -> Any:
-        """A hyper-parameter as it is used: the source's value, which may go by others, for a None.
+        """The value of a hyper-parameter in use: for None the source's, which may depend on others.
 
         Example:
           >>> import trustclip as tc
@@ -219,8 +219,8 @@ class Method(ABC):
           ValueError: the method's constraint is no ratio interval, or ``p_old`` is missing.
         """
         raise ValueError(
-            f"no ratio interval is stated for {self.name!r}: its gate asks for more than the ratio "
-            "of a token, or its class does not define `log_interval`."
+            f"no ratio interval is stated for {self.name!r}: its gate depends on more than the "
+            "token's ratio, or its class does not define `log_interval`."
         )
 
     @property
@@ -289,26 +289,26 @@ def methods() -> dict[str, type[Method]]:
       True
     """
     names = sorted(module.name for module in pkgutil.iter_modules(_METHODS))
-    return {name: _defined_in(f"trustclip.methods.{name}") for name in names}
+    return {name: _class_in(f"trustclip.methods.{name}") for name in names}
 
 
-def _defined_in(module_name: str) -> type[Method]:
+def _class_in(module_name: str) -> type[Method]:
     module = importlib.import_module(module_name)
-    found = [
+    classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module_name
     ]
-    if len(found) != 1:
-        raise ImportError(f"{module_name} must define exactly one Method, found {len(found)}.")
-    return found[0]
+    if len(classes) != 1:
+        raise ImportError(f"{module_name} must define exactly one Method, found {len(classes)}.")
+    return classes[0]
 
 
 def method_class(name: str) -> type[Method]:
     """Class of the method called ``name``, by `ALIASES` too, or of ``"file.py:Class"``.
 
     Raises:
-      ValueError: nothing of that name; the message has the nearest right one.
+      ValueError: there is no such method; the message names the nearest one.
 
     Example:
       >>> method_class("atr").__name__
@@ -317,13 +317,13 @@ def method_class(name: str) -> type[Method]:
     if not isinstance(name, str):
         raise ValueError(f"a method's name must be text, got {name!r}.")
     if ":" in name:
-        found = imported(name, "method")
-        if not (isinstance(found, type) and issubclass(found, Method)):
+        cls = import_object(name, "method")
+        if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise ValueError(f"{name!r} is no subclass of trustclip.Method.")
-        return found
+        return cls
     name, _ = ALIASES.get(name, (name, {}))
     if name not in methods():
-        raise ValueError(unknown("method", name, [*methods(), *ALIASES], _MEANT.get(name.lower())))
+        raise ValueError(unknown("method", name, [*methods(), *ALIASES], _HINTS.get(name.lower())))
     return methods()[name]
 
 
@@ -343,7 +343,7 @@ def of_own_token(method: Method) -> bool:
 
 
 def need_p_old(p_old: Tensor | None, name: str) -> Tensor:
-    """``p_old`` checked, in float64: given, and in (0, 1].
+    """``p_old`` in float64, after a check that it is given and in (0, 1].
 
     Raises:
       ValueError: it is missing or out of range.

@@ -29,7 +29,7 @@ FLOATS = (
 _WITH_GRADIENT = ("logp", "kl_old_new", "kl_new_old")
 
 #: Fields of every batch.
-_ALWAYS = ("logp", "logp_old", "advantages", "mask")
+_REQUIRED = ("logp", "logp_old", "advantages", "mask")
 
 #: Optional fields, with who can supply each; the error about a missing one names it.
 SUPPLIERS = {
@@ -91,7 +91,7 @@ class TokenBatch:
         for ``centered`` and the metrics ``drift/*``; see `Candidates`.
       statistics: numbers measured over more tokens than this batch holds, by name; see
         `Method.statistics`.
-      packing: where the tokens were in the packed sequences that `packed` was given.
+      packing: where the tokens stood in the packed sequences; set by `packed`.
 
     Raises:
       ValueError: a field is no tensor of the shape and kind it needs; the message names it.
@@ -127,24 +127,24 @@ class TokenBatch:
         _check_tensor("logp", self.logp)
         if self.logp.dim() != 2:
             raise ValueError(f"`logp` must be [batch, time], got shape {tuple(self.logp.shape)}.")
-        for name in (*_ALWAYS, *SUPPLIERS):
-            if name in _ALWAYS or getattr(self, name) is not None:
+        for name in (*_REQUIRED, *SUPPLIERS):
+            if name in _REQUIRED or getattr(self, name) is not None:
                 _check_field(name, getattr(self, name), self.logp.shape)
         # Set once, here: a frozen dataclass whose fields are wide, detached and masked already.
-        given = {name: widen(v) for name in FLOATS if (v := getattr(self, name)) is not None}
+        values = {name: widen(v) for name in FLOATS if (v := getattr(self, name)) is not None}
         if self.candidates is None:
             broken = torch.zeros_like(self.mask)
         else:
             broken = self.candidates.broken
             object.__setattr__(self, "candidates", self.candidates.prepared(self.mask))
-        for name, value in given.items():
+        for name, value in values.items():
             broken = broken | (~value.isfinite() & ~(value.isnan() & (name == "logp_rollout")))
         for name in ("logp", "logp_old"):
-            # Added, not put in its place: the NaN must reach the gradient of `logp`, too.
-            given[name] = given[name] + torch.where(broken, torch.nan, 0.0).to(given[name])
-        for name, value in given.items():
-            kept = value if name in _WITH_GRADIENT else value.detach()
-            object.__setattr__(self, name, zero_masked(kept, self.mask))
+            # Added, not substituted: the NaN must reach the gradient of `logp`, too.
+            values[name] = values[name] + torch.where(broken, torch.nan, 0.0).to(values[name])
+        for name, value in values.items():
+            tensor = value if name in _WITH_GRADIENT else value.detach()
+            object.__setattr__(self, name, zero_masked(tensor, self.mask))
 
     @classmethod
     def packed(
@@ -191,16 +191,16 @@ class TokenBatch:
         if logp.dim() != 1:
             raise ValueError(f"packed `logp` must be [tokens], got shape {tuple(logp.shape)}.")
         packing = Packing.of(len(logp), lengths, cumulative)
-        counts = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
-        always = zip(_ALWAYS, (logp, logp_old, advantages, counts), strict=True)
-        given = {**dict(always), **{k: v for k, v in optional.items() if v is not None}}
-        statistics = given.pop("statistics", None)
-        if isinstance(found := given.pop("candidates", None), Candidates):
-            found = found.map(packing.pad_candidates)
-        for name, value in given.items():
+        mask = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
+        required = zip(_REQUIRED, (logp, logp_old, advantages, mask), strict=True)
+        arguments = {**dict(required), **{k: v for k, v in optional.items() if v is not None}}
+        statistics = arguments.pop("statistics", None)
+        if isinstance(candidates := arguments.pop("candidates", None), Candidates):
+            candidates = candidates.map(packing.pad_candidates)
+        for name, value in arguments.items():
             _check_tensor(name, value)
-            given[name] = packing.pad(name, value)
-        return cls(**given, statistics=statistics, packing=packing, candidates=found)
+            arguments[name] = packing.pad(name, value)
+        return cls(**arguments, statistics=statistics, packing=packing, candidates=candidates)
 
     def pack(self, x: Tensor) -> Tensor:
         """Values of each token, of a loss or of a gate, in the packed order. Shape [tokens].
@@ -209,7 +209,7 @@ class TokenBatch:
           ValueError: the batch was not `packed`.
         """
         if self.packing is None:
-            raise ValueError("this batch was padded when it was made: see TokenBatch.packed.")
+            raise ValueError("this batch was not packed: see TokenBatch.packed.")
         return self.packing.pack(x)
 
     @property
@@ -296,13 +296,13 @@ def _check_field(name: str, value: Any, shape: torch.Size) -> None:
 
 def _check_kind(name: str, value: Tensor) -> None:
     integers = dict.fromkeys(("groups", "keys", "lag"), "int64")
-    wanted = {"mask": "bool", **integers}.get(name, "floating point")
-    if wanted == "floating point":
-        right = value.is_floating_point()
+    kind = {"mask": "bool", **integers}.get(name, "floating point")
+    if kind == "floating point":
+        matches = value.is_floating_point()
     else:
-        right = value.dtype == getattr(torch, wanted)
-    if not right:
-        raise ValueError(f"`{name}` must be {wanted}, got {value.dtype}.")
+        matches = value.dtype == getattr(torch, kind)
+    if not matches:
+        raise ValueError(f"`{name}` must be {kind}, got {value.dtype}.")
 
 
 @dataclass(frozen=True)

@@ -62,23 +62,23 @@ class Brake:
         Raises:
           ValueError: no completion has one.
         """
-        known = log_weights[log_weights.isfinite()].double()
-        if not len(known):
+        finite = log_weights[log_weights.isfinite()].double()
+        if not len(finite):
             raise ValueError(
                 "the brake needs log-probabilities of sampling, and no completion of this update "
                 "has them."
             )
         # From logarithms: a weight of 1,000 tokens overflows, and so would its square.
-        twice, squares = 2 * known.logsumexp(0), (2 * known).logsumexp(0)
-        share = math.exp((twice - squares).item()) / len(known)
+        log_square, log_squares = 2 * finite.logsumexp(0), (2 * finite).logsumexp(0)
+        share = math.exp((log_square - log_squares).item()) / len(finite)
         scale = min(1.0, share / self.reference)
         return {"off": 1.0, "sqrt": math.sqrt(scale), "linear": scale}[self.rule]
 
 
-def as_brake(given: Any) -> Brake:
+def as_brake(value: Any) -> Brake:
     """A `Brake` from itself, a mapping of its fields, or None for none.
 
     Raises:
       ValueError: unknown field, or a value out of range.
     """
-    return given if isinstance(given, Brake) else Brake(**(given or {}))
+    return value if isinstance(value, Brake) else Brake(**(value or {}))

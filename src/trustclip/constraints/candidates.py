@@ -37,7 +37,7 @@ class Candidates:
 
     Example:
       >>> p, q = torch.tensor([[[0.5, 0.3]]]).log(), torch.tensor([[[0.6, 0.2]]]).log()
-      >>> Candidates(p, p, q, partial=True).given.tolist()
+      >>> Candidates(p, p, q, partial=True).valid.tolist()
       [[[True, True]]]
     """
 
@@ -52,7 +52,7 @@ class Candidates:
             if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 3:
                 raise ValueError(
                     f"`candidates.{name}` must be floating point [batch, time, candidates], got "
-                    f"{_described(value)}."
+                    f"{_describe(value)}."
                 )
             if value.shape != self.logp.shape:
                 raise ValueError(
@@ -65,11 +65,11 @@ class Candidates:
         ):
             raise ValueError(
                 "`candidates.partial` must be a bool, or bool [batch, time] = "
-                f"{list(self.logp.shape[:2])}, got {_described(partial)}."
+                f"{list(self.logp.shape[:2])}, got {_describe(partial)}."
             )
 
     @property
-    def given(self) -> Tensor:
+    def valid(self) -> Tensor:
         """True where there is a candidate. Shape [batch, time, candidates]."""
         return ~(self.logp_rollout.isnan() | self.logp_rollout.isneginf())
 
@@ -77,25 +77,25 @@ class Candidates:
     def broken(self) -> Tensor:
         """True for positions with a candidate whose numbers are not finite. Shape [batch, time]."""
         finite = self.logp.isfinite() & self.logp_old.isfinite() & self.logp_rollout.isfinite()
-        return (self.given & ~finite).any(dim=2)
+        return (self.valid & ~finite).any(dim=2)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The candidates with a change made to each tensor."""
-        found: dict[str, Any] = {name: change(getattr(self, name)) for name in TENSORS}
+        values: dict[str, Any] = {name: change(getattr(self, name)) for name in TENSORS}
         if isinstance(self.partial, Tensor):
-            found["partial"] = change(self.partial[..., None].to(self.logp)).squeeze(2) > 0
-        return replace(self, **found)
+            values["partial"] = change(self.partial[..., None].to(self.logp)).squeeze(2) > 0
+        return replace(self, **values)
 
     def prepared(self, mask: Tensor) -> Self:
         """Wide, the old policies detached, and none where masked: what a method reads."""
-        given = self.given & mask[..., None]
-        none = {"logp": 0.0, "logp_old": 0.0, "logp_rollout": -torch.inf}
-        found = {}
-        for name, value in none.items():
+        valid = self.valid & mask[..., None]
+        fills = {"logp": 0.0, "logp_old": 0.0, "logp_rollout": -torch.inf}
+        values = {}
+        for name, fill in fills.items():
             wide = widen(getattr(self, name))
             wide = wide if name == "logp" else wide.detach()
-            found[name] = torch.where(given, wide, wide.new_full((), value))
-        return replace(self, **found)
+            values[name] = torch.where(valid, wide, wide.new_full((), fill))
+        return replace(self, **values)
 
 
 #: How many an engine keeps at each position where no other number is set.
@@ -105,7 +105,7 @@ DEFAULT = 64
 TENSORS = tuple(f.name for f in fields(Candidates) if f.name != "partial")
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{value.dtype} {list(value.shape)}"

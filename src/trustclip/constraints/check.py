@@ -53,7 +53,7 @@ class Check:
         )
 
 
-#: Log-probability above which one is no rounding of 0.
+#: A log-probability above this is more than a rounding of 0.
 _ABOVE_ONE = 1e-3
 
 

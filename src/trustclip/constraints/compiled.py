@@ -1,4 +1,4 @@
-"""What the formulas tell ``torch.compile``, without importing it."""
+"""Marks on the formulas for ``torch.compile``, without importing it."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -29,7 +29,7 @@ class Composite(Method):
     #: Fields of `TokenBatch` needed in addition to those of the parts.
     also_requires: ClassVar[tuple[str, ...]] = ()
 
-    #: Whether the objective of a part stays as it is, with nothing but a term added to it.
+    #: Whether the objective of a part stays unchanged but for a term added to it.
     only_adds: ClassVar[bool] = False
 
     @property
@@ -41,17 +41,17 @@ class Composite(Method):
         for part in self.parts:
             if Trait.MOVES_CANDIDATES in part.traits and not self.only_adds:
                 raise ValueError(
-                    f"{part.name!r} goes around the whole, for the drift is that of all that "
-                    f"weighs or cuts a token: {part.name}(inner={self.name}(...))."
+                    f"{part.name!r} must be the outermost method, because its drift is that of "
+                    f"everything that weighs or cuts a token: {part.name}(inner={self.name}(...))."
                     if isinstance(part, Composite)
                     else f"{part.name!r} moves tokens that were not sampled: a penalty can be "
                     "added to it, nothing else goes around it."
                 )
         for name, what in (("statistics_over", "measure over"), ("top_k", "take a top-k of")):
-            wanted = [(p.name, getattr(p, name)) for p in self.parts if getattr(p, name)]
-            if len({value for _, value in wanted}) > 1:
-                each = ", ".join(f"{part} {what} {value}" for part, value in wanted)
-                raise ValueError(f"parts do not combine: {each}.")
+            needs = [(p.name, getattr(p, name)) for p in self.parts if getattr(p, name)]
+            if len({value for _, value in needs}) > 1:
+                conflict = ", ".join(f"{part} {what} {value}" for part, value in needs)
+                raise ValueError(f"parts do not combine: {conflict}.")
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class Composite(Method):
         return next((p.statistics_over for p in self.parts if p.statistics_over), None)
 
     def after(self, metrics: Mapping[str, float]) -> Self:
-        """The method with each part as it is after an update of the whole."""
+        """The method with the `after` of each part."""
         return replace(self, **{name: p.after(metrics) for name, p in self._fields().items()})  # type: ignore[type-var]
 
     def state(self) -> dict[str, Any]:
@@ -123,10 +123,10 @@ class Weighted(Composite):
         """Factor of each token's objective, without gradient; 0 drops it. Shape [batch, time]."""
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        (inside,) = self.surrogates(batch)
+        (inner,) = self.surrogates(batch)
         weight = zero_masked(self.weight(batch).detach(), batch.mask)
         # A weight of NaN does not cut the token: its gradient must show the NaN.
-        return Surrogate(inside.objective * weight, inside.kept & (weight != 0), inside.extras)
+        return Surrogate(inner.objective * weight, inner.kept & (weight != 0), inner.extras)
 
 
 def corrected_twins(
@@ -145,11 +145,11 @@ def corrected_twins(
       ceiling: largest ratio kept, or the largest weight.
       truncated: whether a ratio beyond ``ceiling`` becomes it, instead of 0.
     """
-    found: Twins = {}
+    twins: Twins = {}
     trl, verl = inner.twins.get("TRL", {}), inner.twins.get("verl")
     # A weight of each token, around a sequence's one ratio: in TRL the gradient follows the mean.
-    followed = level == "token" and trl.get("importance_sampling_level") == "sequence"
-    same = not followed or Trait.REVERSES in inner.traits
+    follows_mean = level == "token" and trl.get("importance_sampling_level") == "sequence"
+    same = not follows_mean or Trait.REVERSES in inner.traits
     # VESPO's loss makes the correction part of its own weight; other settings of vLLM are refused.
     if trl and same and trl.get("loss_type") != "vespo" and "use_vllm" not in trl:
         prefix = "vllm_importance_sampling"
@@ -157,10 +157,10 @@ def corrected_twins(
         if floor is not None:
             bounds[f"{prefix}_clip_min"] = floor
         mode = f"{level}_{'truncate' if truncated else 'mask'}"
-        found["TRL"] = trl | {"use_vllm": True, f"{prefix}_mode": mode} | bounds
-    own = Trait.CLIPS_TOKENS in inner.traits  # a clip of verl's, and each token its own gradient
-    if verl is not None and own and (truncated or floor is not None):
+        twins["TRL"] = trl | {"use_vllm": True, f"{prefix}_mode": mode} | bounds
+    clips_tokens = Trait.CLIPS_TOKENS in inner.traits  # so verl's clip, one gradient per token
+    if verl is not None and clips_tokens and (truncated or floor is not None):
         threshold = ceiling if truncated else f"{floor}_{ceiling}"
         correction = {"rollout_is": level, "rollout_is_threshold": threshold}
-        found["verl"] = verl | {f"{CORRECTION}.{k}": v for k, v in correction.items()}
-    return found
+        twins["verl"] = verl | {f"{CORRECTION}.{k}": v for k, v in correction.items()}
+    return twins

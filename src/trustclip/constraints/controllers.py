@@ -53,9 +53,9 @@ class Controller(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """``{"controller": ..., **settings}``, as in YAML; settings that are None are left out."""
-        settings = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        given = {name: value for name, value in settings.items() if value is not None}
-        return {"controller": _TYPES[type(self)], **given}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        settings = {name: value for name, value in values.items() if value is not None}
+        return {"controller": _TYPES[type(self)], **settings}
 
     def between(self, start: float) -> tuple[float, float]:
         """Lowest and highest value of a threshold that starts at ``start``."""

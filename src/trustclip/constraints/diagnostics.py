@@ -15,7 +15,7 @@ from trustclip.constraints.batch import Metrics, Surrogate, TokenBatch
 from trustclip.constraints.compiled import constant
 from trustclip.constraints.gates import moves_outward
 from trustclip.constraints.masked import masked_sum, safe_exp, zero_masked
-from trustclip.constraints.quantiles import counted, quantile
+from trustclip.constraints.quantiles import bin_counts, quantile
 
 #: Quadrants by the sign of the advantage and the side of 1 the ratio is on. A ratio of exactly 1
 #: belongs to none: no constraint on the ratio can close there.
@@ -35,8 +35,8 @@ ROUNDING = 1e-5
 #: Quantiles of the ratio that a `Window` reports.
 QUANTILES = (0.01, 0.5, 0.99)
 
-#: Shares of which a `Window` reports the number of tokens, too: their buckets differ in size.
-_COUNTED = ("gated/p_old_", "gated/entropy_")
+#: Shares for which a `Window` also reports the number of tokens: their buckets differ in size.
+_WITH_COUNTS = ("gated/p_old_", "gated/entropy_")
 
 #: Edges of the log-ratio histogram from which quantiles are read, nats: finest around 0, where
 #: thresholds are, wide enough for any update that has not already diverged, and with 0 in the
@@ -64,7 +64,7 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None
     ``k1``, ``k2``, ``k3`` the mean estimates of the divergence from the old policy in nats (k1 and
     k3 of KL(old || new)); ``off_policy`` the share of tokens moved by more than `ROUNDING`;
     ``zero_advantage`` the share that cannot matter (in groups of equal rewards); ``entropy``,
-    ``kl_old_new`` and ``kl_new_old`` the batch's own, where it has them; and those of
+    ``kl_old_new`` and ``kl_new_old`` those of the batch, where it has them; and those of
     `parts_gated`, `moments`, `agreement` and, with a sampler's log-probabilities,
     `trustclip.constraints.sampler.sampler_metrics`, with candidates
     `trustclip.constraints.drift.drift_metrics`.
@@ -171,22 +171,22 @@ def moments(batch: TokenBatch, gated: Tensor) -> Metrics:
       >>> old = torch.tensor([[0.5, 0.5]]).log()
       >>> batch = TokenBatch(torch.tensor([[0.5, 1.0]]).log(), old, torch.tensor([[1.0, -3.0]]),
       ...                    torch.ones(1, 2, dtype=torch.bool))
-      >>> found = moments(batch, torch.tensor([[False, True]]))
-      >>> {name: round((total / count).item(), 4) for name, (total, count) in found.items()}
+      >>> pairs = moments(batch, torch.tensor([[False, True]]))
+      >>> {name: round((total / count).item(), 4) for name, (total, count) in pairs.items()}
       {'advantage_cut': 0.75, 'ratio_squared': 2.5}
     """
     x, mask, a = batch.log_ratio, batch.mask, batch.advantages
     count = mask.sum().to(x.dtype)
     size = a.abs()
-    found = {
+    pairs = {
         "advantage_cut": (masked_sum(size, mask & gated), masked_sum(size, mask)),
         "ratio_squared": (masked_sum(safe_exp(2 * x), mask), count),
     }
     if batch.entropy is not None:
         slope = entropy_slope(batch)
-        found["entropy_slope/cut"] = (masked_sum(slope, gated), count)
-        found["entropy_slope/kept"] = (masked_sum(slope, ~gated), count)
-    return found
+        pairs["entropy_slope/cut"] = (masked_sum(slope, gated), count)
+        pairs["entropy_slope/kept"] = (masked_sum(slope, ~gated), count)
+    return pairs
 
 
 def entropy_slope(batch: TokenBatch) -> Tensor:
@@ -220,8 +220,8 @@ def agreement(batch: TokenBatch, gated: Tensor, delta: float) -> Metrics:
       >>> old = torch.full((1, 3), -1.0)
       >>> batch = TokenBatch(old + 0.5, old, torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool),
       ...                    kl_old_new=torch.tensor([[0.1, 0.01, 0.1]]))
-      >>> found = agreement(batch, torch.tensor([[True, True, False]]), 0.07)
-      >>> [(total / count).item() for total, count in found.values()]
+      >>> pairs = agreement(batch, torch.tensor([[True, True, False]]), 0.07)
+      >>> [(total / count).item() for total, count in pairs.values()]
       [0.5, 0.5]
     """
     if batch.kl_old_new is None:
@@ -278,9 +278,9 @@ class Window:
             self._metrics[name] = (
                 (total, count) if before is None else (before[0] + total, before[1] + count)
             )
-        ratios = counted(batch.log_ratio, HISTOGRAM_EDGES, batch.finite)  # [edges + 1]
-        self._histogram = _added(self._histogram, ratios)
-        self._sampler = _added(self._sampler, sampler.log_ratio_histogram(batch))
+        ratios = bin_counts(batch.log_ratio, HISTOGRAM_EDGES, batch.finite)  # [edges + 1]
+        self._histogram = _add(self._histogram, ratios)
+        self._sampler = _add(self._sampler, sampler.log_ratio_histogram(batch))
 
     def state_dict(self) -> dict[str, Any]:
         """The accumulated sums, for a checkpoint."""
@@ -310,12 +310,12 @@ class Window:
         histograms = [h for h in (self._histogram, self._sampler) if h is not None]
         parts = [pairs.flatten().double(), *(h.double() for h in histograms)]
         packed = reduce(torch.cat(parts)).cpu()
-        read = packed[2 * len(names) :].split([len(h) for h in histograms])
+        sums = packed[2 * len(names) :].split([len(h) for h in histograms])
         means = packed[: 2 * len(names)].view(-1, 2)
         tokens, finite = (means[names.index(name), 1] for name in ("nonfinite", "gated"))
         if tokens == 0:
             return {}
-        # An empty share is 0, but nan if not one token was finite: then nothing is known.
+        # An empty share is 0, but nan where no token at all was finite.
         empty = 0.0 if finite > 0 else math.nan
         summary = {
             name: (total / count).item() if count > 0 else empty
@@ -325,15 +325,15 @@ class Window:
         summary |= {
             name.replace("gated", "tokens", 1): count.item()
             for name, (_, count) in zip(names, means, strict=True)
-            if name == "gated" or name.startswith(_COUNTED)
+            if name == "gated" or name.startswith(_WITH_COUNTS)
         }
         # At most 1, by the Cauchy-Schwarz inequality.
         summary["ess"] = summary["ratio"] ** 2 / max(summary.pop("ratio_squared"), 1e-30)
         for q in QUANTILES:
-            log_ratio = quantile(read[0], HISTOGRAM_EDGES, q)  # within half a bin, 0.25 %
+            log_ratio = quantile(sums[0], HISTOGRAM_EDGES, q)  # within half a bin, 0.25 %
             summary[f"ratio_q{round(100 * q):02d}"] = math.exp(log_ratio)
-        return sampler.summary(summary, read[1] if len(read) > 1 else None)
+        return sampler.summary(summary, sums[1] if len(sums) > 1 else None)
 
 
-def _added(total: Tensor | None, more: Tensor | None) -> Tensor | None:
+def _add(total: Tensor | None, more: Tensor | None) -> Tensor | None:
     return more if total is None else total if more is None else total + more

@@ -236,9 +236,9 @@ def with_rest(logp: Tensor, tokens: Tensor) -> Tensor:
       >>> with_rest(logp, torch.tensor([0, 3])).exp()
       tensor([0.5000, 0.0500, 0.4500], dtype=torch.float64)
     """
-    chosen = logp.gather(-1, tokens)
-    rest = log1mexp(_below_one(chosen.logsumexp(dim=-1, keepdim=True)))
-    return torch.cat([chosen, rest], dim=-1)
+    selected = logp.gather(-1, tokens)  # [..., K]
+    rest = log1mexp(_below_one(selected.logsumexp(dim=-1, keepdim=True)))  # [..., 1]
+    return torch.cat([selected, rest], dim=-1)
 
 
 def top_k_tokens(logp_old: Tensor, sampled: Tensor, k: int) -> Tensor:
@@ -260,7 +260,7 @@ def top_k_tokens(logp_old: Tensor, sampled: Tensor, k: int) -> Tensor:
               [0, 1, 2]])
     """
     likeliest, spare = logp_old.topk(k + 1, dim=-1).indices.split([k, 1], dim=-1)
-    among = (likeliest == sampled[..., None]).any(dim=-1, keepdim=True)
+    among = (likeliest == sampled[..., None]).any(dim=-1, keepdim=True)  # [..., 1]
     return torch.cat([likeliest, torch.where(among, spare, sampled[..., None])], dim=-1)
 
 
@@ -302,7 +302,7 @@ def categorical_kl(logp_a: Tensor, logp_b: Tensor) -> Tensor:
       >>> round(categorical_kl(a, b).item(), 13)
       0.0712157234917
     """
-    gap = logp_a - logp_b
+    gap = logp_a - logp_b  # [..., vocabulary]
     a, b = logp_a.exp(), logp_b.exp()
     # Far below b nothing cancels in b - a + a d, and e^{-d} would overflow; at a = 0 only b is left
     # (also where both are 0 and the gap is NaN).

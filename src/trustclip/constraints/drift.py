@@ -1,7 +1,7 @@
 r"""The drift of an update: what it does on average over the sampler's tokens, whatever the reward.
 
 At one position, with $q$ the sampler, $p$ the current policy and $c_v$ a method's coefficient of
-candidate $v$ (a function of the advantage's sign where a gate asks for it),
+candidate $v$ (a function of the advantage's sign where a gate depends on it),
 
 $$
 \mathbb E_{y\sim q}[A\, c_y \nabla\log p_y] \;=\;
@@ -9,7 +9,7 @@ $$
 \;+\; \operatorname{Cov}_q(A,\, c \nabla\log p).
 $$
 
-The drift holds no reward. It is zero where $q = p$ and nothing is cut, and it comes again with
+The drift holds no reward. It is zero where $q = p$ and nothing is cut, and it recurs with
 every update. A token's own share of it is $A \sum_v q_v c_v \nabla\log p_v$, with the $c_v$ of its
 sign: that is what ``centered`` subtracts, and what the metrics ``drift/*`` measure.
 
@@ -77,29 +77,29 @@ def expected(method: Method, batch: TokenBatch) -> Expected:
     Raises:
       ValueError: there are no candidates, or a field is missing that the method requires.
     """
-    found = _candidates(batch).map(torch.Tensor.detach)
-    given, partial = found.given, found.partial
-    p, old, q = (zero_masked(getattr(found, n).exp(), given) for n in _POLICIES)
+    candidates = _candidates(batch).map(torch.Tensor.detach)
+    valid, partial = candidates.valid, candidates.partial
+    p, old, q = (zero_masked(getattr(candidates, n).exp(), valid) for n in _POLICIES)
     p_beyond = (1 - p.sum(dim=2)).clamp(min=0)  # [batch, time]
     q_beyond = torch.zeros_like(p_beyond)
     weight = q
     if partial is not False:
-        open_ = torch.as_tensor(partial, device=p.device).expand_as(p_beyond)
-        masses = [(1 - of.sum(dim=2)).clamp(min=FLOOR) for of in (p, old, q)]
-        # One more, which stands for the rest: its ratios are those of the masses.
-        more = {
-            name: torch.where(open_, _RARE + (mass / masses[0]).log(), -torch.inf)
+        is_partial = torch.as_tensor(partial, device=p.device).expand_as(p_beyond)
+        masses = [(1 - x.sum(dim=2)).clamp(min=FLOOR) for x in (p, old, q)]  # [batch, time]
+        # One more candidate for the rest: its ratios are those of the masses.
+        rest = {
+            name: torch.where(is_partial, _RARE + (mass / masses[0]).log(), -torch.inf)
             for name, mass in zip(_POLICIES, masses, strict=True)
         }
-        p_beyond = torch.where(open_, masses[0], p_beyond)
-        q_beyond = zero_masked(masses[2], open_)
+        p_beyond = torch.where(is_partial, masses[0], p_beyond)
+        q_beyond = zero_masked(masses[2], is_partial)
         new, before, sampler = (
-            torch.cat([getattr(found, name), more[name][..., None]], dim=2) for name in _POLICIES
-        )
-        found = Candidates(new, before, sampler).prepared(batch.mask)
-        given = found.given
+            torch.cat([getattr(candidates, n), rest[n][..., None]], dim=2) for n in _POLICIES
+        )  # [batch, time, candidates + 1]
+        candidates = Candidates(new, before, sampler).prepared(batch.mask)
+        valid = candidates.valid
         weight = torch.cat([q, q_beyond[..., None]], dim=2)
-    c = zero_masked(weight * coefficients(method, batch, found), given)
+    c = zero_masked(weight * coefficients(method, batch, candidates), valid)
     beyond = torch.zeros_like(p_beyond) if partial is False else c[..., -1]
     return Expected(c[..., : p.shape[2]], beyond, p, q, p_beyond, q_beyond)
 
@@ -123,18 +123,18 @@ def coefficients(method: Method, batch: TokenBatch, candidates: Candidates) -> T
 
 def _of_rows(method: Method, batch: TokenBatch, candidates: Candidates, rows: slice) -> Tensor:
     shape = candidates.logp[rows].shape
-    given = candidates.given[rows] & batch.mask[rows][..., None]
+    valid = candidates.valid[rows] & batch.mask[rows][..., None]
     flat: dict[str, Any] = {
         f.name: value[rows].detach()[..., None].expand(shape).flatten(1)
         for f in fields(batch)
         if isinstance(value := getattr(batch, f.name), Tensor)
     }
     flat |= {name: getattr(candidates, name)[rows].flatten(1) for name in _POLICIES}
-    flat |= {"mask": given.flatten(1), "statistics": batch.statistics}
+    flat |= {"mask": valid.flatten(1), "statistics": batch.statistics}
     return gradient(method, TokenBatch(**flat))[0].view(shape)
 
 
-def pulled(method: Method, batch: TokenBatch) -> Tensor:
+def objective(method: Method, batch: TokenBatch) -> Tensor:
     r"""The drift of each token as an objective: 0 in value, with the gradient of the drift.
 
     $\sum_v (q_v c_v - \alpha p_v) \nabla\log p_v$ with $\alpha = c_{rest}\, (1-Q)/(1-P)$ for what
@@ -144,27 +144,26 @@ def pulled(method: Method, batch: TokenBatch) -> Tensor:
       Differentiable in ``batch.candidates.logp``. Shape [batch, time].
     """
     with torch.no_grad():
-        of = expected(method, batch)
-        weight = of.gradient
+        weight, beyond, p, _, p_beyond, _ = expected(method, batch)
         if _candidates(batch).partial is not False:
-            weight = weight - (of.beyond / of.p_beyond.clamp(min=FLOOR))[..., None] * of.p
+            weight = weight - (beyond / p_beyond.clamp(min=FLOOR))[..., None] * p
     logp = _candidates(batch).logp
     return (weight * (logp - logp.detach())).sum(dim=2)
 
 
 @constant
-def centers(method: Method) -> str | None:
+def centering_problem(method: Method) -> str | None:
     """Why a method has no coefficient at a token that was not sampled; None if it has.
 
     Example:
       >>> import trustclip as tc
-      >>> centers(tc.method("gspo"))
+      >>> centering_problem(tc.method("gspo"))
       "a token's coefficient depends on the other tokens"
     """
     if not of_own_token(method):
         return "a token's coefficient depends on the other tokens"
     if "logp_average" in method.requires:
-        return "the anchor's log-probability is known of the sampled token alone"
+        return "the anchor's log-probability is known for the sampled token alone"
     if any(name.startswith("top_k_") for name in method.requires):
         return "its divergence is of the likeliest tokens and the sampled one"
     if Trait.MOVES_CANDIDATES in method.traits:
@@ -187,50 +186,51 @@ def drift_metrics(batch: TokenBatch, method: Method) -> Metrics:
     advantage. ``drift/covered`` is the sampler's probability of the candidates.
 
     Of a centered method it is what was taken away: the drift of the method inside. Nothing for a
-    method that `centers` refuses. All tokens of the batch have finite numbers.
+    method with a `centering_problem`. All tokens of the batch have finite numbers.
 
     Example:
       >>> import trustclip as tc
       >>> p, q = torch.tensor([[[0.8, 0.2]]]).log(), torch.tensor([[[0.5, 0.5]]]).log()
       >>> batch = tc.TokenBatch(p[..., 0], q[..., 0], torch.ones(1, 1), torch.ones(1, 1) > 0,
       ...                       candidates=Candidates(p, q, q))
-      >>> found = drift_metrics(batch, tc.method("reinforce"))
-      >>> round(found["drift/pull"][0].item(), 4)  # 0.5 (0.5/0.8 - 1) + 0.5 (0.5/0.2 - 1)
+      >>> metrics = drift_metrics(batch, tc.method("reinforce"))
+      >>> round(metrics["drift/pull"][0].item(), 4)  # 0.5 (0.5/0.8 - 1) + 0.5 (0.5/0.2 - 1)
       0.5625
     """
     if batch.candidates is None:
         return {}
     while isinstance(method, Composite) and Trait.MOVES_CANDIDATES in method.traits:
         method, batch = method.parts[0], method.of_part(0, batch)
-    if batch.candidates is None or centers(method) is not None:
+    if batch.candidates is None or centering_problem(method) is not None:
         return {}
-    of, c = expected(method, batch), gradient(method, batch)[0]
-    among = batch.mask & batch.candidates.given.any(dim=2)  # [batch, time], as all below
-    total = of.gradient.sum(dim=2) + of.beyond
-    beyond = of.beyond - total * of.p_beyond
-    drift = of.gradient - total[..., None] * of.p
+    qc, qc_beyond, p, q, p_beyond, q_beyond = expected(method, batch)
+    c = gradient(method, batch)[0]
+    positions = batch.mask & batch.candidates.valid.any(dim=2)  # [batch, time], as all below
+    total = qc.sum(dim=2) + qc_beyond
+    beyond = qc_beyond - total * p_beyond
+    drift = qc - total[..., None] * p  # [batch, time, candidates]
     size = (drift**2).sum(dim=2) + beyond**2
     # Of the sampled token, whose place among the candidates is not known.
     sampler = batch if batch.logp_rollout is None else batch.against("rollout")
     p_y, q_y = batch.logp.exp(), sampler.logp_old.exp()
-    along_p = (of.p * drift).sum(dim=2) + of.p_beyond * beyond
-    norm_p = (of.p**2).sum(dim=2) + of.p_beyond**2
+    along_p = (p * drift).sum(dim=2) + p_beyond * beyond
+    norm_p = (p**2).sum(dim=2) + p_beyond**2
     whole = c**2 * (1 - 2 * p_y + norm_p)
     inner = c * (q_y * c - total * p_y - along_p)
     signal = (whole - 2 * inner + size).clamp(min=0)
-    ratio = torch.where(of.p > 0, of.q / of.p, 1.0)
-    rest = of.q_beyond / of.p_beyond.clamp(min=FLOOR)
-    pull = (of.gradient * (ratio - 1)).sum(dim=2) + of.beyond * (rest - 1)
-    count, a = among.sum().to(c.dtype), batch.advantages
-    by_sign = {"positive": among & (a > 0), "negative": among & (a < 0)}
+    ratio = torch.where(p > 0, q / p, 1.0)  # [batch, time, candidates]
+    rest = q_beyond / p_beyond.clamp(min=FLOOR)
+    pull = (qc * (ratio - 1)).sum(dim=2) + qc_beyond * (rest - 1)
+    count, a = positions.sum().to(c.dtype), batch.advantages
+    by_sign = {"positive": positions & (a > 0), "negative": positions & (a < 0)}
     return {
-        "drift/size": (masked_sum(size, among), count),
-        "drift/signal": (masked_sum(signal, among), count),
-        "drift/share": (masked_sum(size, among), masked_sum(size + signal, among)),
-        "drift/pull": (masked_sum(pull, among), count),
+        "drift/size": (masked_sum(size, positions), count),
+        "drift/signal": (masked_sum(signal, positions), count),
+        "drift/share": (masked_sum(size, positions), masked_sum(size + signal, positions)),
+        "drift/pull": (masked_sum(pull, positions), count),
         **{
-            f"drift/pull_{sign}": (masked_sum(pull, one), masked_sum(a.abs(), one))
-            for sign, one in by_sign.items()
+            f"drift/pull_{sign}": (masked_sum(pull, tokens), masked_sum(a.abs(), tokens))
+            for sign, tokens in by_sign.items()
         },
-        "drift/covered": (masked_sum(of.q.sum(dim=2), among), count),
+        "drift/covered": (masked_sum(q.sum(dim=2), positions), count),
     }

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trustclip.constraints import divergences, intervals
 from trustclip.constraints.masked import safe_exp
-from trustclip.support.imports import imported
+from trustclip.support.imports import import_object
 from trustclip.support.names import unknown
 
 LogRatioFunction = Callable[[Tensor], Tensor]
@@ -170,7 +170,7 @@ def _root(divergence: Divergence, delta: float, sign: float) -> float:
     return inside
 
 
-# The named ones --------------------------------------------------------------------------------
+# Named -----------------------------------------------------------------------------------------
 
 
 def _is_k3(x: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ def alpha_divergence(alpha: float) -> Divergence:
     return Divergence(f"alpha({alpha:g})", generator)
 
 
-# One's own -------------------------------------------------------------------------------------
+# User-defined ----------------------------------------------------------------------------------
 
 
 def from_function(f: Callable[[Tensor], Tensor], name: str = "f") -> Divergence:
@@ -258,7 +258,7 @@ def from_function(f: Callable[[Tensor], Tensor], name: str = "f") -> Divergence:
       name: for errors.
 
     Returns:
-      The divergence; computed in float64 whatever the dtype of what it is given. The sum
+      The divergence; computed in float64 whatever the dtype of its argument. The sum
       $f(t) - f'(1)(t-1)$ is good to some 1e-16, so thresholds below 1e-10 lose digits that those of
       the named divergences keep.
 
@@ -331,10 +331,10 @@ def f_divergence(name: str, alpha: float | None = None) -> Divergence:
     if alpha is not None:
         return alpha_divergence(alpha)
     if ":" in name:
-        found = imported(name, "`divergence`")
-        if not callable(found):
+        value = import_object(name, "`divergence`")
+        if not callable(value):
             raise ValueError(f"`divergence` {name!r} is not a function.")
-        function: Callable[..., Any] = found
+        function: Callable[..., Any] = value
         return from_function(function, name)
     if name not in NAMED:
         raise ValueError(unknown("`divergence`", name, [*NAMED, "alpha"]))

@@ -16,7 +16,7 @@ def gradient(method: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
 
 
 def gradient_with_candidates(method: Method, batch: TokenBatch) -> tuple[Tensor, Tensor, Surrogate]:
-    """`gradient` of a method that moves tokens which were not sampled, and that of these.
+    """`gradient` of a method that also moves tokens which were not sampled, and theirs.
 
     Returns:
       The gradient in each log-probability, [batch, time], in that of each candidate,
@@ -25,12 +25,12 @@ def gradient_with_candidates(method: Method, batch: TokenBatch) -> tuple[Tensor,
     batch.require(*method.requires)
     assert batch.candidates is not None
     leaf = batch.logp.detach().requires_grad_()
-    further = batch.candidates.logp.detach().requires_grad_()
-    candidates = replace(batch.candidates, logp=further)
+    candidate_leaf = batch.candidates.logp.detach().requires_grad_()
+    candidates = replace(batch.candidates, logp=candidate_leaf)
     with torch.enable_grad():
         surrogate = method.surrogate(replace(batch, logp=leaf, candidates=candidates))
-        c, among = torch.autograd.grad(surrogate.objective.sum(), (leaf, further))
-    return c, among, surrogate
+        c, c_candidates = torch.autograd.grad(surrogate.objective.sum(), (leaf, candidate_leaf))
+    return c, c_candidates, surrogate
 
 
 def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Tensor, Surrogate]]:
@@ -42,6 +42,6 @@ def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Te
         batch.require(*method.requires)
         with torch.enable_grad():
             surrogate = method.surrogate(prepared)
-            # The methods share the graph of what prepares a batch.
+            # The methods share the graph that prepares the batch.
             (c,) = torch.autograd.grad(surrogate.objective.sum(), leaf, retain_graph=True)
         yield c, surrogate

@@ -199,13 +199,13 @@ def log_bernoulli_kl(
     # every digit that a float32 log-probability carries.
     logp = logp_old.double().clamp(min=-300.0, max=-1e-13)
     p, rest = logp.exp(), logp.expm1().neg_()
-    each, threshold = isinstance(delta, Tensor), cast("Any", delta)
+    per_token, threshold = isinstance(delta, Tensor), cast("Any", delta)
     # Beyond a large threshold, w at the low bound and 1 - p w at the high one are 0 to every digit.
     beyond = threshold > _LARGE
-    far = ((rest * rest.log() - threshold) / p, -logp) if each or beyond else None
-    if far is not None and not each:
+    far = ((rest * rest.log() - threshold) / p, -logp) if per_token or beyond else None
+    if far is not None and not per_token:
         return far[0].to(logp_old.dtype), far[1].to(logp_old.dtype)
-    if each:
+    if per_token:
         threshold = threshold.clamp(max=_LARGE)
     s = torch.minimum(p, rest)
     variance = (1 - s).mul_(s)
@@ -213,7 +213,7 @@ def log_bernoulli_kl(
     c = threshold / variance
     start = (2 * c).sqrt_().add_(c).log1p_()
     x = torch.stack((start.neg(), start))  # [2, ...]: the low and the high root
-    if not each and threshold < _SMALL:
+    if not per_token and threshold < _SMALL:
         low, high = _log_ratios(_small_bernoulli_kl(x, s, threshold, steps + 2), s, p < 0.5)
         return low.to(logp_old.dtype), high.to(logp_old.dtype)
     # One allocation for all steps: the system gives fresh pages of this size away slowly.

@@ -12,7 +12,7 @@ Level = Literal["token", "prefix", "turn", "sequence"]
 Reduction = Literal["mean", "sum", "max"]
 
 
-def reduced(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tensor:
+def reduce(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tensor:
     """Mean, sum or maximum, at each token, over the tokens that the level covers there.
 
     Args:
@@ -28,9 +28,9 @@ def reduced(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tens
 
     Example:
       >>> x, mask = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
-      >>> reduced("prefix", "sum", x, mask), reduced("sequence", "max", x, mask)
+      >>> reduce("prefix", "sum", x, mask), reduce("sequence", "max", x, mask)
       (tensor([[1., 4., 0.]]), tensor([[3., 3., 0.]]))
-      >>> reduced("turn", "sum", torch.ones(1, 4), torch.tensor([[True, True, False, True]]))
+      >>> reduce("turn", "sum", torch.ones(1, 4), torch.tensor([[True, True, False, True]]))
       tensor([[2., 2., 0., 1.]])
     """
     if level == "token" or not x.numel():
@@ -39,32 +39,32 @@ def reduced(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tens
         return _of_turns(reduction, x, mask)
     so_far = level == "prefix"
     if reduction == "max":
-        kept = torch.where(mask, x, -torch.inf)  # [batch, time]
+        values = torch.where(mask, x, -torch.inf)  # [batch, time]
         # [batch, time] for a prefix, [batch, 1] for a sequence, here and below
-        found = kept.cummax(dim=1).values if so_far else kept.amax(dim=1, keepdim=True)
+        result = values.cummax(dim=1).values if so_far else values.amax(dim=1, keepdim=True)
     else:
-        kept = zero_masked(x, mask)
-        found = kept.cumsum(dim=1) if so_far else kept.sum(dim=1, keepdim=True)
+        values = zero_masked(x, mask)
+        result = values.cumsum(dim=1) if so_far else values.sum(dim=1, keepdim=True)
     if reduction == "mean":
         count = mask.cumsum(dim=1) if so_far else mask.sum(dim=1, keepdim=True)
-        found = found / count.clamp(min=1)  # an empty prefix or sequence has mean 0
-    return zero_masked(found.expand_as(x), mask)
+        result = result / count.clamp(min=1)  # an empty prefix or sequence has mean 0
+    return zero_masked(result.expand_as(x), mask)
 
 
 def _of_turns(reduction: Reduction, x: Tensor, mask: Tensor) -> Tensor:
     starts = mask & ~pad(mask, (1, -1))
     turn = starts.cumsum(dim=1)  # number of each token's turn, from 1. [batch, time]
-    how, fill = ("amax", -torch.inf) if reduction == "max" else ("sum", 0.0)
+    operation, fill = ("amax", -torch.inf) if reduction == "max" else ("sum", 0.0)
 
     def over(values: Tensor) -> Tensor:
-        found = values.new_full((len(x), x.shape[1] + 1), fill)
-        kept = torch.where(mask, values, fill)
-        return found.scatter_reduce(1, turn, kept, how).gather(1, turn)
+        turns = values.new_full((len(x), x.shape[1] + 1), fill)  # [batch, turns, 0 for no turn yet]
+        filled = torch.where(mask, values, fill)
+        return turns.scatter_reduce(1, turn, filled, operation).gather(1, turn)  # [batch, time]
 
-    found = over(x)
+    result = over(x)
     if reduction == "mean":
-        found = found / over(torch.ones_like(x)).clamp(min=1)
-    return zero_masked(found, mask)
+        result = result / over(torch.ones_like(x)).clamp(min=1)
+    return zero_masked(result, mask)
 
 
 def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
@@ -89,4 +89,4 @@ def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
     if level == "token":
         return own
     # Value of the mean, gradient of the token's own log-ratio.
-    return reduced(level, "mean", log_ratio.detach(), mask) + (own - own.detach())
+    return reduce(level, "mean", log_ratio.detach(), mask) + (own - own.detach())

@@ -55,12 +55,12 @@ def policy_loss(
     """
     if torch.compiler.is_compiling() and not isinstance(method, Method):
         raise ValueError(
-            f"torch.compile needs a method that was built before: tc.method({method!r})"
+            f"torch.compile needs a method that is already built: tc.method({method!r})"
         )
     method = as_method(method)
-    requires, pulled = _asks(method)
+    requires, kl_fields = _requirements(method)
     batch.require(*requires)
-    _require_pull(method, pulled, batch)
+    _require_kl_gradient(method, kl_fields, batch)
     surrogate = method.surrogate(batch)
     per_token = -surrogate.objective  # [batch, time]
     value = aggregate(aggregation, per_token, batch.mask, max_length, total_tokens)
@@ -68,21 +68,21 @@ def policy_loss(
 
 
 @constant
-def _asks(method: Method) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _requirements(method: Method) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Fields that a method requires, and those of them whose gradient it follows."""
     requires = method.requires
-    pulls = Trait.NEEDS_KL_GRADIENT in method.traits
-    return requires, tuple(n for n in requires if pulls and n.startswith("kl_"))
+    follows_kl = Trait.NEEDS_KL_GRADIENT in method.traits
+    return requires, tuple(name for name in requires if follows_kl and name.startswith("kl_"))
 
 
-def _require_pull(method: Method, pulled: tuple[str, ...], batch: TokenBatch) -> None:
-    # Without gradients at all the values are wanted, and they are right.
-    if not pulled or not batch.logp.requires_grad or not torch.is_grad_enabled():
+def _require_kl_gradient(method: Method, kl_fields: tuple[str, ...], batch: TokenBatch) -> None:
+    # Without gradients only the values are needed, and they are right.
+    if not kl_fields or not batch.logp.requires_grad or not torch.is_grad_enabled():
         return
-    if not any(batch.given(name).requires_grad for name in pulled):
+    if not any(batch.given(name).requires_grad for name in kl_fields):
         raise ValueError(
-            f"method {method.name!r} pulls along the gradient of `{'`, `'.join(pulled)}`, which "
-            "is detached: compute it from the current policy's logits and keep its graph."
+            f"method {method.name!r} pulls along the gradient of `{'`, `'.join(kl_fields)}`, "
+            "which is detached: compute it from the current policy's logits and keep its graph."
         )
 
 

@@ -19,7 +19,7 @@ BLOCK = 32
 _TOKENS, _FEWEST, _MOST = 1 << 20, 64, 512
 
 
-def drawn(length: int, tokens: int, seed: int = 0) -> Tensor:
+def block_sample(length: int, tokens: int, seed: int = 0) -> Tensor:
     """Places of tokens that make completions of a length from those of a comparison.
 
     Blocks of neighbours are drawn with replacement. Shape [completions, length].
@@ -31,7 +31,7 @@ def drawn(length: int, tokens: int, seed: int = 0) -> Tensor:
     count = min(max(_TOKENS // length, _FEWEST), _MOST)
     blocks = -(-length // BLOCK)
     generator = torch.Generator().manual_seed(seed)
-    first = torch.randint(tokens, (count, blocks, 1), generator=generator)
+    first = torch.randint(tokens, (count, blocks, 1), generator=generator)  # of each block
     return ((first + torch.arange(BLOCK)) % tokens).flatten(1)[:, :length]
 
 
@@ -45,7 +45,7 @@ def variance(noise: Tensor) -> float:
       >>> 0.1 < variance(alike) < 0.32, variance(torch.tensor([0.1, -0.1]).repeat(999)) < 1e-4
       (True, True)
     """
-    sums = noise.double()[drawn(BLOCK, len(noise))].sum(dim=1)
+    sums = noise.double()[block_sample(BLOCK, len(noise))].sum(dim=1)  # [blocks]
     return sums.var().item() / BLOCK
 
 
@@ -100,16 +100,16 @@ def cut_by_noise(method: Method, noise: Tensor | float, length: int) -> float:
     if not isinstance(noise, Tensor):
         generator = torch.Generator().manual_seed(1)
         noise = noise * torch.randn(1 << 16, generator=generator, dtype=torch.float64)
-    x = noise.double()[drawn(length, len(noise))]  # [completions, length]
+    x = noise.double()[block_sample(length, len(noise))]  # [completions, length]
     old = torch.full_like(x, -1.0)
-    return dropped(method, TokenBatch(old + x, old, signs(x), torch.ones_like(x).bool()))
+    return cut_share(method, TokenBatch(old + x, old, signs(x), torch.ones_like(x).bool()))
 
 
 def signs(like: Tensor) -> Tensor:
-    """Advantages of either sign in turn, of completions. Shape [batch, time]."""
+    """Advantages whose sign alternates over completions. Shape [batch, time]."""
     return (1.0 - 2.0 * (torch.arange(len(like)) % 2).to(like))[:, None].expand_as(like).clone()
 
 
-def dropped(method: Method, batch: TokenBatch) -> float:
+def cut_share(method: Method, batch: TokenBatch) -> float:
     """Share of a batch's tokens that a method cuts."""
     return 1 - method.surrogate(batch).kept[batch.mask].double().mean().item()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Packing:
-    """The way between ``[tokens]``, packed, and ``[batch, time]``, padded.
+    """Conversion between ``[tokens]``, packed, and ``[batch, time]``, padded.
 
     Args:
       lengths: tokens of each sequence; may be 0. int64, shape [batch].
@@ -104,7 +104,7 @@ class Packing:
         return x.new_zeros(mask.shape).masked_scatter(mask, x)
 
     def pack(self, x: Tensor) -> Tensor:
-        """The values of the tokens: the way back. [batch, time] to [tokens]."""
+        """The values of the tokens, [batch, time] to [tokens]: the inverse of `pad`."""
         return x[self.mask.to(x.device)]
 
 

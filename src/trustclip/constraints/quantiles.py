@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 
 
-def counted(x: Tensor, edges: Sequence[float], where: Tensor) -> Tensor:
+def bin_counts(x: Tensor, edges: Sequence[float], where: Tensor) -> Tensor:
     """Number of values between each two edges: add over ranks and steps, then `quantile`.
 
-    Edges ascend; the first and last bins hold what lies outside. float, shape [edges + 1]. No
-    device is waited for: the mask ``where`` is counted, and not applied.
+    Edges ascend; the first and last bins hold what lies outside. float, shape [edges + 1]. The mask
+    ``where`` is added up, not applied, so that no device is waited for.
     """
     bounds = torch.tensor(edges, dtype=x.dtype, device=x.device)
-    place = torch.bucketize(x, bounds).flatten()  # [values]
+    bins = torch.bucketize(x, bounds).flatten()  # [values]
     counts = torch.zeros(len(edges) + 1, dtype=torch.int64, device=x.device)
-    return counts.index_add_(0, place, where.flatten().long()).float()
+    return counts.index_add_(0, bins, where.flatten().long()).float()
 
 
 def quantile(histogram: Tensor, edges: Sequence[float], q: float) -> float:
-    """Middle of the bin that a quantile lies in, from the counts of `counted`.
+    """Middle of the bin that a quantile lies in, from its `bin_counts`.
 
     The outermost edge when the quantile lies beyond it, and nan for an empty histogram.
 
@@ -32,5 +32,5 @@ def quantile(histogram: Tensor, edges: Sequence[float], q: float) -> float:
     if total == 0:
         return math.nan
     # Of integers: under deterministic algorithms a GPU sums no running total of floats.
-    place = int(torch.searchsorted(histogram.long().cumsum(0).double(), q * total.double()))
-    return (edges[max(place - 1, 0)] + edges[min(place, len(edges) - 1)]) / 2
+    position = int(torch.searchsorted(histogram.long().cumsum(0).double(), q * total.double()))
+    return (edges[max(position - 1, 0)] + edges[min(position, len(edges) - 1)]) / 2

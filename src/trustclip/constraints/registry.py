@@ -32,16 +32,16 @@ def method(name: str, **hyperparameters: Any) -> Method:
       KL2(delta=0.05, side='outward')
     """
     cls = method_class(name)
-    _, made_by = ALIASES.get(name, (name, {}))
-    hyperparameters = {**made_by, **hyperparameters}
+    _, preset = ALIASES.get(name, (name, {}))
+    hyperparameters = {**preset, **hyperparameters}
     allowed = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in hyperparameters:
         if key not in allowed:
             raise ValueError(unknown(f"hyper-parameter of {name}", key, allowed))
     try:
         fixed, controllers = split(cls, hyperparameters)
-        chosen = cls(**fixed)
-        return Adaptive(inner=chosen, controllers=controllers) if controllers else chosen
+        inner = cls(**fixed)
+        return Adaptive(inner=inner, controllers=controllers) if controllers else inner
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -64,8 +64,8 @@ def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
         raise ValueError(f"a method is its name or a mapping with a `name`, got {spec!r}.")
     if "name" not in spec:
         raise ValueError(f"a method needs a `name`, got {dict(spec)!r}.")
-    if odd := [key for key in spec if not isinstance(key, str)]:
-        raise ValueError(f"hyper-parameters have names, got {odd[0]!r} in {dict(spec)!r}.")
+    if invalid := [key for key in spec if not isinstance(key, str)]:
+        raise ValueError(f"hyper-parameters have names, got {invalid[0]!r} in {dict(spec)!r}.")
     return method(**spec)
 
 
@@ -76,7 +76,7 @@ class Penalty:
     hyperparameters: tuple[tuple[str, Any], ...]
 
     def __init__(self, **hyperparameters: Any) -> None:
-        method("penalty", **hyperparameters)  # a mistake is one here, not where it is added
+        method("penalty", **hyperparameters)  # an error is raised here, not where it is added
         object.__setattr__(self, "hyperparameters", tuple(hyperparameters.items()))
 
     def __radd__(self, inner: Method) -> Method:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trustclip.constraints import divergences
 from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.levels import Reduction, reduced
+from trustclip.constraints.levels import Reduction, reduce
 from trustclip.constraints.masked import safe_exp
 
 #: Log of the largest weight, as in verl: the product with a ratio stays finite in float32.
@@ -37,7 +37,7 @@ def fields(between: Between, measure: Measure) -> tuple[str, ...]:
 
 
 def log_ratio(batch: TokenBatch, between: Between) -> Tensor:
-    """Log-ratio of two policies, without gradient; new / old where the sampler gave none for that.
+    """Log-ratio of two policies, without gradient; new / old where the sampler gave no number.
 
     Nats; 0 where masked. Shape [batch, time].
     """
@@ -46,21 +46,22 @@ def log_ratio(batch: TokenBatch, between: Between) -> Tensor:
     return batch.against("rollout" if between == "new_rollout" else "old").log_ratio.detach()
 
 
-def measured(batch: TokenBatch, between: Between, measure: Measure) -> Tensor:
+def measurement(batch: TokenBatch, between: Between, measure: Measure) -> Tensor:
     """A measure of each token; of ``"ratio"`` the logarithm. Shape [batch, time]."""
     if measure == "kl_old_new":
         return batch.given("kl_old_new").detach()
     if measure == "binary_kl":
-        ours = batch.logp_old if between == "old_rollout" else batch.logp.detach()
-        theirs = batch.logp_old if between == "new_old" else batch.against("rollout").logp_old
-        pairs = (theirs, ours), (ours, theirs)
+        numerator = batch.logp_old if between == "old_rollout" else batch.logp.detach()
+        denominator = batch.logp_old if between == "new_old" else batch.against("rollout").logp_old
+        pairs = (denominator, numerator), (numerator, denominator)
         return torch.maximum(*(divergences.binary_kl_old_new(*pair) for pair in pairs))
     x = log_ratio(batch, between)
-    of = {"ratio": lambda x: x, "k1": divergences.k1, "k2": divergences.k2, "k3": divergences.k3}
-    return of[measure](x)
+    if measure == "ratio":
+        return x
+    return {"k1": divergences.k1, "k2": divergences.k2, "k3": divergences.k3}[measure](x)
 
 
-def kept(
+def within(
     batch: TokenBatch,
     values: Tensor,
     over: Reduction | Literal["token"],
@@ -68,16 +69,16 @@ def kept(
 ) -> Tensor:
     """1 where a measure is within bounds, 0 where not, NaN where it is unknown. [batch, time].
 
-    What is compared is each token's own (see `measured`), or the reduction ``over`` its sequence.
-    Both bounds belong to the range; None is a side that is open.
+    Compared is each token's own value (see `measurement`), or the reduction ``over`` its sequence.
+    Both bounds belong to the range; None leaves a side open.
     """
     level = "token" if over == "token" else "sequence"
-    value = reduced(level, "sum" if over == "token" else over, values, batch.mask)
+    value = reduce(level, "sum" if over == "token" else over, values, batch.mask)
     low, high = bounds
-    inside = (value >= (-math.inf if low is None else low)) & (
+    is_within = (value >= (-math.inf if low is None else low)) & (
         value <= (math.inf if high is None else high)
     )
-    return torch.where(value.isnan(), value, inside.to(value.dtype))
+    return torch.where(value.isnan(), value, is_within.to(value.dtype))
 
 
 def log_bounds(floor: float | None, ceiling: float | None) -> tuple[float | None, float | None]:
@@ -108,7 +109,7 @@ def importance(
     """
     level = "token" if spread == "token" else "sequence"
     reduction: Reduction = "mean" if spread == "geometric" else "sum"
-    x = reduced(level, reduction, log_ratio(batch, between), batch.mask)
+    x = reduce(level, reduction, log_ratio(batch, between), batch.mask)
     weight = safe_exp(x.clamp(max=_LARGEST))
     low, high = bounds
     return weight if low is None and high is None else weight.clamp(min=low, max=high)

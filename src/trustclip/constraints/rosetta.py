@@ -2,8 +2,8 @@
 
 A row says what an engine computes under a named loss with its defaults, as the method that has the
 same gradient in every token's log-probability, and how the engine aggregates. Which of the three
-policies an engine compares is part of the method: ``anchored`` stands for engines that measure from
-the policy that sampled. `tests/constraints/test_rosetta.py` holds every row to the installed
+policies an engine compares is part of the method: ``anchored`` marks engines that measure from the
+policy that sampled. `tests/constraints/test_rosetta.py` holds every row to the installed
 package where there is one, and to the published formula elsewhere. KL penalties towards a reference
 model, which engines add on their own, are not part of a row unless it says so. In one file because
 it is one table.
@@ -149,7 +149,7 @@ _NEVER = 1e9
 
 _TOKEN, _SEQUENCE = "token_mean", "sequence_mean"
 _SHARED = "where a sequence's tokens share their advantage"
-_DRAWN = "draws from each micro-batch; compared where all candidates are dropped"
+_RANDOM = "draws from each micro-batch; compared where all candidates are dropped"
 _REFERENCE = "with the proximal policy in place of the reference model"
 
 _TRL = (
@@ -197,7 +197,7 @@ _VERL = (
     Row("gspo", _gspo(), _TOKEN),
     Row("sapo", _SAPO, _SEQUENCE, note="loss_agg_mode is not read"),
     Row("gpg", "reinforce", _TOKEN),
-    Row("clip_cov", _CLIP_COV, _TOKEN, note=_DRAWN),
+    Row("clip_cov", _CLIP_COV, _TOKEN, note=_RANDOM),
     Row("kl_cov", {"name": "kl_cov", "share": 2e-4, "beta": 0.1}, _TOKEN, note="per micro-batch"),
     Row(
         "geo_mean",
@@ -301,7 +301,7 @@ _SKYRL = (
         setting="score_centering.enabled=True",
         note=_HEAD,
     ),
-    Row("clip_cov", _CLIP_COV, _TOKEN, note=_DRAWN),
+    Row("clip_cov", _CLIP_COV, _TOKEN, note=_RANDOM),
     Row(
         "kl_cov",
         {"name": "kl_cov", "share": 0.2, "beta": 1.0},

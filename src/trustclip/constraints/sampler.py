@@ -1,4 +1,4 @@
-r"""The sampler's mismatch: how far the proximal and the current policy are from the one that wrote.
+r"""The sampler's mismatch: how far the proximal and the current policy are from the one that drew.
 
 Three policies take part in an update: the current one $\pi_\theta$ (``logp``), the proximal one
 $\pi_{old}$ that the update started from (``logp_old``), and the sampler $\pi_b$ that drew the
@@ -22,7 +22,7 @@ from trustclip.constraints.batch import Metrics, TokenBatch
 from trustclip.constraints.compiled import constant
 from trustclip.constraints.compose import Weighted
 from trustclip.constraints.masked import masked_sum, safe_exp, sequence_sum, zero_masked
-from trustclip.constraints.quantiles import counted, quantile
+from trustclip.constraints.quantiles import bin_counts, quantile
 
 #: First lag of each bucket, updates; fixed, so that sums add up over micro-batches and ranks.
 LAGS = (0, 1, 2, 3, 5, 9, 17)
@@ -87,7 +87,7 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
     with all their log-probabilities: ``sampler/sequence_ratio``, the mean of $e^{\sum_t d_t}$, and
     ``sampler/sequence_ratio_squared``, from which a `Window` makes ``sampler/sequence_ess``.
     ``sampler/current/*`` is the same with $\pi_\theta$ for $\pi_{old}$: the two distances in one.
-    ``sampler/missing`` is the share of tokens that the sampler gave none for.
+    ``sampler/missing`` is the share of tokens without one.
 
     Where the batch has lags, ``.../lag_N`` is the same over the tokens sampled N updates ago (see
     `LAGS`), for ``sampler/k3``, ``sampler/abs``, ``sampler/current/k3``, and for ``k3`` of the
@@ -97,20 +97,20 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
       >>> old = torch.tensor([[0.5, 0.5]]).log()
       >>> batch = TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool),
       ...                    logp_rollout=torch.tensor([[0.5, 0.25]]).log())
-      >>> found = sampler_metrics(batch)
-      >>> [round((s / n).item(), 4) for s, n in (found[f"sampler/{k}"] for k in ("k3", "chi2"))]
+      >>> metrics = sampler_metrics(batch)
+      >>> [round((s / n).item(), 4) for s, n in (metrics[f"sampler/{k}"] for k in ("k3", "chi2"))]
       [0.1534, 0.5]
     """
     if batch.logp_rollout is None:
         return {}
-    given = has_rollout(batch)
-    missing = batch.finite & ~given
-    x = zero_masked(batch.log_ratio, given)
-    d = zero_masked(batch.rollout_log_ratio, given)
+    tokens = has_rollout(batch)
+    missing = batch.finite & ~tokens
+    x = zero_masked(batch.log_ratio, tokens)
+    d = zero_masked(batch.rollout_log_ratio, tokens)
     dtype = d.dtype
-    found: Metrics = {"sampler/missing": (missing.sum().to(dtype), batch.finite.sum().to(dtype))}
+    metrics: Metrics = {"sampler/missing": (missing.sum().to(dtype), batch.finite.sum().to(dtype))}
     # A completion with one unknown token has an unknown ratio.
-    whole = (given | ~batch.mask).all(dim=1) & given.any(dim=1)  # [batch]
+    whole = (tokens | ~batch.mask).all(dim=1) & tokens.any(dim=1)  # [batch]
     for prefix, log_ratio in (("sampler/", d), ("sampler/current/", d + x)):
         distances = {
             "k1": divergences.k1(log_ratio),
@@ -120,10 +120,10 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
             "abs": log_ratio.abs(),
             "identical_share": log_ratio == 0,
         }
-        found |= {prefix + name: _pair(value, given) for name, value in distances.items()}
-        ratio = sequence_sum(log_ratio, given).clamp(max=_SQUARABLE)  # [batch]
-        found[prefix + "sequence_ratio"] = _pair(safe_exp(ratio), whole)
-        found[prefix + "sequence_ratio_squared"] = _pair(safe_exp(2 * ratio), whole)
+        metrics |= {prefix + name: _pair(value, tokens) for name, value in distances.items()}
+        ratio = sequence_sum(log_ratio, tokens).clamp(max=_SQUARABLE)  # [batch]
+        metrics[prefix + "sequence_ratio"] = _pair(safe_exp(ratio), whole)
+        metrics[prefix + "sequence_ratio_squared"] = _pair(safe_exp(2 * ratio), whole)
     if batch.lag is not None:
         by_lag = {
             "k3": divergences.k3(x),
@@ -132,12 +132,12 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
             "sampler/current/k3": divergences.k3(d + x),
         }
         for name, among in _lags(batch.lag).items():
-            found |= {f"{key}/{name}": _pair(v, given & among) for key, v in by_lag.items()}
-    return found if method is None else {**found, **gated_against(batch, method)}
+            metrics |= {f"{key}/{name}": _pair(v, tokens & among) for key, v in by_lag.items()}
+    return metrics if method is None else {**metrics, **gated_against(batch, method)}
 
 
 def has_rollout(batch: TokenBatch) -> Tensor:
-    """True for unmasked tokens with finite numbers that the sampler gave one for. [batch, time]."""
+    """True for finite unmasked tokens with a log-probability of the sampler. [batch, time]."""
     return batch.finite & ~batch.given("logp_rollout").isnan()
 
 
@@ -148,12 +148,12 @@ def _pair(value: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
 
 def _lags(lag: Tensor) -> dict[str, Tensor]:
     """Which tokens are of each bucket of `LAGS`. Each [batch, time]."""
-    found = {}
+    masks = {}
     for low, high in pairwise((*LAGS, math.inf)):
         last = "inf" if high == math.inf else str(int(high) - 1)
         name = f"lag_{low}" if last == str(low) else f"lag_{low}_{last}"
-        found[name] = (lag >= low) & (lag < high)
-    return found
+        masks[name] = (lag >= low) & (lag < high)
+    return masks
 
 
 def gated_against(batch: TokenBatch, method: Method) -> Metrics:
@@ -178,14 +178,14 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
         gate = gate.inner
     if _has_one_anchor(gate):
         return {}
-    given = has_rollout(batch)
-    found = {}
+    tokens = has_rollout(batch)
+    metrics = {}
     for name, anchored in (("old", batch), ("rollout", batch.against("rollout"))):
-        # As if the anchor had sampled, just now: so a method anchored to the sampler has it, too.
+        # As if the anchor had just sampled, so that methods anchored to the sampler use it, too.
         lag = None if batch.lag is None else torch.zeros_like(batch.lag)
         same = replace(anchored, logp_rollout=anchored.logp_old, lag=lag)
-        found[f"sampler/gated_{name}"] = _pair(~gate.surrogate(same).kept, given)
-    return found
+        metrics[f"sampler/gated_{name}"] = _pair(~gate.surrogate(same).kept, tokens)
+    return metrics
 
 
 @constant
@@ -198,11 +198,11 @@ def log_ratio_histogram(batch: TokenBatch) -> Tensor | None:
     """Counts of the log-ratio proximal / sampler between `EDGES`; None without a sampler's."""
     if batch.logp_rollout is None:
         return None
-    return counted(batch.rollout_log_ratio, EDGES, has_rollout(batch))
+    return bin_counts(batch.rollout_log_ratio, EDGES, has_rollout(batch))
 
 
 def summary(means: dict[str, float], histogram: Tensor | None) -> dict[str, float]:
-    r"""What a `Window` reports of the sampler: the means, and what is read from all of them.
+    r"""What a `Window` reports of the sampler: the means, and what follows from all of them.
 
     ``sampler/sequence_ess`` and ``sampler/current/sequence_ess`` are Kish's effective sample size
     over the number of completions, $(\sum_i w_i)^2 / (N \sum_i w_i^2)$ with $w_i$ the ratio of a
@@ -215,13 +215,13 @@ def summary(means: dict[str, float], histogram: Tensor | None) -> dict[str, floa
       >>> summary(means, None)
       {'sampler/sequence_ratio': 1.0, 'sampler/sequence_ess': 0.8}
     """
-    found = dict(means)
+    metrics = dict(means)
     for prefix in ("sampler/", "sampler/current/"):
-        squared = found.pop(prefix + "sequence_ratio_squared", None)
+        squared = metrics.pop(prefix + "sequence_ratio_squared", None)
         if squared is not None:
-            ratio = found[prefix + "sequence_ratio"]
-            found[prefix + "sequence_ess"] = ratio**2 / max(squared, 1e-30)
+            ratio = metrics[prefix + "sequence_ratio"]
+            metrics[prefix + "sequence_ess"] = ratio**2 / max(squared, 1e-30)
     if histogram is not None and histogram.sum() > 0:
         for name, q in QUANTILES.items():
-            found[f"sampler/log_ratio_q{name}"] = quantile(histogram, EDGES, q)
-    return found
+            metrics[f"sampler/log_ratio_q{name}"] = quantile(histogram, EDGES, q)
+    return metrics

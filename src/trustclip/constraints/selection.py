@@ -23,17 +23,17 @@ def uniform(keys: Tensor, seed: int) -> Tensor:
     start = (seed * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
     start -= (start >> 63) << 64  # as a signed integer
     state = _hash(_hash(keys + start) + keys)
-    return (_shifted(state, 11)).double() * 2.0**-53
+    return (_shift_right(state, 11)).double() * 2.0**-53
 
 
 def _hash(x: Tensor) -> Tensor:
     x = x + _GAMMA
-    x = (x ^ _shifted(x, 30)) * _MIX[0]
-    x = (x ^ _shifted(x, 27)) * _MIX[1]
-    return x ^ _shifted(x, 31)
+    x = (x ^ _shift_right(x, 30)) * _MIX[0]
+    x = (x ^ _shift_right(x, 27)) * _MIX[1]
+    return x ^ _shift_right(x, 31)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical shift to the right: torch's own keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
@@ -59,20 +59,20 @@ def nth_largest(
       >>> nth_largest(torch.tensor([0.5, -3.0, 7.25, 0.5, -0.1]), torch.tensor(2))
       (tensor(0.5000), tensor(0.5000, dtype=torch.float64))
     """
-    order = _flipped(x.detach().float().flatten().view(torch.int32)).long() + (1 << 31)  # [numbers]
-    found = torch.zeros((), dtype=torch.int64, device=x.device)
+    order = _flip(x.detach().float().flatten().view(torch.int32)).long() + (1 << 31)  # [numbers]
+    prefix = torch.zeros((), dtype=torch.int64, device=x.device)
     n, equal = n.double(), n.double()
     for shift in (24, 16, 8, 0):
         digit = (order >> shift) & 255
-        matching = ((order >> (shift + 8)) == found).long()
+        matching = ((order >> (shift + 8)) == prefix).long()
         counts = reduce(_histogram(digit, matching))  # [256]
         # Numbers whose digit is at least this one.
         above = counts.flip(0).cumsum(0).flip(0)
-        chosen = (above >= n).sum().clamp(min=1) - 1
-        equal = _at(counts, chosen)
-        n = n - (_at(above, chosen) - equal)
-        found = found * 256 + chosen
-    value = _flipped((found - (1 << 31)).to(torch.int32)).view(torch.float32)
+        byte = (above >= n).sum().clamp(min=1) - 1
+        equal = _at(counts, byte)
+        n = n - (_at(above, byte) - equal)
+        prefix = prefix * 256 + byte
+    value = _flip((prefix - (1 << 31)).to(torch.int32)).view(torch.float32)
     return value, n / equal.clamp(min=1)
 
 
@@ -100,21 +100,21 @@ def within_mean(
     """
     order = x.detach().float().flatten().view(torch.int32).long()  # [numbers], in their order
     values = x.detach().flatten().double()
-    found = torch.zeros((), dtype=torch.int64, device=x.device)
+    prefix = torch.zeros((), dtype=torch.int64, device=x.device)
     below = torch.zeros(2, 1, dtype=torch.float64, device=x.device)  # sum and count so far
-    every = torch.ones((), dtype=torch.bool, device=x.device)
+    all_stay = torch.ones((), dtype=torch.bool, device=x.device)
     for shift in (24, 16, 8, 0):
         digit = (order >> shift) & 255
-        matching = ((order >> (shift + 8)) == found).double()
+        matching = ((order >> (shift + 8)) == prefix).double()
         weights = (matching * values, matching)
         sums = [_histogram(digit, w) for w in weights]
         up_to = below + reduce(torch.stack(sums)).cumsum(dim=1)  # [2, 256]
         stays = up_to[0] <= limit * up_to[1]  # the mean only grows with the digit
-        chosen = stays.sum().clamp(max=255)
-        every = stays.all() if shift == 24 else every
-        below = _at(torch.cat([below, up_to], dim=1), chosen)[:, None]
-        found = found * 256 + chosen
-    return torch.where(every, torch.inf, found.to(torch.int32).view(torch.float32))
+        byte = stays.sum().clamp(max=255)
+        all_stay = stays.all() if shift == 24 else all_stay
+        below = _at(torch.cat([below, up_to], dim=1), byte)[:, None]
+        prefix = prefix * 256 + byte
+    return torch.where(all_stay, torch.inf, prefix.to(torch.int32).view(torch.float32))
 
 
 def _at(x: Tensor, place: Tensor) -> Tensor:
@@ -127,6 +127,6 @@ def _histogram(digit: Tensor, weights: Tensor) -> Tensor:
     return weights.new_zeros(256).index_add_(0, digit, weights)
 
 
-def _flipped(bits: Tensor) -> Tensor:
+def _flip(bits: Tensor) -> Tensor:
     """Bits of floats to integers of the same order, and back."""
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

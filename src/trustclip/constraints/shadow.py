@@ -31,21 +31,21 @@ from trustclip.constraints.registry import as_method
 #: Kinds of tokens by which gated shares are split, in the columns of the sums.
 _P_OLD = tuple(ranges("p_old", P_OLD_EDGES))
 _KINDS = ("all", *QUADRANTS, *_P_OLD)
-#: What is kept of each shadow's drift, where the batch has candidates.
+#: Metrics of each shadow's drift, where the batch has candidates.
 _DRIFT = ("drift/share", "drift/pull", "drift/pull_positive", "drift/pull_negative")
 
 
 def label(method: Method) -> str:
-    """Name of a method and what it sets differently from the defaults, as a metric's name has it.
+    """Name of a method and its settings that are not the defaults, as in the names of metrics.
 
     Example:
       >>> import trustclip as tc
       >>> label(tc.method("clip", epsilon=0.1)), label(tc.method("atr"))
       ('clip(epsilon=0.1)', 'atr')
     """
-    given = {key: value for key, value in method.to_dict().items() if key != "name"}
+    values = {key: value for key, value in method.to_dict().items() if key != "name"}
     defaults = {f.name: f.default for f in fields(_plain(method))}  # type: ignore[arg-type]
-    changed = [f"{k}={_short(v)}" for k, v in given.items() if _short(v) != _short(defaults[k])]
+    changed = [f"{k}={_short(v)}" for k, v in values.items() if _short(v) != _short(defaults[k])]
     return f"{method.name}({','.join(changed)})" if changed else method.name
 
 
@@ -75,14 +75,14 @@ def shadow_methods(specs: Iterable[Any], supplied: Collection[str], engine: str)
     """
     if isinstance(specs, str | Mapping | Method):
         raise ValueError(f"shadows must be a list of methods, got {specs!r}.")
-    found = [as_method(spec) for spec in specs]
-    names = [label(method) for method in found]
-    for method, name in zip(found, names, strict=True):
+    methods = [as_method(spec) for spec in specs]
+    names = [label(method) for method in methods]
+    for method, name in zip(methods, names, strict=True):
         if names.count(name) > 1:
             raise ValueError(f"the shadow {name!r} is listed twice.")
         if problem := refusal(method, supplied, engine):
             raise ValueError(problem)
-    return found
+    return methods
 
 
 def refusal(method: Method, supplied: Collection[str], engine: str) -> str | None:
@@ -99,7 +99,7 @@ micro-batch.
         if name not in supplied:
             return (
                 f"{start} in {engine}: it needs `{name}`, which comes from {SUPPLIERS[name]} and "
-                "is not there."
+                "is missing."
             )
     if method.statistics_over is not None:
         return (
@@ -116,7 +116,7 @@ micro-batch.
 
 
 class Shadows:
-    r"""What a list of methods would have kept, beside the acting one, as sums that add up.
+    r"""What a list of methods would have kept, next to the acting one, as sums that add up.
 
     With $g_i$ the tokens that method $i$ gates and $c_i$ its coefficients (see
     `trustclip.coefficient`), the sums are $|g_i \cap g_j|$, $\sum_t c_{it} c_{jt}$ and the size of
@@ -135,10 +135,10 @@ class Shadows:
       >>> shadows = Shadows([tc.method("clip", epsilon=0.1), tc.method("atr")])
       >>> c, surrogate = gradient(tc.method("clip"), batch)
       >>> shadows.add(batch, c, surrogate.kept)
-      >>> seen = shadows.read()
-      >>> [seen[f"shadow/{name}/gated"] for name in shadows.labels]
+      >>> metrics = shadows.read()
+      >>> [metrics[f"shadow/{name}/gated"] for name in shadows.labels]
       [0.75, 0.25]
-      >>> round(seen["shadow/clip(epsilon=0.1)/precision"], 4), seen["shadow/atr/precision"]
+      >>> round(metrics["shadow/clip(epsilon=0.1)/precision"], 4), metrics["shadow/atr/precision"]
       (0.6667, 1.0)
     """
 
@@ -153,10 +153,10 @@ class Shadows:
             return
         # Statistics in the batch are those of the acting method.
         pairs = gradients(self.methods, replace(batch, statistics=None))
-        seen = [(coefficient, kept), *((c, surrogate.kept) for c, surrogate in pairs)]
-        found = (*_sums(batch, seen), self._drift(batch))
+        outcomes = [(coefficient, kept), *((c, surrogate.kept) for c, surrogate in pairs)]
+        sums = (*_sums(batch, outcomes), self._drift(batch))
         before = self._sums
-        self._sums = found if before is None else tuple(map(torch.add, before, found))
+        self._sums = sums if before is None else tuple(map(torch.add, before, sums))
 
     def _drift(self, batch: TokenBatch) -> Tensor:
         """Sums and counts of `_DRIFT` of every shadow. Shape [shadows, metrics, 2]."""
@@ -164,10 +164,10 @@ class Shadows:
         total = torch.zeros(size, dtype=torch.float64, device=batch.logp.device)
         if batch.candidates is not None:
             for i, method in enumerate(self.methods):
-                found = drift_metrics(batch, method)
+                metrics = drift_metrics(batch, method)
                 for k, name in enumerate(_DRIFT):
-                    if name in found:
-                        total[i, k] = torch.stack([part.double() for part in found[name]])
+                    if name in metrics:
+                        total[i, k] = torch.stack([part.double() for part in metrics[name]])
         return total
 
     def state_dict(self) -> dict[str, Any]:
@@ -191,25 +191,25 @@ class Shadows:
         of coefficients; ``gated/QUADRANT``, of all tokens; ``gated/p_old_LOW_HIGH``, of the tokens
         of that kind; ``both/OTHER`` and ``cosine/OTHER`` with the shadows after it; and where the
         batches have candidates ``drift/share``, ``drift/pull``, ``drift/pull_positive`` and
-        ``drift/pull_negative`` of `trustclip.constraints.drift.drift_metrics`. What is a share of
-        nothing is left out. ``reduce`` sums a tensor over ranks, once on every rank.
+        ``drift/pull_negative`` of `trustclip.constraints.drift.drift_metrics`. A share of nothing
+        is left out. ``reduce`` sums a tensor over ranks, once on every rank.
         """
         if self._sums is None:
             return {}
         packed = reduce(torch.cat([part.flatten() for part in self._sums])).cpu()
         flat = packed.split([part.numel() for part in self._sums])
         both, dots, kinds, drift = map(Tensor.view_as, flat, self._sums)
-        found = {
+        metrics = {
             f"shadow/{name}/{key}": value
             for i, name in enumerate(self.labels, start=1)
             for key, value in self._of(i, both, dots, kinds)
         }
-        found |= {
+        metrics |= {
             f"shadow/{name}/{key}": _ratio(*drift[i, k])
             for i, name in enumerate(self.labels)
             for k, key in enumerate(_DRIFT)
         }
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+        return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
     def _of(self, i: int, both: Tensor, dots: Tensor, kinds: Tensor) -> Iterator[tuple[str, float]]:
         """Names and values of the ``i``-th method; NaN for a share of nothing."""
@@ -264,15 +264,15 @@ def _ratio(part: Tensor, whole: Tensor) -> float:
 
 
 @torch.no_grad()
-def _sums(batch: TokenBatch, seen: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+def _sums(batch: TokenBatch, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Gated by both, products of coefficients, and gated by kind with the tokens as last row.
 
     Shapes [methods, methods], the same, [methods + 1, kinds]; float64.
     """
     finite = batch.finite
     dtype = batch.logp_old.dtype
-    gated = torch.stack([finite & ~kept for _, kept in seen]).flatten(1).to(dtype)  # [methods, N]
-    c = torch.stack([zero_masked(c, finite) for c, _ in seen]).flatten(1)  # [methods, N]
+    gated = torch.stack([finite & ~kept for _, kept in pairs]).flatten(1).to(dtype)  # [methods, N]
+    c = torch.stack([zero_masked(c, finite) for c, _ in pairs]).flatten(1)  # [methods, N]
     place = bucket(batch.p_old, P_OLD_EDGES).flatten()  # [N]
     of_kind = [finite, *(quadrant(name, batch) for name in QUADRANTS)]
     of_kind = [kind.flatten() for kind in of_kind] + [place == k for k in range(len(_P_OLD))]

@@ -33,7 +33,7 @@ def thresholds(method: Method) -> dict[str, float]:
 
 
 def widest(method: Method) -> float:
-    """The largest factor that `widened` takes: at it, an offset below ratio 1 is 1.
+    """The largest factor that `scale_thresholds` takes: at it, an offset below ratio 1 is 1.
 
     Example:
       >>> import trustclip as tc
@@ -45,7 +45,7 @@ def widest(method: Method) -> float:
     return 1 / max(at_most_one) if at_most_one else float("inf")
 
 
-def widened(method: Method, factor: float) -> Method:
+def scale_thresholds(method: Method, factor: float) -> Method:
     """The method with every threshold times a factor, at most `widest`, so that their ratios stay.
 
     Example:
@@ -54,11 +54,11 @@ def widened(method: Method, factor: float) -> Method:
       ClipHigher(low=0.1, high=0.14, side='outward', level='token')
     """
     hints = get_type_hints(type(method), include_extras=True)
-    moved = {name: value * factor for name, value in thresholds(method).items()}
-    for name, value in moved.items():
+    scaled = {name: value * factor for name, value in thresholds(method).items()}
+    for name, value in scaled.items():
         if hints.get(name) == UpToOne:
-            moved[name] = min(value, 1.0)  # it may round to more
-    return replace(method, **moved)  # type: ignore[type-var]
+            scaled[name] = min(value, 1.0)  # it may round to more
+    return replace(method, **scaled)  # type: ignore[type-var]
 
 
 def least_kl(method: Method) -> float | None:
@@ -74,8 +74,8 @@ def least_kl(method: Method) -> float | None:
       0.035
     """
     values = [getattr(method, f.name) for f in fields(method)]  # type: ignore[arg-type]
-    found = [least_kl(part) for part in values if isinstance(part, Method)]
+    deltas = [least_kl(part) for part in values if isinstance(part, Method)]
     if any(name.startswith("kl_") for name in method.requires):
         delta = method.value("delta") if hasattr(method, "delta") else None
-        found.append(float(delta.min()) if isinstance(delta, Tensor) else delta)
-    return min((x for x in found if isinstance(x, int | float)), default=None)
+        deltas.append(float(delta.min()) if isinstance(delta, Tensor) else delta)
+    return min((x for x in deltas if isinstance(x, int | float)), default=None)

@@ -5,7 +5,7 @@ from typing import Any
 
 from trustclip.constraints.batch import LogBounds
 
-#: Trainer -> its settings. ``"trustclip"`` stands for another method: ``name`` and arguments.
+#: Trainer -> its settings; under ``"trustclip"`` another method: ``name`` and arguments.
 Twins = dict[str, dict[str, Any]]
 
 #: An offset or a ceiling that no ratio reaches, for a side without a bound.
@@ -36,11 +36,11 @@ def clip_twins(log_bounds: LogBounds, ceiling: float | None = None) -> Twins:
         ours, trl = ours | {"ceiling": ceiling}, trl | {"delta": ceiling}
     # verl's own loss has a dual clip at 3 unless its ceiling is raised.
     above = NEVER if ceiling is None else ceiling
-    found = {"verl": verl_settings(**verl_bounds(low, high), clip_ratio_c=above)}
+    twins = {"verl": verl_settings(**verl_bounds(low, high), clip_ratio_c=above)}
     # TRL truncates the ratio for either sign of A, so a lower ceiling would also cut A > 0.
     if ceiling is None or ceiling >= 1 + high:
-        found = {"trustclip": ours, "TRL": trl} | found
-    return found
+        twins = {"trustclip": ours, "TRL": trl} | twins
+    return twins
 
 
 def sequence_clip_twins(log_bounds: LogBounds) -> Twins:

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from trustclip.durable import states, weights, zero
+from trustclip.durable import states, weights
 
 #: Settings of `TrainingArguments` and TRL: the value they must have, and why.
 _REQUIRED: dict[str, tuple[Any, str]] = {
@@ -59,7 +59,7 @@ def identity(trainer: Any) -> dict[str, Any]:
         "processes": trainer.accelerator.num_processes,
         "device": trainer.accelerator.device.type,
         "examples": len(data) if hasattr(data, "__len__") else None,
-        "base model": weights.frozen(trainer.accelerator.unwrap_model(trainer.model), zero.whole),
+        "base model": weights.frozen(trainer._unwrapped()),
     }
 
 
@@ -70,7 +70,7 @@ def check_identity(own: dict[str, Any], checkpoint: Path) -> int:
     examples a pass together.
     """
     stored: dict[str, Any] = {**states.shared(checkpoint)["identity"]}
-    if _together(stored) == _together(own):
+    if _examples_per_pass(stored) == _examples_per_pass(own):
         own = {**own, **{name: stored[name] for name in _SPREAD}}
     changed = [
         f"{name} was {stored.get(name)!r} and is {own.get(name)!r}"
@@ -86,5 +86,5 @@ def check_identity(own: dict[str, Any], checkpoint: Path) -> int:
 _SPREAD = ("processes", "per_device_train_batch_size")
 
 
-def _together(identity: dict[str, Any]) -> int:
+def _examples_per_pass(identity: dict[str, Any]) -> int:
     return math.prod(identity[name] for name in _SPREAD)

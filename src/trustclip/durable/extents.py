@@ -1,10 +1,10 @@
-"""Append-only files: how far each is known to be on the disk, and what it holds up to there.
+"""Append-only files: how far each is safely on the disk, and the hash of its content up to there.
 
 A checkpoint stores an extent beside the state it belongs to. On resume the file is cut back to it,
 and a file that has lost or changed content before it is refused: its rows will not come again, and
 a report would read the damaged ones as results. What a file held at every earlier checkpoint is
 chained in the extent, so that a change is located between two of them. While the run goes on,
-`Extents.changed` tells a file that somebody has deleted, cut or replaced.
+`Extents.changed` reports files that somebody has deleted, cut or replaced.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Extents:
     def __init__(self) -> None:
         self._read: dict[Path, tuple[int, Any, Any]] = {}  # bytes; hashes of all and of a link
         self._chains: dict[Path, list[Link]] = {}
-        self._seen: dict[Path, tuple[int, int, int]] = {}  # device, inode and size
+        self._status: dict[Path, tuple[int, int, int]] = {}  # device, inode and size
 
     def of(self, path: Path) -> Extent:
         """The extent of a file, once its content is safely on the disk."""
@@ -58,40 +58,40 @@ class Extents:
         return extent
 
     def wrote(self, path: Path, *, replaced: bool = False) -> None:
-        """Remember a file as it is now: from here on it can only grow.
+        """Remember the current status of a file: from here on it can only grow.
 
-        One that others have deleted or replaced since it was last looked at stays as it was known,
-        so that `changed` says so.
+        The status of one that others have deleted or replaced since the last look is kept, so that
+        `changed` reports it.
         """
-        if replaced or path not in self._seen or not self._changed(path):
+        if replaced or path not in self._status or not self._changed(path):
             status = path.stat()
-            self._seen[path] = status.st_dev, status.st_ino, status.st_size
+            self._status[path] = status.st_dev, status.st_ino, status.st_size
 
     def changed(self) -> dict[Path, str]:
-        """What others have done to the files that were here, in words; each is told once.
+        """What others have done to the files that were here, in words; each is reported once.
 
         A file that has been deleted, cut or replaced counts as a new one afterwards.
         """
-        found = {path: text for path in self._seen if (text := self._changed(path))}
-        for path in found:
+        changes = {path: text for path in self._status if (text := self._changed(path))}
+        for path in changes:
             self.forget(path)
-        return found
+        return changes
 
     def _changed(self, path: Path) -> str:
-        *known, size = self._seen[path]
+        *identity, size = self._status[path]
         try:
             status = path.stat()
         except FileNotFoundError:
             return f"deleted, with {size} bytes"
-        if known != [status.st_dev, status.st_ino]:
+        if identity != [status.st_dev, status.st_ino]:
             return f"replaced by another file: {size} bytes then, {status.st_size} now"
         cut = status.st_size < size
         return f"cut from {size} bytes to {status.st_size}" if cut else ""
 
     def forget(self, path: Path) -> None:
-        """Take a file for a new one."""
-        for known in (self._read, self._chains, self._seen):
-            known.pop(path, None)
+        """Treat a file as a new one."""
+        for table in (self._read, self._chains, self._status):
+            table.pop(path, None)
 
     def restore(self, path: Path, extent: Extent | int, *, cut: bool = True) -> None:
         """Check a file up to an extent of `of`, and cut it back to it unless told otherwise.
@@ -100,10 +100,10 @@ class Extents:
         trustclip 0.1 hold only the size of an extent.
         """
         size = extent if isinstance(extent, int) else extent["bytes"]
-        found = path.stat().st_size if path.exists() else 0
-        if not path.exists() or found < size:
+        size_now = path.stat().st_size if path.exists() else 0
+        if not path.exists() or size_now < size:
             raise ValueError(
-                f"{path} has lost lines since the checkpoint: {size} bytes then, {found} now. "
+                f"{path} has lost lines since the checkpoint: {size} bytes then, {size_now} now. "
                 f"{_REMEDY}"
             )
         self.forget(path)
@@ -118,7 +118,7 @@ class Extents:
             if chain:
                 link = hashlib.sha256(bytes.fromhex(chain[-1][1]))
                 self._read[path] = size, self._read[path][1], link
-        if cut and found > size:
+        if cut and size_now > size:
             with open(path, "r+b", opener=itself) as file:
                 os.ftruncate(file.fileno(), size)
 

@@ -3,8 +3,8 @@
 Files of the whole job are written by one rank and read by all. A rank that reads on its own time
 reads too early, so all that is written in this way passes through here.
 
-Ranks meet in the store by which the launcher lets them find each other. It is there before a
-process group is, and who waits for it hears signals, which a rank in a collective call does not.
+Ranks meet in the store through which the launcher lets them find each other. It exists before a
+process group does, and a rank that polls it hears signals; in a collective call it would not.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from trustclip.durable.lock import rank
 from trustclip.durable.rollcall import GRACE
 from trustclip.durable.store import TrainingError
 
-#: Seconds between two looks into the store.
+#: Seconds between two polls of the store.
 _PAUSE = 0.05
 
 _calls = itertools.count()
@@ -30,9 +30,9 @@ _calls = itertools.count()
 def by_first(action: Callable[[], Any]) -> Any:
     """Call a function on the first rank; the others wait for its result, or its failure.
 
-    Every rank of the job calls it, in the same order. The first one does not wait, except at its
-    end and for a moment, for those that have not read yet. The others wait as long as it takes:
-    saving a large model may take longer than any collective call. The result is what JSON can hold.
+    Every rank of the job calls it, in the same order. The first one does not wait, except briefly
+    when it ends, for those that have not read yet. The others wait as long as it takes:
+    saving a large model may take longer than any collective call. The result must fit into JSON.
 
     Raises:
       TrainingError: on the other ranks, what it raised on the first.
@@ -46,31 +46,31 @@ def by_first(action: Callable[[], Any]) -> Any:
         return action()
     store, key = _store(), f"trustclip/by-first/{next(_calls)}"
     if rank() > 0:
-        return _awaited(store, key)
-    told: dict[str, Any] = {"stopped": True}
+        return _await_result(store, key)
+    report: dict[str, Any] = {"stopped": True}
     try:
         result = action()
-        told = {"result": result}
+        report = {"result": result}
     except Exception as error:
-        told = {"failure": f"rank 0: {error}"}
+        report = {"failure": f"rank 0: {error}"}
         raise
     finally:
-        store.set(key, json.dumps(told))
+        store.set(key, json.dumps(report))
         atexit.unregister(_until_read)
         atexit.register(_until_read, store, key)
     return result
 
 
-def _awaited(store: Any, key: str) -> Any:
+def _await_result(store: Any, key: str) -> Any:
     while not store.check([key]):
         time.sleep(_PAUSE)
-    told = json.loads(store.get(key))
+    report = json.loads(store.get(key))
     store.set(f"{key}/{rank()}", "")
-    if "failure" in told:
-        raise TrainingError(told["failure"])
-    if "stopped" in told:
+    if "failure" in report:
+        raise TrainingError(report["failure"])
+    if "stopped" in report:
         raise KeyboardInterrupt
-    return told["result"]
+    return report["result"]
 
 
 def _until_read(store: Any, key: str) -> None:
@@ -82,7 +82,7 @@ def _until_read(store: Any, key: str) -> None:
 
 @functools.cache
 def _store() -> Any:
-    """The ranks' store; kept, since on some launches it lives in the first rank."""
+    """The ranks' store; cached, since with some launchers it lives in the first rank."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store
     from torch.distributed.rendezvous import rendezvous

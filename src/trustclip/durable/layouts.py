@@ -1,4 +1,4 @@
-"""Where a training holds weights and optimizer: whole on each rank, or in parts over the ranks."""
+"""Where training holds weights and optimizer: whole on each rank, or in parts over the ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import torch
 
 from trustclip.durable import shards, weights
-from trustclip.durable.content import Content
+from trustclip.durable.saving import Content
 from trustclip.durable.schemas import alike
 from trustclip.durable.zero import Zero
 
 
-def layout_of(trainer: Any) -> "Whole | Partitioned":
-    """The layout of a trainer, as it is now: trainers wrap their model when training begins."""
+def layout_of(trainer: Any) -> "Whole | Zero":
+    """The current layout of a trainer: trainers wrap their model when training begins."""
     if trainer.is_deepspeed_enabled and hasattr(trainer.model_wrapped, "zero_optimization_stage"):
-        return Partitioned(trainer)
+        return Zero(trainer.model_wrapped, trainer._ranks)
     return Sharded(trainer) if shards.sharded(trainer._unwrapped()) else Whole(trainer)
 
 
@@ -25,7 +25,7 @@ class Whole:
         self._trainer = trainer
 
     def put(self, content: Content) -> dict[str, Any]:
-        """Add them to what this rank stores; returns what the state ``optimizer`` holds of it."""
+        """Add them to what this rank stores; returns their part of the state ``optimizer``."""
         trainer = self._trainer
         if not trainer.accelerator.is_main_process:
             return {}
@@ -47,7 +47,7 @@ class Whole:
         optimizer = self._trainer.optimizer
         if "described" in stored:
             names = self._trainer._optimized()
-            shards.load(folder, shards.emptied(stored["described"], names, optimizer))
+            shards.load(folder, shards.make_room(stored["described"], names, optimizer))
         else:
             _load_optimizer(optimizer, stored["optimizer"])
 
@@ -57,40 +57,14 @@ class Sharded(Whole):
 
     def put(self, content: Content) -> dict[str, Any]:
         trainer = self._trainer
-        named = weights.stored(trainer._unwrapped())
-        given = (named, trainer._optimized(), trainer.optimizer)
-        content.shards, described = shards.named(*given)
-        return {"described": described}
+        tensors = weights.stored(trainer._unwrapped())
+        names = trainer._optimized()
+        content.shards, description = shards.named_tensors(tensors, names, trainer.optimizer)
+        return {"described": description}
 
     def load_weights(self, folder: Path) -> None:
-        _refuse_whole(folder)
+        shards.refuse_whole(folder)
         super().load_weights(folder)
-
-
-class Partitioned:
-    """Every rank holds a part of flat buffers: DeepSpeed ZeRO."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._zero = Zero(trainer.model_wrapped)
-        self._ranks = trainer._ranks
-
-    def put(self, content: Content) -> dict[str, Any]:
-        content.shards, described = self._zero.held(self._ranks.rank, self._ranks.world)
-        return {"described": described}
-
-    def load_weights(self, folder: Path) -> None:
-        _refuse_whole(folder)  # they come with the optimizer, which steps from its own copy
-
-    def load_optimizer(self, folder: Path, stored: dict[str, Any]) -> None:
-        self._zero.load(folder, stored["described"])
-
-
-def _refuse_whole(folder: Path) -> None:
-    if not (folder / shards.SHARDS).is_dir():
-        raise ValueError(
-            f"{folder} cannot be continued with sharded weights: one process or DDP wrote it. "
-            "Continue it there, or give that folder as the model of a new run."
-        )
 
 
 def _load_optimizer(optimizer: Any, stored: dict[str, Any]) -> None:

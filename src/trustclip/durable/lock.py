@@ -18,7 +18,7 @@ LOCK = "lock"
 #: What `flock` fails with on a file system that has no locks, such as some NFS mounts.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
-_held: set[IO[str]] = set()
+_lock_files: set[IO[str]] = set()
 
 
 def rank() -> int:
@@ -53,15 +53,15 @@ def only_process(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by another process ({holder}); wait until it has ended, or "
                 "choose another folder."
             )
-        # A full disk must not hide behind the name tag: the first real write reports it better.
+        # A full disk must not fail at the holder's name: the first real write reports it better.
         with contextlib.suppress(OSError):
             os.ftruncate(file.fileno(), 0)
             os.write(file.fileno(), f"pid {os.getpid()} on {os.uname().nodename}".encode())
-        _held.add(file)
+        _lock_files.add(file)
         try:
             yield
         finally:
-            _held.discard(file)
+            _lock_files.discard(file)
 
 
 def locked(file: IO[str] | IO[bytes]) -> bool:
@@ -84,12 +84,12 @@ def locked(file: IO[str] | IO[bytes]) -> bool:
     return True
 
 
-def _let_go() -> None:
+def _release() -> None:
     """Release the lock in a forked child, such as a data loader's worker."""
-    for file in _held:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, file.fileno(), inheritable=False)
-        os.close(nothing)
+    for file in _lock_files:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, file.fileno(), inheritable=False)
+        os.close(null)
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release)

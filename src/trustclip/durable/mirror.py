@@ -1,8 +1,8 @@
 """Copies of checkpoints in a folder elsewhere: ``s3://...``, or whatever fsspec reaches.
 
 A copy is complete when its manifest is there, which is sent last; nothing without one is ever read.
-With each checkpoint go the run's append-only files up to it, so that a machine that has nothing
-else continues from there.
+Each checkpoint is sent with the run's append-only files up to it, so that a machine that has
+nothing else continues from there.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from trustclip.support.inside import Inside
 _JOURNAL = "journal"
 _BLOCK = 2**22
 
-#: Protocols with real folders. Elsewhere, to make a folder could make a bucket.
+#: Protocols with real folders. Elsewhere, creating a folder could create a bucket.
 _FOLDERS = {"file", "local", "memory", "sftp", "ssh", "smb", "ftp", "hdfs"}
 
 
@@ -123,11 +123,11 @@ class Mirror:
         return None
 
     def _restore(self, checkpoint: Path, journal: Path) -> None:
-        sent = Inside(journal)
+        source = Inside(journal)
         targets = {name: self._place(name) for name in self._cursor(checkpoint)}
         for name, target in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(sent.path(name), target)
+            shutil.copyfile(source.path(name), target)
             flush(target)
         shutil.rmtree(journal, ignore_errors=True)
 
@@ -139,8 +139,8 @@ class Mirror:
         if not self._files.exists(self._root):
             return []
         self._files.invalidate_cache()
-        found = [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, False)]
-        steps = [name for name in found if name.removeprefix("step-").isdecimal()]
+        names = [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, False)]
+        steps = [name for name in names if name.removeprefix("step-").isdecimal()]
         return sorted(
             name for name in steps if self._files.exists(f"{self._root}/{name}/{MANIFEST}")
         )
@@ -149,9 +149,9 @@ class Mirror:
         left = file.stat().st_size if size is None else size
         if self.url.partition("://")[0] in _FOLDERS:
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-        with file.open("rb") as source, self._files.open(target, "wb") as sent:
+        with file.open("rb") as source, self._files.open(target, "wb") as copy:
             while left and (block := source.read(min(_BLOCK, left))):
-                sent.write(block)
+                copy.write(block)
                 left -= len(block)
 
     def _get(self, name: str, folder: Path) -> None:
@@ -163,7 +163,7 @@ class Mirror:
                 shutil.copyfileobj(stored, file, _BLOCK)
 
     def _remove(self, target: str) -> None:
-        """Remove a copy, its manifest first: what is half removed must not look complete."""
+        """Remove a copy, its manifest first: a half-removed copy must not look complete."""
         if self._files.exists(f"{target}/{MANIFEST}"):
             self._files.rm_file(f"{target}/{MANIFEST}")
         if self._files.exists(target):

@@ -11,7 +11,7 @@ from trustclip.durable.store import CheckpointError, NonFiniteError
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that act together, as seen by one of them.
+    """The ranks that act together, from the view of one of them.
 
     Example:
       >>> Ranks().together(lambda: "done")
@@ -51,12 +51,12 @@ class Ranks:
             if error is not None:
                 raise error
             return [result]
-        told = error and (isinstance(error, NonFiniteError), f"rank {self.rank}: {error}")
+        failure = error and (isinstance(error, NonFiniteError), f"rank {self.rank}: {error}")
         outcomes: list[Any] = [None] * self.world
-        dist.all_gather_object(outcomes, (result, told), group=self.group)
+        dist.all_gather_object(outcomes, (result, failure), group=self.group)
         if error is not None:
             raise error
-        for _, failure in outcomes:
-            if failure:
-                raise (NonFiniteError if failure[0] else CheckpointError)(failure[1])
+        for _, report in outcomes:
+            if report:
+                raise (NonFiniteError if report[0] else CheckpointError)(report[1])
         return [result for result, _ in outcomes]

@@ -11,12 +11,12 @@ from trustclip.durable import states
 class Mark:
     """All that the next update changes before its optimizer step: so neither weights nor optimizer.
 
-    Tensors are not copied. Those of a trainer are replaced from update to update and never
-    changed in place, but for the sum of the losses.
+    Tensors are not copied, except the sum of the losses: a trainer replaces its tensors from
+    update to update and never changes the others in place.
     """
 
     step: int
-    #: `Durable._own_state` of this rank, or why there is none: that fails who returns here.
+    #: `Durable._own_state` of this rank, or the error that prevented it, which `restore` raises.
     own: dict[str, Any] | Exception
     state: dict[str, Any]  # attributes of the `TrainerState`
     flos: float
@@ -26,7 +26,7 @@ class Mark:
     @classmethod
     def of(cls, trainer: Any) -> "Mark":
         """The state of a trainer, between two updates; every rank calls it."""
-        own, rows, journal = _own(trainer), None, trainer.journal
+        own, rows, journal = _own_state(trainer), None, trainer.journal
         if trainer.accelerator.num_processes > 1:
             trainer.accelerator.wait_for_everyone()  # others may still write rows of the update
         if journal is not None and trainer.accelerator.is_main_process:
@@ -34,7 +34,7 @@ class Mark:
         return cls(
             trainer.state.global_step,
             own,
-            # Lists of its own: the lines of a log stay as they are, but come to be more.
+            # Copies of lists, not of their items: log lines are appended, never changed.
             {n: list(v) if type(v) is list else v for n, v in vars(trainer.state).items()},
             trainer.current_flos,
             [copy.deepcopy(callback.state()["attributes"]) for callback in trainer._exportable()],
@@ -56,17 +56,17 @@ class Mark:
             trainer.journal.rewind(self.rows)
 
 
-def _own(trainer: Any) -> dict[str, Any] | Exception:
+def _own_state(trainer: Any) -> dict[str, Any] | Exception:
     try:
         own = still(trainer._own_state())
-    except Exception as error:  # of a reward's state, on this rank alone: the others would wait
+    except Exception as error:  # a reward's state on this rank: raised here, others would wait
         return error
     own["loop"]["loss"] = own["loop"]["loss"].clone()
     return own
 
 
 def still(value: Any) -> Any:
-    """Nested values with containers of their own, which later changes leave alone.
+    """A copy of nested containers, not of their values, that later changes leave alone.
 
     Example:
       >>> live = {"loss": [0.5], "step": (1, [2])}

@@ -51,7 +51,7 @@ def roll_call(seconds: float) -> Iterator[None]:
     Raises:
       LostRankError: a collective call failed; the message names the ranks that do not answer.
     """
-    if not _several():
+    if not _is_distributed():
         yield
         return
     _set_pg_timeout(timedelta(seconds=seconds))
@@ -63,7 +63,7 @@ def roll_call(seconds: float) -> Iterator[None]:
     except Exception as error:
         store, key = _get_default_store(), _key(dist.get_rank())
         _within_grace(lambda: store.set(key, ""))
-        missing = _unsigned() if _collective(error) else ""
+        missing = _unsigned() if _is_collective(error) else ""
         if not missing:
             raise
         raise LostRankError(
@@ -79,9 +79,9 @@ def own_port() -> None:
     TRL would take the first of four that is free, and open it when the engine has started: two
     runs that begin together would choose the same.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        os.environ.setdefault("MASTER_PORT", str(free.getsockname()[1]))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
 
 
 def leave_if_lost() -> None:
@@ -90,7 +90,7 @@ def leave_if_lost() -> None:
     For a handler of SIGTERM, which a launcher sends to what is left of a job that has lost a rank:
     no update can be finished then.
     """
-    if _several() and any(_signed() or ()):
+    if _is_distributed() and any(_signed() or ()):
         sys.stderr.write(f"rank {dist.get_rank()} ends: another rank has failed. It was here:\n")
         traceback.print_stack()
         sys.stderr.flush()
@@ -120,11 +120,11 @@ def leave(status: int = 0, *, done: bool = True) -> NoReturn:
     os._exit(status)
 
 
-def _several() -> bool:
+def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _collective(error: Exception) -> bool:
+def _is_collective(error: Exception) -> bool:
     """Whether an error was raised by the communication backend, not by this rank's own code."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
@@ -155,7 +155,7 @@ def _within_grace(ask: Callable[[], Any]) -> Any:
     """Answer of the store; None if it fails or takes much longer than its own timeout.
 
     A store whose process is stopped keeps a client waiting without end, in a call that no signal
-    interrupts: so another thread makes it, and is left behind.
+    interrupts: so another thread makes the call, and is left behind.
     """
     answers: list[Any] = []
 

@@ -1,7 +1,7 @@
 """What the JSON files of a checkpoint may hold: names, and the type of each value.
 
 A manifest's hashes find damage, not forgery. So before anything of a run is touched, its state is
-compared with these types, and what no trainer has written is one sentence with file and key.
+checked against these types, and content that no trainer writes is one error with file and key.
 """
 
 import json
@@ -38,7 +38,7 @@ class _Identity(TypedDict):
 
 
 class Shared(TypedDict):
-    """``shared.json``: what the training is, and where the files that grow end."""
+    """``shared.json``: the identity of the training, and the extents of its append-only files."""
 
     __pydantic_config__ = _STRICT  # type: ignore[misc]
     identity: _Identity
@@ -128,9 +128,9 @@ def conform(value: Any, kind: Any, where: str) -> None:
 
 
 def alike(value: Any, own: Any, where: str) -> None:
-    """Compare a state with that of the object which is to take it: the same kinds of values.
+    """Compare a state with that of the object that will load it: the same kinds of values.
 
-    What is None in either, or in one of them alone, is not compared.
+    Keys of only one of them, and values that are None in either, are not compared.
 
     Example:
       >>> alike({"last_epoch": 3}, {"last_epoch": 0}, "optimizer.json: scheduler")

@@ -46,9 +46,24 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor. Every rank must ask for it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def whole(parameter: Any) -> Tensor:
+    """All of a parameter that FSDP2 or ZeRO-3 may have sharded. Every rank must call it."""
+    if hasattr(parameter, "ds_id"):
+        import deepspeed  # type: ignore[import-not-found]
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    values = parameter.detach()
+    return values.full_tensor() if isinstance(values, DTensor) else values
+
+
+def refuse_whole(folder: Path) -> None:
+    """Refuse a checkpoint that holds no parts."""
+    if not (folder / SHARDS).is_dir():
+        raise ValueError(
+            f"{folder} cannot be continued with sharded weights: one process or DDP wrote it. "
+            "Continue it there, or give that folder as the model of a new run."
+        )
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None:
@@ -57,7 +72,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None
     try:
         save_planned(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
-        raise _explained(error) from error
+        raise _rank_error(error) from error
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -66,7 +81,7 @@ def load(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         load_planned(dict(tensors), storage_reader=reader)
     except CheckpointException as error:
-        raise _explained(error) from error
+        raise _rank_error(error) from error
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -80,37 +95,37 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stager.close()
 
 
-def named(
+def named_tensors(
     weights: Mapping[str, Tensor], names: list[list[str]], optimizer: Any
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of weights and optimizer by one name each, and what `emptied` makes room by."""
+    """Tensors of weights and optimizer by name, and the description that `make_room` takes."""
     tensors = {of_weight(name): tensor for name, tensor in weights.items()}
-    described: dict[str, Any] = {"groups": [], "states": {}}
+    description: dict[str, Any] = {"groups": [], "states": {}}
     for group, of_group in zip(optimizer.param_groups, names, strict=True):
-        described["groups"].append({k: v for k, v in group.items() if k != "params"})
+        description["groups"].append({k: v for k, v in group.items() if k != "params"})
         for parameter, name in zip(group["params"], of_group, strict=True):
             state = optimizer.state.get(parameter, {})
-            rows = {key: _described(name, key, parameter, value) for key, value in state.items()}
+            rows = {key: _describe(name, key, parameter, value) for key, value in state.items()}
             if rows:
-                described["states"][name] = rows
+                description["states"][name] = rows
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     tensors[of_state(name, key)] = value
-    return tensors, described
+    return tensors, description
 
 
-def emptied(described: Mapping[str, Any], names: list[list[str]], optimizer: Any) -> Any:
-    """Give an optimizer settings and room for what `named` described; returns tensors to fill."""
+def make_room(description: Mapping[str, Any], names: list[list[str]], optimizer: Any) -> Any:
+    """Give an optimizer the settings of a description and empty states; returns these to fill."""
     tensors: dict[str, Tensor] = {}
     for group, own, of_group in zip(
-        described["groups"], optimizer.param_groups, names, strict=True
+        description["groups"], optimizer.param_groups, names, strict=True
     ):
         own.update(group)
         for parameter, name in zip(own["params"], of_group, strict=True):
-            rows = described["states"].get(name)
+            rows = description["states"].get(name)
             if rows is None:
                 continue
-            state = {key: _room(parameter, row) for key, row in rows.items()}
+            state = {key: _empty_state(parameter, row) for key, row in rows.items()}
             optimizer.state[parameter] = state
             for key, value in state.items():
                 if isinstance(value, Tensor):
@@ -118,7 +133,7 @@ def emptied(described: Mapping[str, Any], names: list[list[str]], optimizer: Any
     return tensors
 
 
-def _described(name: str, key: str, parameter: Tensor, value: Any) -> Any:
+def _describe(name: str, key: str, parameter: Tensor, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return {"value": value}
     like = value.shape == parameter.shape
@@ -131,7 +146,7 @@ def _described(name: str, key: str, parameter: Tensor, value: Any) -> Any:
     return {"dtype": kind, "device": value.device.type, "shape": None if like else [*value.shape]}
 
 
-def _room(parameter: Tensor, row: Mapping[str, Any]) -> Any:
+def _empty_state(parameter: Tensor, row: Mapping[str, Any]) -> Any:
     if "value" in row:
         return row["value"]
     dtype = getattr(torch, row["dtype"])
@@ -141,7 +156,7 @@ def _room(parameter: Tensor, row: Mapping[str, Any]) -> Any:
     return torch.zeros(row["shape"], dtype=dtype, device="cpu" if on_cpu else parameter.device)
 
 
-def _explained(error: CheckpointException) -> OSError:
+def _rank_error(error: CheckpointException) -> OSError:
     """An error that names the rank which failed: a `CheckpointError`, or of the system."""
     rank, (cause, _) = min(error.failures.items())
     if code := getattr(cause, "errno", None):

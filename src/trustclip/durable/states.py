@@ -1,9 +1,9 @@
 """Exact conversion of nested state to tensors and JSON and back, without pickles.
 
-None, booleans, integers, floats, strings, lists and dictionaries with string keys stand in the JSON
-as themselves. Anything else JSON would blur is tagged: ``{"$tuple": [...]}``, ``{"$dict": [[key,
+None, booleans, integers, floats, strings, lists and dictionaries with string keys are plain JSON.
+Anything else, which JSON would blur, is tagged: ``{"$tuple": [...]}``, ``{"$dict": [[key,
 value], ...]}``, ``{"$float": "nan"}``, and ``{"$tensor": name}``, ``{"$array": name}`` or
-``{"$scalar": name}`` for numbers that stand in the safetensors file beside it.
+``{"$scalar": name}`` for numbers stored in the safetensors file beside it.
 """
 
 import math
@@ -45,7 +45,7 @@ class _Packer:
     def __init__(self) -> None:
         self.tensors: Tensors = {}
         self._names: dict[tuple[Any, ...], str] = {}
-        self._alive: list[Tensor] = []  # so that an address stays the name of one tensor
+        self._alive: list[Tensor] = []  # so that no address is reused while it is a key
 
     def pack(self, value: Any, name: str) -> Any:
         kind = type(value)
@@ -142,9 +142,9 @@ def load(folder: Path, name: str, device: Any = None) -> Any:
 
 def shared(folder: Path) -> Shared:
     """What all ranks share in a checkpoint, ``shared.json``."""
-    found = load(folder, "shared")
-    conform(found, Shared, f"{folder}/shared.json")
-    return found
+    content = load(folder, "shared")
+    conform(content, Shared, f"{folder}/shared.json")
+    return content
 
 
 def random_state() -> dict[str, Any]:
@@ -168,7 +168,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def reseeded(state: Mapping[str, Any], number: int) -> dict[str, Any]:
+def reseed(state: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A `random_state` derived from another one: the same for the same number, else independent."""
     before = random_state()
     try:

@@ -52,9 +52,9 @@ class Requests:
 def listen(requests: Requests) -> dict[int, Any]:
     """Make it the handler of SIGTERM and SIGINT, in the main thread; returns those before.
 
-    SIGINT is heard also where it was ignored, as shells without job control have their background
-    jobs do, since a Ctrl-C is meant for what is in front: whoever sends it to this process means
-    it, and nothing is lost by it. SIGHUP stays as it is: nohup is a request, too.
+    SIGINT is heard even where it was ignored, as in background jobs of shells without job control,
+    which ignore it because a Ctrl-C is meant for the foreground: whoever sends it to this process
+    means it, and nothing is lost by it. SIGHUP is left alone: nohup is a request, too.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -80,7 +80,7 @@ def on_request(action: Callable[[], None]) -> Iterator[None]:
     before: dict[int, Any] = {}
     requests = signal.getsignal(signal.SIGTERM)
     if not isinstance(requests, Requests):
-        requests = Requests(lambda number, frame: _as_before(before[number], number, frame))
+        requests = Requests(lambda number, frame: _call_previous(before[number], number, frame))
         before |= listen(requests)
     requests.once.append(act)
     try:
@@ -91,7 +91,7 @@ def on_request(action: Callable[[], None]) -> Iterator[None]:
         unlisten(before)
 
 
-def _as_before(handler: Any, number: int, frame: FrameType | None) -> None:
+def _call_previous(handler: Any, number: int, frame: FrameType | None) -> None:
     if callable(handler):
         handler(number, frame)
     elif number == signal.SIGINT:

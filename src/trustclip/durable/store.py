@@ -2,7 +2,7 @@
 
 A checkpoint is a folder ``step-000016`` of plain files, among them ``manifest.json`` with the size
 and SHA-256 of each of the others. It is written under another name, flushed to the disk and then
-renamed: it is there whole or not at all. What is read back has been compared with its manifest;
+renamed: it is there whole or not at all. Files are compared with the manifest before they are read;
 only regular files inside the folder are ever opened, and none is a pickle.
 
 In one file because writing, listing and verifying are one format: each is understood only from the
@@ -36,7 +36,7 @@ _STEP = re.compile(r"step-(\d{6,12})")
 _WRITING, _REMOVING = ".writing-", ".removing-"
 _MAX_JSON = 1 << 22  # bytes; a manifest is a few kilobytes
 
-#: What reading something that is not one of our checkpoints can raise.
+#: Errors of reading a file or folder that is not one of our checkpoints.
 _UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 _REASONS = {
@@ -88,7 +88,7 @@ def writing_to(path: Path, left: Callable[[], str] = lambda: "") -> Iterator[Non
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in one folder; what else lies there is left alone.
+    """The checkpoints of one run, in one folder; other files there are left alone.
 
     The newest ``keep`` of them are kept; None keeps all.
 
@@ -154,7 +154,7 @@ class CheckpointStore:
     def origin(self, cursor: Callable[[], dict[str, int]]) -> dict[str, int]:
         """Sizes of the run's append-only files when it first started.
 
-        On the very first start the cursor is asked for them, and its answer kept.
+        On the very first start the cursor supplies them, and they are stored.
         """
         path = self.folder / ORIGIN
         with self._explained(path):
@@ -231,11 +231,14 @@ class CheckpointStore:
         with self.explained(step):
             files = _files(part)
             manifest = {"schema": SCHEMA, "step": step, "origin": self._origin()}
-            known = dict(written or {})
-            _compare({name: path for name, path in files.items() if name in known}, known)
-            manifest["files"] = known | listed(
-                part, [path for name, path in files.items() if name not in known]
+            # Files that the ranks have listed must still have the size they wrote; list the others.
+            entries = dict(written or {})
+            _compare({name: path for name, path in files.items() if name in entries}, entries)
+            manifest["files"] = entries | manifest_entries(
+                part, [path for name, path in files.items() if name not in entries]
             )
+            # Contents are on the disk; now manifest, folders, and only then the name: a kill in
+            # between leaves a folder that `clean` removes, never a checkpoint that is half there.
             text = json.dumps(manifest, indent=1, sort_keys=True)
             (part / MANIFEST).write_text(text + "\n", encoding="utf-8")
             same_mode(part / MANIFEST, files.values())
@@ -262,14 +265,14 @@ class CheckpointStore:
 
     def _prune(self, committed: int) -> None:
         """Delete checkpoints that are damaged, over `keep`, or of a later step (skipped)."""
-        kept = 1
+        count = 1
         for step in sorted(self.steps(), reverse=True):
             path = self.path(step)
             if step == committed or (step < committed and self.keep is None):
                 continue
-            if step < committed and kept < (self.keep or 0):
+            if step < committed and count < (self.keep or 0):
                 whole = _whole(path)
-                kept += bool(whole)
+                count += bool(whole)
                 if whole is not False:
                     continue
             try:
@@ -278,7 +281,7 @@ class CheckpointStore:
                 warnings.warn(f"cannot remove the old checkpoint {path}: {error}", stacklevel=2)
 
     def _remove(self, path: Path) -> None:
-        # Renamed first: a checkpoint half removed must not look like a damaged one.
+        # Renamed first: a half-removed checkpoint must not look like a damaged one.
         hidden = path.with_name(f"{_REMOVING}{path.name}-{secrets.token_hex(4)}")
         path.rename(hidden)
         flush(self.folder)
@@ -296,7 +299,7 @@ class CheckpointStore:
         return f"the newest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
 
 
-def listed(folder: Path, files: Iterable[Path]) -> dict[str, Listed]:
+def manifest_entries(folder: Path, files: Iterable[Path]) -> dict[str, Listed]:
     """Entries of a manifest for files in a folder, once their content is on the disk."""
     entries: dict[str, Listed] = {}
     for path in files:
@@ -328,7 +331,7 @@ def verify(path: Path, run: str | None = None) -> None:
 def _whole(path: Path) -> bool | None:
     """Whether all files of a checkpoint are there with the right size; `verify` reads them.
 
-    None where the disk does not give its manifest now: it may be whole all the same.
+    None where its manifest cannot be read now: it may be whole all the same.
     """
     try:
         _compare(_files(path), _manifest(path)["files"])

@@ -28,14 +28,13 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from trustclip.durable import schemas, states, weights
-from trustclip.durable.content import Content
 from trustclip.durable.exactness import check_identity, check_settings, identity
 from trustclip.durable.layouts import layout_of
 from trustclip.durable.mirror import Mirror
 from trustclip.durable.ranks import Ranks
 from trustclip.durable.rollback import Mark
 from trustclip.durable.rollcall import Interrupted, leave_if_lost, roll_call
-from trustclip.durable.saving import Saver
+from trustclip.durable.saving import Content, Saver
 from trustclip.durable.stops import on_request, say_at_once
 from trustclip.durable.store import CheckpointError, CheckpointStore, NonFiniteError, TrainingError
 
@@ -68,11 +67,11 @@ class Durable(Trainer):
     from the right state but not bit for bit.
     """
 
-    #: Attributes that an update leaves to the next one and Transformers does not store, with types.
+    #: Attributes that carry over to the next update and Transformers does not store, with types.
     _carried: ClassVar[dict[str, Any]] = {"_total_train_tokens": schemas.Number}
     #: Types of what `_progress` holds beside them.
     _in_progress: ClassVar[dict[str, Any]] = {"metrics": schemas.Metrics, "rewards": list[Any]}
-    #: Arguments without which the stored data position and samples mean something else.
+    #: Arguments that give the stored data position and samples their meaning.
     _shape: ClassVar[tuple[str, ...]] = (
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
@@ -87,7 +86,7 @@ class Durable(Trainer):
     save_to: str | None = None
     #: True after a signal has ended `train_durably`, with everything saved.
     stopped_early: bool = False
-    #: What is under way that a stop gives up, to return to the state before it.
+    #: What is under way and is abandoned by a stop, which returns to the state before it.
     unfinished: str = "update"
 
     accelerator: Any
@@ -102,15 +101,15 @@ class Durable(Trainer):
         accelerator = self.accelerator
         self._ranks = Ranks(accelerator.process_index, accelerator.num_processes)
         self._saver = Saver(self._store, self._ranks)
-        self._identity: dict[str, Any] = {}  # of this training, before its model was wrapped
+        self._identity: dict[str, Any] = {}  # of this training, taken before its model is wrapped
         self._mirror: Mirror | None = None
         self.save_async = getattr(self.args, "save_async", self.save_async)
         self.save_to = getattr(self.args, "save_to", self.save_to)
-        self._held: int | None = None  # step whose checkpoint is known to be good
+        self._saved_step: int | None = None  # step whose checkpoint is known to be good
         self._rest: dict[str, Any] = {}  # of a checkpoint, to restore when training has begun
         self._listening = self._terminated = False
         self._mark: Mark | None = None  # the state after the last update
-        self._seeded = states.random_state()  # whatever is computed between here and training
+        self._seeded = states.random_state()  # nothing computed before training changes its samples
         self.add_callback(_Watch(self))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -135,8 +134,8 @@ class Durable(Trainer):
 
         SIGTERM or Ctrl-C saves the last whole update, whatever ``save_steps``, and ends training:
         in a generation at the next token (of vLLM or a rollout_func, at its end), in an update
-        after the micro-batch. What was begun comes again, the same. Only the main thread can
-        listen for them.
+        after the micro-batch. The unfinished part is repeated identically on resume. Only the main
+        thread can listen for them.
 
         Returns:
           True when training is complete, False when a signal ended it.
@@ -165,7 +164,7 @@ class Durable(Trainer):
                     states.set_random_state(self._seeded)
                 elif self._complete(newest):
                     return True
-                with self._nonfinite_explained(), self._giving_up():
+                with self._explain_nonfinite(), self._return_when_interrupted():
                     super().train(resume_from_checkpoint=None if newest is None else str(newest))
                     self._ranks.everyone(self._check_finite)
                 if not self.stopped_early and self.asked_to_stop():
@@ -212,11 +211,11 @@ class Durable(Trainer):
         return newest
 
     def _check_same_run(self, newest: Path) -> None:
-        """Refuse a checkpoint of another training; say what another number of ranks changes."""
-        wrote = self._ranks.together(lambda: check_identity(self._identity, newest))
-        if wrote != self._ranks.world and self._ranks.first:
+        """Refuse a checkpoint of another training; warn of what another number of ranks changes."""
+        count = self._ranks.together(lambda: check_identity(self._identity, newest))
+        if count != self._ranks.world and self._ranks.first:
             warnings.warn(
-                f"{newest} was written by {wrote} ranks and continues on {self._ranks.world}: the "
+                f"{newest} was written by {count} ranks and continues on {self._ranks.world}: the "
                 "order of the data and the generation in training stay the same; sums over ranks "
                 "are rounded in another order, so the last digits differ, and later completions "
                 "are sampled from other random numbers.",
@@ -251,17 +250,17 @@ class Durable(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         step = self.state.global_step
-        if step == self._held:
+        if step == self._saved_step:
             return
-        self.store_flos()
-        self._ranks.everyone(self._check_finite)
-        self._saver.save(step, self._collected)
-        self._held = step
+        self.store_flos()  # before the state is collected, which includes them
+        self._ranks.everyone(self._check_finite)  # before a folder is begun: no checkpoint of NaN
+        self._saver.save(step, self._collect)
+        self._saved_step = step
 
-    def _collected(self, folder: Path) -> Content:
-        """What this rank stores of the state after an update."""
+    def _collect(self, folder: Path) -> Content:
+        """This rank's part of the state after an update."""
         content, first = Content(), self.accelerator.is_main_process
-        of_optimizer = layout_of(self).put(content)
+        of_optimizer = layout_of(self).put(content)  # collective: every rank, so before the return
         content.state(f"rank-{self.accelerator.process_index}", self._own_state())
         if not first:
             return content
@@ -306,7 +305,7 @@ class Durable(Trainer):
         )
 
     @contextlib.contextmanager
-    def _nonfinite_explained(self) -> Iterator[None]:
+    def _explain_nonfinite(self) -> Iterator[None]:
         """Raise errors caused by non-finite weights as a `NonFiniteError`."""
         try:
             yield
@@ -335,7 +334,7 @@ class Durable(Trainer):
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> Any:
         deepspeed = self.is_deepspeed_enabled
-        # Transformers would look for the pickles of DeepSpeed's own checkpoints.
+        # Transformers would look for DeepSpeed's pickles: load ours once the model is wrapped.
         theirs = None if deepspeed else resume_from_checkpoint
         prepared = super()._prepare_for_training(max_steps, train_dataloader, theirs)
         if deepspeed and resume_from_checkpoint is not None:
@@ -344,29 +343,29 @@ class Durable(Trainer):
         return prepared
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with _restoring(resume_from_checkpoint):
+        with _loading_errors(resume_from_checkpoint):
             layout_of(self).load_weights(Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            with _restoring(checkpoint):
+            with _loading_errors(checkpoint):
                 self._load_states(Path(checkpoint))
 
     def _load_states(self, folder: Path) -> None:
         stored = states.load(folder, "optimizer")
         if stored["parameters"] != self._optimized():
             raise ValueError(f"{folder} cannot be continued: other parameters were being trained.")
-        layout_of(self).load_optimizer(folder, stored)
+        layout_of(self).load_optimizer(folder, stored)  # with its learning rates
         self.lr_scheduler.load_state_dict(
-            _known(stored["scheduler"], self.lr_scheduler.state_dict(), f"{folder}: scheduler")
+            _restrict(stored["scheduler"], self.lr_scheduler.state_dict(), f"{folder}: scheduler")
         )
         if TrainerState.load_from_json(str(folder / _STATE)).max_steps != self.args.max_steps:
-            self._reschedule()
+            self._reschedule()  # after both: it replaces the rates that they have restored
         if stored["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(stored["scaler"])
         self._restore(self._rest.pop("progress"))
         self._restore_callbacks(folder)
-        self._held = self.state.global_step
+        self._saved_step = self.state.global_step
         if getattr(self.args, "use_vllm", False):
             warnings.warn("vLLM's random numbers are not restored: samples differ.", stacklevel=2)
 
@@ -376,7 +375,7 @@ class Durable(Trainer):
             if values := exported.get(type(callback).__name__):
                 own = callback.state()["attributes"]
                 where = f"{folder}/{_STATE}: {type(callback).__name__}"
-                vars(callback).update(_known(values.pop(0)["attributes"], own, where))
+                vars(callback).update(_restrict(values.pop(0)["attributes"], own, where))
 
     def _reschedule(self) -> None:
         """Set the next update's learning rate by a schedule of another length than the stored."""
@@ -390,33 +389,33 @@ class Durable(Trainer):
         scheduler._last_lr = rates  # what is logged
 
     def _read(self, folder: Path) -> None:
-        """Read what this rank continues from, and refuse what no trainer writes."""
+        """Read what this rank continues from, and refuse content that no trainer writes."""
         state = schemas.read_json(folder / _STATE)
         schemas.conform(state, schemas.State, f"{folder}/{_STATE}")
-        known = {field.name for field in dataclasses.fields(TrainerState)}
-        for name in sorted(state.keys() - known):
+        names = {field.name for field in dataclasses.fields(TrainerState)}
+        for name in sorted(state.keys() - names):
             raise ValueError(f"{folder}/{_STATE}: {name!r} is none of the names in it.")
         self._rest = self._of_this_rank(folder)
 
     def _of_this_rank(self, folder: Path) -> dict[str, Any]:
-        """What `_own_state` returned on this rank, or on the ranks whose work it continues."""
+        """This rank's stored `_own_state`, or one made of those of another number of ranks."""
         ranks = self._ranks
-        wrote = len(list(folder.glob("rank-*.json")))
-        if wrote == ranks.world:
+        writers = len(list(folder.glob("rank-*.json")))
+        if writers == ranks.world:
             return self._of_rank(folder, ranks.rank)
-        stored = [self._of_rank(folder, rank) for rank in range(wrote)]
-        own = stored[ranks.rank % wrote]
-        if ranks.rank >= wrote:  # ranks that were not there have random numbers of their own
-            own["random"] = states.reseeded(own["random"], ranks.rank)
+        stored = [self._of_rank(folder, rank) for rank in range(writers)]
+        own = stored[ranks.rank % writers]
+        if ranks.rank >= writers:  # additional ranks get random numbers of their own
+            own["random"] = states.reseed(own["random"], ranks.rank)
         own["loop"]["loss"] = torch.stack([each["loop"]["loss"] for each in stored]).mean(0)
         own["progress"] = self._redistributed([each["progress"] for each in stored])
         return own
 
     def _of_rank(self, folder: Path, rank: int) -> dict[str, Any]:
-        found = states.load(folder, f"rank-{rank}", self.accelerator.device)
+        state = states.load(folder, f"rank-{rank}", self.accelerator.device)
         kind = schemas.rank_of(self._in_progress, self._carried)
-        schemas.conform(found, kind, f"{folder}/rank-{rank}.json")
-        return found
+        schemas.conform(state, kind, f"{folder}/rank-{rank}.json")
+        return state
 
     def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:
         """The `_progress` of this rank, from that of another number of ranks."""
@@ -435,7 +434,7 @@ class Durable(Trainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if "random" in self._rest:
-            with _restoring(checkpoint):
+            with _loading_errors(checkpoint):
                 states.set_random_state(self._rest.pop("random"))
 
     def _enter_epoch(self, epoch: int) -> None:
@@ -443,7 +442,7 @@ class Durable(Trainer):
         loop = self._rest.pop("loop", None)
         if loop is None:
             return
-        self._tr_loss = loop["loss"].to(self._tr_loss)
+        self._tr_loss = loop["loss"].to(self._tr_loss)  # on that one's device
         self._globalstep_last_logged = loop["logged"]
         sampler = self._sampler()
         if loop["order"] is not None:
@@ -468,10 +467,10 @@ class Durable(Trainer):
 
     def _optimized(self) -> list[list[str]]:
         """Parameter names in the order of the optimizer's groups, which store numbers only."""
-        named = self._unwrapped().named_parameters()
+        parameters = self._unwrapped().named_parameters()
         if self.is_deepspeed_enabled:  # its groups hold flat buffers
-            return [[name for name, parameter in named if parameter.requires_grad]]
-        names = {id(p): name for name, p in named}
+            return [[name for name, parameter in parameters if parameter.requires_grad]]
+        names = {id(p): name for name, p in parameters}
         return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
 
     def _exportable(self) -> list[Any]:
@@ -509,28 +508,29 @@ class Durable(Trainer):
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     @property
-    def _between(self) -> bool:
-        """Whether the state of the last update is at hand: not before it is logged and saved."""
+    def _has_mark(self) -> bool:
+        """Whether the state of the last update is marked: not before it is logged and saved."""
         return self._mark is not None and self._mark.step == self.state.global_step
 
     def stopping(self) -> bool:
-        """Whether this rank was asked to stop, and may end at once what is its own alone."""
-        return self._terminated and self._between
+        """Whether this rank was asked to stop, and may at once end work that no other awaits."""
+        return self._terminated and self._has_mark
 
     def leave_if_asked(self) -> None:
         """End training here, by `Interrupted`, if any rank was asked to; every rank calls it."""
-        if self._between and self.asked_to_stop():
+        if self._has_mark and self.asked_to_stop():
             raise Interrupted
 
     @contextlib.contextmanager
-    def _giving_up(self) -> Iterator[None]:
-        """When training is interrupted, return to the last update, and save it if it is not."""
+    def _return_when_interrupted(self) -> Iterator[None]:
+        """When training is interrupted, return to the last update, and save it if not yet saved."""
         try:
             yield
         except Interrupted:
             mark = self._mark
             assert mark is not None
-            saved = mark.step in (0, self._held)
+            saved = mark.step in (0, self._saved_step)
+            # Before saving: the checkpoint is of the state after the last whole update.
             self._ranks.everyone(lambda: mark.restore(self, rows=not saved))
             if not saved:
                 self._save_checkpoint(self.model, None)
@@ -539,15 +539,15 @@ class Durable(Trainer):
             self._mark = None
 
 
-def _known(stored: dict[str, Any], own: dict[str, Any], where: str) -> dict[str, Any]:
-    """A state without what its object does not have: to others its attributes stay closed."""
+def _restrict(stored: dict[str, Any], own: dict[str, Any], where: str) -> dict[str, Any]:
+    """A stored state, restricted to attributes that its object has: others cannot be set."""
     schemas.alike(stored, own, where)
     return {name: value for name, value in stored.items() if name in own}
 
 
 @contextlib.contextmanager
-def _restoring(folder: str | None) -> Iterator[None]:
-    """Raise what a state of another form leads to as a `CheckpointError` that names the folder."""
+def _loading_errors(folder: str | None) -> Iterator[None]:
+    """Raise errors of loading a malformed state as a `CheckpointError` that names the folder."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, RuntimeError) as error:

@@ -2,14 +2,13 @@
 
 import hashlib
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trustclip.durable.shards import local
+from trustclip.durable.shards import local, whole
 
 
 def _adapter(model: nn.Module) -> str | None:
@@ -26,33 +25,33 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of the model's (or adapter's) file, by name; tied ones are listed once."""
     adapter = _adapter(model)
     if adapter is None:
-        named = model.state_dict()
+        state = model.state_dict()
     else:
         from peft import get_peft_model_state_dict
 
         # Otherwise PEFT asks the Hub whether the embedding was resized.
-        named = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
-    once: dict[Any, tuple[str, Tensor]] = {}
-    for name, tensor in named.items():
+        state = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
+    unique: dict[Any, tuple[str, Tensor]] = {}
+    for name, tensor in state.items():
         place = (tensor.data_ptr(), tensor.shape) if tensor.numel() else name
-        once.setdefault(place, (name, tensor))
-    held = {tensor.data_ptr() for tensor in named.values()}
+        unique.setdefault(place, (name, tensor))
+    pointers = {tensor.data_ptr() for tensor in state.values()}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.data_ptr() not in held:
+        if parameter.requires_grad and parameter.data_ptr() not in pointers:
             raise ValueError(f"cannot store this model: {name} trains but is not in its file.")
-    return dict(once.values())
+    return dict(unique.values())
 
 
 def stored(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers that a sharded checkpoint holds, themselves, by name.
+    """The model's own parameters and buffers that a sharded checkpoint holds, by name.
 
     Of a model with an adapter, those that train; tied ones are listed once.
     """
     parameters = dict(model.named_parameters())
     if _adapter(model) is not None:
         return {name: p for name, p in parameters.items() if p.requires_grad}
-    kept = model.state_dict().keys()
-    return parameters | {name: b for name, b in model.named_buffers() if name in kept}
+    persistent = model.state_dict().keys()
+    return parameters | {name: b for name, b in model.named_buffers() if name in persistent}
 
 
 def files(model: Any) -> dict[str, dict[str, Tensor]]:
@@ -70,9 +69,9 @@ def save_config(model: Any, folder: Path) -> None:
             model.generation_config.save_pretrained(folder)
     else:
         config, base = model.peft_config[adapter], model.get_base_model()
-        # Without a task, PEFT finds the class of the base model by this.
-        known = {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
-        config.save_pretrained(folder, auto_mapping_dict=None if config.task_type else known)
+        # Without a task, PEFT finds the class of the base model through this mapping.
+        mapping = {"base_model_class": type(base).__name__, "parent_library": type(base).__module__}
+        config.save_pretrained(folder, auto_mapping_dict=None if config.task_type else mapping)
 
 
 @torch.no_grad()
@@ -103,7 +102,7 @@ def _file(adapter: str | None) -> str:
 def nonfinite(model: nn.Module, optimizer: Any = None) -> str | None:
     """Name of the first trained weight, or optimizer state, with a NaN or infinite element.
 
-    Of sharded ones, only this rank's parts are looked at.
+    Of sharded ones, only this rank's parts are checked.
 
     Example:
       >>> layer = nn.Linear(2, 2)
@@ -112,26 +111,26 @@ def nonfinite(model: nn.Module, optimizer: Any = None) -> str | None:
       >>> nonfinite(layer)
       'bias'
     """
-    named = {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
+    by_name = {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
     if optimizer is not None:
         names = {id(p): name for name, p in model.named_parameters()}
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point():
-                    named[f"{key} of {names.get(id(parameter), 'a part')}"] = local(value)
-    tensors = [tensor for tensor in named.values() if tensor.numel()]
+                    by_name[f"{key} of {names.get(id(parameter), 'a part')}"] = local(value)
+    tensors = [tensor for tensor in by_name.values() if tensor.numel()]
     if not tensors:
         return None
     # One number is read back from the device, unless something is wrong.
     if torch.nn.utils.get_total_norm(tensors, norm_type=math.inf).isfinite():
         return None
-    return next(name for name, tensor in named.items() if not tensor.isfinite().all())
+    return next(name for name, tensor in by_name.items() if not tensor.isfinite().all())
 
 
-def frozen(model: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> str:
+def frozen(model: nn.Module) -> str:
     """Fingerprint of the frozen weights: names, types, shapes and a sample of the values.
 
-    A checkpoint of an adapter is worth nothing on another base model, and would load without error.
+    A checkpoint of an adapter is useless on another base model, and would load without an error.
     """
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
@@ -148,25 +147,25 @@ def frozen(model: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) 
 def merged(model: Any) -> dict[str, Tensor]:
     """Copies of the weights by the base model's names, the active adapters added to them.
 
-    The model stays as it is, to the last bit: subtracting an adapter again would round. Tied
-    weights are listed once.
+    The model does not change by a bit: weights are put back, since subtracting an adapter would
+    round. Tied weights are listed once.
     """
     if _adapter(model) is None:
         return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     layers = ((p, layer) for p, layer in model.named_modules() if isinstance(layer, BaseTunerLayer))
     layer: Any
     for path, layer in layers:
         base = layer.get_base_layer()
-        kept = base.weight.detach().clone()
+        original = base.weight.detach().clone()
         layer.merge()
-        found[f"{path}.weight"] = base.weight.detach().cpu().clone()
+        tensors[f"{path}.weight"] = base.weight.detach().cpu().clone()
         layer.unmerge()
-        base.weight.copy_(kept)
+        base.weight.copy_(original)
     for name, parameter in model.named_parameters():
         plain = name.replace(".base_layer", "").replace(".modules_to_save.default", "")
         if model.prefix not in name and ".original_module" not in name:
-            found.setdefault(plain, parameter.detach().cpu().clone())
-    return {name.removeprefix("base_model.model."): tensor for name, tensor in found.items()}
+            tensors.setdefault(plain, parameter.detach().cpu().clone())
+    return {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}

@@ -14,18 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from trustclip.durable import shards, weights
+from trustclip.durable.ranks import Ranks
+from trustclip.durable.saving import Content
 
 #: Elements that are read at once on resume, on every rank.
 _AT_ONCE = 1 << 26
 
 
 class Zero:
-    """One rank's view of a model that DeepSpeed trains."""
+    """One rank's view of a model that DeepSpeed trains: every rank holds a part of flat buffers."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, ranks: Ranks) -> None:
         import deepspeed.utils as tools  # type: ignore[import-not-found]
 
-        self._tools, self._engine = tools, engine
+        self._tools, self._engine, self._ranks = tools, engine, ranks
         self._model: nn.Module = engine.module
         self._base = engine.optimizer.optimizer  # the optimizer inside of ZeRO's
         self._stage = engine.zero_optimization_stage()
@@ -36,12 +38,12 @@ class Zero:
         names = _BUFFERS[self._stage == 3]
         return [*zip(*(getattr(optimizer, name) for name in names), strict=True)]
 
-    def _linked(self) -> None:
-        """Let DeepSpeed find the states of all groups: it looks after the first one's step only."""
+    def _link_states(self) -> None:
+        """Link parameters to their states in all groups: DeepSpeed checks the first one only."""
         for parameters, flat in self._flat() if self._stage < 3 else ():
             if self._base.state.get(flat):
-                given = (parameters, flat, self._base.state)
-                self._tools.lazy_init_hp_params_optimizer_state(*given)
+                link = self._tools.lazy_init_hp_params_optimizer_state
+                link(parameters, flat, self._base.state)
 
     def _state(self, parameter: Any) -> dict[str, Any]:
         """The optimizer's state of the buffer that holds a parameter."""
@@ -63,14 +65,15 @@ class Zero:
         state = next(iter(self._base.state.values()), {})
         return [key for key, v in state.items() if isinstance(v, Tensor) and v.dim() == 1]
 
-    def held(self, rank: int, world: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Every ``world``-th parameter, whole, with its state; and what `shards.emptied` takes."""
-        self._linked()
+    def put(self, content: Content) -> dict[str, Any]:
+        """Add this rank's share of the parameters, each whole, with its state."""
+        self._link_states()
         tensors: dict[str, Tensor] = {}
         states: dict[str, Any] = {}
         for number, (name, parameter) in enumerate(weights.stored(self._model).items()):
-            mine = number % world == rank
-            for key, value in self._assembled(name, parameter):
+            mine = number % self._ranks.world == self._ranks.rank
+            # On every rank, whoever stores it: assembling is a collective call.
+            for key, value in self._assemble(name, parameter):
                 if mine:
                     tensors[key] = value.detach().to("cpu", copy=True)
             if parameter.requires_grad and self._base.state:
@@ -86,10 +89,16 @@ class Zero:
             {key: value for key, value in group.items() if key != "params"}
             for group in self._base.param_groups
         ]
-        return tensors, {"groups": groups, "states": states}
+        content.shards = tensors
+        return {"described": {"groups": groups, "states": states}}
 
-    def load(self, folder: Path, described: Mapping[str, Any]) -> None:
+    def load_weights(self, folder: Path) -> None:
+        """Do nothing: they are loaded with the optimizer, which steps from its own copy."""
+        shards.refuse_whole(folder)
+
+    def load_optimizer(self, folder: Path, stored: Mapping[str, Any]) -> None:
         """Restore weights and optimizer from the files, whichever ranks wrote them."""
+        described = stored["described"]
         for group, own in zip(described["groups"], self._base.param_groups, strict=True):
             own.update(group)
         rows = next(iter(described["states"].values()), {})
@@ -100,30 +109,30 @@ class Zero:
                     kind = getattr(torch, row["dtype"])
                     like = torch.zeros_like(flat) if row["shape"] is None else torch.zeros(())
                     state[key] = like.to(kind)
-        self._linked()
-        room: dict[str, Tensor] = {}
+        self._link_states()
+        slots: dict[str, Tensor] = {}
         actions: list[Callable[[], None]] = []
         for name, parameter in weights.stored(self._model).items():
             rows = described["states"].get(name, {})
-            room |= (found := self._room(name, parameter, rows))
-            actions.append(lambda p=parameter, n=name, f=found: self._set(n, p, f))
-            if sum(tensor.numel() for tensor in room.values()) > _AT_ONCE:
-                self._fill(folder, room, actions)
-        self._fill(folder, room, actions)
+            slots |= (parts := self._slots(name, parameter, rows))
+            actions.append(lambda p=parameter, n=name, t=parts: self._set(n, p, t))
+            if sum(tensor.numel() for tensor in slots.values()) > _AT_ONCE:
+                self._fill(folder, slots, actions)
+        self._fill(folder, slots, actions)
 
-    def _fill(self, folder: Path, room: dict[str, Tensor], actions: list[Any]) -> None:
-        shards.load(folder, room)
+    def _fill(self, folder: Path, slots: dict[str, Tensor], actions: list[Any]) -> None:
+        shards.load(folder, slots)
         for action in actions:
             action()
-        room.clear()
+        slots.clear()
         actions.clear()
 
-    def _assembled(self, name: str, parameter: Any) -> Iterator[tuple[str, Tensor]]:
+    def _assemble(self, name: str, parameter: Any) -> Iterator[tuple[str, Tensor]]:
         full = None
         if parameter.requires_grad:
             full = self._tools.safe_get_full_fp32_param(parameter)
         if full is None:  # frozen, or a buffer
-            full = whole(parameter)
+            full = shards.whole(parameter)
         yield shards.of_weight(name), full.to(parameter.dtype)
         if parameter.requires_grad:
             if parameter.dtype != torch.float32:  # what the optimizer steps from
@@ -132,33 +141,33 @@ class Zero:
                 state = self._tools.safe_get_full_optimizer_state(parameter, key)
                 yield shards.of_state(name, key), state
 
-    def _room(self, name: str, parameter: Any, rows: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _slots(self, name: str, parameter: Any, rows: Mapping[str, Any]) -> dict[str, Tensor]:
         shape = getattr(parameter, "ds_shape", parameter.shape)
-        room = {shards.of_weight(name): torch.zeros(shape, dtype=parameter.dtype)}
+        slots = {shards.of_weight(name): torch.zeros(shape, dtype=parameter.dtype)}
         if parameter.requires_grad and parameter.dtype != torch.float32:
-            room[shards.of_state(name, _MASTER)] = torch.zeros(shape)
+            slots[shards.of_state(name, _MASTER)] = torch.zeros(shape)
         for key, row in rows.items():
             of_row = shape if row["shape"] is None else row["shape"]
-            room[shards.of_state(name, key)] = torch.zeros(
+            slots[shards.of_state(name, key)] = torch.zeros(
                 of_row, dtype=getattr(torch, row["dtype"])
             )
-        return room
+        return slots
 
-    def _set(self, name: str, parameter: Any, found: dict[str, Tensor]) -> None:
-        weight = found[shards.of_weight(name)]
-        with _opened(parameter) as first:
+    def _set(self, name: str, parameter: Any, tensors: dict[str, Tensor]) -> None:
+        weight = tensors[shards.of_weight(name)]
+        with _gathered_for_writing(parameter) as first:
             if first:
                 parameter.data.copy_(weight)
         if not parameter.requires_grad:
             return
-        master = found.get(shards.of_state(name, _MASTER), weight)
+        master = tensors.get(shards.of_state(name, _MASTER), weight)
         self._set_flat(parameter, master.to(parameter.device))
         for key in self._keys:
-            if (state := found.get(shards.of_state(name, key))) is not None:
+            if (state := tensors.get(shards.of_state(name, key))) is not None:
                 self._set_flat(parameter, state.to(parameter.device), key)
         state = self._state(parameter)
         for key in self._common(parameter):
-            value = found.get(shards.of_state(name, key))
+            value = tensors.get(shards.of_state(name, key))
             if value is not None:
                 now = state[key]
                 state[key] = value.to(now) if isinstance(now, Tensor) else value.item()
@@ -171,11 +180,11 @@ class Zero:
             else:
                 tools.safe_set_full_optimizer_state(parameter, value, key)
             return
-        # Its function for whole tensors does not know of the padding at the end.
+        # ZeRO-3's function for whole tensors ignores the padding at the end.
         size, rank = parameter.ds_tensor.ds_numel, torch.distributed.get_rank()
-        flat = value.flatten()
-        own = flat[size * rank : size * (rank + 1)]
-        own = torch.nn.functional.pad(own, (0, size - own.numel()))
+        flat = value.flatten()  # [elements]
+        own = flat[size * rank : size * (rank + 1)]  # shorter, or empty, on the last ranks
+        own = torch.nn.functional.pad(own, (0, size - own.numel()))  # [size]
         if key is None:
             tools.safe_set_local_fp32_param(parameter, own)
         else:
@@ -193,8 +202,8 @@ _MASTER = "master"
 
 
 @contextlib.contextmanager
-def _opened(parameter: Any) -> Iterator[bool]:
-    """Whether this rank writes a parameter: the first one under ZeRO-3, which hands it on."""
+def _gathered_for_writing(parameter: Any) -> Iterator[bool]:
+    """Gather a parameter to be written; yields whether this rank writes it (ZeRO-3: the first)."""
     if not hasattr(parameter, "ds_id"):
         yield True
         return
@@ -212,46 +221,36 @@ def in_parts(model: nn.Module) -> bool:
 def gathered(model: nn.Module) -> dict[str, Tensor] | None:
     """All weights, in the first rank's CPU memory; None where every rank holds them whole.
 
-    Every rank must ask for them; the others get an empty dictionary.
+    Every rank must call it; the others get an empty dictionary.
     """
     if not in_parts(model):
         return None
     return _on_first(weights.stored(model).items())
 
 
-def _on_first(named: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
+def _on_first(parameters: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
     """Whole tensors in the first rank's CPU memory; the other ranks get none."""
-    found: dict[str, Tensor] = {}
-    for name, part in named:
-        tensor = whole(part)
+    tensors: dict[str, Tensor] = {}
+    for name, part in parameters:
+        tensor = shards.whole(part)
         if torch.distributed.get_rank() == 0:
-            found[name] = tensor.detach().cpu()
-    return found
+            tensors[name] = tensor.detach().cpu()
+    return tensors
 
 
-def assembled(model: Any) -> Any:
+def assemble_adapter(model: Any) -> Any:
     """An adapted model of which ranks hold parts, on the first rank; None on the others.
 
     Every rank must call it.
     """
     from peft import get_peft_model
 
-    if not (found := _on_first(model.named_parameters())):
+    if not (tensors := _on_first(model.named_parameters())):
         return None
     inner = model.get_base_model()
     base: Any = next(cls for cls in type(inner).__mro__ if not cls.__name__.startswith("FSDP"))
     with torch.device("meta"):
         plain = get_peft_model(base(deepcopy(inner.config)), deepcopy(model.peft_config["default"]))
-    plain.load_state_dict(found, strict=False, assign=True)
+    plain.load_state_dict(tensors, strict=False, assign=True)
     plain.get_base_model().tie_weights()
     return plain
-
-
-def whole(parameter: Any) -> Tensor:
-    """All of a parameter that ZeRO-3 may have cut. Every rank must ask for it."""
-    if not hasattr(parameter, "ds_id"):
-        return shards.whole(parameter.detach())
-    import deepspeed  # type: ignore[import-not-found]
-
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.detach().clone()

@@ -15,12 +15,6 @@ from trustclip.constraints.batch import SUPPLIERS
 _TRL = "train it with trustclip.engines.trl"
 _LOOP = "call trustclip.policy_loss from your own training loop"
 
-#: Fields for which to train in TRL instead; your own loop can supply everything.
-_IN_TRL = {
-    *("keys", "entropy", "entropy_old", "kl_old_new", "kl_new_old", "logp_rollout"),
-    *("logp_average", "lag", "candidates"),
-}
-
 
 @dataclass(frozen=True)
 class Supply:
@@ -35,7 +29,7 @@ class Supply:
     whole_loop: bool = False
     kl_gradient: bool = False  # exact KL divergences come with their gradient
     old_is_sampler: bool = False  # the old policy is the one that sampled: there is no other
-    no_turns: str = ""  # why gaps in the mask are no turns of a completion; empty where they are
+    no_turns: str = ""  # why gaps in the mask do not separate turns; empty where they do
 
     def without(self, name: str, why: str) -> Self:
         """The same without a field; ``why`` ends the sentence *"it needs `name`, and ..."*."""
@@ -93,7 +87,7 @@ loss; train it with trustclip.engines.trl.
     start = f"{method.name!r} cannot be trained in {engine}: it"
     for name in method.requires:
         if name not in supply.fields:
-            instead = _TRL if name in _IN_TRL else _LOOP
+            instead = _TRL if name in ENGINES["TRL"].fields else _LOOP
             why = supply.missing.get(name, f"{engine} passes none to a policy loss; {instead}")
             return f"{start} needs `{name}`, which comes from {SUPPLIERS[name]}, and {why}."
     weigh = [one.name for one in parts_of(method) if Trait.WEIGHS_OLD_POLICY in one.traits]
@@ -142,7 +136,7 @@ def trains_in(method: Method) -> list[str]:
 
 
 def parts_of(method: Method) -> Iterator[Method]:
-    """A method, and what it is made of."""
+    """A method and its parts, recursively."""
     yield method
     for part in getattr(method, "parts", ()):
         yield from parts_of(part)

@@ -62,6 +62,6 @@ class TrustclipLoss:
             logp_rollout=data["generation_logprobs"][:, 1:],
         )
         per_token, surrogate = per_token_loss(self.method, batch)
-        seen = means(batch, surrogate, global_valid_toks, self.method)
-        seen["num_valid_samples"] = data["sample_mask"].sum().to(per_token.dtype)
-        return per_token.sum() / global_valid_toks, as_floats(seen)
+        metrics = means(batch, surrogate, global_valid_toks, self.method)
+        metrics["num_valid_samples"] = data["sample_mask"].sum().to(per_token.dtype)
+        return per_token.sum() / global_valid_toks, as_floats(metrics)

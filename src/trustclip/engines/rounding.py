@@ -7,7 +7,7 @@ from torch import Tensor
 LARGEST = {"int8": 127, "int4": 7}
 
 
-def converted(weight: Tensor, dtype: str) -> Tensor:
+def round_trip(weight: Tensor, dtype: str) -> Tensor:
     r"""A weight rounded to another type and back.
 
     ``"int8"`` is symmetric quantisation of each row, $q = \mathrm{round}(127\, w / \max|w|)$, of

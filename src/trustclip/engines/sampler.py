@@ -14,7 +14,7 @@ class Sampler:
     """The policy that samples, as a copy of the one in training: rounded, quantised, old, cut off.
 
     In production another program samples (vLLM, SGLang), in another precision and often with
-    weights that are some updates old. These settings make the same mismatch on purpose, of known
+    weights that are some updates old. These settings produce the same mismatch on purpose, of known
     size. A copy of any model samples by Transformers' `generate`, of the Llama family on a CPU by
     trustclip's decoder.
 
@@ -38,8 +38,8 @@ class Sampler:
         return self == Sampler()
 
 
-def as_sampler(given: Any) -> Sampler:
+def as_sampler(value: Any) -> Sampler:
     """A `Sampler` from itself, a mapping of its fields, or None."""
-    if isinstance(given, Sampler):
-        return given
-    return Sampler(**(given or {}))
+    if isinstance(value, Sampler):
+        return value
+    return Sampler(**(value or {}))

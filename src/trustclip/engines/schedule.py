@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    r"""The number of optimizer updates made with one generation of samples.
+    r"""The number of optimizer updates per generation of samples.
 
     A generation is cut into ``steps_per_generation`` micro-batches, passed over
-    ``num_iterations`` times; every ``gradient_accumulation_steps`` micro-batches make an update.
+    ``num_iterations`` times; every ``gradient_accumulation_steps`` micro-batches form an update.
     The first update after a generation sees the policy that sampled: its ratio is 1 on every
     token, and there no constraint on the ratio can act.
 

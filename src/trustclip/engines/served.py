@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trustclip.support.http import ask, check_address, first_model, start_of
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 #: Whether a server samples, and which weights it has: the policy's, read before each generation, or
 #: those that it was started with.
@@ -61,11 +61,11 @@ class ServedSampler:
         """
         name = first_model(self.url)
         with ThreadPoolExecutor(TOGETHER) as threads:
-            found = [*threads.map(lambda p, s: self._one(name, p, s), prompts, seeds)]
-        return [ids for ids, _ in found], [logps for _, logps in found]
+            completions = [*threads.map(lambda p, s: self._sample(name, p, s), prompts, seeds)]
+        return [ids for ids, _ in completions], [logps for _, logps in completions]
 
-    def _one(self, name: str, prompt: Sequence[int], seed: int) -> tuple[list[int], list[float]]:
-        question = {
+    def _sample(self, name: str, prompt: Sequence[int], seed: int) -> tuple[list[int], list[float]]:
+        request = {
             "model": name,
             "prompt": [*prompt],
             "max_tokens": self.most,
@@ -74,7 +74,7 @@ class ServedSampler:
             **{"return_token_ids": True, "stop_token_ids": [*self.ends]},  # vLLM
             **self.drawn,
         }
-        body = ask(self._place("completions"), question)
+        body = ask(self._address("completions"), request)
         try:
             choice = json.loads(body)["choices"][0]
             ids, logps = _pairs(choice)
@@ -97,10 +97,10 @@ class ServedSampler:
         Raises:
           ValueError: it cannot.
         """
-        what = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        request = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         try:
-            ask(self._place("/collective_rpc"), what)
-            ask(self._place("/reset_prefix_cache"), {})  # of the old weights
+            ask(self._address("/collective_rpc"), request)
+            ask(self._address("/reset_prefix_cache"), {})  # of the old weights
         except ValueError as error:
             raise ValueError(
                 f"the server at {self.shown} did not take the policy's weights from {folder}, on a "
@@ -108,16 +108,16 @@ class ServedSampler:
             ) from error
 
     def configuration(self) -> Mapping[str, Any] | None:
-        """That of a vLLM in development mode; None of anything else."""
+        """The configuration of a vLLM in development mode; None for any other server."""
         try:
-            return json.loads(ask(self._place("/server_info?config_format=json")))["vllm_config"]
+            return json.loads(ask(self._address("/server_info?config_format=json")))["vllm_config"]
         except (ValueError, LookupError, TypeError):
             return None
 
     def text(self, ids: Sequence[int]) -> str | None:
-        """Ids as the text that they stand for there; None if that cannot be asked."""
+        """Ids decoded by the server; None if it has no way to ask."""
         try:
-            reply = json.loads(ask(self._place("/detokenize"), {"tokens": [*ids]}))
+            reply = json.loads(ask(self._address("/detokenize"), {"tokens": [*ids]}))
             return str(reply["prompt"] if "prompt" in reply else reply["content"])
         except (ValueError, LookupError, TypeError):
             return None
@@ -125,26 +125,26 @@ class ServedSampler:
     @property
     def shown(self) -> str:
         """The address, safe to print."""
-        return redacted(self.url)
+        return redact(self.url)
 
-    def _place(self, path: str) -> str:
+    def _address(self, path: str) -> str:
         """A resource below the version, or, from a slash on, beside it."""
         base = self.url.rstrip("/")
         return base.removesuffix("/v1") + path if path.startswith("/") else f"{base}/{path}"
 
 
 def logprobs_mode(config: Mapping[str, Any]) -> str | None:
-    """Of which distribution the log-probabilities are of a vLLM that is configured so."""
+    """The distribution that a vLLM's log-probabilities are of, by its configuration."""
     return config.get("model_config", {}).get("logprobs_mode")
 
 
 def _pairs(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
-    """Ids and log-probabilities as llama.cpp has them, in pairs, or vLLM, apart."""
-    given = choice["logprobs"]
-    if "content" in given:
-        pairs = [(token["id"], token["logprob"]) for token in given["content"]]
+    """Ids and log-probabilities: llama.cpp returns them in pairs, vLLM in two lists."""
+    logprobs = choice["logprobs"]
+    if "content" in logprobs:
+        pairs = [(token["id"], token["logprob"]) for token in logprobs["content"]]
     else:
-        pairs = [*zip(choice["token_ids"], given["token_logprobs"], strict=True)]
+        pairs = [*zip(choice["token_ids"], logprobs["token_logprobs"], strict=True)]
     return [int(i) for i, _ in pairs], [float(p) for _, p in pairs]
 
 
@@ -153,22 +153,22 @@ def complaints(
 ) -> Iterator[str]:
     """What a server lacks for sampling the completions of a training, one sentence each.
 
-    It is asked for a few tokens, must have the weights and the policy's tokenizer, and is to tell
+    It is asked for a few tokens, must have the weights and the policy's tokenizer, and must return
     the log-probabilities of the draw; ``plain``: tokens are drawn at temperature 1 from the whole
-    vocabulary, so that raw ones are those.
+    vocabulary, where raw log-probabilities are the same.
     """
     try:
-        own = tokenizer.encode(_SPECIMEN, add_special_tokens=False)
+        ids = tokenizer.encode(_SPECIMEN, add_special_tokens=False)
         first_model(sampler.url)
-        found, meant = sampler.text(own), tokenizer.decode(own)
-        if found != meant:
-            has = "has no /detokenize to ask" if found is None else f"has {found!r}"
+        text, expected = sampler.text(ids), tokenizer.decode(ids)
+        if text != expected:
+            has = "has no /detokenize to ask" if text is None else f"has {text!r}"
             yield (
-                f"the server at {sampler.shown} must have the policy's tokens, of which {own} are "
-                f"{meant!r}, and it {has}: start it with the model of the training."
+                f"the server at {sampler.shown} must have the policy's tokens, of which {ids} are "
+                f"{expected!r}, and it {has}: start it with the model of the training."
             )
             return
-        sampler.complete([own], [0])
+        sampler.complete([ids], [0])
     except ValueError as error:
         yield str(error)
         return

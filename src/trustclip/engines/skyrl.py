@@ -27,7 +27,7 @@ def register(method: str = "atr", policy_loss_type: str = "trustclip", **method_
     """Register a method with SkyRL, whose registry makes it available on every worker.
 
     SkyRL scales advantages so that the loss is a masked sum, and its own correction for the sampler
-    (``off_policy_correction``) is made here as in its own losses.
+    (``off_policy_correction``) is applied here as in its own losses.
 
     Args:
       method: name of the constraint.
@@ -58,12 +58,12 @@ def register(method: str = "atr", policy_loss_type: str = "trustclip", **method_
             log_probs, old_log_probs, advantages, mask.bool(), logp_rollout=rollout_logprobs
         )
         per_token, surrogate = per_token_loss(chosen, batch)
-        per_token, kept, seen = correction.apply_off_policy_correction(
+        per_token, kept, metrics = correction.apply_off_policy_correction(
             per_token, old_log_probs, rollout_logprobs, mask, config.off_policy_correction
         )
         loss = ppo_utils.reduce_loss(per_token, kept)
         logged = as_floats(means(batch, surrogate, method=chosen))
-        return loss, {"clip_ratio": logged["trustclip/gated"], **logged, **seen}
+        return loss, {"clip_ratio": logged["trustclip/gated"], **logged, **metrics}
 
     ppo_utils.PolicyLossRegistry.register(policy_loss_type, policy_loss)
 

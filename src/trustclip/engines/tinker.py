@@ -39,18 +39,18 @@ def custom_loss(method: str = "atr", **method_args: Any) -> CustomLoss:
     chosen = check(named(method, **method_args), "Tinker")
 
     def loss(data: Sequence[Any], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        def padded(name: str) -> Tensor:
+        def pad(name: str) -> Tensor:
             rows = [datum.loss_fn_inputs[name].to_torch() for datum in data]
             return pad_sequence(
                 [row.to(logp) for row, logp in zip(rows, logprobs, strict=True)], True
             )
 
-        present = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in logprobs], True)
+        mask = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in logprobs], True)
         if all("mask" in datum.loss_fn_inputs for datum in data):
-            present = present & padded("mask").bool()
+            mask = mask & pad("mask").bool()
         logp = pad_sequence(list(logprobs), True)
-        old = padded("logprobs")
-        batch = TokenBatch(logp, old, padded("advantages"), present, logp_rollout=old)
+        old = pad("logprobs")
+        batch = TokenBatch(logp, old, pad("advantages"), mask, logp_rollout=old)
         per_token, surrogate = per_token_loss(chosen, batch)
         return per_token.sum(), as_floats(means(batch, surrogate))
 

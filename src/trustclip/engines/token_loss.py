@@ -39,7 +39,7 @@ def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate
       >>> logp.grad
       tensor([[-1., -0.]])
     """
-    c, surrogate = gradient(chosen, batch)
+    c, surrogate = gradient(chosen, batch)  # [batch, time]
     return -(surrogate.objective.detach() + c * (batch.logp - batch.logp.detach())), surrogate
 
 
@@ -55,18 +55,18 @@ def means(
     Shares of a subset of the tokens are left out: no engine averages those correctly. Of whole
     completions there is the mean ratio to the sampler, over those of the micro-batch, and the mean
     of its square: the square of the one over the other is the effective sample size. They are left
-    out, too, where an engine sums and ``tokens``, those of the update, is given.
+    out, too, with ``tokens``, the number of tokens of the update, for engines that sum.
     """
     count = batch.mask.sum().clamp(min=1) if tokens is None else tokens
-    found = {}
+    metrics = {}
     for name, (total, own) in diagnostics.token_metrics(batch, surrogate, method).items():
         if name.startswith(_OF_A_PART) or _OF_A_LAG in name:
             continue
         if _OF_SEQUENCES not in name:
-            found[f"trustclip/{name}"] = total / count
+            metrics[f"trustclip/{name}"] = total / count
         elif tokens is None:
-            found[f"trustclip/{name}"] = total / own.clamp(min=1)
-    return found
+            metrics[f"trustclip/{name}"] = total / own.clamp(min=1)
+    return metrics
 
 
 def as_floats(metrics: dict[str, Tensor]) -> dict[str, float]:

@@ -34,7 +34,7 @@ class Plan:
     style: str | PromptStyle
     seed: int
     batch_size: int  # completions per batch, at least k of them
-    measures: Measures | None = None  # in place of the verifier or beside it; None for it alone
+    measures: Measures | None = None  # besides or instead of the verifier; None for it alone
 
 
 def sample(
@@ -90,7 +90,7 @@ def _batches(tasks: Tasks, plan: Plan) -> Iterator[tuple[str, Sequence[Problem]]
 def _judge(rows: Sequence[Row], verifier: Verifier, extraction: Style) -> None:
     """Set ``correct`` and ``judged``, one distinct answer per call.
 
-    The verifier only counts how it decided; with one answer per call the count belongs to it.
+    The verifier only counts how it decided; with one answer per call the count is that answer's.
     """
     verdicts: dict[tuple[str, str | None], tuple[int, str]] = {}
     for row in rows:
@@ -106,12 +106,12 @@ def _judge(rows: Sequence[Row], verifier: Verifier, extraction: Style) -> None:
 def _measure(
     rows: Sequence[Row], measures: Measures, batch: Sequence[Problem], prompts: Sequence[Any]
 ) -> None:
-    """Set ``rewards`` where there are any, and ``correct`` if one of them says what is right."""
-    each = len(rows) // len(batch)
-    asked = [prompt for prompt in prompts for _ in range(each)]
-    problems = [problem for problem in batch for _ in range(each)]
-    found = measures.of(problems, asked, [row["response"] for row in rows])
-    for row, values in zip(rows, found, strict=True):
+    """Set ``rewards`` where there are any, and ``correct`` if the first decides it."""
+    k = len(rows) // len(batch)
+    row_prompts = [prompt for prompt in prompts for _ in range(k)]
+    row_problems = [problem for problem in batch for _ in range(k)]
+    measured = measures.of(row_problems, row_prompts, [row["response"] for row in rows])
+    for row, values in zip(rows, measured, strict=True):
         if not measures.verified:
             row["correct"], row["judged"] = int(values[measures.first] or 0), "reward"
             row["extracted"] = row["extracted"] if row["gold"] else ""
@@ -122,38 +122,38 @@ def _measure(
 def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
     """Rows of the complete batches in the ``samples.jsonl`` of an interrupted evaluation.
 
-    Everything from the first incomplete batch on, one that a kill has torn or a power cut has
-    damaged, is removed from the file and its further shards, so that new samples, which are the
-    same ones, can be appended.
+    Everything from the first incomplete batch on, torn by a kill or damaged by a power cut, is
+    removed from the file and its further shards, so that new samples, which repeat the old ones,
+    can be appended.
     """
     files, own = shards(path.parent), own_shards(path.parent)
-    found: dict[tuple[Any, ...], dict[bytes, Row]] = defaultdict(dict)
+    by_problem: dict[tuple[Any, ...], dict[bytes, Row]] = defaultdict(dict)
     for file in files:
         for line in scan(file):
             if line.row is not None and not line.torn:
-                found[_problem(line.row)][line.content] = line.row
+                by_problem[_problem(line.row)][line.content] = line.row
             elif not line.torn:
                 text = f"{file}:{line.number} is no JSON object; its samples are drawn again."
                 warnings.warn(text, stacklevel=2)
-    kept: dict[bytes, Row] = {}
+    complete: dict[bytes, Row] = {}
     for task, batch in _batches(tasks, plan):
-        groups = [found[task, problem.id, problem.answer] for problem in batch]
+        groups = [by_problem[task, problem.id, problem.answer] for problem in batch]
         if any(len(group) != plan.k for group in groups):
-            break  # rows and scores are those of an undisturbed evaluation in their order, too
+            break  # so that rows and scores have the order of an uninterrupted evaluation
         for group in groups:
-            kept |= group
+            complete |= group
     if files:
         for file in files:
-            if file not in own:  # of a user, or of a run that a power cut has taken the start of
+            if file not in own:  # a user's, or of a run whose start a power cut has destroyed
                 file.rename(file.with_name(f"{file.name}.aside"))
                 warnings.warn(f"{file} follows no samples of this run: set aside.", stacklevel=2)
             elif file != path:
                 file.unlink()
-        flush(path.parent)  # a shard that followed none would not be the run's any more
-        # Also what is whole: a flush that failed has lost rows that can still be read, and a later
-        # one of the same file would succeed without them.
-        write_bytes(path, b"".join(kept))
-    return list(kept.values())
+        flush(path.parent)  # a shard without its predecessor would not count as the run's
+        # Intact rows too: a failed flush may have lost rows that can still be read, and a later
+        # flush of the same file would succeed without them.
+        write_bytes(path, b"".join(complete))
+    return list(complete.values())
 
 
 def _problem(row: Row) -> tuple[str | None, ...]:
@@ -170,10 +170,10 @@ def evaluate(
     done: Sequence[Row] = (),
 ) -> list[Row]:
     """Sample, grade and record; new rows also go to the run's samples."""
-    left = sum(len(problems) for problems in tasks.values()) - len(done) // plan.k
+    remaining = sum(len(problems) for problems in tasks.values()) - len(done) // plan.k
     tags = {"stage": "eval"} if step is None else {"stage": "eval", "step": step}
     rows = list(done)
-    with nullcontext() if console is None else Stage(console, "eval", left) as bar:
+    with nullcontext() if console is None else Stage(console, "eval", remaining) as bar:
         for batch in sample(backend, tasks, plan, done):
             if run.leads:
                 run.sample({**tags, **row} for row in batch)
@@ -208,9 +208,9 @@ def scores_table(result: Mapping[str, Any], title: str = "") -> Table:
     return table
 
 
-def _reward_text(found: Mapping[str, Any] | None) -> str:
+def _reward_text(mean: Mapping[str, Any] | None) -> str:
     """A mean reward with its interval, in the reward's own unit."""
-    if found is None:
+    if mean is None:
         return ""
-    inside = "" if found["low"] is None else f" [{found['low']:.3g}, {found['high']:.3g}]"
-    return f"{found['value']:.3g}{inside}"
+    inside = "" if mean["low"] is None else f" [{mean['low']:.3g}, {mean['high']:.3g}]"
+    return f"{mean['value']:.3g}{inside}"

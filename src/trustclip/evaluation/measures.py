@@ -1,19 +1,19 @@
-"""What an evaluation measures of a completion: the reward that says what is right, and others."""
+"""Rewards of an evaluation: the one that decides what is right, and others."""
 
 import asyncio
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from trustclip.rewards.chosen import RewardError, chosen, made
+from trustclip.rewards.chosen import RewardError, make_reward, read_rewards
 from trustclip.rewards.extraction import Style
 from trustclip.tasks.problem import Problem
 
 
 class Measures:
-    """Rewards of an evaluation: the first says what is right, the others are means.
+    """Rewards of an evaluation: the first decides what is right, the others are means.
 
-    Given is the setting `reward`, of which "correct" is the verifier's check of the final answer.
+    Made from the setting `reward`, whose "correct" is the verifier's check of the final answer.
 
     Raises:
       ValueError: one cannot be imported or made.
@@ -24,12 +24,12 @@ class Measures:
       (False, [{'format': 1.0}])
     """
 
-    def __init__(self, given: Any = "correct", style: Style = "any") -> None:
-        first, *others = chosen(given)
+    def __init__(self, setting: Any = "correct", style: Style = "any") -> None:
+        first, *others = read_rewards(setting)
         self.verified = first.name == "correct"
         self.first = first.label
-        listed = others if self.verified else [first, *others]
-        self._functions = {one.label: made(one, style) for one in listed}
+        specs = others if self.verified else [first, *others]
+        self._functions = {spec.label: make_reward(spec, style) for spec in specs}
 
     def of(
         self, problems: Sequence[Problem], prompts: Sequence[Any], texts: Sequence[str]
@@ -37,29 +37,29 @@ class Measures:
         """Values by label for each completion, without that of the verifier.
 
         Raises:
-          RewardError: one fails, or the first says neither 0 nor 1.
+          RewardError: one fails, or the first returns neither 0 nor 1.
         """
         names = dict.fromkeys(name for problem in problems for name in problem.columns)
         columns: dict[str, list[Any]] = {n: [p.columns.get(n) for p in problems] for n in names}
         columns |= {"answer": [p.answer for p in problems], "id": [p.id for p in problems]}
         completions = [[{"role": "assistant", "content": text}] for text in texts]
-        found: list[dict[str, float | None]] = [{} for _ in texts]
+        rows: list[dict[str, float | None]] = [{} for _ in texts]
         for label, function in self._functions.items():
             values = function(prompts=prompts, completions=completions, **columns)
             values = asyncio.run(values) if inspect.iscoroutine(values) else values
-            for row, value in zip(found, values, strict=True):
+            for row, value in zip(rows, values, strict=True):
                 row[label] = value
         if not self.verified:
-            self._require_binary(found)
-        return found
+            self._require_binary(rows)
+        return rows
 
     def close(self) -> None:
         """Release what the functions hold."""
         for function in self._functions.values():
             function.close()
 
-    def _require_binary(self, found: Sequence[dict[str, float | None]]) -> None:
-        for row in found:
+    def _require_binary(self, rows: Sequence[dict[str, float | None]]) -> None:
+        for row in rows:
             if row[self.first] not in (0.0, 1.0):
                 raise RewardError(
                     f"the reward {self.first!r} gave {row[self.first]}, and the first reward of an "

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import nan
 from typing import Any
 
 from trustclip import stats
 from trustclip.findings.facts import LEVEL
-from trustclip.findings.groups import Group, shared_answers
+from trustclip.findings.groups import Group, common_seeds, shared_answers
 from trustclip.runs.answers import usual, whole
 from trustclip.runs.reader import Evaluation, Run
 
@@ -49,7 +50,7 @@ class Compared:
 class _Pair:
     """Runs of a group and of its reference, and their answers at ``step`` or (None) at the end.
 
-    ``texts``: of each of the runs, those of the group first, what stands for its completions;
+    ``texts``: digest of the completions of each run, those of the group first;
     ``same_seeds``: run i of the one and run i of the other have the same seed. ``k``: of Pass@k,
     one for all pairs of a setting; ``unequal``: whether that is fewer samples than some have.
     """
@@ -114,18 +115,13 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
         if not group.is_reference and group.scored and references[group.setting].scored
     ]
     pairs = _at_one_k(pairs)
-    family = [pair for pair in pairs if not pair.obstacle]
-    found = [pair.difference(kind) for pair in family]
-    adjusted = stats.holm([difference.p for difference in found]).tolist()
-    worth = {
-        id(pair): (difference, p)
-        for pair, difference, p in zip(family, found, adjusted, strict=True)
-    }
+    differences = [None if pair.obstacle else pair.difference(kind) for pair in pairs]
+    adjusted = stats.holm([nan if one is None else one.p for one in differences]).tolist()
+    family = sum(one is not None for one in differences)
     return [
-        _compared(pair, kind, *worth[id(pair)], len(family)) if id(pair) in worth
-        else Compared(pair.group, pair.reference, kind, 0, None, None, float("nan"), pair.obstacle)
-        for pair in pairs
-    ]  # fmt: skip
+        _comparison(pair, kind, difference, p, family)
+        for pair, difference, p in zip(pairs, differences, adjusted, strict=True)
+    ]
 
 
 def _at_one_k(pairs: Sequence[_Pair]) -> list[_Pair]:
@@ -136,14 +132,16 @@ def _at_one_k(pairs: Sequence[_Pair]) -> list[_Pair]:
             samples.setdefault(pair.reference.setting, set()).update(pair.samples)
     return [
         pair if pair.obstacle
-        else replace(pair, k=min(found := samples[pair.reference.setting]), unequal=len(found) > 1)
+        else replace(pair, k=min(sizes := samples[pair.reference.setting]), unequal=len(sizes) > 1)
         for pair in pairs
     ]  # fmt: skip
 
 
-def _compared(
-    pair: _Pair, kind: str, difference: stats.Difference, p: float, family: int
+def _comparison(
+    pair: _Pair, kind: str, difference: stats.Difference | None, p: float, family: int
 ) -> Compared:
+    if difference is None:
+        return Compared(pair.group, pair.reference, kind, 0, None, None, nan, pair.obstacle)
     names = (pair.group.label, pair.reference.label)
     if pair.identical:
         sentence = f"identical to {names[1]}, completion by completion"
@@ -168,7 +166,7 @@ def difference_on(compared: Compared, kind: str, task: str) -> stats.Difference 
 
 
 def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:
-    runs, same_seeds = _matched(group.scored, reference.scored)
+    runs, same_seeds = _matching_runs(group.scored, reference.scored)
     first, second = runs
     evaluations, step = _alike([*first, *second])
     answers, strata = shared_answers(evaluations, task)
@@ -185,19 +183,16 @@ def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:
     return _Pair(group, reference, runs, texts, a, b, strata, same_seeds, step, obstacle)
 
 
-def _matched(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[Run]], bool]:
+def _matching_runs(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[Run]], bool]:
     """Runs to compare, and whether they are pairs of one seed."""
-    ours, theirs = ({run.seed: run for run in runs} for runs in (a, b))
-    common = [seed for seed in ours if seed in theirs]
-    if common:
-        return ([ours[seed] for seed in common], [theirs[seed] for seed in common]), True
-    # Without training two runs may have no seed in common, and are a pair all the same.
+    ours, theirs = common_seeds([a, b])
+    if ours:
+        return (ours, theirs), True
+    ours, theirs = ([*{run.seed: run for run in runs}.values()] for runs in (a, b))
     alone = len(ours) == len(theirs) == 1
-    untrained = any(run.method is None for run in [*a, *b])
-    if alone:
-        return ([*ours.values()], [*theirs.values()]), untrained
-    if min(len(ours), len(theirs)) > 1:
-        return ([*ours.values()], [*theirs.values()]), False
+    if alone or min(len(ours), len(theirs)) > 1:
+        # Without training two runs may have no seed in common, and are a pair all the same.
+        return (ours, theirs), alone and any(run.method is None for run in [*ours, *theirs])
     return ([], []), False
 
 
@@ -207,11 +202,11 @@ def _alike(runs: Sequence[Run]) -> tuple[list[Evaluation], int | None]:
     if all(run.finished for run in runs) or len({e.step for e in finals}) == 1:
         return finals, None
     by_step = [{e.step: e for e in run.trained} for run in runs]
-    shared = set.intersection(*(set(found) for found in by_step)) - {None}
+    shared = set.intersection(*(set(evaluations) for evaluations in by_step)) - {None}
     if not shared:
         return [], None
     step = max(step for step in shared if step is not None)
-    return [found[step] for found in by_step], step
+    return [evaluations[step] for evaluations in by_step], step
 
 
 def gain(group: Group) -> stats.Difference | None:

@@ -1,8 +1,9 @@
 """How runs were evaluated: whether the same problems, prompts and sampling stand behind scores."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trustclip.findings.evaluated import answers_of
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
 from trustclip.runs.answers import usual
@@ -21,11 +22,11 @@ def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
 
     What a run has not recorded is not compared.
     """
-    for what, names, found in (
+    for what, names, settings in (
         ("prompts", _PROMPT, {run.path: _prompt(run) for run in runs}),
         ("sampling", _SAMPLING, {run.path: _sampling(run) for run in runs}),
     ):
-        (first, reference), *others = found.items()
+        (first, reference), *others = settings.items()
         for path, own in others:
             differing = [
                 f"{name} {_short(reference[name])} and {_short(own[name])}"
@@ -41,33 +42,24 @@ def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
                 break
 
 
-def unequal_samples(groups: Mapping[str, Sequence[Run]]) -> Iterator[Finding]:
+def unequal_samples(groups: Sequence[Group]) -> Iterator[Finding]:
     """A warning about methods that were evaluated with different numbers of samples."""
-    samples = {
-        name: _samples(run.final for run in runs if run.final is not None)
-        for name, runs in groups.items()
-    }
-    known = {name: k for name, k in samples.items() if k}
-    if len(set(known.values())) > 1:
-        each = ", ".join(f"{name} {k}" for name, k in known.items())
+    samples = {group.label: _samples(group.evaluations("final")) for group in groups}
+    counts = {name: k for name, k in samples.items() if k}
+    if len(set(counts.values())) > 1:
+        each = ", ".join(f"{name} {k}" for name, k in counts.items())
         text = (
             f"Different numbers of samples a problem: {each}. Mean@K is of the same quantity for "
             f"every K and is compared unchanged; Pass@K rises with K, so "
-            f"Pass@{min(known.values())} is compared, estimated from all samples of each."
+            f"Pass@{min(counts.values())} is compared, estimated from all samples of each."
         )
-        yield Finding("comparison/samples", "warning", text, known)
+        yield Finding("comparison/samples", "warning", text, counts)
 
 
-def _samples(evaluations: Iterable[Evaluation]) -> int:
+def _samples(evaluations: Sequence[Evaluation]) -> int:
     """Samples of a problem in some evaluations, see `usual`; 0 where they are gone."""
-    return min(
-        (
-            usual(list(problems.values()))
-            for evaluation in evaluations
-            for problems in evaluation.answers.values()
-        ),
-        default=0,
-    )
+    each = [problems for evaluation in evaluations for problems in evaluation.answers.values()]
+    return min((usual(list(problems.values())) for problems in each), default=0)
 
 
 def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:
@@ -75,15 +67,15 @@ def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:
     for here in by_setting(groups).values():
         reference = next((group for group in here if group.is_reference), here[0])
         for group in here:
-            if group is not reference and (given := _differing(group, reference)):
+            if group is not reference and (differences := _differences(group, reference)):
                 text = (
                     f"{group.label} and {reference.label} differ in more than the method: "
-                    f"{some(given)}. The difference of their scores is due to both."
+                    f"{some(differences)}. The difference of their scores is due to both."
                 )
                 yield Finding("comparison/settings", "fault", text)
 
 
-def _differing(group: Group, reference: Group) -> list[str]:
+def _differences(group: Group, reference: Group) -> list[str]:
     """Settings of training in which a group and its reference differ, each with both values."""
     by_seed = {run.seed: run for run in reference.runs}
     pair = next(((r, by_seed[r.seed]) for r in group.runs if r.seed in by_seed), None)
@@ -101,37 +93,47 @@ def _training(run: Run) -> dict[str, Any]:
     """Settings that a trained model depends on, by path; empty where nothing was trained."""
     if run.method is None:
         return {}
-    found = flat({k: v for k, v in essential(run.config).items() if k not in ("seed", "eval")})
+    settings = flat({k: v for k, v in essential(run.config).items() if k not in ("seed", "eval")})
     of_method = ("method", "rl.method", "rl.method_args", "method_args")
     return {
         path.removeprefix("rl."): value
-        for path, value in found.items()
+        for path, value in settings.items()
         if not any(path == name or path.startswith(f"{name}.") for name in of_method)
     }
 
 
-def require_equal_texts(runs: Sequence[Run]) -> None:
-    """Refuse runs whose problems of one id have different texts or answers.
+def require_equal_problems(runs: Sequence[Run]) -> None:
+    """Refuse runs that were evaluated on other problems, or on other texts or answers of one id.
 
     Raises:
       ValueError: naming some of them.
     """
     first, *others = runs
-    ours = _texts(first)
+    problems, ours = _problem_ids(first), _texts(first)
     for run in others:
         theirs = _texts(run)
-        wrong = sorted(key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key])
-        if wrong:
-            shown = some([f"{task}: {problem}" for task, problem in wrong])
-            raise ValueError(
-                f"{first.path} and {run.path} were evaluated on different problems: {len(wrong)} "
-                f"have one id and two texts or answers ({shown})."
-            )
+        for what, wrong in (
+            ("are in one of them only", problems ^ _problem_ids(run)),
+            (
+                "have one id and two texts or answers",
+                {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]},
+            ),
+        ):
+            if wrong:
+                examples = some([f"{task}: {problem}" for task, problem in sorted(wrong)])
+                raise ValueError(
+                    f"{first.path} and {run.path} were evaluated on different problems: "
+                    f"{len(wrong)} {what} ({examples})."
+                )
+
+
+def _problem_ids(run: Run) -> set[tuple[str, str]]:
+    return set() if run.final is None else {*answers_of(run.final)}
 
 
 def _prompt(run: Run) -> Mapping[str, Any]:
-    found = run.summary.get("eval_prompt") or run.summary.get("prompt")
-    return found if isinstance(found, Mapping) else {}
+    prompt = run.summary.get("eval_prompt") or run.summary.get("prompt")
+    return prompt if isinstance(prompt, Mapping) else {}
 
 
 def _sampling(run: Run) -> Mapping[str, Any]:

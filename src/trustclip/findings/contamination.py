@@ -6,13 +6,13 @@ from trustclip.findings.groups import Group
 from trustclip.runs.answers import overlapping
 
 
-def held(group: Group) -> dict[str, set[str]]:
+def overlapping_problems(group: Group) -> dict[str, set[str]]:
     """Ids of the test problems that the training data of any of its runs hold, by task."""
-    found: dict[str, set[str]] = {}
+    overlap: dict[str, set[str]] = {}
     for run in group.runs:
         for task, ids in overlapping(run.summary.get("overlap") or {}).items():
-            found.setdefault(task, set()).update(ids)
-    return found
+            overlap.setdefault(task, set()).update(ids)
+    return overlap
 
 
 def trained_on(group: Group) -> int:

@@ -57,8 +57,8 @@ class Course:
     def gated(self) -> dict[int, float]:
         """Share of tokens cut by update, where it was logged."""
         rows = self.rows if self.log else self.full
-        named = {row["step"]: row.get(PREFIX + "gated") for row in rows}
-        return {step: float(share) for step, share in named.items() if share is not None}
+        shares = {row["step"]: row.get(PREFIX + "gated") for row in rows}
+        return {step: float(share) for step, share in shares.items() if share is not None}
 
     @cached_property
     def cut(self) -> float:

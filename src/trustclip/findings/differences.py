@@ -12,16 +12,16 @@ from trustclip.findings.course import Course
 from trustclip.findings.evaluated import collapsed, mean_of
 from trustclip.findings.facts import ALPHA, EACH, ENOUGH_RUNS, LEVEL, SHOWN
 from trustclip.findings.finding import Finding
-from trustclip.findings.groups import Group, by_setting, names
+from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
 from trustclip.runs.run import Run
-from trustclip.support.text import bracket, listed, percent, signed, title_of
+from trustclip.support.text import bracket, join_words, percent, signed, title_of
 
 
 @dataclass(frozen=True)
-class Said:
-    """All that is said of one run.
+class RunFindings:
+    """The findings of one run.
 
     Args:
       name: of the run: that of its group, and the seed where that has several.
@@ -34,11 +34,13 @@ class Said:
     findings: Sequence[Finding]
 
 
-def said_of(groups: Sequence[Group]) -> list[Said]:
+def findings_by_run(groups: Sequence[Group]) -> list[RunFindings]:
     """The findings of every run."""
     return [
-        Said(f"{name}, seed {run.seed}" if len(group.runs) > 1 else name, group, run, of_run(run))
-        for name, group in _named(groups)
+        RunFindings(
+            f"{name}, seed {run.seed}" if len(group.runs) > 1 else name, group, run, of_run(run)
+        )
+        for name, group in _with_names(groups)
         for run in group.runs
     ]
 
@@ -47,33 +49,29 @@ def headline(
     groups: Sequence[Group], compared: Sequence[Compared], elsewhere: Sequence[str] = ()
 ) -> str:
     """The main finding in one sentence, and what differs in other scores in another."""
-    found = [c for c in compared if c.difference is not None]
-    if found:
+    measured = [c for c in compared if c.difference is not None]
+    if measured:
         also = f" In other scores: {'; '.join(elsewhere)}." if elsewhere else ""
-        early = any(c.step is not None for c in found)
-        return _of_comparisons(found) + also + (" Not all runs are finished." if early else "")
+        early = any(c.step is not None for c in measured)
+        return _of_comparisons(measured) + also + (" Not all runs are finished." if early else "")
     signs = [sign.text for group in groups for run in group.runs for sign in start.of_run(run)]
     scored = [group for group in groups if group.scored]
-    if scored and (gained := gain(scored[0])):
-        return " ".join([_sentence(_gained(scored[0])), *signs[: gained.p > ALPHA]])
-    if scored:
-        return _sentence(_standing(scored[0]))
+    if scored and (change := gain(scored[0])):
+        return " ".join([_sentence(_gain_sentence(scored[0])), *signs[: change.p > ALPHA]])
+    if scored and (e := scored[0].estimate(None, scored[0].metrics[0])):
+        return _sentence(_level(scored[0], e))
     if all(run.log for group in groups for run in group.runs):
         return "Logs of other trainers: what their constraints did."
     if all(run.silence for group in groups for run in group.runs):
         return "Neither an update nor an evaluation is logged."
-    return " ".join([_begun(groups), *signs[:1]])
+    return " ".join([_initial_score(groups), *signs[:1]])
 
 
-def _begun(groups: Sequence[Group]) -> str:
+def _initial_score(groups: Sequence[Group]) -> str:
     """The scores before training, of runs that have no later ones."""
     for group in groups:
         if group.metrics and (e := group.estimate(None, group.metrics[0], "initial")):
-            score = f"{percent(e.value)} % {bracket(e.low, e.high)}".rstrip()
-            return (
-                f"{group.label}: {title_of(group.metrics[0])} {score} before training; no later "
-                "evaluation is complete yet."
-            )
+            return f"{_level(group, e)} before training; no later evaluation is complete yet."
     return "No evaluation is complete yet."
 
 
@@ -81,8 +79,8 @@ def differing(
     groups: Sequence[Group], by_pass: Sequence[Compared], ways: Sequence[Learning | None]
 ) -> list[str]:
     """Which groups differ from their reference in Pass@K, and in area, after the correction."""
-    called = _called(by_pass)
-    in_pass = [called[id(c)] for c in by_pass if c.resolved]
+    labels = _labels(by_pass)
+    in_pass = [labels[id(c)] for c in by_pass if c.resolved]
     in_area = [
         name
         for name, way in zip(names(groups), ways, strict=True)
@@ -91,103 +89,103 @@ def differing(
     ]
     scores = {title_of(by_pass[0].metric) if by_pass else "": in_pass,
               "the area under the learning curve": in_area}  # fmt: skip
-    return [f"{score} differs for {listed(those)}" for score, those in scores.items() if those]
+    return [f"{score} differs for {join_words(those)}" for score, those in scores.items() if those]
 
 
-def _of_comparisons(found: Sequence[Compared]) -> str:
-    reference, metric = found[0].reference.label, title_of(found[0].metric)
-    called = _called(found)
-    higher, lower = ([c for c in found if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
+def _of_comparisons(compared: Sequence[Compared]) -> str:
+    reference, metric = compared[0].reference.label, title_of(compared[0].metric)
+    labels = _labels(compared)
+    higher, lower = ([c for c in compared if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
     if not higher and not lower:
-        others = [c for c in found if not c.identical] or found
+        others = [c for c in compared if not c.identical] or compared
         many = len({c.group.label for c in others})
         score = f"significantly from {reference} in {metric} at the end"
         if many > 1:
             return f"None of {many} methods differs {score} in these runs."
         return f"{others[0].group.label} does not differ {score} in these runs."
-    if all(c.seeds == 1 for c in found):
-        gaps = listed([f"{called[id(c)]} {_points(c)}" for c in [*higher, *lower]])
+    if all(c.seeds == 1 for c in compared):
+        gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in [*higher, *lower]])
         return (
             f"One run of each method: {metric} against {reference} is {gaps} points, which does "
             "not compare the methods."
         )
     parts = []
     if lower:
-        those = listed([called[id(c)] for c in lower])
+        those = join_words([labels[id(c)] for c in lower])
         parts.append(f"{reference} has a higher {metric} than {those}")
     if higher:
-        those = listed([called[id(c)] for c in higher])
+        those = join_words([labels[id(c)] for c in higher])
         which = "one" if lower else metric
         verb = "have" if len(higher) > 1 else "has"
         parts.append(f"{those} {verb} a higher {which} than {reference}")
     return "; ".join(parts) + "."
 
 
-def _called(compared: Sequence[Compared]) -> dict[int, str]:
+def _labels(compared: Sequence[Compared]) -> dict[int, str]:
     """Name of each comparison's group, by the comparison's id."""
-    called = names([c.group for c in compared])
-    return {id(c): name for c, name in zip(compared, called, strict=True)}
+    labels = names([c.group for c in compared])
+    return {id(c): name for c, name in zip(compared, labels, strict=True)}
 
 
 def of_groups(
-    groups: Sequence[Group], compared: Sequence[Compared], said: Sequence[Said]
+    groups: Sequence[Group], compared: Sequence[Compared], by_run: Sequence[RunFindings]
 ) -> list[Finding]:
     """The sentences under the headline: differences, then faults, then warnings."""
-    found = [
+    findings = [
         *_comparisons(compared),
         *_gains(groups, compared),
-        *_gates(groups, said),
-        *_states(said),
-        *_troubles(said),
+        *_gates(groups, by_run),
+        *_states(by_run),
+        *_troubles(by_run),
         *cautions(groups, compared),
     ]
     order = ("ok", "note", "fault", "warning")
-    return sorted(found, key=lambda finding: max(order.index(finding.severity), 1))
+    return sorted(findings, key=lambda finding: max(order.index(finding.severity), 1))
 
 
 def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
-    found, called = [c for c in compared if c.difference is not None], _called(compared)
-    found.sort(key=lambda c: -abs(_gap(c)))  # the largest first
-    resolved = [c for c in found if c.resolved]
+    measured, labels = [c for c in compared if c.difference is not None], _labels(compared)
+    measured.sort(key=lambda c: -abs(_gap(c)))  # the largest first
+    resolved = [c for c in measured if c.resolved]
     if len(resolved) == 1:
         (c,) = resolved
-        where = "" if called[id(c)] == c.group.label else f"{called[id(c)]}: "
-        text = f"{_at(c)}{where}{_sentence(c.verdict + _paired(found))}"
+        where = "" if labels[id(c)] == c.group.label else f"{labels[id(c)]}: "
+        text = f"{_at(c)}{where}{_sentence(c.verdict + _pairing(measured))}"
         yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
     elif resolved:
-        gaps = listed([f"{called[id(c)]} {_points(c)}" for c in resolved])
+        gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in resolved])
         text = f"Difference to {resolved[0].reference.label} in points: {gaps}, each p ≤ {ALPHA} "
-        family = f"after Holm's correction for {len(found)} comparisons"
-        seen = {called[id(c)]: _gap(c) for c in resolved}
-        yield Finding("scores/difference", "note", f"{text}{family}{_paired(found)}.", seen)
-    for c in [c for c in found if not c.resolved][:EACH]:
-        text = f"{_at(c)}{called[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
+        family = f"after Holm's correction for {len(measured)} comparisons"
+        evidence = {labels[id(c)]: _gap(c) for c in resolved}
+        yield Finding("scores/difference", "note", f"{text}{family}{_pairing(measured)}.", evidence)
+    for c in [c for c in measured if not c.resolved][:EACH]:
+        text = f"{_at(c)}{labels[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
         kind = "identical" if c.identical else "inconclusive"
         yield Finding(f"scores/{kind}", "note", text, {"difference": _gap(c), "p": c.p_holm})
     for c in compared:
         if c.difference is None:
-            text = f"{called[id(c)]} is {_sentence(c.verdict)}"
+            text = f"{labels[id(c)]} is {_sentence(c.verdict)}"
             yield Finding("comparison/obstacle", "warning", text)
 
 
 def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
     in_headline = not [c for c in compared if c.difference is not None]
-    each = [*_named(groups)]
-    gained = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if in_headline else 0 :]
-    gained.sort(key=lambda one: -abs(one[2].value))
-    if len(gained) == 1:
-        yield Finding("scores/gain", "note", _sentence(_gained(gained[0][1])))
-    elif gained:
-        metric = title_of(gained[0][1].metrics[0])
+    each = [*_with_names(groups)]
+    gains = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if in_headline else 0 :]
+    gains.sort(key=lambda one: -abs(one[2].value))
+    if len(gains) == 1:
+        yield Finding("scores/gain", "note", _sentence(_gain_sentence(gains[0][1])))
+    elif gains:
+        metric = title_of(gains[0][1].metrics[0])
         parts = "; ".join(
-            f"{name} {signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gained[:SHOWN]
+            f"{name} {signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gains[:SHOWN]
         )
-        more = f"; and {len(gained) - SHOWN} more" if len(gained) > SHOWN else ""
+        more = f"; and {len(gains) - SHOWN} more" if len(gains) > SHOWN else ""
         text = f"Change of {metric} by training, in points: {parts}{more}."
-        yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gained})
+        yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gains})
 
 
-def _gained(group: Group) -> str:
+def _gain_sentence(group: Group) -> str:
     difference, metric = gain(group), group.metrics[0]
     before, after = (group.estimate(None, metric, moment) for moment in ("initial", "final"))
     assert difference is not None and before is not None and after is not None
@@ -205,32 +203,29 @@ def _gained(group: Group) -> str:
     )
 
 
-def _standing(group: Group) -> str:
-    metric = group.metrics[0]
-    e = group.estimate(None, metric)
-    assert e is not None
-    text = f"{group.label}: {title_of(metric)} {percent(e.value)} %"
+def _level(group: Group, e: Estimate) -> str:
+    text = f"{group.label}: {title_of(group.metrics[0])} {percent(e.value)} %"
     return f"{text} {bracket(e.low, e.high)}".rstrip()
 
 
-def _gates(groups: Sequence[Group], said: Sequence[Said]) -> Iterator[Finding]:
+def _gates(groups: Sequence[Group], by_run: Sequence[RunFindings]) -> Iterator[Finding]:
     """On what share of tokens each gate closed, in the runs where it did; of one run, all of it."""
-    if len(said) == 1:
-        yield from (f for f in said[0].findings if f.subject == "gate" and not f.troubles
+    if len(by_run) == 1:
+        yield from (f for f in by_run[0].findings if f.subject == "gate" and not f.troubles
                     and f.kind in _STATES)  # fmt: skip
         return
     shares = {}
-    for name, group in _named(groups):
-        acted = [
+    for name, group in _with_names(groups):
+        cuts = [
             Course(one.run).cut
-            for one in said
+            for one in by_run
             if one.group is group and {f.kind for f in one.findings} & _ACTED
         ]
-        if acted:
-            shares[name] = sum(acted) / len(acted)
+        if cuts:
+            shares[name] = sum(cuts) / len(cuts)
     if shares:
-        shown = [f"{label} {percent(share, 2)} %" for label, share in [*shares.items()][:SHOWN]]
-        text = f"The gate closed on this share of tokens: {'; '.join(shown)}."
+        parts = [f"{label} {percent(share, 2)} %" for label, share in [*shares.items()][:SHOWN]]
+        text = f"The gate closed on this share of tokens: {'; '.join(parts)}."
         yield Finding("gate/shares", "note", text, shares)
 
 
@@ -239,35 +234,35 @@ _ACTED = {"gate/acted", "gate/often"}
 _STATES = _ACTED | {"gate/weights", "gate/capped", "gate/unknown", "gate/unlogged"}
 
 
-def _states(said: Sequence[Said]) -> Iterator[Finding]:
-    runs = [one.run for one in said]
+def _states(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
+    runs = [one.run for one in by_run]
     unfinished = [run for run in runs if not run.finished]
     if unfinished:
         many = f"{len(unfinished)} of {len(runs)} runs" if len(runs) > 1 else "The run"
         verb = "are" if len(unfinished) > 1 else "is"
         text = f"{many} {verb} not finished; the results below are preliminary."
         yield Finding("runs/unfinished", "warning", text, {"unfinished": len(unfinished)})
-    if notices := [f for one in said for f in one.findings if f.subject == "guard"]:
+    if notices := [f for one in by_run for f in one.findings if f.subject == "guard"]:
         many = f"{len(notices)} warnings" if len(notices) > 1 else "1 warning"
-        text = f"The guards logged {many}: {listed([*dict.fromkeys(f.name for f in notices)])}."
+        text = f"The guards logged {many}: {join_words([*dict.fromkeys(f.name for f in notices)])}."
         yield Finding("guard/count", "warning", text, {"warnings": len(notices)})
 
 
-def _troubles(said: Sequence[Said]) -> Iterator[Finding]:
+def _troubles(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
     """Faults and warnings of the runs, each kind once, with the number of runs that have it."""
-    found: dict[str, list[tuple[str, Finding]]] = {}
-    for one in said:
+    by_kind: dict[str, list[tuple[str, Finding]]] = {}
+    for one in by_run:
         mine: dict[str, Finding] = {}
         for finding in one.findings:
             if finding.troubles and finding.subject != "guard":
                 mine.setdefault(finding.kind, finding)
         for kind, finding in mine.items():
-            found.setdefault(kind, []).append((one.name, finding))
-    for those in found.values():
+            by_kind.setdefault(kind, []).append((one.name, finding))
+    for those in by_kind.values():
         name, first = those[0]
         more = len(those) - 1
         others = f" and {more} other run{'s' * (more > 1)}" if more else ""
-        where = f"{name}{others}: " if len(said) > 1 else ""
+        where = f"{name}{others}: " if len(by_run) > 1 else ""
         yield replace(first, sentence=where + first.sentence)
 
 
@@ -282,16 +277,16 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
         )
         yield Finding("comparison/models", "warning", text)
     yield from _collapses(trained)
-    if overlapping := {name: n for name, g in _named(groups) if (n := trained_on(g))}:
-        each = listed([f"{name} ({n} training problems)" for name, n in overlapping.items()])
+    if overlapping := {name: n for name, g in _with_names(groups) if (n := trained_on(g))}:
+        each = join_words([f"{name} ({n} training problems)" for name, n in overlapping.items()])
         text = f"Trained on problems of their own test sets: {each}; see the clean scores."
         yield Finding("scores/contaminated", "fault", text, overlapping)
     pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
-    yield from {found.sentence: found for pair in pairs for found in unlike(pair)}.values()
+    yield from {caution.sentence: caution for pair in pairs for caution in unlike(pair)}.values()
     if compared:
         yield from unlike_settings(groups)
     for here in by_setting(groups).values() if compared else ():
-        yield from unequal_samples({group.label: group.scored for group in here})
+        yield from unequal_samples(here)
     if len(by_setting(groups)) > 1 and compared:
         within = "setting" if any(g.setting != g.model for g in groups) else "model"
         text = f"Groups are compared within their {within} only."
@@ -326,13 +321,13 @@ def _few_seeds(trained: Sequence[Group]) -> Iterator[Finding]:
 
 def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
     """How many of several runs lost what they had learned, and what follows for their score."""
-    for name, group in _named(groups):
+    for name, group in _with_names(groups):
         lost = [run for run in group.scored if collapsed(run)]
         if not lost or len(group.scored) == 1:  # of one run, its own findings say so
             continue
         rate = stats.rate_interval(len(lost), len(group.scored))
-        held = [run.final for run in group.scored if run not in lost and run.final is not None]
-        values = [mean_of(final) for final in held]
+        others = [run.final for run in group.scored if run not in lost and run.final is not None]
+        values = [mean_of(final) for final in others]
         rest = f", and the others end at {percent(sum(values) / len(values))} %" if values else ""
         withheld = (
             f" No interval is given: with fewer than {ENOUGH_RUNS} runs none would cover."
@@ -347,8 +342,8 @@ def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
         yield Finding("scores/collapses", "fault", text, {"collapsed": len(lost)})
 
 
-def _paired(found: Sequence[Compared]) -> str:
-    return ", runs paired by seed" if any(c.seeds > 1 and c.same_seeds for c in found) else ""
+def _pairing(compared: Sequence[Compared]) -> str:
+    return ", runs paired by seed" if any(c.seeds > 1 and c.same_seeds for c in compared) else ""
 
 
 def _at(c: Compared) -> str:
@@ -367,5 +362,5 @@ def _sentence(text: str) -> str:
     return text if text.endswith(".") else text + "."
 
 
-def _named(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
+def _with_names(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
     return zip(names(groups), groups, strict=True)

@@ -8,7 +8,7 @@ from statistics import fmean, linear_regression
 from trustclip.findings.course import Course
 from trustclip.findings.facts import FALLEN, RISEN, SCATTERED
 from trustclip.findings.finding import Finding
-from trustclip.findings.gate import listed
+from trustclip.findings.gate import describe_words
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
 from trustclip.logs.digest import Words
 from trustclip.support.jsonl import Row
@@ -37,19 +37,19 @@ class Change:
     @classmethod
     def of_entropy(cls, rows: Sequence[Row]) -> "Change | None":
         """That of the entropy over all completions, or, in older logs, over what they have."""
-        if found := values(rows, "sampling_entropy"):
-            few = max(len(found) // 10, 1)
+        if entropies := values(rows, "sampling_entropy"):
+            few = max(len(entropies) // 10, 1)
             errors = values(rows, "sampling_entropy_error")
             error = None
-            if len(errors) == len(found) > 1:
+            if len(errors) == len(entropies) > 1:
                 error = sqrt(sum(e * e for e in (*errors[:few], *errors[-few:]))) / few
             what = "Entropy over all completions of a generation"
-            return cls(what, *ends(found), error if error is not None else scatter(found))
+            return cls(what, *ends(entropies), error if error is not None else scatter(entropies))
         for prefix in ("", PREFIX):
-            if found := values(rows, "entropy", prefix=prefix):
+            if entropies := values(rows, "entropy", prefix=prefix):
                 some = any(values(rows, "skipped"))
                 what = "Entropy over the completions with an advantage" if some else "Entropy"
-                return cls(what, *ends(found), scatter(found), whole=not some)
+                return cls(what, *ends(entropies), scatter(entropies), whole=not some)
         return None
 
     @property
@@ -87,18 +87,18 @@ class Change:
         return f"{self.last - self.first:+.2g} [{low:.2g}, {high:.2g}]"
 
 
-def scatter(found: Sequence[float]) -> float | None:
+def scatter(series: Sequence[float]) -> float | None:
     """Standard error of the difference of the ends of a series, from its scatter about a line.
 
     Example:
       >>> scatter([1.0, 0.9, 0.8]), round(scatter([1.0, 0.0, 1.0, 0.0, 1.0, 0.0]), 2)
       (None, 0.83)
     """
-    n = len(found)
+    n = len(series)
     if n < SCATTERED:
         return None
-    slope, start = linear_regression(range(n), found)
-    rest = sum((y - start - slope * i) ** 2 for i, y in enumerate(found)) / (n - 2)
+    slope, start = linear_regression(range(n), series)
+    rest = sum((y - start - slope * i) ** 2 for i, y in enumerate(series)) / (n - 2)
     return sqrt(2 * rest / max(n // 10, 1))
 
 
@@ -108,14 +108,14 @@ def of_run(course: Course) -> Iterator[Finding]:
     if change is None:
         return
     words = course.log.digest.words if course.log is not None and course.log.digest else None
-    text = change.sentence(moved=course.moved) + _pushed(course, words)
-    seen = {"entropy": change.last, "entropy at first": change.first}
+    text = change.sentence(moved=course.moved) + _push(course, words)
+    evidence = {"entropy": change.last, "entropy at first": change.first}
     if change.clear and course.moved and change.first > 0:
         if change.last < FALLEN * change.first:
             if course.solved or course.rose:
-                yield Finding("entropy/solved", "ok", text, seen)
+                yield Finding("entropy/solved", "ok", text, evidence)
             else:
-                yield Finding("entropy/fell", "warning", text, seen, _fell(course, change))
+                yield Finding("entropy/fell", "warning", text, evidence, _advice(course, change))
             return
         if change.last > RISEN * change.first:
             advice = (
@@ -123,31 +123,32 @@ def of_run(course: Course) -> Iterator[Finding]:
                 "penalised tokens (A < 0), a lower bound on the ratio, and the sampler, before the "
                 "learning rate."
             )
-            yield Finding("entropy/rose", "warning", text, seen, advice)
+            yield Finding("entropy/rose", "warning", text, evidence, advice)
             return
-    yield Finding("entropy/course", "note", text, seen)
+    yield Finding("entropy/course", "note", text, evidence)
 
 
-def _pushed(course: Course, words: Words | None) -> str:
+def _push(course: Course, words: Words | None) -> str:
     if words is not None and words.push:
-        named = words.entropy()
-        most = f", most of all {listed(words, named)}" if named else ""
-        return f" To first order, the kept tokens pushed it {_way(words.push)}{most}."
+        pushers = words.entropy()
+        most = f", most of all {describe_words(words, pushers)}" if pushers else ""
+        return f" To first order, the kept tokens pushed it {_direction(words.push)}{most}."
     cut, kept = (values(course.full, f"entropy_slope/{name}") for name in ("cut", "kept"))
     if not (cut and kept) or fmean(cut) == 0:
         return ""
     return (
-        f" To first order, the kept tokens pushed it {_way(fmean(kept))} and the cut tokens would "
-        f"have pushed it {_way(fmean(cut))}, {abs(fmean(cut) / (fmean(kept) or 1)):.2g} times as "
-        f"much: the gate {'lowered' if fmean(cut) > 0 else 'raised'} it."
+        f" To first order, the kept tokens pushed it {_direction(fmean(kept))} and the cut tokens "
+        f"would have pushed it {_direction(fmean(cut))}, "
+        f"{abs(fmean(cut) / (fmean(kept) or 1)):.2g} times as much: "
+        f"the gate {'lowered' if fmean(cut) > 0 else 'raised'} it."
     )
 
 
-def _way(slope: float) -> str:
+def _direction(slope: float) -> str:
     return "up" if slope > 0 else "down"
 
 
-def _fell(course: Course, change: Change) -> str:
+def _advice(course: Course, change: Change) -> str:
     rising = values(course.rows, "gated/positive_above")
     if not rising:
         share = percent(change.last / change.first)

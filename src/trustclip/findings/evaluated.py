@@ -7,10 +7,10 @@ from trustclip.findings.facts import FELL, KEPT
 from trustclip.runs.run import Evaluation, Run
 
 #: An evaluation's update and its score.
-Scored = tuple[int, Mapping[str, float]]
+ScoreAt = tuple[int, Mapping[str, float]]
 
 
-def measured(evaluations: Sequence[Evaluation]) -> tuple[str, list[Scored]]:
+def scores_by_update(evaluations: Sequence[Evaluation]) -> tuple[str, list[ScoreAt]]:
     """The first score of the first evaluation, in all that have it, by update."""
     during = [(e.step, e) for e in evaluations if e.step is not None]
     metric = next((name for _, e in during for name in e.metrics), "")
@@ -18,7 +18,7 @@ def measured(evaluations: Sequence[Evaluation]) -> tuple[str, list[Scored]]:
     return metric, [at for at in scored if at[1].get("value") is not None]
 
 
-def below(one: Scored, other: Scored, *, clearly: bool = False) -> bool:
+def below(one: ScoreAt, other: ScoreAt, *, clearly: bool = False) -> bool:
     """Whether a score is below another; clearly: its interval is."""
     if not clearly:
         return one[1]["value"] < other[1]["value"]
@@ -28,8 +28,8 @@ def below(one: Scored, other: Scored, *, clearly: bool = False) -> bool:
 
 def rose(evaluations: Sequence[Evaluation]) -> bool:
     """Whether the interval of the last score lies above that of the first."""
-    _, found = measured(evaluations)
-    return bool(found) and below(found[0], found[-1], clearly=True)
+    _, scores = scores_by_update(evaluations)
+    return bool(scores) and below(scores[0], scores[-1], clearly=True)
 
 
 def collapsed(run: Run) -> bool:

@@ -1,6 +1,6 @@
-"""Every threshold of what is said of runs, once, with its name and its reason.
+"""Every threshold of the findings, once, with its name and its reason.
 
-Nothing else in `trustclip.findings` compares with a number of its own, and neither do the guards,
+Nothing else in `trustclip.findings` compares with a literal number, and neither do the guards,
 which watch a training while it goes on (a test reads their source).
 """
 

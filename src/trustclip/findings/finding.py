@@ -9,7 +9,7 @@ Severity = Literal["ok", "note", "warning", "fault"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is said of a run, or of several.
+    """One statement about a run, or about several.
 
     `trustclip explain`, the page, `trustclip compare` and the terminal of a training show the same
     findings in the same words; what they add is where a finding stands.
@@ -24,8 +24,8 @@ class Finding:
       advice: what to do about it, an imperative in small letters; empty if nothing.
 
     Example:
-      >>> found = Finding("gate/never", "fault", "The gate never closed.", {"gated": 0.0})
-      >>> found.subject, found.line, found.advice
+      >>> finding = Finding("gate/never", "fault", "The gate never closed.", {"gated": 0.0})
+      >>> finding.subject, finding.line, finding.advice
       ('gate', 'The gate never closed.', '')
     """
 

@@ -1,6 +1,7 @@
 """The gate: whether it acted, on which tokens, and at which threshold."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import log
 from statistics import fmean
 
@@ -41,8 +42,8 @@ def of_run(course: Course) -> Iterator[Finding]:
         return
     if course.cut > 0:
         yield from _quadrants(course)
-        for found in (_kinds(course), _when(course), _mass(course.full), _completions(course)):
-            yield from (Finding("gate/tokens", "note", text) for text in found)
+        for texts in (_kinds(course), _when(course), _mass(course.full), _completions(course)):
+            yield from (Finding("gate/tokens", "note", text) for text in texts)
         if course.log is not None and course.log.digest:
             yield from _words(course.log.digest.words)
     yield from _threshold(course.full)
@@ -51,44 +52,44 @@ def of_run(course: Course) -> Iterator[Finding]:
 
 def _state(course: Course) -> Iterator[Finding]:
     shares, off = course.gated, values(course.full, "off_policy")
-    seen = {"gated": course.cut}
+    evidence = {"gated": course.cut}
     if course.run.method is None or not course.rows:
         return
     if not course.full:
-        yield _nothing(course)
+        yield _no_metrics(course)
     elif off and not any(off):
         yield Finding(
             "gate/ratio_1",
             "fault",
             "The constraint was inert: every token had ratio 1, where no constraint on the ratio "
             "can act.",
-            {**seen, "off_policy": 0.0},
+            {**evidence, "off_policy": 0.0},
             "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1.",
         )
     elif not course.cuts:
-        acted = f"; {percent(fmean(off))} of tokens had a ratio other than 1, where its weight "
+        detail = f"; {percent(fmean(off))} of tokens had a ratio other than 1, where its weight "
         yield Finding(
             "gate/weights",
             "note",
             "This method reweights tokens and cuts none"
-            + (f"{acted}differs from that of the plain policy gradient." if off else "."),
-            seen,
+            + (f"{detail}differs from that of the plain policy gradient." if off else "."),
+            evidence,
         )
     elif not any(shares.values()):
-        updates = "" if course.run.tabled else f" in {_counted(len(shares), 'logged update')}"
+        updates = "" if course.run.tabled else f" in {_count(len(shares), 'logged update')}"
         yield Finding(
             "gate/never",
             "fault",
             f"The constraint was inert: its gate closed on no token{updates}, so training was the "
             "same as without a constraint.",
-            seen,
-            f"for a constraint that acts, tighten the threshold{_cutting(course)}.",
+            evidence,
+            f"for a constraint that acts, tighten the threshold{_acting_threshold(course)}.",
         )
     else:
         yield _acting(course, "gate", "closed on at least one token", "logged update")
 
 
-def _nothing(course: Course) -> Finding:
+def _no_metrics(course: Course) -> Finding:
     if not course.moved:
         text = (
             "No update had anything to constrain: in every group all rewards were equal, so no "
@@ -98,7 +99,7 @@ def _nothing(course: Course) -> Finding:
     return Finding("gate/unlogged", "note", "No update has logged what the constraint did.")
 
 
-def _acting(course: Course, noun: str, acted: str, counted: str) -> Finding:
+def _acting(course: Course, noun: str, verb: str, row: str) -> Finding:
     """A gate that closed: how often, and whether that is hardly or too much."""
     shares, cut = course.gated, course.cut
     seldom = cut < SELDOM
@@ -107,46 +108,46 @@ def _acting(course: Course, noun: str, acted: str, counted: str) -> Finding:
         closed = [step for step, share in shares.items() if share > 0]
         top = max(shares, key=lambda step: shares[step])
         text += (
-            f" It {acted} in {len(closed)} of {len(shares)} {counted}s, first in {course.unit} "
+            f" It {verb} in {len(closed)} of {len(shares)} {row}s, first in {course.unit} "
             f"{closed[0]}; the largest share was {percent(shares[top])}, in {course.unit} {top}."
         )
-    seen = {"gated": cut}
+    evidence = {"gated": cut}
     if seldom:
-        advice = f"for a constraint that acts, tighten the threshold{_cutting(course)}."
-        return Finding("gate/seldom", "warning", text, seen, advice)
+        advice = f"for a constraint that acts, tighten the threshold{_acting_threshold(course)}."
+        return Finding("gate/seldom", "warning", text, evidence, advice)
     if cut <= OFTEN:
-        return Finding("gate/acted", "ok", text, seen)
+        return Finding("gate/acted", "ok", text, evidence)
     if course.rose:
         text += " It limits every update; the run improved all the same."
-        return Finding("gate/often", "note", text, seen)
+        return Finding("gate/often", "note", text, evidence)
     wider = "" if course.log else ", or widen the threshold"
     fewer = "take fewer updates per generation"
     advice = (
         f"{percent(cut)} of tokens were cut, so the {noun} limits every update: lower the learning "
         f"rate, {fewer if wider else f'or {fewer}'}{wider}."
     )
-    return Finding("gate/often", "warning", text, seen, advice)
+    return Finding("gate/often", "warning", text, evidence, advice)
 
 
-def _counted(count: int, noun: str) -> str:
+def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
     """Whether the constraint of another trainer acted, as far as its log says."""
     shares, schedule = course.gated, log.schedule
-    moved = values(log.rows, "k1")
+    distances = values(log.rows, "k1")
     once = schedule if schedule is not None and schedule.updates <= 1 else None
-    still = not moved or max(map(abs, moved)) < STILL
+    still = not distances or max(map(abs, distances)) < STILL
     if once and still and not any(shares.values()):
-        count = _counted(len(shares), course.unit)
+        count = _count(len(shares), course.unit)
         zero = f", and the clipped share was 0 in all {count}" if shares else ""
         text = (
             f"The constraint was inert: there was one update per generation ({once.basis}), "
             f"so every token had ratio 1, where no constraint on the ratio can act{zero}."
         )
-        seen = {"updates_per_generation": once.updates, **({"gated": 0.0} if shares else {})}
-        yield Finding("gate/ratio_1", "fault", text, seen, _raise(log) if shares else "")
+        evidence = {"updates_per_generation": once.updates, **({"gated": 0.0} if shares else {})}
+        yield Finding("gate/ratio_1", "fault", text, evidence, _zero_advice(log) if shares else "")
     elif not shares:
         capped = values(log.rows, "weight_capped", prefix="")
         yield Finding(
@@ -158,11 +159,10 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
             "tokens.",
         )
     elif any(shares.values()):
-        found = _acting(course, "constraint", "acted", course.unit)
-        yield Finding(found.kind, found.severity, found.sentence + _pace(log), found.evidence,
-                      found.advice)  # fmt: skip
+        finding = _acting(course, "constraint", "acted", course.unit)
+        yield replace(finding, sentence=finding.sentence + _pace(log))
     else:
-        yield _never(course, log, still=bool(moved) and still)
+        yield _never(course, log, still=bool(distances) and still)
 
 
 def _pace(log: Log) -> str:
@@ -190,7 +190,7 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
         )
         return Finding("gate/unknown", "note", text)
     text = "The constraint was inert: the share of clipped tokens was 0 in all "
-    text += _counted(len(course.gated), course.unit)
+    text += _count(len(course.gated), course.unit)
     if still:
         text += ", and the mean log-ratio was 0: every token had ratio 1."
     elif schedule is not None:
@@ -200,10 +200,10 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
         )
     else:
         text += ". Whether every ratio was 1, or the bounds are wide, is not in this log."
-    return Finding("gate/never", "fault", text, {"gated": 0.0}, _raise(log))
+    return Finding("gate/never", "fault", text, {"gated": 0.0}, _zero_advice(log))
 
 
-def _raise(log: Log) -> str:
+def _zero_advice(log: Log) -> str:
     """What to do about a clipped share of 0."""
     why = f" ({log.schedule.basis})" if log.schedule else ""
     if log.schedule is not None and log.schedule.updates > 1:
@@ -221,14 +221,14 @@ def _raise(log: Log) -> str:
 def _quadrants(course: Course) -> Iterator[Finding]:
     """Which tokens were cut, where at least two kinds are told apart."""
     rows = course.full or course.rows
-    named = {n: fmean(v) for n in _QUADRANTS if (v := values(rows, f"gated/{n}"))}
-    total = sum(named.values())
-    if not course.full and (len(named) < 2 or not total):
+    shares = {n: fmean(v) for n in _QUADRANTS if (v := values(rows, f"gated/{n}"))}
+    total = sum(shares.values())
+    if not course.full and (len(shares) < 2 or not total):
         return
-    ordered = sorted(named, key=lambda name: -named[name])
-    parts = [f"{100 * named[n] / total:.0f} % were {_QUADRANTS[n]}" for n in ordered if named[n]]
+    names = sorted(shares, key=lambda name: -shares[name])
+    parts = [f"{100 * shares[n] / total:.0f} % were {_QUADRANTS[n]}" for n in names if shares[n]]
     text = "Of the tokens cut, " + ("; ".join(parts) or "all were at ratio 1") + "."
-    evidence = {f"gated/{name}": share for name, share in named.items()}
+    evidence = {f"gated/{name}": share for name, share in shares.items()}
     yield Finding("gate/quadrants", "note", text, evidence)
 
 
@@ -237,20 +237,20 @@ def _kinds(course: Course) -> Iterator[str]:
     for kind, title in _KINDS.items():
         prefix = f"{PREFIX}gated/{kind}_"
         names = list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
-        found = {n.removeprefix(prefix): _of_kind(rows, n.removeprefix(PREFIX)) for n in names}
-        shares = {name: share for name, (share, n) in found.items() if n is None or n >= TINY}
+        by_name = {n.removeprefix(prefix): _of_kind(rows, n.removeprefix(PREFIX)) for n in names}
+        shares = {name: share for name, (share, n) in by_name.items() if n is None or n >= TINY}
         if not shares:
             continue
         ordered = sorted(shares, key=lambda name: float(name.partition("_")[0]))
-        listed = ", ".join(
-            f"{percent(shares[name])} of {_named(kind, name)}"
-            + ("" if (many := found[name][1]) is None else f" (n = {many:,})")
+        listing = ", ".join(
+            f"{percent(shares[name])} of {_describe_kind(kind, name)}"
+            + ("" if (many := by_name[name][1]) is None else f" (n = {many:,})")
             for name in ordered
         )
         most = max(shares, key=lambda name: shares[name])
         times = shares[most] / mean(rows, "gated")
-        highest = f" The highest share, {times:.1f} times the mean: {_named(kind, most)}."
-        yield f"{title}, the gate cut {listed}.{highest if times > STANDS_OUT else ''}"
+        highest = f" The highest share, {times:.1f} times the mean: {_describe_kind(kind, most)}."
+        yield f"{title}, the gate cut {listing}.{highest if times > STANDS_OUT else ''}"
 
 
 def _of_kind(rows: Sequence[Row], name: str) -> tuple[float, int | None]:
@@ -263,7 +263,7 @@ def _of_kind(rows: Sequence[Row], name: str) -> tuple[float, int | None]:
     return sum(gated * n for gated, n in pairs) / tokens, round(tokens)
 
 
-def _named(kind: str, name: str) -> str:
+def _describe_kind(kind: str, name: str) -> str:
     if kind == "position":
         return f"quarter {name}"
     low, _, high = name.partition("_")
@@ -312,36 +312,36 @@ def _completions(course: Course) -> Iterator[str]:
 
 
 def _words(words: Words) -> Iterator[Finding]:
-    for kind, named in (
+    for kind, ranking in (
         ("Most cuts", words.cut()),
         ("Of the cut tokens with A > 0, most", words.cut(positive=True)),
     ):
-        if named:
-            yield Finding("gate/words", "note", f"{kind} were of {listed(words, named)}.")
+        if ranking:
+            yield Finding("gate/words", "note", f"{kind} were of {describe_words(words, ranking)}.")
 
 
-def listed(words: Words, named: Sequence[tuple[str | int, float]]) -> str:
+def describe_words(words: Words, ranking: Sequence[tuple[str | int, float]]) -> str:
     """Words with their shares of something, beside those of all tokens."""
     parts = []
-    for word, share in named:
-        shown = repr(word) if isinstance(word, str) else f"token {word}"
-        parts.append(f"{shown} ({percent(share)}; {percent(words.share(word))} of all tokens)")
+    for word, share in ranking:
+        text = repr(word) if isinstance(word, str) else f"token {word}"
+        parts.append(f"{text} ({percent(share)}; {percent(words.share(word))} of all tokens)")
     return ", ".join(parts)
 
 
-def _cutting(course: Course) -> str:
+def _acting_threshold(course: Course) -> str:
     """A threshold that would have acted, from the observed ratios."""
     if course.log is not None:
         return ""
     low, high = (values(course.full, f"ratio_q{q}") for q in ("01", "99"))
     if not (low and high):
         return ": use the controller target_gate to reach a chosen share of gated tokens"
-    reached = min(
+    delta = min(
         divergences.k3(torch.tensor(log(fmean(bound)), dtype=torch.float64)).item()
         for bound in (low, high)
     )
     return (
-        f": atr with delta {reached:.2g} would cut about 1 % of tokens, and the controller "
+        f": atr with delta {delta:.2g} would cut about 1 % of tokens, and the controller "
         "target_gate finds the threshold for a chosen share"
     )
 
@@ -350,12 +350,12 @@ def _threshold(rows: Sequence[Row]) -> Iterator[Finding]:
     prefix = PREFIX + "threshold/"
     keys = dict.fromkeys(k.removeprefix(prefix) for row in rows for k in row if prefix in k)
     for name in (key for key in keys if "/" not in key):
-        found = values(rows, f"threshold/{name}")
+        series = values(rows, f"threshold/{name}")
         text = (
-            f"The threshold {name} changed from {found[0]:.3g} to {found[-1]:.3g} and stayed "
-            f"between {min(found):.3g} and {max(found):.3g}."
+            f"The threshold {name} changed from {series[0]:.3g} to {series[-1]:.3g} and stayed "
+            f"between {min(series):.3g} and {max(series):.3g}."
         )
-        yield Finding("gate/threshold", "note", text, {f"threshold/{name}": found[-1]})
+        yield Finding("gate/threshold", "note", text, {f"threshold/{name}": series[-1]})
         limited = values(rows, f"threshold/{name}/at_limit")
         if limited and fmean(limited) > AT_LIMIT:
             yield Finding(
@@ -376,5 +376,5 @@ def _agreement(rows: Sequence[Row]) -> Iterator[Finding]:
             f"{percent(fmean(precision))} of the tokens that were cut; {percent(fmean(recall))} of "
             "the tokens that it would have cut were cut."
         )
-        seen = {"agreement/precision": fmean(precision), "agreement/recall": fmean(recall)}
-        yield Finding("gate/agreement", "note", text, seen)
+        evidence = {"agreement/precision": fmean(precision), "agreement/recall": fmean(recall)}
+        yield Finding("gate/agreement", "note", text, evidence)

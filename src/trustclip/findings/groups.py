@@ -96,22 +96,23 @@ class Group:
     def evaluations(self, moment: str) -> list[Evaluation]:
         """Evaluations of the scored runs, ``moment`` being ``"initial"`` or ``"final"``."""
         runs = self.scored if moment == "final" else self.runs
-        found = [getattr(run, moment) for run in runs]
-        return [evaluation for evaluation in found if evaluation is not None]
+        evaluations = [getattr(run, moment) for run in runs]
+        return [evaluation for evaluation in evaluations if evaluation is not None]
 
     @cached_property
     def metrics(self) -> list[str]:
         """Scores that every final (or, before there is one, initial) evaluation has."""
-        found = self.evaluations("final") or self.evaluations("initial")
-        return [m for m in found[0].metrics if all(m in e.metrics for e in found)] if found else []
+        evaluations = self.evaluations("final") or self.evaluations("initial")
+        candidates = evaluations[0].metrics if evaluations else []
+        return [m for m in candidates if all(m in e.metrics for e in evaluations)]
 
     def estimate(self, task: str | None, metric: str, moment: str = "final") -> Estimate | None:
         """Score of a task, or of the average (None); None where a run lacks it."""
         evaluations = self.evaluations(moment)
-        found = pooled(evaluations, task, metric, self._best(task, metric, moment))
-        if found is None or moment != "final" or not self.unsteady:
-            return found
-        return replace(found, low=None, high=None)
+        estimate = pooled(evaluations, task, metric, self._best(task, metric, moment))
+        if estimate is None or moment != "final" or not self.unsteady:
+            return estimate
+        return replace(estimate, low=None, high=None)
 
     @cached_property
     def unsteady(self) -> bool:
@@ -125,9 +126,9 @@ class Group:
             return None
         best = []
         for run in self.scored:
-            found = [score for e in run.trained if (score := e.score(task, metric))]
-            if found:
-                best.append(max(score["value"] for score in found))
+            scores = [score for e in run.trained if (score := e.score(task, metric))]
+            if scores:
+                best.append(max(score["value"] for score in scores))
         return sum(best) / len(best) if best else None
 
 
@@ -135,12 +136,12 @@ def pooled(
     evaluations: Sequence[Evaluation], task: str | None, metric: str, best: float | None = None
 ) -> Estimate | None:
     """Score over one evaluation of each run of a group; None where one of them lacks it."""
-    found = [evaluation.score(task, metric) for evaluation in evaluations]
-    values = [score["value"] for score in found if score is not None]
-    if not values or len(values) < len(found):
+    scores = [evaluation.score(task, metric) for evaluation in evaluations]
+    values = [score["value"] for score in scores if score is not None]
+    if not values or len(values) < len(scores):
         return None
-    if len(values) == 1 and found[0] is not None:
-        return Estimate(values[0], found[0]["low"], found[0]["high"], best=best)
+    if len(values) == 1 and scores[0] is not None:
+        return Estimate(values[0], scores[0]["low"], scores[0]["high"], best=best)
     std = stats.RunSummary.of(values).std
     answers, strata = shared_answers(evaluations, task)
     if not answers:
@@ -160,9 +161,9 @@ def pass_estimate(group: Group, task: str | None, k: int) -> Estimate | None:
     if not answers:
         return None
     answers, strata = whole(answers, strata, k)
-    found = stats.pass_interval(answers, k, strata)
-    low, high = (None, None) if group.unsteady else (found.low, found.high)
-    return Estimate(found.value, low, high)
+    interval = stats.pass_interval(answers, k, strata)
+    low, high = (None, None) if group.unsteady else (interval.low, interval.high)
+    return Estimate(interval.value, low, high)
 
 
 def shared_answers(
@@ -173,7 +174,7 @@ def shared_answers(
     Both empty where samples are gone, or the evaluations' problems differ.
     """
     flat = [
-        {key: given for key, given in answers_of(evaluation).items() if task in (None, key[0])}
+        {key: correct for key, correct in answers_of(evaluation).items() if task in (None, key[0])}
         for evaluation in evaluations
     ]
     if not flat or not flat[0] or any(answers.keys() != flat[0].keys() for answers in flat):
@@ -186,29 +187,36 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
 
     The reference is that of this label; else the suite's, or the first.
     """
-    gathered: dict[str, list[Run]] = {}
+    by_identity: dict[str, list[Run]] = {}
     for run in runs:
-        gathered.setdefault(_identity(run), []).append(run)
-    members = list(gathered.values())
+        by_identity.setdefault(_identity(run), []).append(run)
+    members = list(by_identity.values())
     labels = _labels([runs[0] for runs in members])
     colours = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     groups = [
-        Group(label, runs[0].model, runs[0].setting, sorted(runs, key=_by_seed), colours[label])
+        Group(label, runs[0].model, runs[0].setting, sorted(runs, key=_seed_key), colours[label])
         for label, runs in zip(labels, members, strict=True)
     ]
     for here in by_setting(groups).values():
-        named = [g for g in here if g.label == reference]
-        chosen = (named or [g for g in here if _is_suites_reference(g)] or here)[0]
+        candidates = [g for g in here if g.label == reference]
+        chosen = (candidates or [g for g in here if _is_suites_reference(g)] or here)[0]
         groups[groups.index(chosen)] = replace(chosen, is_reference=True)
     return groups
 
 
+def common_seeds(arms: Sequence[Sequence[Run]]) -> list[list[Run]]:
+    """Of each arm the runs whose seeds all of them have, in one order."""
+    by_seed = [{run.seed: run for run in arm} for arm in arms]
+    shared = [seed for seed in by_seed[0] if all(seed in own for own in by_seed)]
+    return [[own[seed] for seed in shared] for own in by_seed]
+
+
 def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """The groups of each setting."""
-    found: dict[str, list[Group]] = {}
+    members: dict[str, list[Group]] = {}
     for group in groups:
-        found.setdefault(group.setting, []).append(group)
-    return found
+        members.setdefault(group.setting, []).append(group)
+    return members
 
 
 def names(groups: Sequence[Group]) -> list[str]:
@@ -220,7 +228,7 @@ def names(groups: Sequence[Group]) -> list[str]:
     return [f"{g.label} at {g.setting.removeprefix(f'{g.model}, ')}" for g in groups]
 
 
-def _by_seed(run: Run) -> str:
+def _seed_key(run: Run) -> str:
     return str(run.seed)
 
 
@@ -231,8 +239,8 @@ def _is_suites_reference(group: Group) -> bool:
 
 def _identity(run: Run) -> str:
     if run.entry:
-        shared = [run.entry.get(key) for key in ("model", "label", "swept")]
-        return json.dumps([str(run.path.resolve().parent), *shared])
+        identity = [run.entry.get(key) for key in ("model", "label", "swept")]
+        return json.dumps([str(run.path.resolve().parent), *identity])
     return json.dumps([run.method, _seedless(run)], sort_keys=True, default=str)
 
 
@@ -267,7 +275,7 @@ def _label(run: Run) -> str:
 def _difference(run: Run, others: Sequence[Run]) -> str:
     settings = [flat(_seedless(other)) for other in others]
     own = flat(_seedless(run))
-    keys = [key for key in own if len({json.dumps(given.get(key)) for given in settings}) > 1]
+    keys = [key for key in own if len({json.dumps(setting.get(key)) for setting in settings}) > 1]
     return ", ".join(f"{key.rpartition('.')[2]} {own[key]}" for key in keys[:3])
 
 
@@ -284,14 +292,14 @@ def describe(method: Mapping[str, Any]) -> str:
     name = str(method[kind])
     cls = methods().get(name)
     defaults = {f.name: f.default for f in fields(cls)} if cls else {}  # type: ignore[arg-type]
-    given = {**{k: defaults[k] for k in THRESHOLDS if k in defaults}, **method}
-    del given[kind]
-    shown = {
+    arguments = {**{k: defaults[k] for k in THRESHOLDS if k in defaults}, **method}
+    del arguments[kind]
+    parts = {
         _SYMBOLS.get(key, key): describe(value) if isinstance(value, Mapping) else value
-        for key, value in given.items()
+        for key, value in arguments.items()
         if (key in THRESHOLDS and value is not None) or defaults.get(key, ...) != value
     }
-    return " ".join([name, *(f"{key}={_short(value)}" for key, value in shown.items())])
+    return " ".join([name, *(f"{key}={_short(value)}" for key, value in parts.items())])
 
 
 def _short(value: Any) -> str:

@@ -10,8 +10,8 @@ from trustclip.findings.finding import Finding
 def of_run(course: Course) -> Iterator[Finding]:
     """The warnings that a run has logged, oldest first."""
     for row in course.run.notices:
-        seen = {"step": row.get("step")}
-        yield Finding(f"guard/{row.get('notice')}", "warning", str(row.get("text")), seen)
+        evidence = {"step": row.get("step")}
+        yield Finding(f"guard/{row.get('notice')}", "warning", str(row.get("text")), evidence)
 
 
 def nonfinite_gradient() -> str:

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 
 from trustclip import stats
 from trustclip.findings.evaluated import collapsed, mean_of
-from trustclip.findings.groups import Group, shared_answers
+from trustclip.findings.groups import Group, common_seeds, shared_answers
 from trustclip.runs.run import Evaluation, Run
 from trustclip.stats import curves
 from trustclip.stats.differences import paired_runs
@@ -38,17 +38,17 @@ class Learning:
     time_minus: Number | None = None
 
 
-def evaluated(run: Run) -> list[Evaluation]:
-    """The evaluations that make a learning curve: those at known updates, from the first one on."""
-    return [e for e in run.evaluations if e.step is not None and e.metrics]
+def learning_curve(run: Run) -> dict[int, Evaluation]:
+    """The evaluations that make a learning curve, by their updates, from the first one on."""
+    return {e.step: e for e in run.evaluations if e.step is not None and e.metrics}
 
 
 def area_of(run: Run) -> float | None:
     """Area under the learning curve of a run; None with fewer than two evaluations."""
-    found = evaluated(run)
-    if len(found) < 2:
+    evaluations = learning_curve(run)
+    if len(evaluations) < 2:
         return None
-    return curves.area([e.step or 0 for e in found], [mean_of(e) for e in found])
+    return curves.area([*evaluations], [*map(mean_of, evaluations.values())])
 
 
 def beside(run: Run) -> dict[str, float | bool | None]:
@@ -63,21 +63,24 @@ def beside(run: Run) -> dict[str, float | bool | None]:
 
 def time_of(run: Run, reaches: float) -> float:
     """Updates until an evaluation of a run first has this score; nan for never."""
-    found = evaluated(run)
-    return curves.reached([e.step or 0 for e in found], [mean_of(e) for e in found], reaches)
+    evaluations = learning_curve(run)
+    return curves.reached([*evaluations], [*map(mean_of, evaluations.values())], reaches)
 
 
-def threshold(groups: Sequence[Group], given: float | None = None) -> float | None:
-    """The score whose time is measured: the one given, or that of the suite; None for neither.
+def threshold(groups: Sequence[Group], reaches: float | None = None) -> float | None:
+    """The score whose time is measured: `reaches`, or that of the suite; None for neither.
 
     Raises:
       ValueError: it is not in (0, 1].
     """
-    named = [run.entry.get("reaches") for group in groups for run in group.runs]
-    found = given if given is not None else next((one for one in named if one is not None), None)
-    if found is not None and not 0 < found <= 1:
-        raise ValueError(f"`reaches` is a share of right answers in (0, 1], e.g. 0.9; got {found}.")
-    return found
+    if reaches is None:
+        of_suites = (run.entry.get("reaches") for group in groups for run in group.runs)
+        reaches = next((value for value in of_suites if value is not None), None)
+    if reaches is not None and not 0 < reaches <= 1:
+        raise ValueError(
+            f"`reaches` is a share of right answers in (0, 1], e.g. 0.9; got {reaches}."
+        )
+    return reaches
 
 
 def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | None]:
@@ -88,34 +91,31 @@ def learning(groups: Sequence[Group], reaches: float | None) -> list[Learning | 
     """
     references = {group.setting: group for group in groups if group.is_reference}
     pairs = [
-        None if group.is_reference else _common(_kept(group), _kept(references[group.setting]))
+        None
+        if group.is_reference
+        else common_seeds([_complete_runs(group), _complete_runs(references[group.setting])])
         for group in groups
     ]
     areas = [None if pair is None else _area_minus(*pair) for pair in pairs]
     times = [
-        None if pair is None or reaches is None else _time_minus(*pair, reaches) for pair in pairs
+        None if pair is None or reaches is None else _time_minus(*pair, reaches=reaches)
+        for pair in pairs
     ]
     return [
         _of(group, area, time, reaches)
-        for group, area, time in zip(groups, _corrected(areas), _corrected(times), strict=True)
+        for group, area, time in zip(groups, _with_holm(areas), _with_holm(times), strict=True)
     ]
 
 
-def _kept(group: Group) -> list[Run]:
+def _complete_runs(group: Group) -> list[Run]:
     """Finished runs with a learning curve."""
-    return [run for run in group.scored if run.finished and len(evaluated(run)) > 1]
-
-
-def _common(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    a, b = ({run.seed: run for run in runs} for runs in (ours, theirs))
-    shared = [seed for seed in a if seed in b]
-    return [a[seed] for seed in shared], [b[seed] for seed in shared]
+    return [run for run in group.scored if run.finished and len(learning_curve(run)) > 1]
 
 
 def _of(
     group: Group, area: Number | None, time: Number | None, reaches: float | None
 ) -> Learning | None:
-    runs = _kept(group)
+    runs = _complete_runs(group)
     if not runs:
         return None
     own = _area(runs)
@@ -130,8 +130,8 @@ def _of(
 
 def _rate(hits: Sequence[bool]) -> Number:
     """Share of runs; one run has no interval worth a number."""
-    found = vars(stats.rate_interval(sum(hits), len(hits)))
-    return found if len(hits) > 1 else {**found, "low": None, "high": None}
+    interval = vars(stats.rate_interval(sum(hits), len(hits)))
+    return interval if len(hits) > 1 else {**interval, "low": None, "high": None}
 
 
 def _times(runs: Sequence[Run], reaches: float) -> Floats:
@@ -140,19 +140,19 @@ def _times(runs: Sequence[Run], reaches: float) -> Floats:
 
 def _time(runs: Sequence[Run], reaches: float) -> Number:
     """Restricted mean of the times; its interval, within the run, needs times that differ."""
-    found, end = _times(runs, reaches), max(run.last_step for run in runs)
-    mean = float(found.mean())
-    if len(set(found)) < 2:
+    times, end = _times(runs, reaches), max(run.last_step for run in runs)
+    mean = float(times.mean())
+    if len(set(times)) < 2:
         return {"value": mean, "low": None, "high": None}
-    interval = stats.RunSummary.of(found).interval()
+    interval = stats.RunSummary.of(times).interval()
     return {"value": mean, "low": max(interval.low, 0.0), "high": min(interval.high, float(end))}
 
 
 def _area(runs: Sequence[Run]) -> Number | None:
     """Mean over runs, with the interval of their answers where these are known."""
-    counted, strata = tallies(runs)
-    if counted is not None:
-        return vars(stats.mean_interval(counted, strata))
+    answers, strata = tallies(runs)
+    if answers is not None:
+        return vars(stats.mean_interval(answers, strata))
     values = [value for run in runs if (value := area_of(run)) is not None]
     return {"value": sum(values) / len(values), "low": None, "high": None} if values else None
 
@@ -162,25 +162,24 @@ def tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
 
     None where runs were evaluated at different updates or on different problems.
     """
-    curves_of = [evaluated(run) for run in runs]
-    steps = [[e.step or 0 for e in found] for found in curves_of]
-    if not runs or any(own != steps[0] for own in steps):
+    by_run = [learning_curve(run) for run in runs]
+    if not runs or any([*own] != [*by_run[0]] for own in by_run):
         return None, []
-    answers, strata = shared_answers([e for found in curves_of for e in found])
+    answers, strata = shared_answers([e for own in by_run for e in own.values()])
     if not answers:
         return None, []
-    many = len(steps[0])
+    many = len(by_run[0])
     by_update = [stats.tally(answers[i::many]) for i in range(many)]
-    return curves.area_tally(steps[0], by_update), strata
+    return curves.area_tally([*by_run[0]], by_update), strata
 
 
 def _area_minus(ours: Sequence[Run], theirs: Sequence[Run]) -> Number | None:
-    counted, strata = tallies([*ours, *theirs])
-    if counted is None:
+    answers, strata = tallies([*ours, *theirs])
+    if answers is None:
         return None
     many = len(ours)
-    a = stats.Tally(counted.right[:many], counted.total[:many])
-    b = stats.Tally(counted.right[many:], counted.total[many:])
+    a = stats.Tally(answers.right[:many], answers.total[:many])
+    b = stats.Tally(answers.right[many:], answers.total[many:])
     if (a.right == b.right).all():
         return {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
     return vars(stats.paired_difference(a, b, strata, same_seeds=True))
@@ -195,15 +194,15 @@ def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> N
     if len(ours) < 2:
         return None
     gaps = stats.RunSummary.of(_times(ours, reaches) - _times(theirs, reaches))
-    found, end = paired_runs(gaps), max(run.last_step for run in [*ours, *theirs])
-    p = max(found.p, 2.0 ** (1 - gaps.runs))
+    gap, end = paired_runs(gaps), max(run.last_step for run in [*ours, *theirs])
+    p = max(gap.p, 2.0 ** (1 - gaps.runs))
     if not gaps.std:
-        return {"value": found.value, "low": None, "high": None, "p": p}
-    return {"value": found.value, "low": max(found.low, -end), "high": min(found.high, end), "p": p}
+        return {"value": gap.value, "low": None, "high": None, "p": p}
+    return {"value": gap.value, "low": max(gap.low, -end), "high": min(gap.high, end), "p": p}
 
 
-def _corrected(found: Sequence[Number | None]) -> list[Number | None]:
-    """Differences with Holm's p of all that there are."""
-    p_values = [d["p"] for d in found if d is not None and d["p"] is not None]
-    adjusted = iter(stats.holm(p_values).tolist())
-    return [None if d is None else {**d, "p_holm": next(adjusted)} for d in found]
+def _with_holm(gaps: Sequence[Number | None]) -> list[Number | None]:
+    """Differences with their p-values after Holm's correction."""
+    p_values = [nan if d is None or d["p"] is None else d["p"] for d in gaps]
+    adjusted = stats.holm(p_values).tolist()
+    return [None if d is None else {**d, "p_holm": p} for d, p in zip(gaps, adjusted, strict=True)]

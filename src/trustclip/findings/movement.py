@@ -13,14 +13,14 @@ def of_run(course: Course) -> Iterator[Finding]:
     if course.full:
         yield _distance(course)
         return
-    moved = {row["step"]: k1 for row in course.rows if (k1 := row.get(f"{PREFIX}k1")) is not None}
-    if moved:
-        top = max(moved, key=lambda step: abs(moved[step]))
+    moves = {row["step"]: k1 for row in course.rows if (k1 := row.get(f"{PREFIX}k1")) is not None}
+    if moves:
+        top = max(moves, key=lambda step: abs(moves[step]))
         text = (
-            f"The policy moved by {fmean(moved.values()):.2g} nats per token (k1, the mean of "
-            f"old minus new log-probability), most in {course.unit} {top}: {moved[top]:.2g}."
+            f"The policy moved by {fmean(moves.values()):.2g} nats per token (k1, the mean of "
+            f"old minus new log-probability), most in {course.unit} {top}: {moves[top]:.2g}."
         )
-        yield Finding("movement/k1", "note", text, {"k1": fmean(moved.values())})
+        yield Finding("movement/k1", "note", text, {"k1": fmean(moves.values())})
     if reference := values(course.rows, "kl", prefix=""):
         first, last = ends(reference)
         text = f"The KL divergence from the reference went from {first:.2g} to {last:.2g} nats."
@@ -31,10 +31,10 @@ def _distance(course: Course) -> Finding:
     rows = course.full
     low, high = (values(rows, f"ratio_q{q}") for q in ("01", "99"))
     sizes = values(rows, "ess")
-    moved = "The policy moved by"
+    subject = "The policy moved by"
     if course.log is not None and course.log.two_policies:
-        moved = "The trainer differed from the sampler by"
-    text = f"{moved} {mean(rows, 'k3'):.2g} nats per token and update (k3)"
+        subject = "The trainer differed from the sampler by"
+    text = f"{subject} {mean(rows, 'k3'):.2g} nats per token and update (k3)"
     if low and high:
         text += f"; 98 % of ratios were in [{fmean(low):.3g}, {fmean(high):.3g}]"
     if sizes:

@@ -12,14 +12,14 @@ PREFIX = "trustclip/"
 
 def values(rows: Sequence[Row], name: str, prefix: str = PREFIX) -> list[float]:
     """The finite values of a metric, in the order of the rows."""
-    found = [row.get(prefix + name) for row in rows]
-    return [v for v in found if isinstance(v, int | float) and isfinite(v)]
+    column = [row.get(prefix + name) for row in rows]
+    return [v for v in column if isinstance(v, int | float) and isfinite(v)]
 
 
 def mean(rows: Sequence[Row], name: str) -> float:
     """Mean of one of our metrics; 0 where it was not logged."""
-    found = values(rows, name)
-    return fmean(found) if found else 0.0
+    column = values(rows, name)
+    return fmean(column) if column else 0.0
 
 
 def percent(share: float) -> str:
@@ -34,7 +34,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
-def ends(found: Sequence[float]) -> tuple[float, float]:
+def ends(series: Sequence[float]) -> tuple[float, float]:
     """Means of the first and of the last tenth of values."""
-    few = max(len(found) // 10, 1)
-    return fmean(found[:few]), fmean(found[-few:])
+    few = max(len(series) // 10, 1)
+    return fmean(series[:few]), fmean(series[-few:])

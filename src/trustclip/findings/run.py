@@ -1,4 +1,4 @@
-"""The list of all that is said of one run: its subjects, in the order in which they are read."""
+"""The findings of one run: its subjects, in the order in which they are read."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -19,11 +19,11 @@ from trustclip.findings.finding import Finding
 from trustclip.findings.groups import describe
 from trustclip.findings.rows import values
 from trustclip.runs.run import Run
-from trustclip.support.text import listed
+from trustclip.support.text import join_words
 
 Subject = Callable[[Course], Iterable[Finding]]
 
-#: What is said of a run, in this order. A new subject is one file and its entry here.
+#: The subjects of a run, in this order. A new subject is one file and its entry here.
 SUBJECTS: tuple[Subject, ...] = (
     lambda course: start.of_run(course.run),
     gate.of_run,
@@ -47,12 +47,12 @@ _READ = {
 
 
 def of_run(run: Run) -> list[Finding]:
-    """All that is said of a run: on the page, by ``explain``, at the end of a training."""
+    """All findings of a run: on the page, in ``explain``, at the end of a training."""
     course = Course(run)
-    found = [_subject(course)]
+    findings = [_subject(course)]
     for subject in OF_MEANS if run.tabled else SUBJECTS:
-        found += subject(course)
-    return [*found, *_usual(course, found), *_of_files(course)]
+        findings += subject(course)
+    return [*findings, *_usual(course, findings), *_of_files(course)]
 
 
 def _subject(course: Course) -> Finding:
@@ -77,10 +77,10 @@ def _subject(course: Course) -> Finding:
     return Finding("run/subject", "note", text, {"updates": run.last_step})
 
 
-def _usual(course: Course, found: Iterable[Finding]) -> Iterator[Finding]:
+def _usual(course: Course, findings: Iterable[Finding]) -> Iterator[Finding]:
     """That nothing calls for advice, of a run whose constraint could have called for some."""
-    kinds = {one.kind for one in found}
-    if course.run.tabled or any(one.troubles or one.advice for one in found):
+    kinds = {one.kind for one in findings}
+    if course.run.tabled or any(one.troubles or one.advice for one in findings):
         return
     if course.log is not None:
         kinds = list(_READ.items())[: 2 if course.log.two_policies else 3]
@@ -89,13 +89,13 @@ def _usual(course: Course, found: Iterable[Finding]) -> Iterator[Finding]:
             yield Finding("run/usual", "ok", "Nothing unusual in what this log holds.")
         elif len(lacking) == len(kinds):
             text = "Nothing can be said of the constraint, good or bad."
-            yield Finding("run/unknown", "warning", text, {}, f"log {listed(lacking)}.")
+            yield Finding("run/unknown", "warning", text, {}, f"log {join_words(lacking)}.")
         else:
             text = (
                 "What this log holds shows nothing unusual; whether the run is healthy it cannot "
-                f"say, since it lacks {listed(lacking)}."
+                f"say, since it lacks {join_words(lacking)}."
             )
-            yield Finding("run/unknown", "note", text, {}, f"log {listed(lacking)}.")
+            yield Finding("run/unknown", "note", text, {}, f"log {join_words(lacking)}.")
     elif "entropy/solved" in kinds:
         text = "Nothing unusual: entropy fell as answers became correct."
         yield Finding("run/usual", "ok", text)

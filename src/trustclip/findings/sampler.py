@@ -54,11 +54,11 @@ def of_run(course: Course) -> Iterator[Finding]:
             if few and not distance.advice
             else "",
         )
-    for text in (*_gated(rows), *_lags(rows), *_worst(course.run)):
+    for text in (*_gate_shares(rows), *_lags(rows), *_worst(course.run)):
         yield Finding("sampler/tokens", "note", text)
 
 
-def _gated(rows: Sequence[Row]) -> Iterator[str]:
+def _gate_shares(rows: Sequence[Row]) -> Iterator[str]:
     old, rollout = (values(rows, f"sampler/gated_{name}") for name in ("old", "rollout"))
     if old and rollout:
         yield (
@@ -72,13 +72,13 @@ def _distance(course: Course) -> Finding:
     rows = course.full
     differs, moved = mean(rows, "sampler/k3"), mean(rows, "k3")
     identical = percent(mean(rows, "sampler/identical_share"))
-    seen = {"sampler/k3": differs, "k3": moved}
+    evidence = {"sampler/k3": differs, "k3": moved}
     if differs <= ROUNDING:
         text = (
             "The sampler is the trainer's policy but for rounding (sampler/k3 "
             f"{differs:.2g} nats; {identical} of tokens identical to the bit)."
         )
-        return Finding("sampler/exact", "ok", text, seen)
+        return Finding("sampler/exact", "ok", text, evidence)
     first, last = ends(values(rows, "sampler/k3"))
     grown = f", from {first:.2g} at first to {last:.2g} at last" if last > DRIFTED * first else ""
     larger = "the sampler" if differs > moved else "the policy's own movement"
@@ -89,8 +89,8 @@ def _distance(course: Course) -> Finding:
         f"{larger}."
     )
     if differs <= LARGE or (course.log is None and differs <= moved):
-        return Finding("sampler/distance", "note", text, seen)
-    return Finding("sampler/far", "warning", text, seen, _cure(course, "k3", differs, LARGE))
+        return Finding("sampler/distance", "note", text, evidence)
+    return Finding("sampler/far", "warning", text, evidence, _advice(course, "k3", differs, LARGE))
 
 
 def _differs(course: Course) -> Iterator[Finding]:
@@ -104,36 +104,34 @@ def _differs(course: Course) -> Iterator[Finding]:
     parts = [f"{max(fmean(k3), 0.0):.2g} nats per token (k3)"] if k3 else []
     parts += [f"a mean absolute log-ratio of {fmean(absolute):.2g}"] if absolute else []
     parts += [f"{fmean(k1):.2g} nats per token (k1)"] if k1 and not k3 else []
-    usual = Finding("sampler/normal", "note", f"Normal is {NORMAL}.")
     most = f", at most {max(largest):.2g} on a token" if largest else ""
-    listed = f"{', '.join(parts)}{most}"
+    listing = f"{', '.join(parts)}{most}"
     means = {n: fmean(v) for n, v in (("k3", k3), ("abs", absolute), ("k1", k1)) if v}
-    seen = {f"sampler/{name}": value for name, value in means.items()}
-    limits = {"k3": ROUNDING, "abs": STILL, "k1": STILL}
-    if all(max(map(abs, values(rows, f"sampler/{n}"))) <= limits[n] for n in means):
-        text = f"The sampler is the trainer's policy but for rounding: {listed}."
-        yield Finding("sampler/exact", "ok", text, seen)
+    evidence = {f"sampler/{name}": value for name, value in means.items()}
+    rounding = {"k3": ROUNDING, "abs": STILL, "k1": STILL}
+    if all(max(map(abs, values(rows, f"sampler/{n}"))) <= rounding[n] for n in means):
+        text = f"The sampler is the trainer's policy but for rounding: {listing}."
+        yield Finding("sampler/exact", "ok", text, evidence)
         return
     first, last = ends(k3 or absolute or k1)
     grew = first > 0 and last > DRIFTED * first
     grown = f"; it grew from {first:.2g} to {last:.2g}" if grew else ""
-    text = f"The sampler differs from the trainer by {listed}{grown}."
-    for name, limit in (("k3", LARGE), ("abs", ABSOLUTE)):
-        if means.get(name, 0.0) > limit:
-            advice = _cure(course, name, means[name], limit)
-            yield Finding("sampler/far", "warning", text, seen, advice)
-            yield usual
-            return
-    yield Finding("sampler/distance", "note", text, seen)
-    yield usual
+    text = f"The sampler differs from the trainer by {listing}{grown}."
+    limits = {"k3": LARGE, "abs": ABSOLUTE}
+    if far := [name for name in limits if means.get(name, 0.0) > limits[name]]:
+        advice = _advice(course, far[0], means[far[0]], limits[far[0]])
+        yield Finding("sampler/far", "warning", text, evidence, advice)
+    else:
+        yield Finding("sampler/distance", "note", text, evidence)
+    yield Finding("sampler/normal", "note", f"Normal is {NORMAL}.")
 
 
 def _exponential(course: Course) -> Iterator[Finding]:
     """The mean of e^|log-ratio|, which NeMo RL logs in place of the mean."""
-    if found := values(course.rows, "sampler/exp_abs"):
-        value = fmean(found)
+    if means := values(course.rows, "sampler/exp_abs"):
+        value = fmean(means)
         text = (
-            f"The mean of e^|log-ratio| to the sampler was {value:.3g}, at most {max(found):.3g}; "
+            f"The mean of e^|log-ratio| to the sampler was {value:.3g}, at most {max(means):.3g}; "
             f"NeMo RL's own tests ask for less than {EXP_ABSOLUTE:g}, and 1 is equality."
         )
         far = value > EXP_ABSOLUTE
@@ -142,7 +140,7 @@ def _exponential(course: Course) -> Iterator[Finding]:
                       {"sampler/exp_abs": value}, advice if far else "")  # fmt: skip
 
 
-def _cure(course: Course, name: str, differs: float, limit: float) -> str:
+def _advice(course: Course, name: str, differs: float, limit: float) -> str:
     if course.log is not None:
         return (
             f"the sampler differs by {differs:.2g} nats ({name}, limit {limit}): compare "
@@ -163,8 +161,8 @@ def _cure(course: Course, name: str, differs: float, limit: float) -> str:
 def _lags(rows: Sequence[Row]) -> Iterator[str]:
     """Both distances by lag, where completions of several ages were trained on."""
     prefix = f"{PREFIX}sampler/k3/"
-    found = dict.fromkeys(key for row in rows for key in row if key.startswith(prefix))
-    lags = [key.removeprefix(prefix) for key in found]
+    names = dict.fromkeys(key for row in rows for key in row if key.startswith(prefix))
+    lags = [key.removeprefix(prefix) for key in names]
     lags.sort(key=lambda name: int(name.removeprefix("lag_").partition("_")[0]))
     if len(lags) < 2:
         return
@@ -189,22 +187,22 @@ def in_words(name: str) -> str:
 
 def _worst(run: Run) -> Iterator[str]:
     if tokens := worst_tokens(run)[:NAMED]:
-        listed = "; ".join(
+        listing = "; ".join(
             f"{token['text']!r} (place {token['position']} of completion {token['index']} sampled "
             f"after update {token['generated']}: trainer {token['logp_old']:.3g}, sampler "
             f"{token['logp_rollout']:.3g})"
             for token in tokens
         )
-        yield f"They agree least on: {listed}."
+        yield f"They agree least on: {listing}."
 
 
 def worst_tokens(run: Run) -> list[dict[str, Any]]:
     """The tokens of the run on which trainer and sampler agree least, each place once."""
     path = run.path / "gates.jsonl"
     rows = read_jsonl(path) if path.exists() else []
-    found = {
+    tokens = {
         (token["generated"], token["index"], token["position"]): token
         for row in rows
         for token in row.get("worst", ())
     }
-    return sorted(found.values(), key=lambda t: -abs(t["logp_old"] - t["logp_rollout"]))[:LISTED]
+    return sorted(tokens.values(), key=lambda t: -abs(t["logp_old"] - t["logp_rollout"]))[:LISTED]

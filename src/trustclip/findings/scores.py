@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from trustclip.findings.course import Course
-from trustclip.findings.evaluated import below, collapsed, measured
+from trustclip.findings.evaluated import below, collapsed, scores_by_update
 from trustclip.findings.facts import KEPT, TRUNCATED
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import percent
@@ -12,12 +12,12 @@ from trustclip.findings.rows import percent
 def of_run(course: Course) -> Iterator[Finding]:
     """The first, the best and the last evaluation, each with its 95 % interval, and a fall."""
     run = course.run
-    metric, found = measured(run.evaluations)
-    if not found:
+    metric, scores = scores_by_update(run.evaluations)
+    if not scores:
         return
-    first, top, last = found[0], max(found, key=lambda at: at[1]["value"]), found[-1]
+    first, top, last = scores[0], max(scores, key=lambda at: at[1]["value"]), scores[-1]
     text = f"The evaluation score ({metric}, 95 % interval) was {_score(*first)}"
-    if len(found) > 1:
+    if len(scores) > 1:
         text += f" and {_score(*last)}"
         text += f"; the best was {_score(*top)}" if top not in (first, last) else ""
     fell = [(name, at) for name, at in (("first", first), ("best", top)) if below(last, at)]
@@ -38,8 +38,8 @@ def of_run(course: Course) -> Iterator[Finding]:
         )
     name = "collapsed" if lost else "fell" if clear else "course"
     severity = "fault" if lost else "warning" if clear else "note"
-    seen = {metric: last[1]["value"], f"{metric} at best": top[1]["value"]}
-    yield Finding(f"scores/{name}", severity, f"{text}.", seen, advice)
+    evidence = {metric: last[1]["value"], f"{metric} at best": top[1]["value"]}
+    yield Finding(f"scores/{name}", severity, f"{text}.", evidence, advice)
     cut = run.final.scores["average"].get("truncated") if run.final is not None else None
     if cut and cut > TRUNCATED:
         text = f"{percent(cut)} of the final answers were truncated."

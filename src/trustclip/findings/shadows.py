@@ -9,7 +9,7 @@ from statistics import fmean
 from trustclip.constraints.base import Method, methods
 from trustclip.findings.course import Course
 from trustclip.findings.finding import Finding
-from trustclip.findings.rows import PREFIX
+from trustclip.findings.rows import PREFIX, values
 from trustclip.support.jsonl import Row
 from trustclip.support.text import percent
 
@@ -73,8 +73,8 @@ def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
         if i == 0:
             return get(j, key)
         # The order of labels here need not be that of the run.
-        found = get(i, f"{key}/{labels[j - 1]}")
-        return get(j, f"{key}/{labels[i - 1]}") if math.isnan(found) else found
+        value = get(i, f"{key}/{labels[j - 1]}")
+        return get(j, f"{key}/{labels[i - 1]}") if math.isnan(value) else value
 
     every = range(len(labels) + 1)
     gated = [metrics.get("gated", _NAN), *(get(i, "gated") for i in every[1:])]
@@ -84,14 +84,9 @@ def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
 
 def mean_metrics(rows: Sequence[Row]) -> dict[str, float]:
     """Means over log lines of the metrics of the shadows, and of ``gated``."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            key = name.removeprefix(PREFIX)
-            ours = key == "gated" or key.startswith("shadow/")
-            if key != name and ours and isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(key, []).append(value)
-    return {name: fmean(values) for name, values in found.items()}
+    keys = dict.fromkeys(name.removeprefix(PREFIX) for row in rows for name in row)
+    names = [name for name in keys if name == "gated" or name.startswith("shadow/")]
+    return {name: fmean(column) for name in names if (column := values(rows, name))}
 
 
 def of_run(course: Course) -> Iterator[Finding]:
@@ -100,21 +95,21 @@ def of_run(course: Course) -> Iterator[Finding]:
     A shadow around the acting method cuts what that cuts by its nature, so none is compared.
     """
     acting = course.method.name if course.method else str((course.run.method or {}).get("name"))
-    seen = matrix(acting, mean_metrics(course.full))
-    if seen is None or course.log is not None:
+    overlap = matrix(acting, mean_metrics(course.full))
+    if overlap is None or course.log is not None:
         return
-    every = [i for i in range(1, len(seen.names)) if not _around(seen.names[i], acting)]
+    every = [i for i in range(1, len(overlap.names)) if not _around(overlap.names[i], acting)]
     if not every:
         return
-    parts = [_clause(seen, i) for i in sorted(every, key=lambda i: -seen.gated[i])]
+    parts = [_clause(overlap, i) for i in sorted(every, key=lambda i: -overlap.gated[i])]
     text = f"On the same tokens, {'; '.join(parts)}."
-    if nearest := [i for i in every if seen.jaccard[0][i] > 0]:
-        most = max(nearest, key=lambda i: seen.jaccard[0][i])
+    if nearest := [i for i in every if overlap.jaccard[0][i] > 0]:
+        most = max(nearest, key=lambda i: overlap.jaccard[0][i])
         text += (
-            f" The one that cuts most nearly what {acting} cut is {seen.names[most]}: "
-            f"{percent(seen.jaccard[0][most], 0)} % of what either cuts, both do."
+            f" The one that cuts most nearly what {acting} cut is {overlap.names[most]}: "
+            f"{percent(overlap.jaccard[0][most], 0)} % of what either cuts, both do."
         )
-    cut = {f"shadow/{seen.names[i]}/gated": seen.gated[i] for i in every}
+    cut = {f"shadow/{overlap.names[i]}/gated": overlap.gated[i] for i in every}
     yield Finding("shadows/cut", "note", text, cut)
 
 
@@ -130,12 +125,12 @@ def _around(label: str, acting: str) -> bool:
     return isinstance(inner, Method) and inner.name == acting
 
 
-def _clause(seen: Matrix, i: int) -> str:
-    name, cut = seen.names[i], seen.gated[i]
+def _clause(overlap: Matrix, i: int) -> str:
+    name, cut = overlap.names[i], overlap.gated[i]
     if not cut > 0:
         return f"{name} would have cut none"
-    _, recall = seen.of_acting(i)
+    _, recall = overlap.of_acting(i)
     of_acting = "" if math.isnan(recall) else f", {percent(recall, 0)} % of what was cut among them"
-    cosine = seen.cosine[0][i]
-    turned = "" if math.isnan(cosine) else f" (cosine of the updates {cosine:.3f})"
-    return f"{name} would have cut {percent(cut, 2)} %{of_acting}{turned}"
+    cosine = overlap.cosine[0][i]
+    angle = "" if math.isnan(cosine) else f" (cosine of the updates {cosine:.3f})"
+    return f"{name} would have cut {percent(cut, 2)} %{of_acting}{angle}"

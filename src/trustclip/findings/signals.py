@@ -107,9 +107,9 @@ def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:
             "completions."
         )
         often = last > TRUNCATED and not hopeless
-        seen = {"completions/clipped_ratio": last}
+        evidence = {"completions/clipped_ratio": last}
         yield Finding(
-            "signal/truncated", "warning" if often else "note", text, seen,
+            "signal/truncated", "warning" if often else "note", text, evidence,
             advice if often else "",
         )  # fmt: skip
     if length:

@@ -81,14 +81,14 @@ def of_run(run: Run) -> list[Finding]:
     """The signs of a run directory, as far as it has got; none of a log or a table."""
     if run.log is not None or run.tabled:
         return []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if run.initial is not None:
         limit = _setting(run.config.get("eval"), "max_tokens")
-        found += of_evaluation(run.initial.scores["average"], limit)
+        findings += of_evaluation(run.initial.scores["average"], limit)
     if run.training:
         stage = run.config.get("rl") if run.command == "run" else run.config
-        found += of_generation(run.training[0], _setting(stage, "max_completion_length"))
-    return found
+        findings += of_generation(run.training[0], _setting(stage, "max_completion_length"))
+    return findings
 
 
 def _setting(stage: object, name: str) -> object:
@@ -110,7 +110,7 @@ def of_trial(
     """What a few completions say before anything is trained; nothing if they look as they should.
 
     Example:
-      >>> [found.text for found in of_trial([True] * 4, [None] * 4, [[0.0, 0.0], [0.0, 0.0]])]
+      >>> [finding.text for finding in of_trial([True] * 4, [None] * 4, [[0.0, 0.0], [0.0, 0.0]])]
       ['4 of 4 completions are cut off at the limit. Raise max_tokens (max_completion_length of a \
 training), or ask for less.']
     """

@@ -41,7 +41,7 @@ def bregman_kl(
     $\mathrm{KL}(a \,\|\, b) = A(h_b) - A(h_a) - \bar W(h_a)\cdot(h_b - h_a)/T$.
 
     The order ``"new_old"`` needs $\bar W$ of the new policy, which the gradient of a frozen head is
-    made from, so it costs nothing. ``"old_new"`` needs that of the old policy: one product more
+    computed from, so it costs nothing. ``"old_new"`` needs that of the old policy: one product more
     when the old policy is scored, none in any update after it.
 
     The difference of two log-partitions carries the rounding of the logits, whatever the

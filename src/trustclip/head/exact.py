@@ -46,7 +46,7 @@ def exact_kl(
     $d_v = \log a_v - \log b_v$: no term is negative and nothing cancels, so it is never below 0.
     What is left is the rounding of the logits: in float32, at logits up to 15, 4e-6 nats at a
     divergence of 0.6, 6e-8 at 4e-4 and 7e-10 (2 %) at 4e-8; at logits up to 50, 3e-5, 9e-7 and
-    2e-8. Costs 2 products. Where both policies share the head, `bregman_kl` has it for none, with
+    2e-8. Costs 2 products. Where both policies share the head, `bregman_kl` needs none, with
     an error that does not shrink with the divergence; `topk_kl` bounds it from below.
 
     Args:
@@ -78,7 +78,7 @@ def exact_kl(
         )
     new = as_head(weight, bias, temperature)
     if new.bias is not None:
-        # A difference of two infinities is a NaN; of probability 0 is e^-1e30, too.
+        # A difference of two infinities is NaN; e^-1e30 is a probability of 0 as well.
         new = replace(new, bias=widen(new.bias).clamp(min=-1e30))
     old = new if weight_old is None else replace(new, weight=weight_old)
     kl = hidden_new.new_zeros(len(hidden_new), dtype=new.dtype)  # [N]
@@ -120,8 +120,8 @@ def _kl(a: Tensor, b: Tensor, shard: Shard | None) -> Tensor:
     for z_a, z_b in zip(a.split(width, dim=1), b.split(width, dim=1), strict=True):
         logp_b = z_b - total_b  # [rows, width]
         gap = (z_a - total_a).sub_(logp_b).clamp_(min=-_FAR)
-        # exp(logp_b + gap) is a_v; where the clamp acts, the term comes out as b_v, its limit.
-        a_v = exp(logp_b.add_(gap), out=logp_b)
+        # exp(logp_b + gap) is a_v; where the clamp acts, the term becomes b_v, its limit.
+        a_v = exp(logp_b.add_(gap), out=logp_b)  # [rows, width]
         kl += a_v.mul_(k3(gap.neg_())).sum(dim=1)
     return kl
 
@@ -131,6 +131,6 @@ def _log_partition(logits: Tensor, width: int) -> Tensor:
     top = logits.amax(dim=1, keepdim=True)  # [rows, 1]
     total = torch.zeros_like(top)
     for part in logits.split(width, dim=1):
-        below = part - top
+        below = part - top  # [rows, width], never positive
         total += exp(below, out=below).sum(dim=1, keepdim=True)
     return total.log_().add_(top)

@@ -1,5 +1,5 @@
-"""Gradient of a trained head's weight from the pass that makes the logits, for coefficients known
-by then."""
+"""Gradient of a trained head's weight from the pass that computes the logits, for coefficients that
+are known by then."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from trustclip.head.product import Chunk, Head, add_product
 from trustclip.head.softmax import Running, scale_rows
 
 #: What a caller foresees: from the indices of some rows, their log-probabilities, and their
-#: entropies if those are computed, the gradient of its loss in each of these log-probabilities.
+#: entropies if computed, the gradient of its loss with respect to each log-probability.
 Foresee = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 #: Gap in nats between two maxima beyond which the smaller one counts as this far below: e^-40 times
@@ -26,20 +26,20 @@ class Foreseen:
 
     With $z = (W h + b)/T$ that of row $v$ of the weight is $\sum_i \frac{g_i}T(1_{v = y_i} -
     \pi_{iv}) h_i$. The weights $e^{z - m}$ of a block of tokens are kept over the whole vocabulary;
-    when its last tile is made, its log-probabilities stand, the coefficients $g$ follow, and one
-    product with the rows $g_i h_i$ makes the gradient.
+    after its last tile its log-probabilities are complete, the coefficients $g$ follow from them,
+    and one product with the rows $g_i h_i$ gives the gradient.
 
     Args:
       ids: $y$. Shape [N].
       foresee: gives the coefficients, from indices below N.
-      biased: whether the gradient of the bias is wanted.
-      kept: where the weights of a block are.
+      biased: whether the gradient of the bias is requested.
+      chunk: memory that holds the weights of a block.
     """
 
     def __init__(
-        self, head: Head, ids: Tensor, foresee: Foresee, biased: bool, kept: Chunk
+        self, head: Head, ids: Tensor, foresee: Foresee, biased: bool, chunk: Chunk
     ) -> None:
-        self._head, self._ids, self._foresee, self._kept = head, ids, foresee, kept
+        self._head, self._ids, self._foresee, self._chunk = head, ids, foresee, chunk
         weight = head.weight
         self.coefficients = weight.new_zeros(len(ids), dtype=head.dtype)
         self.weight = weight.new_zeros(weight.shape, dtype=head.dtype)
@@ -53,15 +53,14 @@ class Foreseen:
         ``gap`` [tiles, rows]: how far the largest logit as of each tile was below the last.
         """
         rows = torch.arange(block.start, block.stop, device=operand.device)
-        given = self._foresee(rows, running.logp, running.entropy)
-        self.coefficients[block] = given
+        self.coefficients[block] = self._foresee(rows, running.logp, running.entropy)
         gap = gap.clamp(max=_FAR)
-        self._at_own(self._ids[block], running, gap)
-        # Minus what a kept weight is to be multiplied by. [tiles, rows]
-        factors = gap.neg_().exp_() * (-self.coefficients[block] / running.sum)
-        self._product(operand, factors.div_(self._head.temperature))
+        self._subtract_own(self._ids[block], running, gap)
+        # From a kept weight to its gradient: -g e^-gap / sum. In place: `gap` is not used again.
+        factors = gap.neg_().exp_() * (-self.coefficients[block] / running.sum)  # [tiles, rows]
+        self._accumulate(operand, factors.div_(self._head.temperature))
 
-    def _at_own(self, ids: Tensor, running: Running, gap: Tensor) -> None:
+    def _subtract_own(self, ids: Tensor, running: Running, gap: Tensor) -> None:
         """Subtract 1 from each row's probability of its own token, in the scale of its weight.
 
         The difference is taken before it is rounded: most tokens are nearly sure.
@@ -74,14 +73,14 @@ class Foreseen:
         row = torch.arange(rows, device=ids.device)
         assert running.chosen is not None
         rest = running.sum - (running.chosen - running.max).exp()  # [rows]
-        place = rows * start + row * (stop - start) + (ids - start)
-        self._kept.put(place, -rest * gap[tile, row].exp())
+        place = rows * start + row * (stop - start) + (ids - start)  # in the memory. [rows]
+        self._chunk.put(place, -rest * gap[tile, row].exp())
 
-    def _product(self, operand: Tensor, factors: Tensor) -> None:
+    def _accumulate(self, operand: Tensor, factors: Tensor) -> None:
         scaled, scale = self._scaled[: len(operand)], kernel_for(scale_rows, operand)
         before = torch.full_like(factors[0], torch.nan)  # equal to no factor
         for factor, columns in zip(factors, self._head.columns(len(operand)), strict=True):
-            weights = self._kept.of(len(operand), columns)  # [rows, columns]
+            weights = self._chunk.of(len(operand), columns)  # [rows, columns]
             scale(operand, factor, before, scaled)  # [rows, H]
             before = factor
             add_product(self.weight[columns], weights.T, scaled)
@@ -89,21 +88,21 @@ class Foreseen:
                 add_product(self.bias[columns, None], weights.T, factor[:, None].to(weights.dtype))
 
     def scale(self, arrived: Tensor) -> float | None:
-        """The number that takes all foreseen coefficients to those that arrived; None if none does.
+        """The factor from all foreseen coefficients to those that arrived; None if there is none.
 
         Waits for the device once.
         """
         foreseen, arrived = self.coefficients.double(), arrived.double()
         scale = (foreseen @ arrived) / (foreseen @ foreseen).clamp(min=torch.finfo().tiny)
-        wanted = scale * foreseen
-        fits = ((arrived - wanted).abs() <= _WITHIN * wanted.abs()).all()
+        expected = scale * foreseen
+        fits = ((arrived - expected).abs() <= _WITHIN * expected.abs()).all()
         rounded = scale.to(self.coefficients.dtype).double()
-        found, right = torch.stack([rounded, fits.double()]).tolist()
-        return found if right else None
+        number, proportional = torch.stack([rounded, fits.double()]).tolist()
+        return number if proportional else None
 
     def times(self, scale: float) -> tuple[Tensor, Tensor | None]:
         """The gradients of weight and bias times a number, in their own memory."""
-        if scale != 1:  # most often it is, and the weight's gradient is as large as the weight
+        if scale != 1:  # usually it is 1, and the weight's gradient is as large as the weight
             self.weight.mul_(scale)
             if self.bias is not None:
                 self.bias.mul_(scale)

@@ -16,8 +16,8 @@ def further_logps(
     r"""Log-probabilities of further tokens of each row, from that of the row's own token.
 
     $\log\pi(v) = z_v - z_y + \log\pi(y)$: the partition function, and its gradient, are those that
-    the head has made for $y$, so K tokens cost K + 1 dot products a row. Of the gathered rows of
-    the weight one block is held at a time; backward gathers them again.
+    the head has computed for $y$, so K tokens cost K + 1 dot products a row. The gathered rows of
+    the weight are held one block at a time; backward gathers them again.
 
     Args:
       hidden: last hidden states $h$. Shape [N, H].
@@ -45,24 +45,25 @@ def further_logps(
         raise ValueError(
             "candidates are not gathered from a vocabulary that ranks share: gather the weight."
         )
-    kept = (ids >= 0).nonzero().squeeze(1)
-    rows, own = hidden[kept], ids[kept, None]
+    valid = (ids >= 0).nonzero().squeeze(1)
+    rows, own = hidden[valid], ids[valid, None]
     width = head.vocabulary if further is None else further.shape[1]
     with torch.autocast(hidden.device.type, enabled=False):
         if further is None:
-            z = head.logits_of(rows, None)
-            apart = z - z.gather(1, own)
+            z = head.logits_of(rows, None)  # [rows, V]
+            gap = z - z.gather(1, own)
         else:
             step = max(1, GATHERED // max(1, (width + 1) * hidden.shape[1]))
-            chosen = torch.cat([own, further[kept].long()], dim=1)
+            chosen = torch.cat([own, further[valid].long()], dim=1)
             blocks = zip(rows.split(step), chosen.split(step), strict=True)
-            z = torch.cat([_few(head, *block) for block in blocks])
-            apart = z[:, 1:] - z[:, :1]
-    found = apart + logp[kept, None]
-    return found.new_zeros(len(ids), width).index_copy(0, kept, found)
+            z = torch.cat([_gathered_logits(head, *block) for block in blocks])  # [rows, K + 1]
+            gap = z[:, 1:] - z[:, :1]
+    logps = gap + logp[valid, None]  # [rows, K]
+    return logps.new_zeros(len(ids), width).index_copy(0, valid, logps)
 
 
-def _few(head: Head, hidden: Tensor, ids: Tensor) -> Tensor:
+def _gathered_logits(head: Head, hidden: Tensor, ids: Tensor) -> Tensor:
+    # With a graph the gathered rows would stay in memory until backward: recompute them there.
     if not torch.is_grad_enabled():
         return head.logits_of(hidden, ids)
     return checkpoint(head.logits_of, hidden, ids, use_reentrant=False)  # type: ignore[return-value]

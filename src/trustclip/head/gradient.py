@@ -43,8 +43,8 @@ class Rows:
         """The rows with log-partitions of the precision of logits.
 
         Rounding a log-partition of 20 to float32 shifts every log-probability of the row by up to
-        1e-6; the entropy takes the shift in, and the coefficients what it does to probabilities. At
-        the row's own token the coefficient stands by itself and is not to be changed.
+        1e-6; the entropy absorbs the shift, and the coefficients its effect on probabilities. At
+        the row's own token the coefficient multiplies no probability and must not change.
         """
         log_partition = self.log_partition.to(dtype)
         slip = (log_partition - self.log_partition).to(dtype)
@@ -64,7 +64,7 @@ def gradients(head: Head, rows: Rows, needs: Sequence[bool]) -> tuple[Tensor | N
     """
     active = rows.active()
     moving = rows.at(active).over(head.temperature)
-    hidden, weight, bias = _sums(head, moving, needs)
+    hidden, weight, bias = _sums(head, moving, needs)  # [active, H], [V, H], [V]
     if hidden is not None:
         if head.shard is not None:
             head.shard.add(hidden)
@@ -91,7 +91,7 @@ def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
         operand = head.operand(part.hidden)  # [rows, H]
         for columns in head.columns(len(operand)):
             factor = head.factor(columns)  # [columns, H]
-            # [rows, columns], the logits and then their gradient
+            # [rows, columns]: the logits, then in place the gradient with respect to them
             tile = head.logits(operand, factor, columns, memory.of(len(operand), columns))
             slope = head.slope(tile)
             derive(
@@ -99,7 +99,7 @@ def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
                 part.ids - columns.start, exact.grad_logp,
             )  # fmt: skip
             if slope is not None:
-                tile.mul_(slope)
+                tile.mul_(slope)  # taken from the logits, before they became a gradient
             tile = tile.to(head.compute_dtype)
             if hidden is not None:
                 add_product(hidden[block], tile, factor)

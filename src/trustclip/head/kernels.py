@@ -1,7 +1,7 @@
 """Triton kernels of `trustclip.head.softmax`: one launch reads and writes a tile of logits.
 
-The products around them are cuBLAS's. One program works on one row. A row of a tile that fits its
-registers is read once, whole; of a wider one the second reading finds it in the GPU's L2 cache.
+The products around them are cuBLAS's. One program works on one row, whose second reading finds it
+in the GPU's L2 cache.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
@@ -21,8 +21,7 @@ _WIDTH = 4096
 @triton.jit
 def _fold(
     logits, max_, sum_, moment, chosen, rounded, local, weights, shrink, width,
-    HAS_MOMENT: tl.constexpr, HAS_OWN: tl.constexpr, ROUNDS: tl.constexpr,
-    ONCE: tl.constexpr, W: tl.constexpr,
+    HAS_MOMENT: tl.constexpr, HAS_OWN: tl.constexpr, ROUNDS: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)  # a tile may have 2^31 logits and more
     logits += row * width
@@ -34,37 +33,22 @@ def _fold(
     before = tl.load(max_ + row)
     top = before
     mass, first, stored = top * 0, top * 0, top * 0
-    if ONCE:
-        columns = tl.arange(0, W)
-        inside = columns < width
-        z = tl.load(logits + columns, mask=inside, other=-float("inf"))
+    for start in range(0, width, W):
+        columns = start + tl.arange(0, W)
+        z = tl.load(logits + columns, mask=columns < width, other=-float("inf"))
         top = tl.maximum(top, tl.max(z, axis=0))
-        gap = tl.where(inside, z - top, 0.0)
+    for start in range(0, width, W):
+        columns = start + tl.arange(0, W)
+        inside = columns < width
+        gap = tl.load(logits + columns, mask=inside, other=0.0) - top
         e = tl.where(inside, tl.exp(gap), 0.0)
-        kept = e.to(weights.dtype.element_ty)
-        tl.store(weights + columns, kept, mask=inside)
-        mass = tl.sum(e, axis=0)
+        weight = e.to(weights.dtype.element_ty)
+        tl.store(weights + columns, weight, mask=inside)
+        mass += tl.sum(e, axis=0)
         if HAS_MOMENT:
-            first = tl.sum(e * gap, axis=0)
+            first += tl.sum(e * gap, axis=0)
         if ROUNDS:
-            stored = tl.sum(kept.to(e.dtype), axis=0)
-    else:
-        for start in range(0, width, W):
-            columns = start + tl.arange(0, W)
-            z = tl.load(logits + columns, mask=columns < width, other=-float("inf"))
-            top = tl.maximum(top, tl.max(z, axis=0))
-        for start in range(0, width, W):
-            columns = start + tl.arange(0, W)
-            inside = columns < width
-            gap = tl.load(logits + columns, mask=inside, other=0.0) - top
-            e = tl.where(inside, tl.exp(gap), 0.0)
-            kept = e.to(weights.dtype.element_ty)
-            tl.store(weights + columns, kept, mask=inside)
-            mass += tl.sum(e, axis=0)
-            if HAS_MOMENT:
-                first += tl.sum(e * gap, axis=0)
-            if ROUNDS:
-                stored += tl.sum(kept.to(e.dtype), axis=0)
+            stored += tl.sum(weight.to(e.dtype), axis=0)
     gap = before - top
     factor = tl.exp(gap)
     sum_before = tl.load(sum_ + row)
@@ -113,14 +97,13 @@ def fold(
 ) -> None:
     """`trustclip.head.softmax.fold`."""
     rows, width = logits.shape
-    size = _width(width)
     _fold[(rows,)](
         logits, running.max, running.sum, running.first_moment, running.chosen,
         running.rounded_sum, local, weights, shrink, width,
         HAS_MOMENT=running.first_moment is not None,
         HAS_OWN=running.chosen is not None and local is not None,
         ROUNDS=running.rounded_sum is not None,
-        ONCE=width <= size, W=size,
+        W=_width(width),
     )  # fmt: skip
 
 

@@ -21,8 +21,8 @@ class Scores(NamedTuple):
       logp: log-probability of the token, nats; 0 where it was skipped. Shape [N].
       entropy: of the distribution it was drawn from, nats; None if not requested. Shape [N].
       log_partition: $A(h) = \log\sum_v e^{z_v}$, float64, detached. Shape [N].
-      mean: $\sum_v \pi_v W_v$, the expected row of the weight, detached; None where no pass made
-        it. Shape [N, H].
+      mean: $\sum_v \pi_v W_v$, the expected row of the weight, detached; None if not computed.
+        Shape [N, H].
     """
 
     logp: Tensor
@@ -50,12 +50,12 @@ def selected_logprobs(
       of $\sum_v\pi_v W_v$, so the gradient $(W_y - \sum_v\pi_v W_v)/T$ of every log-probability is
       there before its coefficient is known; backward multiplies by the coefficient. With capped
       logits, 1 forward and 2 backward.
-    - trained head: 1 forward; 3 backward, which makes the tiles again, for the rows only whose
+    - trained head: 1 forward; 3 backward, which recomputes the tiles, only for rows whose
       coefficient is not zero. The gradient of $W$ needs the coefficients first, and a trainer knows
-      them when all log-probabilities of a batch stand; `trustclip.head.policy_loss` is told the
-      loss before, and needs 3 in all.
+      them once all log-probabilities of a batch are computed; `trustclip.head.policy_loss` gets the
+      loss beforehand, and needs 3 in all.
 
-    A gradient that arrives at the entropy makes the tiles again too.
+    A gradient of the entropy recomputes the tiles, too.
 
     Args:
       hidden: $h$. Shape [N, H].
@@ -114,34 +114,34 @@ class Plan:
 
     entropy: bool = True
     mean: bool = False  # `Scores.mean` also where no gradient needs it, at one product
-    #: The coefficients, for a weight that is trained: its gradient is then made in the forward
+    #: The coefficients, for a trained weight: its gradient is then computed in the forward
     #: pass, and backward needs no tile if they arrive as foreseen, up to a common factor.
     foresee: Foresee | None = None
 
 
 def scored(head: Head, hidden: Tensor, ids: Tensor, plan: Plan) -> Scores:
-    """`score` by a head, with all that a plan can ask for.
+    """`score` by a head, with everything that a plan can request.
 
     Raises:
       ValueError: ids that do not fit, or a mean of capped logits.
     """
     if plan.mean and head.cap is not None:
         raise ValueError("capped logits are not linear in `hidden`: `mean` has no use for them.")
-    kept = _kept_rows(ids, hidden, head)
-    some = len(kept) < len(ids)
-    rows, chosen = (hidden[kept], ids[kept]) if some else (hidden, ids)
+    valid = _valid_rows(ids, hidden, head)
+    some = len(valid) < len(ids)
+    rows, chosen = (hidden[valid], ids[valid]) if some else (hidden, ids)
     if some and (foresee := plan.foresee) is not None:
-        plan = replace(plan, foresee=lambda index, *given: foresee(kept[index], *given))
-    found: tuple[Any, ...] = _Score.apply(rows, head.weight, head.bias, chosen, head, plan)
+        plan = replace(plan, foresee=lambda index, *scores: foresee(valid[index], *scores))
+    outputs: tuple[Any, ...] = _Score.apply(rows, head.weight, head.bias, chosen, head, plan)
     if some:
-        found = tuple(
-            None if x is None else x.new_zeros(len(ids), *x.shape[1:]).index_copy(0, kept, x)
-            for x in found
+        outputs = tuple(
+            None if x is None else x.new_zeros(len(ids), *x.shape[1:]).index_copy(0, valid, x)
+            for x in outputs
         )
-    return Scores(*found)
+    return Scores(*outputs)
 
 
-def _kept_rows(ids: Tensor, hidden: Tensor, head: Head) -> Tensor:
+def _valid_rows(ids: Tensor, hidden: Tensor, head: Head) -> Tensor:
     """Indices of the rows with a token; ids that do not fit are refused. Waits for the GPU once."""
     if ids.dtype != torch.int64 or ids.shape != hidden.shape[:1]:
         raise ValueError(
@@ -156,15 +156,15 @@ def _kept_rows(ids: Tensor, hidden: Tensor, head: Head) -> Tensor:
         raise ValueError(
             f"`ids` must be below the vocabulary's size, {head.tokens}; got {largest}."
         )
-    # Their number is known: `nonzero` would wait for it a second time.
+    # Their number has been read already: `nonzero` would wait for the GPU a second time.
     return skipped.to(torch.uint8).argsort(stable=True)[: len(ids) - without]
 
 
 class _Score(torch.autograd.Function):
-    """Scores of each row, and the gradients that can be made in the same pass.
+    """Scores of each row, and the gradients that the same pass can compute.
 
-    The direction of a log-probability, $(W_y - \\bar W)/T$, is made where the head is frozen or its
-    gradient is made, too: then nothing is left for backward but a multiplication.
+    The direction of a log-probability, $(W_y - \\bar W)/T$, is computed where the head is frozen
+    or its gradient is foreseen: backward then only multiplies.
     """
 
     @staticmethod
@@ -180,19 +180,19 @@ class _Score(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         ids = head.own(ids)
-        # What is foreseen has no loss scaling yet, without which float16 has no room for it.
+        # Foreseen gradients do not include loss scaling yet, without which they underflow float16.
         narrow = head.compute_dtype == torch.float16
-        foreseen = of_weight and plan.foresee is not None and head.plain and not narrow
-        directed = of_hidden and (foreseen or not (of_weight or of_bias)) and head.cap is None
-        plan = replace(plan, foresee=plan.foresee if foreseen else None)
+        foresees = of_weight and plan.foresee is not None and head.plain and not narrow
+        directed = of_hidden and (foresees or not (of_weight or of_bias)) and head.cap is None
+        plan = replace(plan, foresee=plan.foresee if foresees else None)
         with torch.autocast(hidden.device.type, enabled=False):
             planned = replace(plan, mean=plan.mean or directed)
-            running, mean, made = _pass(head, hidden, ids, planned, of_bias)
+            running, mean, foreseen = _pass(head, hidden, ids, planned, of_bias)
             direction = None
             if directed and mean is not None:
                 # d logp / d hidden, [rows, H]: the backward pass then needs no product.
                 direction = (head.rows_of(ids) - mean).div_(head.temperature)
-        ctx.head, ctx.made = head, made
+        ctx.head, ctx.foreseen = head, foreseen
         logp = running.logp
         if bias is not None and head.cap is None:
             logp = logp.masked_fill(logp < _IMPOSSIBLE, -torch.inf)
@@ -210,28 +210,28 @@ class _Score(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         grad_logp, grad_entropy = grads[:2]
         hidden, weight, bias, ids, log_partition, entropy, direction = ctx.saved_tensors
-        # Handed over, not kept: autograd then takes the memory as it is. A second backward pass
-        # through this graph makes the tiles again.
-        made, ctx.made = ctx.made, None
+        # Handed over, not kept: autograd then takes the memory without a copy. A second backward
+        # pass through this graph recomputes the tiles.
+        foreseen, ctx.foreseen = ctx.foreseen, None
         if grad_logp is None:
             grad_logp = log_partition.new_zeros(len(ids), dtype=ctx.head.dtype)
         needs = list(ctx.needs_input_grad[:3])
-        found: list[Tensor | None] = [None, None, None]
+        grad_inputs: list[Tensor | None] = [None, None, None]
         if grad_entropy is None:
             if direction is not None:
-                found[0], needs[0] = (direction * grad_logp[:, None]).to(hidden.dtype), False
-            if made is not None and (scale := made.scale(grad_logp)) is not None:
-                of_weight, of_bias = made.times(scale)
-                found[1], needs[1] = of_weight.to(weight.dtype), False
+                grad_inputs[0], needs[0] = (direction * grad_logp[:, None]).to(hidden.dtype), False
+            if foreseen is not None and (scale := foreseen.scale(grad_logp)) is not None:
+                of_weight, of_bias = foreseen.times(scale)
+                grad_inputs[1], needs[1] = of_weight.to(weight.dtype), False
                 if of_bias is not None:
-                    found[2], needs[2] = of_bias.to(bias.dtype), False
-        del made
+                    grad_inputs[2], needs[2] = of_bias.to(bias.dtype), False
+        del foreseen
         if any(needs):
             rows = Rows(hidden, ids, log_partition, entropy, grad_logp, grad_entropy)
             with torch.autocast(hidden.device.type, enabled=False):
                 rest = gradients(ctx.head, rows, needs)
-            found = [a if b is None else b for a, b in zip(found, rest, strict=True)]
-        return *found, *(None,) * 3
+            grad_inputs = [a if b is None else b for a, b in zip(grad_inputs, rest, strict=True)]
+        return *grad_inputs, *(None,) * 3
 
 
 def _pass(
@@ -245,38 +245,39 @@ def _pass(
     """
     tokens, rounds = len(hidden), head.compute_dtype != head.dtype
     start = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
-    running, made = start.of_tokens(rounds and plan.mean), None
+    running, foreseen = start.of_tokens(rounds and plan.mean), None
     means = hidden.new_zeros(hidden.shape, dtype=head.dtype) if plan.mean else None  # [N, H]
     if plan.foresee is None:
         blocks = list(head.blocks(tokens))
         weights = Tile(head, blocks, head.compute_dtype)
     else:
-        # Weights of a whole row of tiles: a gradient is made of them after the last.
+        # Weights over the whole vocabulary: the gradient is computed from them after the last tile.
         blocks = list(head.chunks(tokens))
         weights = Chunk(head, blocks, head.compute_dtype)
-        made = Foreseen(head, ids, plan.foresee, biased, weights)
+        foreseen = Foreseen(head, ids, plan.foresee, biased, weights)
     logits = Tile(head, blocks, head.dtype) if rounds else weights
     shrinks, ones = torch.empty_like(running.max), torch.ones_like(running.max)
     for block in blocks:
         operand = head.operand(hidden[block])  # [rows, H]
-        take, scale = kernel_for(fold, operand), kernel_for(scale_rows, operand)
+        fold_tile, scale = kernel_for(fold, operand), kernel_for(scale_rows, operand)
         part, shrink = running.at(block), shrinks[block]
         mean, tops = None if means is None else means[block], []
         for columns in head.columns(len(operand)):
             factor = head.factor(columns)  # [columns, H]
             # [rows, columns]
             z = head.logits(operand, factor, columns, logits.of(len(operand), columns))
-            e = weights.of(len(operand), columns)  # exp(z - max) after `take`
-            take(z, part, e, shrink, ids[block] - columns.start)
+            e = weights.of(len(operand), columns)  # exp(z - max) after `fold_tile`. [rows, columns]
+            fold_tile(z, part, e, shrink, ids[block] - columns.start)
             if mean is not None:
+                # Before this tile is added: earlier sums shrink when the maximum grows.
                 scale(mean, shrink, ones[block], mean)
                 add_product(mean, e, factor)
-            if made is not None:
-                tops.append(part.max.clone())
-        if made is not None:
-            made.add(block, operand, part, part.max - torch.stack(tops))
+            if foreseen is not None:
+                tops.append(part.max.clone())  # as of this tile. [rows]
+        if foreseen is not None:
+            foreseen.add(block, operand, part, part.max - torch.stack(tops))
     if head.shard is not None:
         head.shard.combine(running, means)
     if means is not None:
         means.div_(running.mass[:, None])
-    return running, means, made
+    return running, means, foreseen

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,9 @@ import torch
 FILE = Path(__file__).with_name("measured.json")
 
 
-@cache
-def _measured() -> dict[str, dict[str, Any]]:
+def table() -> dict[str, dict[str, Any]]:
+    """What `FILE` holds."""
     return json.loads(FILE.read_text(encoding="utf-8"))
-
-
-def reread() -> None:
-    """Forget what was read, for a program that has changed `FILE`."""
-    _measured.cache_clear()
-
-
-def faster(capability: tuple[int, int], trained: bool) -> bool:
-    """Whether a measurement on this compute capability says so; False where there is none.
-
-    Example:
-      >>> faster((1, 0), trained=False)
-      False
-    """
-    entry = _measured().get(".".join(map(str, capability)), {})
-    return takes(entry, "trained" if trained else "frozen")
 
 
 def takes(entry: Mapping[str, Any], kind: str) -> bool:
@@ -51,4 +34,5 @@ def serves(device: torch.device, trained: bool) -> bool:
     # AMD's GPUs are "cuda" too, with capabilities of their own that mean other architectures.
     if device.type != "cuda" or torch.version.hip is not None:
         return False
-    return faster(torch.cuda.get_device_capability(device), trained)
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return takes(table().get(capability, {}), "trained" if trained else "frozen")

@@ -1,4 +1,4 @@
-"""A method's loss from hidden states: the method is known while the logits are made."""
+"""A method's loss from hidden states: the method is known while the logits are computed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -21,12 +21,12 @@ from trustclip.support.names import unknown
 
 @dataclass(frozen=True)
 class HeadLoss(Loss):
-    """A loss, and what the head found at each token.
+    """A loss, and the scores of each token that it was computed from.
 
     Args:
       logp: log-probabilities of the tokens, nats, with their graph; 0 where masked.
         Shape [batch, time].
-      entropy: of the distributions they were drawn from, nats; None if nobody wanted it.
+      entropy: of the distributions they were drawn from, nats; None if not requested.
         Shape [batch, time].
     """
 
@@ -54,14 +54,14 @@ def policy_loss(
     batch: TokenBatch,
     **options: Any,
 ) -> HeadLoss:
-    r"""`trustclip.policy_loss` from last hidden states, with the head's gradients made on the way.
+    r"""`trustclip.policy_loss` from last hidden states, with the head's gradients on the way.
 
     A trained head costs 3 products of $2NHV$ operations where a coefficient depends on its own
     token alone (`trustclip.constraints.base.of_own_token`): logits, the gradient of the hidden
     states and that of the weight. While the logits of a block of tokens are at hand, so are its
     log-probabilities and with them its coefficients. Backward compares the gradient that arrives
     with the one foreseen; a common factor (a sum of losses, accumulation, loss scaling) is
-    multiplied in, and anything else makes the tiles again, at 2 products more. So the result is
+    multiplied in, and anything else recomputes the tiles, at 2 products more. So the result is
     right whatever is done to the loss. Other methods cost 4 products, as do capped logits and a
     vocabulary that ranks share; a frozen head costs 2.
 
@@ -71,7 +71,7 @@ def policy_loss(
         packed.
       weight: $W$, [V, H], or a `Head` with a bias, a temperature or a cap.
       ids: the tokens, int64. Shape [batch, time]; [tokens] if packed.
-      batch: what is known of them. Its ``logp`` is not read: give ``logp_old`` in its place.
+      batch: their other quantities. Its ``logp`` is not read: pass ``logp_old`` in its place.
       **options: ``aggregation``, ``max_length``, ``total_tokens`` as in `trustclip.policy_loss`;
         ``entropy=True`` for entropies; ``hidden_old``, of the shape of ``hidden``, and
         ``weight_old``, if it has changed, where the method needs an exact KL divergence, which is
@@ -96,16 +96,16 @@ def policy_loss(
       tensor([[ 0.2199,  0.1226],
               [-0.2199, -0.1226]])
     """
-    method, wanted = as_method(method), _options(options)
+    method, settings = as_method(method), _options(options)
     head = as_head(weight)
     rows = _Rows.of(batch, hidden, ids)
-    batch = rows.with_kl(batch, method, head, wanted)
+    batch = rows.with_kl(batch, method, head, settings)
     pulls = method.traits & (Trait.NEEDS_KL_GRADIENT | Trait.MOVES_CANDIDATES)
     ready = method.statistics_over is None or batch.statistics is not None
     foresee = None
     if of_own_token(method) and ready and not pulls:
-        foresee = foreseeing(method, batch, rows.places, _shares(batch, wanted))
-    entropy = wanted.entropy or "entropy" in method.requires
+        foresee = foreseeing(method, batch, rows.places, _shares(batch, settings))
+    entropy = settings.entropy or "entropy" in method.requires
     scores = scored(head, rows.hidden, rows.ids, Plan(entropy=entropy, foresee=foresee))
     entropies = None if scores.entropy is None else rows.grid(scores.entropy)
     batch = replace(
@@ -113,17 +113,17 @@ def policy_loss(
         logp=rows.grid(scores.logp),
         entropy=None if entropies is None else entropies.detach(),
     )
-    of = wanted.aggregation, wanted.max_length, wanted.total_tokens
-    found = losses.policy_loss(method, batch, *of)
-    return HeadLoss(found.value, found.per_token, found.metrics, batch.logp, entropies)
+    scaling = settings.aggregation, settings.max_length, settings.total_tokens
+    loss = losses.policy_loss(method, batch, *scaling)
+    return HeadLoss(loss.value, loss.per_token, loss.metrics, batch.logp, entropies)
 
 
-def _options(given: dict[str, Any]) -> Options:
+def _options(arguments: dict[str, Any]) -> Options:
     names = [f.name for f in fields(Options)]
-    for name in given:
+    for name in arguments:
         if name not in names:
             raise ValueError(unknown("option", name, names))
-    return Options(**given)
+    return Options(**arguments)
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,10 @@ class _Rows:
                 continue
             if options.hidden_old is None:
                 raise ValueError(f"method {method.name!r} needs `{name}`: give `hidden_old`.")
-            kept = self.ids >= 0
-            old = options.hidden_old.reshape(len(self.ids), -1)[kept]
-            kl = exact_kl(self.hidden[kept], old, head, options.weight_old, order)
-            whole = kl.new_zeros(len(kept)).masked_scatter(kept, kl)
+            valid = self.ids >= 0
+            old = options.hidden_old.reshape(len(self.ids), -1)[valid]
+            kl = exact_kl(self.hidden[valid], old, head, options.weight_old, order)
+            whole = kl.new_zeros(len(valid)).masked_scatter(valid, kl)
             batch = replace(batch, **{name: self.grid(whole)})
         return batch
 
@@ -178,27 +178,27 @@ def _shares(batch: TokenBatch, options: Options) -> Tensor:
     """Minus the weight of each token's objective in the loss. Shape [batch, time]."""
     with torch.enable_grad():
         zeros = torch.zeros_like(batch.logp_old).requires_grad_()
-        of = options.max_length, options.total_tokens
-        value = aggregate(options.aggregation, -zeros, batch.mask, *of)
+        scaling = options.max_length, options.total_tokens
+        value = aggregate(options.aggregation, -zeros, batch.mask, *scaling)
         return torch.autograd.grad(value, zeros)[0]
 
 
 def foreseeing(
     method: Method, batch: TokenBatch, places: Tensor, shares: Tensor, on_policy: bool = False
 ) -> Foresee:
-    """The gradient that a loss will have in the log-probabilities of rows of the head.
+    """The gradient of a loss with respect to the log-probabilities of rows of the head.
 
     ``places`` are those of the rows in [batch, time], flattened; ``shares`` [batch, time] the
     derivatives of the loss in each token's objective; ``on_policy``: ratios are 1. The method is of
     `of_own_token`, and the batch's ``logp`` is not read.
     """
-    apart = ("packing", "candidates")  # of no single token's numbers
-    known = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name not in apart}
-    flat = {k: x.flatten() if isinstance(x, Tensor) else x for k, x in known.items()}
+    whole = ("packing", "candidates")  # not one number per token
+    values = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name not in whole}
+    flat = {k: x.flatten() if isinstance(x, Tensor) else x for k, x in values.items()}
     shares = shares.flatten()
 
     def of_rows(rows: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
-        at = places[rows]
+        at = places[rows]  # [rows]
         own: Any = {k: x[at][None] if isinstance(x, Tensor) else x for k, x in flat.items()}
         own |= {"logp": logp[None], "entropy": None if entropy is None else entropy[None]}
         own |= {"logp_old": logp[None]} if on_policy else {}

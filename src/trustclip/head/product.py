@@ -50,7 +50,7 @@ class Head:
     temperature: float = 1.0
     cap: float | None = None
     shard: Shard | None = None
-    #: Dtype of the factors of products; chosen here, since autocast is off in a backward pass.
+    #: Dtype of the factors of products; fixed here, since autocast is off in a backward pass.
     compute_dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
@@ -143,11 +143,12 @@ class Head:
         if self.shard is None:
             return self.weight[own]
         inside = (own >= 0) & (own < self.vocabulary)
-        found = self.weight[own.clamp(0, self.vocabulary - 1)].to(self.dtype)
-        return self.shard.add(torch.where(inside[:, None], found, 0))
+        rows = self.weight[own.clamp(0, self.vocabulary - 1)].to(self.dtype)  # [rows, H]
+        return self.shard.add(torch.where(inside[:, None], rows, 0))
 
     @property
     def vocabulary(self) -> int:
+        """Rows of the weight on this rank."""
         return self.weight.shape[0]
 
     @property
@@ -202,7 +203,7 @@ class Head:
     def logits(self, operand: Tensor, factor: Tensor, columns: slice, out: Tensor) -> Tensor:
         """Logits of one tile, in ``out``. Shape [rows, columns]."""
         if self.bias is not None:
-            # Of probability 0 is e^-1e30, too; an infinity times that probability is not 0.
+            # e^-1e30 is 0 as well, and 0 times -1e30 is 0, while 0 times infinity is NaN.
             out.copy_(self.bias[columns]).clamp_(min=-1e30)
         scale = 1 / self.temperature
         add_product(out, operand, factor.T, 0 if self.bias is None else scale, scale)
@@ -233,7 +234,7 @@ class Head:
 
 
 def as_head(weight: Tensor | Head, bias: Tensor | None = None, temperature: float = 1.0) -> Head:
-    """The head of a weight, or the one that was given in its place.
+    """The head of a weight; a `Head` is returned unchanged.
 
     Raises:
       ValueError: a head, and a bias or a temperature beside it; what `Head` raises.

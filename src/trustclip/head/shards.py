@@ -64,7 +64,7 @@ def shard_of(weight: Tensor, group: Any) -> Shard:
 
 
 def is_dtensor(x: object) -> bool:
-    """Whether it is a DTensor; their module takes seconds to load, and is loaded where one is."""
+    """Whether it is a DTensor; the module takes seconds to import, and a DTensor implies it."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(x, loaded.DTensor)
 
@@ -72,11 +72,11 @@ def is_dtensor(x: object) -> bool:
 def gathered(weight: Any) -> Tensor:
     """A weight that FSDP2 shards, whole on every rank, for tokens that differ between ranks.
 
-    Its gradient is the mean over ranks, sharded again: what FSDP2 makes of a parameter within the
-    forward pass of its module. There parameters are whole already, and nothing is to be gathered.
+    Its gradient is the mean over ranks, sharded again, as FSDP2 computes it for a parameter within
+    the forward pass of its module. There parameters are whole already, and nothing is gathered.
 
     Args:
-      weight: a DTensor; any other tensor is returned as it is.
+      weight: a DTensor; any other tensor is returned unchanged.
     """
     if not is_dtensor(weight):
         return weight
@@ -95,7 +95,7 @@ def whole_sequences(own: Tensor, group: Any) -> Tensor:
     rank then computes the whole loss, so that levels, aggregations and metrics are those of whole
     sequences. The gradient that arrives is that of all ranks' loss, and a rank keeps its tokens'
     share times the number of ranks: the mean of a weight's gradient over ranks, which DDP and FSDP2
-    make, is then that of the loss. Call it on every rank.
+    compute, is then that of the loss. Call it on every rank.
 
     Args:
       own: of this rank's tokens, log-probabilities say. Shape [batch, time of this rank].

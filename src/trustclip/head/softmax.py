@@ -23,8 +23,8 @@ class Running:
     Args:
       max: largest logit so far, $m$. Shape [rows], as the others.
       sum: $\sum_v e^{z_v - m}$.
-      first_moment: $\sum_v e^{z_v - m}(z_v - m)$, or None where no entropy is wanted.
-      chosen: logit of the row's own token, or None where it has none; 0 until its tile has come.
+      first_moment: $\sum_v e^{z_v - m}(z_v - m)$, or None where no entropy is requested.
+      chosen: logit of the row's own token, or None where it has none; 0 before its tile.
       rounded_sum: the sum of the weights as they were stored, or None where they are not rounded.
     """
 
@@ -42,7 +42,7 @@ class Running:
         return cls(memory, torch.zeros_like(memory), torch.zeros_like(memory) if entropy else None)
 
     def of_tokens(self, rounded: bool) -> "Running":
-        """With the logit of each row's token, and if wanted the sum of rounded weights."""
+        """With the logit of each row's token, and if requested the sum of rounded weights."""
         zeros = torch.zeros_like(self.max)
         return replace(self, chosen=zeros, rounded_sum=zeros.clone() if rounded else None)
 
@@ -60,7 +60,7 @@ class Running:
     def logp(self) -> Tensor:
         """Log-probability of each row's token."""
         assert self.chosen is not None
-        # The max is subtracted first: rounding the sum of max and log would cost digits.
+        # The max is subtracted first: a rounded sum of max and log would cost digits.
         return (self.chosen - self.max) - self.sum.log()
 
     @property
@@ -100,7 +100,7 @@ def fold(
         below = torch.sub(z, top[:, None], out=memory[: len(z)])  # [size, columns]
         exact = exp(below, out=e if e.dtype == z.dtype else torch.empty_like(below))
         if exact is not e:
-            e.copy_(exact)  # rounded for a product; sums are of what it was before
+            e.copy_(exact)  # rounded for a product; the sums are those of the exact weights
         torch.sum(exact, dim=1, out=mass)  # [size]
         if running.first_moment is not None:
             torch.sum(below.mul_(exact), dim=1, out=first)
@@ -148,13 +148,12 @@ def fold_gradient(
     Args:
       logits: $z$, then the gradient. Shape [rows, columns].
       log_partition: $\log\sum_v e^{z_v}$. Shape [rows].
-      entropy: $H$; None where no ``grad_entropy`` asks for it. Shape [rows].
+      entropy: $H$; None without a ``grad_entropy``. Shape [rows].
       grad_logp: $g$. Shape [rows].
       grad_entropy: $h$, or None for 0. Shape [rows].
       local: each row's token as a column of this tile, out of its range where it lies in another.
         Shape [rows].
-      grad_own: $g$ at $v = y$, where what rounding the log-partition does is not made good.
-        Shape [rows].
+      grad_own: $g$ at $v = y$, without the correction for a rounded log-partition. Shape [rows].
     """
     size = _rows(logits)
     for start in range(0, len(logits), size):

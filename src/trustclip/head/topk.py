@@ -122,30 +122,21 @@ def topk_kl(
     """
     check_order(order)
     ids, logp_old = old
-    logp_new = logp_of(hidden, log_partition, weight, ids, bias=bias, temperature=temperature)
+    logp_new = logp_of(hidden, log_partition, as_head(weight, bias, temperature), ids)
     first, second = (with_other(logp) for logp in (widen(logp_old), logp_new))
     return categorical_kl(*((first, second) if order == "old_new" else (second, first)))
 
 
 @torch.no_grad()
-def logp_of(
-    hidden: Tensor,
-    log_partition: Tensor,
-    weight: Tensor | Head,
-    ids: Tensor,
-    *,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-) -> Tensor:
+def logp_of(hidden: Tensor, log_partition: Tensor, head: Head, ids: Tensor) -> Tensor:
     """Log-probabilities of a few tokens of each row: K dot products per token, no product.
 
-    ``log_partition`` is `Scores.log_partition` of these states with the same head; bias and
-    temperature are that score's.
+    ``log_partition`` is `Scores.log_partition` of these states with the same head.
 
     Returns:
       Nats, float32 at least, without gradient. Shape [N, K].
     """
-    head = _whole(as_head(weight, bias, temperature))
+    head = _whole(head)
     logp = hidden.new_empty(ids.shape, dtype=head.dtype)
     rows = max(1, GATHERED // max(1, ids.shape[1] * head.weight.shape[1]))
     for start in range(0, len(ids), rows):

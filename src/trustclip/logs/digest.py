@@ -75,10 +75,10 @@ class Words:
         Left out are words of a small share, or of few tokens: among many there is always a highest.
         """
         values = np.maximum(values[: len(self.places)], 0.0)
-        total, named = values.sum(), list(self.places)
+        total, words = values.sum(), list(self.places)
         order = np.argsort(-values, kind="stable")[:TOP] if total > 0 else []
         return [
-            (named[i], values[i] / total)
+            (words[i], values[i] / total)
             for i in order
             if values[i] >= SHARE * total and self.sums[i, _COUNT] >= FEW
         ]
@@ -115,8 +115,8 @@ def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) 
     if not state.completions:
         raise ValueError(f"{path} holds no completion.")
     state.close(0)
-    done = sorted(state.rows, key=lambda row: row["step"])
-    return Digest(done, state.words, state.completions, state.tokens, frozenset(state.has or ()))
+    steps = sorted(state.rows, key=lambda row: row["step"])
+    return Digest(steps, state.words, state.completions, state.tokens, frozenset(state.has or ()))
 
 
 def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
@@ -183,16 +183,16 @@ class _State:
             slope = (entropy_slope(batch) * kept).numpy()
         values = np.stack([mask, cut, cut & (batch.advantages > 0).numpy(), slope], axis=-1)
         words: list[str | int] = []
-        taken = []
+        chosen = []
         for place, row in enumerate(rows):
             length = len(row.logp)
-            given = getattr(row, name)
-            texts = given if isinstance(given, list) else given.tolist()
+            column = getattr(row, name)
+            texts = column if isinstance(column, list) else column.tolist()
             use = mask[place, :length]
-            words += [word for word, used in zip(texts, use, strict=True) if used]
-            taken.append(values[place, :length][use])
+            words += [word for word, counts in zip(texts, use, strict=True) if counts]
+            chosen.append(values[place, :length][use])
         if words:
-            self.words.add(words, np.nan_to_num(np.concatenate(taken)))
+            self.words.add(words, np.nan_to_num(np.concatenate(chosen)))
 
     def close(self, keep: int) -> None:
         """Turn all but the last ``keep`` steps into rows."""
@@ -204,30 +204,30 @@ class _State:
 
     def _row(self, window: Window) -> Row:
         has = self.has or set()
-        found = {}
+        row = {}
         for name, value in window.read().items():
-            known = ("kept" in has or not name.startswith(_NEED_KEPT)) and (
+            measurable = ("kept" in has or not name.startswith(_NEED_KEPT)) and (
                 "logp_old" in has or not name.startswith(_NEED_OLD)
             )
-            if known and not (self.two_policies and name.startswith("sampler/")):
-                found[f"trustclip/{name}"] = value
-        if "trustclip/entropy" in found:
-            found["entropy"] = found["trustclip/entropy"]
-        return found
+            if measurable and not (self.two_policies and name.startswith("sampler/")):
+                row[f"trustclip/{name}"] = value
+        if "trustclip/entropy" in row:
+            row["entropy"] = row["trustclip/entropy"]
+        return row
 
 
 def _add_completions(sums: dict[str, float], rows: Sequence[TokenRow], batch: TokenBatch) -> None:
     """Sums over completions: length, reward, groups without a difference."""
     lengths = batch.mask.sum(dim=1)
     idle = ((batch.advantages == 0) | ~batch.mask).all(dim=1)
-    given = {
+    values = {
         "completions": len(rows),
         "length": float(lengths.sum()),
         "idle": float(idle.sum()),
         "reward": sum(row.reward for row in rows if row.reward is not None),
         "rewarded": sum(row.reward is not None for row in rows),
     }
-    for name, value in given.items():
+    for name, value in values.items():
         sums[name] = sums.get(name, 0.0) + value
 
 

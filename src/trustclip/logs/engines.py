@@ -133,11 +133,11 @@ def missing(trainer: str, rows: Sequence[Row]) -> list[str]:
     def has(*names: str) -> bool:
         return any(name in row for row in rows for name in names)
 
-    found = []
+    gaps = []
     if not has("trustclip/gated"):
-        found.append(f"the share of clipped tokens ({trainer} logged none)")
+        gaps.append(f"the share of clipped tokens ({trainer} logged none)")
     if not has("trustclip/k1", "trustclip/ratio"):
-        found.append("how far the policy moved within a generation")
+        gaps.append("how far the policy moved within a generation")
     if not has("trustclip/sampler/k3", "trustclip/sampler/k1", "trustclip/sampler/abs"):
-        found.append("whether the sampler differs")
-    return [*found, "the share of groups with equal rewards", "which tokens were clipped"]
+        gaps.append("whether the sampler differs")
+    return [*gaps, "the share of groups with equal rewards", "which tokens were clipped"]

@@ -13,7 +13,7 @@ def log_of(
     path: Path,
     kind: str,
     rows: Sequence[Row],
-    given: Mapping[str, Any],
+    config: Mapping[str, Any],
     remarks: Sequence[str],
     logged: Sequence[str],
 ) -> Log:
@@ -23,11 +23,11 @@ def log_of(
     schedule: Schedule | None = None
     unknown: list[str] = []
     if trainer == "TRL":
-        settings = {name: given[name] for name in trl.SETTINGS if name in given}
+        settings = {name: config[name] for name in trl.SETTINGS if name in config}
         schedule = trl.schedule_of(settings)
         unknown = trl.missing(rows, schedule)
     elif trainer == "verl":
-        settings = verl.settings_of(given)
+        settings = verl.settings_of(config)
         schedule, unknown = verl.schedule_of(settings), verl.missing(rows)
     elif trainer is not None:
         unknown = engines.missing(trainer, rows)

@@ -9,7 +9,7 @@ from typing import Any
 from trustclip.logs import names
 from trustclip.logs.digest import Digest
 from trustclip.logs.tokens import TokenRow
-from trustclip.support.jsonl import Row, parsed
+from trustclip.support.jsonl import Row, parse_line
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Log:
     two_policies: bool = False  # ratios are to the sampler, with no third policy
 
 
-def gathered(
+def gather(
     path: Path, measured: Iterable[tuple[int, Mapping[str, Any]]]
 ) -> tuple[list[Row], list[str]]:
     """Rows of a log by update, under our names, and remarks.
@@ -49,38 +49,38 @@ def gathered(
       ValueError: the log holds no measurement of reinforcement learning, or two runs.
 
     Example:
-      >>> rows, _ = gathered(Path("a"), [(1, {"actor/pg_clipfrac": 0.1}), (1, {"entropy": 2.0})])
+      >>> rows, _ = gather(Path("a"), [(1, {"actor/pg_clipfrac": 0.1}), (1, {"entropy": 2.0})])
       >>> rows
       [{'step': 1, 'trustclip/gated': 0.1, 'entropy': 2.0}]
-      >>> gathered(Path("a"), [(1, {"entropy": 2.0}), (2, {}), (1, {"entropy": 3.0})])
+      >>> gather(Path("a"), [(1, {"entropy": 2.0}), (2, {}), (1, {"entropy": 3.0})])
       Traceback (most recent call last):
       ...
       ValueError: a holds two runs: update 1 comes after update 2; split it, or log each run apart.
     """
-    found: dict[int, Row] = {}
+    by_step: dict[int, Row] = {}
     measured = list(measured)
-    seen: dict[str, None] = dict.fromkeys(key for _, values in measured for key in values)
-    trainer = names.trainer_of(list(seen))
+    keys: dict[str, None] = dict.fromkeys(key for _, values in measured for key in values)
+    trainer = names.trainer_of(list(keys))
     again: list[int] = []
     last: int | None = None
     for step, values in measured:
-        given = {key: v for key, v in values.items() if key != "step"}
-        row = names.translated(given, trainer)
+        metrics = {key: v for key, v in values.items() if key != "step"}
+        row = names.translate(metrics, trainer)
         if last is not None and step < last:
-            if step <= min(found):
+            if step <= min(by_step):
                 raise ValueError(
                     f"{path} holds two runs: update {step} comes after update {last}; split it, or "
                     "log each run apart."
                 )
             again.append(step)
-            found = {s: kept for s, kept in found.items() if s < step}
-        present = found.setdefault(step, {"step": step})
+            by_step = {s: kept for s, kept in by_step.items() if s < step}
+        present = by_step.setdefault(step, {"step": step})
         _same_run(path, present, row)
         present |= row
         last = step
-    rows = [row for row in found.values() if row.keys() & names.ANSWERS]
+    rows = [row for row in by_step.values() if row.keys() & names.ANSWERS]
     if not rows:
-        raise ValueError(f"{path} {names.nothing_of(list(seen))}")
+        raise ValueError(f"{path} {names.nothing_of(list(keys))}")
     remarks = [f"resumed at update {step}: the later values count" for step in again]
     return rows, remarks
 
@@ -107,4 +107,4 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def first_row(head: bytes) -> Row:
     """The object in the first line of a file; empty where that line is none."""
     line, newline, _ = head.partition(b"\n")
-    return (parsed(line) if newline else None) or {}
+    return (parse_line(line) if newline else None) or {}

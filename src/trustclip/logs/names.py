@@ -71,28 +71,28 @@ ANSWERS = {
 }
 
 
-def translated(values: Mapping[str, Any], trainer: str | None = None) -> Row:
+def translate(values: Mapping[str, Any], trainer: str | None = None) -> Row:
     """Values of one update under our names; evaluations are left out.
 
     ``trustclip/gated`` of verl is the sum of both of its shares: the tokens of its dual clip are
     others than those of its clip.
 
     Example:
-      >>> translated({"train/clip_ratio/region_mean": 0.1, "train/loss": 0.2, "eval/loss": 0.3})
+      >>> translate({"train/clip_ratio/region_mean": 0.1, "train/loss": 0.2, "eval/loss": 0.3})
       {'trustclip/gated': 0.1, 'loss': 0.2}
-      >>> translated({"actor/pg_clipfrac": 0.25, "actor/pg_clipfrac_lower": 0.5})
+      >>> translate({"actor/pg_clipfrac": 0.25, "actor/pg_clipfrac_lower": 0.5})
       {'trustclip/gated': 0.75, 'trustclip/gated/negative_above': 0.5}
-      >>> translated({"actor/pg_clipfrac": 0.25, "actor/trustclip/gated": 0.5})  # our loss, in verl
+      >>> translate({"actor/pg_clipfrac": 0.25, "actor/trustclip/gated": 0.5})  # our loss, in verl
       {'trustclip/gated': 0.5}
-      >>> translated({"train/ppo_kl": 0.1, "train/pg_clipfrac": 0.2}, "slime")
+      >>> translate({"train/ppo_kl": 0.1, "train/pg_clipfrac": 0.2}, "slime")
       {'trustclip/k1': 0.1, 'trustclip/gated': 0.2}
     """
     own_table = engines.VALUES.get(trainer or "", {})
     ours = {name: value for name, value in values.items() if name.startswith(_OURS)}
     row: Row = {name.removeprefix("actor/"): value for name, value in ours.items()}
     own = "trustclip/gated" in row
-    for given, value in values.items():
-        name = given.removeprefix("train/")
+    for key, value in values.items():
+        name = key.removeprefix("train/")
         if name.startswith((_OURS, "eval_", "eval/", "val-", "val/")):
             continue
         plain = name.removesuffix("@sum") if own_table else name
@@ -108,7 +108,7 @@ def translated(values: Mapping[str, Any], trainer: str | None = None) -> Row:
     return row
 
 
-def trainer_of(given: Sequence[str]) -> str | None:
+def trainer_of(names: Sequence[str]) -> str | None:
     """The trainer that logs these names; None for one we do not know.
 
     Example:
@@ -117,7 +117,7 @@ def trainer_of(given: Sequence[str]) -> str | None:
       >>> trainer_of(["policy/ppo_clip_ratio"])
       'SkyRL'
     """
-    plain = [name.removeprefix("train/") for name in given]
+    plain = [name.removeprefix("train/") for name in names]
     if other := engines.trainer_of([name.removesuffix("@sum") for name in plain]):
         return other
     for trainer, table in _TABLES.items():
@@ -126,15 +126,15 @@ def trainer_of(given: Sequence[str]) -> str | None:
     return None
 
 
-def nothing_of(given: Sequence[str]) -> str:
+def nothing_of(names: Sequence[str]) -> str:
     """Predicate about a log in which no name is known: what was looked for, what is there."""
-    looked = ("clip_ratio/region_mean", "actor/pg_clipfrac", "entropy", "actor/entropy", "reward")
-    found = ", ".join(sorted(given)[:8]) or "nothing"
-    known = [*TRL, *VERL, *engines.MARKS, *ANSWERS]
-    near = [(name, match) for name in given if (match := get_close_matches(name, known, 1, 0.8))]
+    examples = ("clip_ratio/region_mean", "actor/pg_clipfrac", "entropy", "actor/entropy", "reward")
+    listing = ", ".join(sorted(names)[:8]) or "nothing"
+    choices = [*TRL, *VERL, *engines.MARKS, *ANSWERS]
+    near = [(name, match) for name in names if (match := get_close_matches(name, choices, 1, 0.8))]
     hint = f" {near[0][0]!r} is like {near[0][1][0]!r}." if near else ""
     return (
-        f"has no metric of reinforcement learning: looked for {', '.join(looked)} and others of "
-        f"TRL, verl, {', '.join(engines.VALUES)}, found {found}"
-        f"{', ...' if len(given) > 8 else ''}.{hint}"
+        f"has no metric of reinforcement learning: looked for {', '.join(examples)} and others of "
+        f"TRL, verl, {', '.join(engines.VALUES)}, found {listing}"
+        f"{', ...' if len(names) > 8 else ''}.{hint}"
     )

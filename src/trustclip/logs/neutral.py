@@ -35,15 +35,15 @@ def accepts(path: Path, head: bytes) -> bool:
 
 def candidates(folder: Path) -> list[Path]:
     """Files of tokens in a folder, its folder ``tokens``, or itself if it holds nothing else."""
-    named = [folder / f"{TOKENS}{suffix}" for suffix in SUFFIXES]
-    found = [path for path in named if path.is_file()]
+    options = [folder / f"{TOKENS}{suffix}" for suffix in SUFFIXES]
+    paths = [path for path in options if path.is_file()]
     inner = folder / TOKENS
     if inner.is_dir() and any(path.suffix in SUFFIXES for path in inner.iterdir()):
-        found.append(inner)
-    if not found:
+        paths.append(inner)
+    if not paths:
         files = [path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file()]
-        found = [folder] if files and all(map(_is_tokens, files)) else []
-    return found
+        paths = [folder] if files and all(map(_is_tokens, files)) else []
+    return paths
 
 
 def _is_tokens(path: Path) -> bool:
@@ -57,21 +57,21 @@ def read(path: Path) -> Log:
     Raises:
       ValueError: it lacks a column, is damaged, or holds two runs.
     """
-    found = digest(path, _course(path))
+    tokens = digest(path, _course(path))
     unknown = [
         f"{what} (there is no column `{name}`)"
         for name, what in _ANSWERS.items()
-        if name not in found.has
+        if name not in tokens.has
     ]
-    if not {"token", "token_id"} & found.has:
+    if not {"token", "token_id"} & tokens.has:
         unknown.append("through which words (there is no column `token` or `token_id`)")
     return Log(
         path=path,
         trainer="unknown trainer",
         kind="tokens",
-        rows=found.rows,
+        rows=tokens.rows,
         tokens=lambda: rows(path),
-        digest=found,
+        digest=tokens,
         unknown=[*unknown, "truncation"],
     )
 

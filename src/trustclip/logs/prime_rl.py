@@ -37,13 +37,13 @@ def _files(path: Path) -> list[Path]:
     """Files of an export in the order of their steps: ``step_10`` after ``step_9``."""
     if path.is_file():
         return [path]
-    found = [
+    files = [
         (int(step[1]), int(rank[1]), file)
         for file in path.glob("step_*/rank_*.jsonl")
         if (step := re.fullmatch(r"step_(\d+)", file.parent.name))
         and (rank := re.fullmatch(r"rank_(\d+)", file.stem))
     ]
-    return [file for _, _, file in sorted(found)]
+    return [file for _, _, file in sorted(files)]
 
 
 def read(path: Path) -> Log:
@@ -53,23 +53,23 @@ def read(path: Path) -> Log:
       ValueError: it is damaged, of another version, of several runs, or lacks a column.
     """
     remarks: list[str] = []
-    found = digest(path, rows(path, remarks), two_policies=True)
+    tokens = digest(path, rows(path, remarks), two_policies=True)
     unknown = [
         "what the policy did within a generation apart from what the sampler did (prime-rl "
         "compares the trainer with the sampler, and nothing in between)",
         "truncation",
     ]
-    if not any("reward" in row for row in found.rows):
+    if not any("reward" in row for row in tokens.rows):
         unknown.append("rewards (this release exports none)")
-    if "kept" not in found.has:
+    if "kept" not in tokens.has:
         unknown.append("which tokens were masked (the loss of this run exports no mask)")
     return Log(
         path=path,
         trainer="prime-rl",
         kind="token export",
-        rows=found.rows,
+        rows=tokens.rows,
         tokens=lambda: rows(path),
-        digest=found,
+        digest=tokens,
         unknown=unknown,
         remarks=remarks,
         two_policies=True,
@@ -87,10 +87,10 @@ def rows(path: Path, remarks: list[str] | None = None) -> Iterator[TokenRow]:
                 if remarks is not None:
                     remarks.append(f"{file.name}: the last line is half written, and left out")
                 continue
-            given = line.row.get("run_id")
-            if given is not None and run is not None and given != run:
-                raise ValueError(f"{path} holds two runs, {run} and {given}; give one of them.")
-            run = given if given is not None else run
+            run_id = line.row.get("run_id")
+            if run_id is not None and run is not None and run_id != run:
+                raise ValueError(f"{path} holds two runs, {run} and {run_id}; give one of them.")
+            run = run_id if run_id is not None else run
             try:
                 row = _row(line.row)
             except ValueError as error:
@@ -99,46 +99,46 @@ def rows(path: Path, remarks: list[str] | None = None) -> Iterator[TokenRow]:
                 yield row
 
 
-def _row(given: Mapping[str, Any]) -> TokenRow | None:
+def _row(record: Mapping[str, Any]) -> TokenRow | None:
     """A sequence as ours; None for one without reinforcement learning (distillation)."""
-    version = given.get("schema_version")
+    version = record.get("schema_version")
     if version not in VERSIONS:
         raise ValueError(
             f"version {version} of prime-rl's export; this reader knows {VERSIONS[0]}."
         )
     for name in NEEDED:
-        if name not in given:
+        if name not in record:
             raise ValueError(f"there is no `{name}`; a token export has {', '.join(NEEDED)}.")
-    advantages, mask = given["advantages"], _mask(given)
+    advantages, mask = record["advantages"], _mask(record)
     if not any(mask) or not any(value is not None for value in advantages):
         return None
-    masked = given.get("is_masked")
+    masked = record.get("is_masked")
     has_masked = isinstance(masked, list) and any(flag is not None for flag in masked)
     return TokenRow.of(
         {
-            "logp": given["trainer_logprobs"],
-            "logp_old": given["inference_logprobs"],
-            "logp_rollout": given["inference_logprobs"],
+            "logp": record["trainer_logprobs"],
+            "logp_old": record["inference_logprobs"],
+            "logp_rollout": record["inference_logprobs"],
             "advantage": advantages,
             "mask": mask,
-            "entropy": given.get("entropy"),
+            "entropy": record.get("entropy"),
             "kept": [not flag for flag in masked] if has_masked else None,  # type: ignore[union-attr]
-            "token_id": given.get("token_ids"),
-            "step": given["step"],
-            "index": given.get("export_sequence_idx"),
-            "reward": _reward(given.get("rewards")),
+            "token_id": record.get("token_ids"),
+            "step": record["step"],
+            "index": record.get("export_sequence_idx"),
+            "reward": _reward(record.get("rewards")),
         }
     )
 
 
-def _mask(given: Mapping[str, Any]) -> list[bool]:
+def _mask(record: Mapping[str, Any]) -> list[bool]:
     """Tokens of the policy-gradient part of the loss.
 
     Some releases list the parts of each token under ``losses``, others weigh them by
     ``rl_weights``; null there means the whole ``loss_mask``.
     """
-    mask = [bool(flag) for flag in given["loss_mask"]]
-    losses, weights = given.get("losses"), given.get("rl_weights")
+    mask = [bool(flag) for flag in record["loss_mask"]]
+    losses, weights = record.get("losses"), record.get("rl_weights")
     if isinstance(losses, list):
         return [bool(parts.get("rl", {}).get("mask")) for parts in losses]
     if isinstance(weights, list) and any(weight is not None for weight in weights):
@@ -148,5 +148,5 @@ def _mask(given: Mapping[str, Any]) -> list[bool]:
 
 def _reward(rewards: Any) -> float | None:
     """Reward of a sequence, which the export repeats for each token."""
-    given = [value for value in rewards or () if value is not None]
-    return given[-1] if given else None
+    numbers = [value for value in rewards or () if value is not None]
+    return numbers[-1] if numbers else None

@@ -24,7 +24,7 @@ def read_log(path: Path) -> Log:
     Raises:
       ValueError: it is no log that we know, or several, or a damaged one.
     """
-    source, place = located(path)
+    source, place = locate(path)
     return source.read(place)
 
 
@@ -36,7 +36,7 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
     """
     if not path.exists():
         raise ValueError(f"{path}: there are no tokens, and no such file or folder.")
-    source, place = located(path)
+    source, place = locate(path)
     if not hasattr(source, "rows"):
         raise ValueError(
             f"{place} has no tokens; expected {prime_rl.LOOKED_FOR} or {neutral.LOOKED_FOR}."
@@ -46,23 +46,23 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
 
 def holds_tokens(path: Path) -> bool:
     """Whether the log at a path, which must be one, is of tokens."""
-    return hasattr(located(path)[0], "rows")
+    return hasattr(locate(path)[0], "rows")
 
 
-def located(path: Path) -> tuple[ModuleType, Path]:
+def locate(path: Path) -> tuple[ModuleType, Path]:
     """The module that reads a path, and the file or folder in it that it reads; see `read_log`."""
     if path.is_file():
         return _source_of(path), path
-    found = list(_candidates(path))
-    if not found:
+    logs = list(_candidates(path))
+    if not logs:
         # A folder of exports is found in itself, and in the one that holds it.
-        found = list(dict.fromkeys(hit for folder in _below(path) for hit in _candidates(folder)))
-    if not found:
+        logs = list(dict.fromkeys(hit for folder in _below(path) for hit in _candidates(folder)))
+    if not logs:
         raise ValueError(f"{path} holds no log that can be read: {looked_for()}.")
-    if len(found) > 1:
-        listed = some([place.relative_to(path) for _, place in found])
-        raise ValueError(f"{path} holds {len(found)} logs; give one of them: {listed}.")
-    return found[0]
+    if len(logs) > 1:
+        listing = some([place.relative_to(path) for _, place in logs])
+        raise ValueError(f"{path} holds {len(logs)} logs; give one of them: {listing}.")
+    return logs[0]
 
 
 def looked_for() -> str:
@@ -71,7 +71,7 @@ def looked_for() -> str:
 
 
 def holds_log(path: Path) -> bool:
-    """Whether a path is or holds logs of another trainer, of whatever number."""
+    """Whether a path is a log of another trainer, or holds any number of them."""
     if path.is_file():
         return True
     return any(True for folder in (path, *_below(path)) for _ in _candidates(folder))
@@ -85,7 +85,7 @@ def _candidates(folder: Path) -> Iterator[tuple[ModuleType, Path]]:
 
 def _below(folder: Path) -> Iterator[Path]:
     """Folders below, without links and hidden ones, nearest first."""
-    level, seen = [folder], 0
+    level, count = [folder], 0
     while level:
         inner = [
             path
@@ -94,8 +94,8 @@ def _below(folder: Path) -> Iterator[Path]:
             if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
         ]
         for path in inner:
-            seen += 1
-            if seen > _FOLDERS:
+            count += 1
+            if count > _FOLDERS:
                 return
             yield path
         level = inner
@@ -121,5 +121,5 @@ def _unknown(path: Path, head: bytes) -> str:
         return f"{path} belongs to a run directory; give its folder, {path.parent}."
     near = next((name for name in row if nearest(name, REQUIRED)), None)
     hint = f" ({near!r} is like {nearest(near, REQUIRED)!r})" if near else ""
-    found = ", ".join(list(row)[:8])
-    return f"{path} begins with {found}{hint}: no log that can be read: {looked_for()}."
+    keys = ", ".join(list(row)[:8])
+    return f"{path} begins with {keys}{hint}: no log that can be read: {looked_for()}."

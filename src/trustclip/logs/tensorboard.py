@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs import hyperparameters
-from trustclip.logs.log import Log, gathered
+from trustclip.logs.log import Log, gather
 
 #: Bytes around a record: its length, and a checksum of the length and of the record.
 _FRAME = 16
@@ -53,7 +53,7 @@ def read(path: Path) -> Log:
                 values[tag] = value
         measured += [(step, values)] if step is not None else []
         torn += [f"{file.name} ends within a record, as left by a kill"] if _is_torn(file) else []
-    rows, remarks = gathered(path, measured)
+    rows, remarks = gather(path, measured)
     logged = list(dict.fromkeys(tag for _, values in measured for tag in values))
     return hyperparameters.log_of(
         path, "TensorBoard events", rows, settings, [*torn, *remarks], logged

@@ -42,7 +42,7 @@ from trustclip.support.inside import part_of
 from trustclip.support.jsonl import append_jsonl, scan
 from trustclip.support.names import nearest
 
-#: Columns with a number per token; those of them that one number may stand for.
+#: Columns with a number per token; those that may be given as one number.
 FLOATS = ("logp", "logp_old", "logp_rollout", "entropy", "advantage", "coefficient")
 FLAGS = ("mask", "kept")
 #: Columns with one number for the completion.
@@ -104,12 +104,12 @@ class TokenRow:
                 hint = f"the nearest is `{near}`" if near else f"found {', '.join(row) or 'none'}"
                 raise ValueError(f"there is no column `{name}`; {hint}.")
         length = len(row["logp"]) if isinstance(row["logp"], Sequence | np.ndarray) else -1
-        given: dict[str, Any] = {"mask": np.ones(max(length, 0), dtype=bool)}
+        columns: dict[str, Any] = {"mask": np.ones(max(length, 0), dtype=bool)}
         for field in dataclasses.fields(cls):
             value = row.get(field.name)
             if value is not None:
-                given[field.name] = _column(field.name, value, length)
-        return cls(**given)
+                columns[field.name] = _column(field.name, value, length)
+        return cls(**columns)
 
     def to_dict(self) -> dict[str, Any]:
         """The row as files hold it, without the columns that are not there."""
@@ -139,21 +139,21 @@ def _column(name: str, value: Any, length: int) -> Any:
             return float(value)
         if name == "token":
             # Half a surrogate pair fits into no file.
-            converted: Any = [str(t).encode("utf-8", "backslashreplace").decode() for t in value]
+            column: Any = [str(t).encode("utf-8", "backslashreplace").decode() for t in value]
         elif name in FLAGS or name == "token_id":
-            converted = np.asarray(value, dtype=bool if name in FLAGS else np.int64)
+            column = np.asarray(value, dtype=bool if name in FLAGS else np.int64)
         else:
             # A null, in a float column, becomes NaN.
-            converted = np.asarray(value, dtype=np.float64)
-            if name == "advantage" and converted.ndim == 0:
-                converted = np.full(max(length, 0), converted)
-        shape = (len(converted),) if name == "token" else converted.shape
+            column = np.asarray(value, dtype=np.float64)
+            if name == "advantage" and column.ndim == 0:
+                column = np.full(max(length, 0), column)
+        shape = (len(column),) if name == "token" else column.shape
     except (TypeError, ValueError, OverflowError) as error:
         kind = "a number" if name in (*WHOLE, "reward") else "one entry per token"
         raise ValueError(f"`{name}` must hold {kind}: {error}.") from error
     if shape != (length,):
         raise ValueError(f"`{name}` has the shape {list(shape)}, `logp` has {length} tokens.")
-    return converted
+    return column
 
 
 def read_tokens(path: Path) -> Iterator[TokenRow]:
@@ -191,8 +191,8 @@ def _parquet(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     number = 0
     try:
         with pq.ParquetFile(file) as table:
-            wanted = {field.name for field in dataclasses.fields(TokenRow)}
-            columns = [name for name in table.schema_arrow.names if name in wanted]
+            names = {field.name for field in dataclasses.fields(TokenRow)}
+            columns = [name for name in table.schema_arrow.names if name in names]
             # Without the required ones, the names that are there make a better message.
             if not set(REQUIRED) <= set(columns):
                 columns = table.schema_arrow.names

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.engines.schedule import Schedule as Arithmetic
-from trustclip.logs.log import Log, Schedule, gathered, numbers
+from trustclip.logs.log import Log, Schedule, gather, numbers
 from trustclip.settings.marks import Neutral, Trl, marked
 from trustclip.settings.stages import RLStage
 from trustclip.support.jsonl import Row, read_mapping
@@ -36,8 +36,8 @@ def candidates(folder: Path) -> list[Path]:
     """The state in a folder: its own, or that of its last checkpoint."""
     if (folder / NAME).is_file():
         return [folder / NAME]
-    found = [path for path in folder.glob(f"checkpoint-*/{NAME}") if _number(path) is not None]
-    return sorted(found, key=lambda path: _number(path) or 0)[-1:]
+    paths = [path for path in folder.glob(f"checkpoint-*/{NAME}") if _number(path) is not None]
+    return sorted(paths, key=lambda path: _number(path) or 0)[-1:]
 
 
 def _number(path: Path) -> int | None:
@@ -59,9 +59,9 @@ def read(path: Path) -> Log:
         )
     if unnumbered := [row for row in history if not isinstance(row.get("step"), int)]:
         raise ValueError(f"{path}: {len(unnumbered)} entries of `log_history` have no `step`.")
-    rows, remarks = gathered(path, [(row["step"], numbers(row)) for row in history])
-    done, planned = state.get("global_step"), state.get("max_steps")
-    whole = isinstance(done, int) and isinstance(planned, int) and done >= planned > 0
+    rows, remarks = gather(path, [(row["step"], numbers(row)) for row in history])
+    step, planned = state.get("global_step"), state.get("max_steps")
+    whole = isinstance(step, int) and isinstance(planned, int) and step >= planned > 0
     schedule = _schedule(rows, state.get("logging_steps"))
     return Log(
         path=path,
@@ -94,10 +94,10 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
       ...              "gradient_accumulation_steps": 4}).updates
       2.0
     """
-    given = [settings.get(name) for name in _SCHEDULE]
-    if not all(isinstance(value, int) and value > 0 for value in given):
+    values = [settings.get(name) for name in _SCHEDULE]
+    if not all(isinstance(value, int) and value > 0 for value in values):
         return None
-    iterations, steps, accumulation = given
+    iterations, steps, accumulation = values
     arithmetic = Arithmetic(steps, iterations, accumulation)  # type: ignore[arg-type]
     updates = 1.0 if arithmetic.inert else arithmetic.updates_per_generation
     basis = (
@@ -109,9 +109,9 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
 
 def missing(rows: Sequence[Row], schedule: Schedule | None) -> list[str]:
     """What TRL's metrics leave open."""
-    found = []
+    gaps = []
     if schedule is None or schedule.updates > 1:
-        found.append("how far the policy moved within a generation (TRL does not log it)")
+        gaps.append("how far the policy moved within a generation (TRL does not log it)")
     if not any("trustclip/sampler/abs" in row for row in rows):
-        found.append("whether the sampler differs (TRL measures that with vLLM alone)")
-    return [*found, "which tokens were clipped"]
+        gaps.append("whether the sampler differs (TRL measures that with vLLM alone)")
+    return [*gaps, "which tokens were clipped"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs.log import Log, Schedule, first_row, gathered, numbers
+from trustclip.logs.log import Log, Schedule, first_row, gather, numbers
 from trustclip.support.jsonl import Row, scan
 
 LOOKED_FOR = "a console log with lines of `step:N - ...`, or JSON lines with step and data (verl)"
@@ -45,28 +45,26 @@ def accepts(path: Path, head: bytes) -> bool:
 
 
 def _has_steps(path: Path) -> bool:
-    read = 0
+    budget = _SEARCHED
     with path.open("rb") as file:
-        for line in file:
+        while budget >= 0 and (line := file.readline()):
             if _STEP.search(line):
                 return True
-            read += len(line)
-            if read > _SEARCHED:
-                return False
+            budget -= len(line)
     return False
 
 
 def candidates(folder: Path) -> list[Path]:
     """Logs of either kind in a folder."""
-    found = []
+    paths = []
     for path in sorted(p for p in folder.iterdir() if p.is_file()):
         if path.suffix == ".jsonl":
             with path.open("rb") as file:
                 first = first_row(file.read(1 << 20))
-            found += [path] if set(first) == {"step", "data"} else []
+            paths += [path] if set(first) == {"step", "data"} else []
         elif path.suffix in _TEXTS and _has_steps(path):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def read(path: Path) -> Log:
@@ -78,8 +76,8 @@ def read(path: Path) -> Log:
     remarks: list[str] = []
     with path.open("rb") as file:
         as_json = file.read(1) == b"{"
-    settings = {} if as_json else settings_of(_printed(path))
-    rows, more = gathered(path, (_json if as_json else _console)(path, remarks))
+    settings = {} if as_json else settings_of(_printed_config(path))
+    rows, more = gather(path, (_json if as_json else _console)(path, remarks))
     unknown = missing(rows)
     if not settings:
         unknown = [*unknown, "settings such as ppo_epochs and clip_ratio"]
@@ -115,18 +113,18 @@ def _json(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, An
 def _console(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            found = _STEP.search(line)
-            if found is None:
+            match = _STEP.search(line)
+            if match is None:
                 continue
             if not line.endswith(b"\n"):
                 remarks.append(f"line {number} is half written, and left out")
                 return
-            text = line[found.end() :].decode("utf-8", "replace").strip()
+            text = line[match.end() :].decode("utf-8", "replace").strip()
             values = {name.strip(): float(value) for name, value in _VALUE.findall(text)}
-            yield int(found[1]), numbers(values)
+            yield int(match[1]), numbers(values)
 
 
-def _printed(path: Path) -> Mapping[str, Any]:
+def _printed_config(path: Path) -> Mapping[str, Any]:
     """The configuration that verl prints when it starts; empty where it is not there."""
     with path.open("rb") as file:
         text = file.read(_CONFIG).decode("utf-8", "replace")
@@ -146,22 +144,22 @@ def _printed(path: Path) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a sentence may need, from verl's configuration."""
-    found = {}
+    settings = {}
     for name, path in SETTINGS.items():
-        value: Any = given
+        value: Any = config
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         if value is not None:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
     """Updates per generation; None where verl measures ratios against the sampler, too.
 
-    In bypass mode the sampler's log-probabilities stand for the old ones, so not even the first
+    In bypass mode the sampler's log-probabilities replace the old ones, so not even the first
     update is at ratio 1.
 
     Example:
@@ -169,8 +167,8 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
       4.0
     """
     batch, mini, epochs = (settings.get(name) for name in list(SETTINGS)[:3])
-    known = all(isinstance(value, int) and value > 0 for value in (batch, mini, epochs))
-    if not known or settings.get("bypass_mode"):
+    complete = all(isinstance(value, int) and value > 0 for value in (batch, mini, epochs))
+    if not complete or settings.get("bypass_mode"):
         return None
     basis = f"train_batch_size / ppo_mini_batch_size x ppo_epochs = {batch} / {mini} x {epochs}"
     return Schedule(batch / mini * epochs, basis)  # type: ignore[operator]
@@ -178,10 +176,10 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
 
 def missing(rows: Sequence[Row]) -> list[str]:
     """What verl's metrics leave open."""
-    found = ["the share of groups with equal rewards (verl logs none)"]
+    gaps = ["the share of groups with equal rewards (verl logs none)"]
     if not any("trustclip/sampler/k3" in row or "trustclip/sampler/k1" in row for row in rows):
-        found.append(
+        gaps.append(
             "whether the sampler differs (verl measures that with "
             "actor_rollout_ref.rollout.calculate_log_probs=True)"
         )
-    return [*found, "which tokens were clipped"]
+    return [*gaps, "which tokens were clipped"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs import hyperparameters
-from trustclip.logs.log import Log, gathered, numbers
+from trustclip.logs.log import Log, gather, numbers
 
 LOOKED_FOR = "run-*.wandb (an offline run of wandb)"
 
@@ -54,7 +54,7 @@ def read(path: Path) -> Log:
             step = values.get("_step", record.history.step.num) if step is None else step
             logged |= dict.fromkeys(values)
             measured.append((int(step), numbers(values)))
-    rows, more = gathered(path, measured)
+    rows, more = gather(path, measured)
     return hyperparameters.log_of(
         path, "wandb offline run", rows, settings, [*remarks, *more], list(logged)
     )
@@ -62,13 +62,13 @@ def read(path: Path) -> Log:
 
 def _values(items: Any) -> dict[str, Any]:
     """Values of a record by name."""
-    found = {}
+    values = {}
     for item in items:
         try:
-            found[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            values[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
         except ValueError:  # a value that is no JSON is none of ours
             continue
-    return found
+    return values
 
 
 def _records(path: Path, remarks: list[str]) -> Iterator[Any]:

@@ -121,19 +121,19 @@ class Anchored(Composite):
         return super().traits | Trait.ACTS_ON_POLICY | corrects
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
-        return super().statistics(self._moved(batch), reduce)
+        return super().statistics(self._against_anchor(batch), reduce)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        (inside,) = self.surrogates(self._moved(batch))
-        return inside
+        (inner,) = self.surrogates(self._against_anchor(batch))
+        return inner
 
-    def _moved(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with the anchor for an old policy."""
+    def _against_anchor(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with the anchor in place of the old policy."""
         if self.anchor == "average":
             return replace(batch, logp_old=batch.given("logp_average"))
         if self.anchor != "interpolated":
             return batch.against(self.anchor)
         lag = batch.given("lag").clamp(min=1).to(batch.logp.dtype)  # [batch, time], as the others
         sampler = batch.against("rollout")
-        behind = sampler.log_ratio.detach() * (lag - 1) / lag
-        return replace(batch, logp_old=sampler.logp_old + behind)
+        offset = sampler.log_ratio.detach() * (lag - 1) / lag
+        return replace(batch, logp_old=sampler.logp_old + offset)

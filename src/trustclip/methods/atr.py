@@ -33,8 +33,8 @@ class ATR(Method):
     $$
 
     The sum estimates the KL divergence of whole answers, and grows with their length. What weighs
-    the gradient is $s$, as in ``gspo``, or the token's own ratio; and it is that ratio's
-    side of 1 that says whether a step is one outward. The ratio of a level is a constant to the
+    the gradient is $s$, as in ``gspo``, or the token's own ratio; and that ratio's side of 1
+    decides whether a step is outward. The ratio of a level is a constant to the
     gradient, $s A_t \nabla\log\pi_\theta(y_t)$, as in ``gspo``.
 
     Args:
@@ -83,14 +83,14 @@ class ATR(Method):
         one_interval = self.level == "token" or (self.reduction, self.weight) == ("ratio", "level")
         if one_interval and not isinstance(self.delta, Tensor):
             return gates.interval(batch, self.log_interval(), self.side, self.level)
-        weighing = self.level if self.weight == "level" else "token"
-        x, measured = (
-            levels.log_ratio_at(weighing, batch.log_ratio, batch.mask),
-            self.measured(batch),
+        weight_level = self.level if self.weight == "level" else "token"
+        x, divergence = (
+            levels.log_ratio_at(weight_level, batch.log_ratio, batch.mask),
+            self.divergence(batch),
         )
         # A NaN among the tokens that the level covers makes the token's own value NaN.
-        x = x + torch.where(measured.isnan(), measured, 0.0)
-        satisfied = measured <= self.delta
+        x = x + torch.where(divergence.isnan(), divergence, 0.0)
+        satisfied = divergence <= self.delta
         if self.reduction == "ratio" and not isinstance(self.delta, Tensor):
             # The log-ratio is compared, as everywhere: next to a bound, k3 itself rounds to delta.
             low, high = self.log_interval()
@@ -100,9 +100,9 @@ class ATR(Method):
         return gates.hard(batch, kept, log_ratio=x)
 
     @torch.no_grad()
-    def measured(self, batch: TokenBatch) -> Tensor:
+    def divergence(self, batch: TokenBatch) -> Tensor:
         """The divergence that is compared with ``delta``, nats. Shape [batch, time]."""
         if self.reduction == "ratio":
             return divergences.k3(levels.log_ratio_at(self.level, batch.log_ratio, batch.mask))
         tokens = divergences.k3(batch.log_ratio)
-        return levels.reduced(self.level, self.reduction, tokens, batch.mask)
+        return levels.reduce(self.level, self.reduction, tokens, batch.mask)

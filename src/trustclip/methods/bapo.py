@@ -100,13 +100,13 @@ class BAPO(Method):
         w, a, finite = safe_exp(batch.log_ratio.detach()), batch.advantages, batch.finite
         signal = batch.logp_old.double().exp() * a.abs()  # [batch, time]
         positive, negative = finite & (a > 0), finite & (a < 0)
-        risen = [masked_sum(signal * w.clamp(max=u), positive) for u in highs]
-        fallen = [masked_sum(signal * w.clamp(min=low), negative) for low in lows]
-        plus, minus = reduce(torch.stack(risen + fallen)).split([len(highs), len(lows)])
+        sums = [masked_sum(signal * w.clamp(max=u), positive) for u in highs]
+        sums += [masked_sum(signal * w.clamp(min=low), negative) for low in lows]
+        plus, minus = reduce(torch.stack(sums)).split([len(highs), len(lows)])
         # The path: every upper bound with the first lower one, then the last with every lower one.
         plus = torch.cat([plus, plus[-1:].expand(len(lows) - 1)])
         minus = torch.cat([minus[:1].expand(len(highs)), minus[1:]])
-        enough = plus >= self.target * (plus + minus)
+        enough = plus >= self.target * (plus + minus)  # [highs + lows - 1]
         enough[-1] = True
         first = enough.double().argmax()  # of equal ones, the first
         path = [(lows[0], u) for u in highs] + [(low, highs[-1]) for low in lows[1:]]
@@ -115,8 +115,8 @@ class BAPO(Method):
         return {"log_low": low, "log_high": high}
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        found = batch.statistics or self.statistics(batch)
-        return gates.interval(batch, (found["log_low"], found["log_high"]))
+        statistics = batch.statistics or self.statistics(batch)
+        return gates.interval(batch, (statistics["log_low"], statistics["log_high"]))
 
     def _rungs(self) -> tuple[list[float], list[float]]:
         """Lower and upper bounds of the ratio, in the order they are tried."""
@@ -127,5 +127,5 @@ class BAPO(Method):
 def _steps(first: float, last: float, step: float) -> list[float]:
     """From the first bound to the last in steps, the one that reaches it shortened if need be."""
     whole = math.floor((last - first) / step + 1e-9)
-    taken = [first + i * step for i in range(whole + 1)]
-    return taken if last - taken[-1] < 1e-9 * step else [*taken, last]
+    bounds = [first + i * step for i in range(whole + 1)]
+    return bounds if last - bounds[-1] < 1e-9 * step else [*bounds, last]

@@ -21,8 +21,8 @@ class Centered(Composite):
 
     with $c_v$ the coefficient that ``inner`` has at candidate $v$, for the sign of $A_t$, and $q$
     the policy that sampled. Where $q$ is not the policy in training (another precision, older
-    weights, a few updates) the plain update has a mean that no reward is in, its drift, and it
-    comes again with each update; what is left here is the covariance of advantage and score.
+    weights, a few updates) the plain update has a mean that holds no reward, its drift, and that
+    recurs with each update; what is left here is the covariance of advantage and score.
     Groups of centered advantages do not remove it: their mean is zero over whole answers, not at
     every position.
 
@@ -38,8 +38,8 @@ class Centered(Composite):
     rewarded token beyond the bound goes on to rise. With several updates per generation watch
     ``k3``, or center a method without a gate.
 
-    Goes around all others: ``centered(inner=icepop(...))``. A sum with a penalty is one of the
-    centered method: ``tc.method("centered", inner="clip") + tc.penalty("k2")``.
+    It is the outermost method: ``centered(inner=icepop(...))``. A penalty is added to the centered
+    method: ``tc.method("centered", inner="clip") + tc.penalty("k2")``.
 
     Args:
       inner: the method: its name, or a mapping with ``name`` and hyper-parameters. Its coefficient
@@ -70,10 +70,10 @@ class Centered(Composite):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if problem := drift.centers(self.inner):
+        if problem := drift.centering_problem(self.inner):
             raise ValueError(
                 f"{self.inner.name!r} cannot be centered: {problem}, so that what it would do to "
-                "a token that was not sampled is not known. Center a method of the token alone."
+                "a token that was not sampled is unknown. Center a method of the token alone."
             )
         if Trait.MOVES_WITHOUT_ADVANTAGE in self.inner.traits:
             raise ValueError(
@@ -89,7 +89,7 @@ class Centered(Composite):
         return self.inner.log_interval(p_old)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        (inside,) = self.surrogates(batch)
-        mean = drift.pulled(self.inner, self.of_part(0, batch))
-        objective = inside.objective - zero_masked(mean, batch.mask)
-        return Surrogate(objective, inside.kept, inside.extras)
+        (inner,) = self.surrogates(batch)
+        mean = drift.objective(self.inner, self.of_part(0, batch))  # [batch, time]
+        objective = inner.objective - zero_masked(mean, batch.mask)
+        return Surrogate(objective, inner.kept, inner.extras)

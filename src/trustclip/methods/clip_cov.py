@@ -36,11 +36,11 @@ class ClipCov(Method):
     clip). Such tokens carry most of the fall in entropy.
 
     *Selection.* Each candidate is dropped on its own, by a hash of ``seed`` and ``batch.keys``
-    (which an engine makes of step, sample and position), so ranks, micro-batch splits and reruns
-    agree. The expected share of
+    (which an engine derives from step, sample and position), so ranks, micro-batch splits and
+    reruns agree. The expected share of
     dropped tokens is ``share`` whatever the batch size; the released code drops
     $\max(\lfloor rN \rfloor, 1)$ of every micro-batch, which at a thousand tokens is five
-    times the share asked.
+    times ``share``.
 
     *Exact or not.* On a whole batch (`policy_loss` without ``statistics``) the means, the
     covariance and $N_c$ are exactly those of the formula. An engine that sees micro-batches
@@ -104,10 +104,10 @@ class ClipCov(Method):
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Means of the advantages and log-probabilities, and the share of candidates."""
-        found = means(batch, reduce)
-        candidates = self._candidates(batch, found)
+        statistics = means(batch, reduce)
+        candidates = self._candidates(batch, statistics)
         counts = reduce(torch.stack([candidates.sum(), batch.finite.sum()]).to(batch.logp.dtype))
-        return {**found, "candidate_share": counts[0] / counts[1].clamp(min=1)}
+        return {**statistics, "candidate_share": counts[0] / counts[1].clamp(min=1)}
 
     def covariance(self, batch: TokenBatch) -> Tensor:
         """Covariance of each token, nats, without gradient. Shape [batch, time]."""
@@ -116,8 +116,8 @@ class ClipCov(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         statistics = batch.statistics or self.statistics(batch)
         probability = self.share / statistics["candidate_share"].clamp(min=self.share)
-        chosen = uniform(batch.given("keys"), self.seed) < probability
-        dropped = self._candidates(batch, statistics) & chosen
+        selected = uniform(batch.given("keys"), self.seed) < probability
+        dropped = self._candidates(batch, statistics) & selected
         return gates.interval(batch, self.log_interval(), dropped=dropped)
 
     def _candidates(self, batch: TokenBatch, statistics: Mapping[str, Tensor]) -> Tensor:

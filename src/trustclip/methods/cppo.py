@@ -16,7 +16,7 @@ from trustclip.constraints.base import (
     definition,
 )
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
-from trustclip.methods.dppo import Divergence, check, measured, required
+from trustclip.methods.dppo import Divergence, check, divergence_of, fields_of
 
 
 @definition
@@ -92,7 +92,7 @@ class CPPO(Method):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        return required(self.divergence, self.anchor)
+        return fields_of(self.divergence, self.anchor)
 
     @property
     def traits(self) -> Trait:
@@ -102,10 +102,10 @@ class CPPO(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
         x = batch.log_ratio
-        satisfied = self._within(measured(self.divergence, batch), batch.mask)
+        satisfied = self._within(divergence_of(self.divergence, batch), batch.mask)
         kept = gates.keeps_gradient(satisfied, x.detach(), batch.advantages, "outward")
         # The position of a token and its budget are those of its sequence: a NaN makes all NaN.
-        of_sequence = levels.reduced("sequence", "sum", x.detach(), batch.mask)
+        of_sequence = levels.reduce("sequence", "sum", x.detach(), batch.mask)
         return gates.hard(batch, kept, log_ratio=x + 0 * of_sequence)
 
     @torch.no_grad()
@@ -115,8 +115,8 @@ class CPPO(Method):
         last = (mask.sum(dim=1, keepdim=True) - 1).clamp(min=1)  # [batch, 1]
         weight = (1 - (1 - self.least_weight) * place / last).to(divergence)  # [batch, time]
         weighted = weight * divergence
-        spent = levels.reduced("prefix", "sum", weighted, mask)
-        allowed = levels.reduced("prefix", "sum", weight, mask) - weight  # of the tokens before
+        spent = levels.reduce("prefix", "sum", weighted, mask)
+        allowed = levels.reduce("prefix", "sum", weight, mask) - weight  # of the tokens before
         budget = self._budget(divergence, mask)
         return (weighted <= self.delta) & (spent <= self.delta + budget * allowed)
 
@@ -124,6 +124,6 @@ class CPPO(Method):
         """Mean up to which a prefix is free: a number, or one for each sequence. [batch, 1]."""
         if self.budget_ceiling is None or not divergence.numel():
             return self.budget
-        seen = divergence.masked_fill(~mask, torch.nan)
-        high = seen.nanquantile(0.9, dim=1, keepdim=True)  # [batch, 1]
+        unmasked = divergence.masked_fill(~mask, torch.nan)
+        high = unmasked.nanquantile(0.9, dim=1, keepdim=True)  # [batch, 1]
         return high.clamp(self.budget, self.budget_ceiling)

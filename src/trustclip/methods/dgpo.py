@@ -59,5 +59,5 @@ class DGPO(Method):
         x = batch.log_ratio
         low, high = intervals.log_offsets(self.low, self.high)
         within = gates.keeps_gradient((low <= x) & (x <= high), x, batch.advantages, "outward")
-        faded = torch.where(x > 0, (high - x) / self.m, (x - low) * self.n)  # log of the fade
-        return gates.score_function(batch, safe_exp(torch.where(within, x, x + faded)))
+        log_fade = torch.where(x > 0, (high - x) / self.m, (x - low) * self.n)
+        return gates.score_function(batch, safe_exp(torch.where(within, x, x + log_fade)))

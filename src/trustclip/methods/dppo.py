@@ -93,7 +93,7 @@ class DPPO(Method):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        return required(self.divergence, self.anchor)
+        return fields_of(self.divergence, self.anchor)
 
     @property
     def twins(self) -> Twins:
@@ -119,7 +119,7 @@ class DPPO(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
         x = batch.log_ratio.detach()
-        satisfied = measured(self.divergence, batch) <= self.value("delta")
+        satisfied = divergence_of(self.divergence, batch) <= self.value("delta")
         kept = gates.keeps_gradient(satisfied, x, batch.advantages, "outward")
         return gates.score_function(batch, safe_exp(x).clamp(max=self.ceiling), kept)
 
@@ -130,13 +130,13 @@ def check(divergence: Divergence, anchor: Anchor) -> None:
         raise ValueError("`anchor` 'rollout' needs a binary `divergence`.")
 
 
-def required(divergence: Divergence, anchor: Anchor) -> tuple[str, ...]:
+def fields_of(divergence: Divergence, anchor: Anchor) -> tuple[str, ...]:
     """Optional fields of `TokenBatch` that a divergence against an anchor needs."""
     return (divergence,) if divergence.startswith("top_k") else anchor_fields(anchor)
 
 
 @torch.no_grad()
-def measured(divergence: Divergence, batch: TokenBatch) -> Tensor:
+def divergence_of(divergence: Divergence, batch: TokenBatch) -> Tensor:
     """Divergence of each token's probability from its old one. Shape [batch, time]."""
     if divergence == "binary_tv":
         return divergences.binary_tv(batch.logp_old, batch.logp)

@@ -53,8 +53,8 @@ class DualClip(Method):
 
     @property
     def twins(self) -> Twins:
-        found = clip_twins(self.log_interval(), self.ceiling)
-        return {who: these for who, these in found.items() if who != "trustclip"}
+        twins = clip_twins(self.log_interval(), self.ceiling)
+        return {trainer: twin for trainer, twin in twins.items() if trainer != "trustclip"}
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)

@@ -8,7 +8,7 @@ from trustclip.constraints.compose import Weighted
 from trustclip.constraints.registry import Part
 from trustclip.methods.clip_higher import ClipHigher
 
-#: Added to both entropies, nats: what a position without any choice is compared by. The source's.
+#: Added to both entropies, nats, so that a position without any choice has ratio 1. The source's.
 _LEAST = 1e-8
 
 
@@ -27,9 +27,9 @@ class ERC(Weighted):
     where the policy is nearly sure: an entropy of 0.001 nats that becomes 0.0011 is out of range,
     and the paper reports 20 % of the tokens dropped.
 
-    The entropy of the old policy takes a pass of it. TRL's engine takes it from the one that scores
-    the samples; with trustclip's own decoder, which makes that pass unnecessary, it costs one
-    forward pass per generation.
+    The entropy of the old policy takes a forward pass. TRL's engine uses the one that scores the
+    samples; with trustclip's own decoder, which makes that pass unnecessary, it costs one more per
+    generation.
 
     Args:
       inner: the method to constrain: its name, or a mapping with ``name`` and hyper-parameters. The

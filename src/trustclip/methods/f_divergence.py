@@ -97,11 +97,11 @@ class FDivergence(Method):
         # Whether a token is inside follows from the divergence itself, without finding a root.
         measure, new = self._measure(), batch.logp.detach()
         if by_ratio:
-            measured = measure.token(new - batch.logp_old)
+            divergence = measure.token(new - batch.logp_old)
         else:
-            measured = measure.bernoulli(batch.logp_old, new)
+            divergence = measure.bernoulli(batch.logp_old, new)
         kept = gates.keeps_gradient(
-            measured <= self.delta, batch.log_ratio, batch.advantages, self.side
+            divergence <= self.delta, batch.log_ratio, batch.advantages, self.side
         )
         return gates.hard(batch, kept)
 

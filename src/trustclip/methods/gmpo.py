@@ -70,5 +70,5 @@ class GMPO(Method):
         inside = (low <= x) & (x <= high)  # [batch, time], as everything here
         kept = gates.keeps_gradient(inside, x, batch.advantages, "outward")
         clipped = torch.where(kept, x, x.clamp(low, high)).detach()
-        rho = safe_exp(levels.reduced("sequence", "mean", clipped, batch.mask))
+        rho = safe_exp(levels.reduce("sequence", "mean", clipped, batch.mask))
         return gates.score_function(batch, rho, kept)

@@ -65,10 +65,10 @@ class GSPO(Method):
 
     @property
     def twins(self) -> Twins:
-        found = super().twins
-        found["TRL"] |= {"loss_type": "grpo"}
-        found["verl"] |= verl_settings(loss_agg_mode="seq-mean-token-mean")
-        return found
+        twins = super().twins
+        twins["TRL"] |= {"loss_type": "grpo"}
+        twins["verl"] |= verl_settings(loss_agg_mode="seq-mean-token-mean")
+        return twins
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)
@@ -77,7 +77,7 @@ class GSPO(Method):
         bounded = gates.interval(batch, self.log_interval(), level="sequence")
         if self.variant == "gspo_token":
             return bounded
-        mean = levels.reduced("sequence", "mean", batch.log_ratio, batch.mask)
+        mean = levels.reduce("sequence", "mean", batch.log_ratio, batch.mask)
         literal = gates.hard(batch, bounded.kept, log_ratio=mean)
         objective = torch.where(bounded.kept, literal.objective, bounded.objective)
         return Surrogate(objective, bounded.kept)

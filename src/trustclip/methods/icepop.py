@@ -31,8 +31,8 @@ class IcePop(Weighted):
 
     with $J_t$ the objective of ``inner``: importance sampling as in ``tis``, but a ratio out
     of range drops its token, on both sides, instead of being truncated. At ``"sequence"`` level it
-    is the masked importance sampling that TRL does by default. Turn the trainer's own correction
-    off, or it is made twice.
+    is the masked importance sampling that TRL does by default. Turn off the trainer's own
+    correction, or it is applied twice.
 
     *The policy compared.* With ``policy="old"`` the range is one for two engines that hold the same
     weights, whatever the update does. With ``policy="new"``, the form of INTELLECT-3 and prime-rl,
@@ -89,5 +89,5 @@ class IcePop(Weighted):
         between: rejection.Between = "old_rollout" if self.policy == "old" else "new_rollout"
         bounds = rejection.log_bounds(self.floor, self.ceiling)
         over = _OVER[self.level]
-        kept = rejection.kept(batch, rejection.log_ratio(batch, between), over, bounds)
+        kept = rejection.within(batch, rejection.log_ratio(batch, between), over, bounds)
         return kept * rejection.importance(batch, "old_rollout", self.level)

@@ -78,5 +78,5 @@ class IPO(Method):
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
-        moved = divergences.binary_tv(batch.logp_old, batch.logp.detach())  # [batch, time]
-        return gates.hard(batch, moved <= self.delta)
+        change = divergences.binary_tv(batch.logp_old, batch.logp.detach())  # [batch, time]
+        return gates.hard(batch, change <= self.delta)

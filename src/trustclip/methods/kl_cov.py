@@ -23,7 +23,7 @@ class KLCov(Method):
     $$
 
     The same tokens that ``clip_cov`` draws from; here they are held back instead of dropped. The
-    absolute log-ratio stands for a KL divergence in the released code, which is followed here: its
+    absolute log-ratio serves as the KL divergence in the released code, which we follow: its
     gradient is $\beta\,\mathrm{sign}(\log w_t)$, and 0 at ratio 1.
 
     *Selection.* On a whole batch (`policy_loss` without ``statistics``)
@@ -71,11 +71,11 @@ class KLCov(Method):
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Means of advantages and log-probabilities; least covariance selected, and share of it."""
-        found = means(batch, reduce)
+        statistics = means(batch, reduce)
         number = (self.share * reduce(batch.finite.sum().double())).floor().clamp(min=1)
-        covariance = covariance_of(batch, found)[batch.finite]
+        covariance = covariance_of(batch, statistics)[batch.finite]  # [tokens]
         least, share = nth_largest(covariance, number, reduce)
-        return {**found, "least_covariance": least, "share_of_least": share}
+        return {**statistics, "least_covariance": least, "share_of_least": share}
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         statistics = batch.statistics or self.statistics(batch)

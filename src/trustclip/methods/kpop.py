@@ -59,6 +59,6 @@ class KPop(Weighted):
 
     def weight(self, batch: TokenBatch) -> Tensor:
         between: rejection.Between = "old_rollout" if self.policy == "old" else "new_rollout"
-        apart = rejection.measured(batch, between, "binary_kl")
-        kept = rejection.kept(batch, apart, "token", (None, self.delta))
+        divergence = rejection.measurement(batch, between, "binary_kl")
+        kept = rejection.within(batch, divergence, "token", (None, self.delta))
         return kept * rejection.importance(batch, "old_rollout", "token")

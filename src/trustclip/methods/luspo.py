@@ -54,10 +54,10 @@ class LUSPO(Method):
 
     @property
     def twins(self) -> Twins:
-        found = super().twins
-        found["TRL"] |= {"loss_type": "luspo"}
-        found["verl"] |= verl_settings(loss_agg_mode="seq-mean-token-sum")
-        return found
+        twins = super().twins
+        twins["TRL"] |= {"loss_type": "luspo"}
+        twins["verl"] |= verl_settings(loss_agg_mode="seq-mean-token-sum")
+        return twins
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)

@@ -81,17 +81,17 @@ class M2PO(Method):
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         r"""Smallest $\log^2 w$ that is dropped, over all ranks; infinite where none is."""
         batch = batch.against(self.anchor)
-        among = self._among(batch) & batch.finite
-        return {"bound": within_mean(batch.log_ratio[among] ** 2, self.budget, reduce)}
+        droppable = self._droppable(batch) & batch.finite
+        return {"bound": within_mean(batch.log_ratio[droppable] ** 2, self.budget, reduce)}
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         statistics = batch.statistics or self.statistics(batch)
         batch = batch.against(self.anchor)
         # In float32, as the bound was found: a token on it must not be kept by a rounding.
         beyond = (batch.log_ratio.detach() ** 2).float() >= statistics["bound"]
-        return gates.hard(batch, ~(beyond & self._among(batch)))
+        return gates.hard(batch, ~(beyond & self._droppable(batch)))
 
-    def _among(self, batch: TokenBatch) -> Tensor:
+    def _droppable(self, batch: TokenBatch) -> Tensor:
         """Tokens that can be dropped. Shape [batch, time]."""
         if self.side == "strict":
             return batch.mask

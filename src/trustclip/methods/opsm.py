@@ -72,6 +72,6 @@ class OPSM(Weighted):
 
     def weight(self, batch: TokenBatch) -> Tensor:
         between: rejection.Between = "new_old" if self.anchor == "old" else "new_rollout"
-        values = rejection.measured(batch, between, "k1")
-        near = rejection.kept(batch, values, "mean", (None, self.delta))
-        return torch.where((batch.advantages >= 0) & ~near.isnan(), 1.0, near)
+        values = rejection.measurement(batch, between, "k1")
+        kept = rejection.within(batch, values, "mean", (None, self.delta))
+        return torch.where((batch.advantages >= 0) & ~kept.isnan(), 1.0, kept)

@@ -95,13 +95,13 @@ class Penalty(Composite):
         return self.inner.log_interval(p_old)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        (inside,) = self.surrogates(batch)
+        (inner,) = self.surrogates(batch)
         x = batch.against(self.anchor).log_ratio  # [batch, time], as everything here
-        x = levels.reduced(self.level, "sum", x, batch.mask)
+        x = levels.reduce(self.level, "sum", x, batch.mask)
         price = self.beta * DIVERGENCES[self.divergence](x)
         if self.level == "sequence":
             price = price / batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
-        payers = {"all": batch.mask, "kept": inside.kept, "cut": batch.mask & ~inside.kept}
+        payers = {"all": batch.mask, "kept": inner.kept, "cut": batch.mask & ~inner.kept}
         price = zero_masked(price, payers[self.on])
-        total = price.detach() + inside.extras.get("penalty", 0)
-        return Surrogate(inside.objective - price, inside.kept, {**inside.extras, "penalty": total})
+        total = price.detach() + inner.extras.get("penalty", 0)
+        return Surrogate(inner.objective - price, inner.kept, {**inner.extras, "penalty": total})

@@ -25,7 +25,7 @@ class Sampler(Weighted):
     with $J_t$ the objective of ``inner``, $D$ what is measured between two policies on the token or
     over its sequence, and $\omega$ an importance weight. Engines differ in three independent
     choices: what is measured, over what, and what the rest weighs. A dropped token has no gradient,
-    around a method of whole sequences, too. Two masks are one around the other.
+    around a method of whole sequences, too. For two masks, nest two of these.
 
     ``icepop``, ``kpop``, ``tis``, ``trm`` and ``opsm`` are choices of it under the names of their
     sources. Others: verl's ``rollout_rs=seq_mean_k3`` with ``rollout_is=token`` is
@@ -33,7 +33,7 @@ class Sampler(Weighted):
     the geometric mask with token weights of OpenRLHF and NeMo RL (``seq-mask-tis``)
     ``sampler(level="sequence", floor=0.5, ceiling=5, weigh_by="token")``.
 
-    Turn the trainer's own correction off, or it is made twice.
+    Turn off the trainer's own correction, or it is applied twice.
 
     Args:
       inner: the method to mask and weigh: its name, or a mapping with ``name`` and
@@ -130,32 +130,32 @@ class Sampler(Weighted):
 
     @property
     def traits(self) -> Trait:
-        found = super().traits
+        traits = super().traits
         pairs = {f"{self.weigh_of}_rollout"} if self.weigh_by != "none" else set()
         if pairs:
-            found |= spans("sequence" if self.weigh_by in ("sequence", "geometric") else "token")
+            traits |= spans("sequence" if self.weigh_by in ("sequence", "geometric") else "token")
         if self._masks:
             pairs |= {self.between}
-            found |= Trait.CUTS | spans(self.level)
-            found |= Trait.READS_PROBABILITY if self.measure == "binary_kl" else Trait(0)
+            traits |= Trait.CUTS | spans(self.level)
+            traits |= Trait.READS_PROBABILITY if self.measure == "binary_kl" else Trait(0)
         if pairs - {"new_old"}:
-            found |= Trait.ACTS_ON_POLICY
+            traits |= Trait.ACTS_ON_POLICY
         if self.weigh_by != "none":
-            found |= Trait.CORRECTS_SAMPLER
-        return found | (Trait.WEIGHS_OLD_POLICY if pairs == {"old_rollout"} else Trait(0))
+            traits |= Trait.CORRECTS_SAMPLER
+        return traits | (Trait.WEIGHS_OLD_POLICY if pairs == {"old_rollout"} else Trait(0))
 
     def weight(self, batch: TokenBatch) -> Tensor:
-        found = batch.logp_old.new_ones(()).expand_as(batch.logp_old)
+        weight = batch.logp_old.new_ones(()).expand_as(batch.logp_old)
         if self.weigh_by != "none":
             pair: rejection.Between = "old_rollout" if self.weigh_of == "old" else "new_rollout"
             bounds = self.weight_floor, self.weight_ceiling
-            found = rejection.importance(batch, pair, self.weigh_by, bounds)
+            weight = rejection.importance(batch, pair, self.weigh_by, bounds)
         if not self._masks:
-            return found
-        values = rejection.measured(batch, self.between, self.measure)
+            return weight
+        values = rejection.measurement(batch, self.between, self.measure)
         over = "token" if self.level == "token" else self.reduction
         bounds = rejection.log_bounds(*self._bounds) if self.measure == "ratio" else self._bounds
-        kept = rejection.kept(batch, values, over, bounds)
+        kept = rejection.within(batch, values, over, bounds)
         if self.only == "negative":
             kept = torch.where((batch.advantages >= 0) & ~kept.isnan(), 1.0, kept)
-        return found * kept
+        return weight * kept

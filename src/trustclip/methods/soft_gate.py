@@ -20,7 +20,7 @@ class SoftGate(Method):
     $$
 
     with $\tau$ chosen by the sign of the advantage. Every token is kept. The weight never
-    exceeds the ratio, is 1 on-policy, and does not ask on which side of 1 the ratio is: looser
+    exceeds the ratio, is 1 on-policy, and does not depend on the side of 1 the ratio is on: looser
     than a clip where a clip cuts, tighter where a clip lets the step back pass. In the paper the
     loss is aggregated by ``sequence_mean``; here that stays the caller's choice.
 

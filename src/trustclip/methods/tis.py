@@ -28,8 +28,8 @@ class TIS(Weighted):
     sampled, and only its second factor is what ``inner`` constrains. $\rho$ is a constant
     to the gradient. Acts at ratio 1 too.
 
-    Turn the trainer's own correction off (TRL: ``vllm_importance_sampling_correction``), or it is
-    made twice.
+    Turn off the trainer's own correction (TRL: ``vllm_importance_sampling_correction``), or it is
+    applied twice.
 
     Args:
       inner: the method to correct: its name, or a mapping with ``name`` and hyper-parameters.

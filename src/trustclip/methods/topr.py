@@ -25,7 +25,7 @@ class TOPR(Method):
     sign of the reward; so does this with a baseline of 0, and else by that of the advantage.
 
     Args:
-      level: ``"sequence"`` (the paper), or ``"token"``: each token's own ratio, as ROLL has it.
+      level: ``"sequence"`` (the paper), or ``"token"``: each token's own ratio, as in ROLL.
 
     Example:
       >>> import torch, trustclip as tc
@@ -46,6 +46,6 @@ class TOPR(Method):
         return spans(self.level)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        x = levels.reduced(self.level, "sum", batch.log_ratio, batch.mask)
+        x = levels.reduce(self.level, "sum", batch.log_ratio, batch.mask)
         tapered = safe_exp(x.clamp(max=0))
         return gates.score_function(batch, torch.where(batch.advantages < 0, tapered, 1.0))

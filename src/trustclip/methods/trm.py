@@ -23,9 +23,9 @@ class TRM(Weighted):
 
     with $J_t$ the objective of ``inner`` and $D_s$ the KL divergence at the token's
     position. What bounds the error of the surrogate objective over a long sequence is the largest
-    divergence in it, which no constraint on tokens one by one controls. The mask asks for neither
-    the sign of the advantage nor the side of the ratio. It favours short sequences, the more so
-    with ``"max"``.
+    divergence in it, which no constraint on tokens one by one controls. The mask depends on
+    neither the sign of the advantage nor the side of the ratio. It favours short sequences, the
+    more so with ``"max"``.
 
     Args:
       inner: the method to mask: its name, or a mapping with ``name`` and hyper-parameters.
@@ -75,5 +75,5 @@ class TRM(Weighted):
 
     def weight(self, batch: TokenBatch) -> Tensor:
         between: rejection.Between = "new_old" if self.anchor == "old" else "new_rollout"
-        values = rejection.measured(batch, between, self.divergence)
-        return rejection.kept(batch, values, self.reduction, (None, self.delta))
+        values = rejection.measurement(batch, between, self.divergence)
+        return rejection.within(batch, values, self.reduction, (None, self.delta))

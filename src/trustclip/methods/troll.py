@@ -85,13 +85,13 @@ class TROLL(Method):
         x = torch.where(inside, batch.log_ratio, s * batch.log_ratio - path.psi(s))
         # (1 - s) KL(new || old) + psi(s), with the projection held: 0 in value and gradient inside.
         fixed = s.detach()[..., None] * path.r.detach() - path.psi(s).detach()[..., None]
-        left = (path.new * (path.r - fixed)).sum(dim=2)
-        objective = safe_exp(x) * batch.advantages - self.alpha * zero_masked(left, ~inside)
+        residual = (path.new * (path.r - fixed)).sum(dim=2)
+        objective = safe_exp(x) * batch.advantages - self.alpha * zero_masked(residual, ~inside)
         kept = (inside | batch.logp.isnan()) & batch.mask
         return Surrogate(zero_masked(objective, batch.mask), kept)
 
     def _edge(self, path: "_Path") -> Tensor:
-        """Largest s within the bound, with the gradient of the implicit function."""
+        """Largest s within the bound, [batch, time], with the gradient of the implicit function."""
         low, high = torch.zeros_like(path.r[..., 0]), torch.ones_like(path.r[..., 0])
         with torch.no_grad():
             for _ in range(_HALVINGS):
@@ -103,7 +103,7 @@ class TROLL(Method):
 
 
 class _Path(NamedTuple):
-    """The policies between the old one (s = 0) and the new one (s = 1).
+    """The policies from the old one (s = 0) to the new one (s = 1).
 
     Args:
       new: probability of each candidate and of all others together. Shape [batch, time, k + 1].
@@ -117,12 +117,13 @@ class _Path(NamedTuple):
 
     @classmethod
     def of(cls, batch: TokenBatch) -> "_Path":
-        among = batch.candidates
-        assert among is not None
-        r = zero_masked(among.logp - among.logp_old, among.given)
-        found = [zero_masked(x.exp(), among.given) for x in (among.logp, among.logp_old)]
-        rest = [(1 - x.sum(dim=2, keepdim=True)).clamp(min=FLOOR) for x in found]
-        new, old = (torch.cat(pair, dim=2) for pair in zip(found, rest, strict=True))
+        candidates = batch.candidates
+        assert candidates is not None
+        valid = candidates.valid
+        r = zero_masked(candidates.logp - candidates.logp_old, valid)  # [batch, time, k]
+        masses = [zero_masked(x.exp(), valid) for x in (candidates.logp, candidates.logp_old)]
+        rest = [(1 - mass.sum(dim=2, keepdim=True)).clamp(min=FLOOR) for mass in masses]
+        new, old = (torch.cat(pair, dim=2) for pair in zip(masses, rest, strict=True))
         return cls(new, old, torch.cat([r, rest[0].log() - rest[1].log()], dim=2))
 
     def psi(self, s: Tensor) -> Tensor:

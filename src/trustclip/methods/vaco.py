@@ -62,10 +62,10 @@ class VACO(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
         x = batch.log_ratio.detach()
-        satisfied = self.measured(x, batch.mask) <= self.delta
+        satisfied = self.total_variation(x, batch.mask) <= self.delta
         return gates.hard(batch, gates.keeps_gradient(satisfied, x, batch.advantages, "outward"))
 
     @torch.no_grad()
-    def measured(self, log_ratio: Tensor, mask: Tensor) -> Tensor:
+    def total_variation(self, log_ratio: Tensor, mask: Tensor) -> Tensor:
         """Estimated total variation of each token's sequence. Shape [batch, time]."""
-        return levels.reduced("sequence", "mean", 0.5 * safe_expm1(log_ratio).abs(), mask)
+        return levels.reduce("sequence", "mean", 0.5 * safe_expm1(log_ratio).abs(), mask)

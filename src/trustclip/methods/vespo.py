@@ -85,7 +85,7 @@ class VESPO(Method):
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.against(self.anchor).log_ratio.detach().clamp(-TOKEN_LIMIT, TOKEN_LIMIT)
-        log_w = levels.reduced("sequence", "sum", x, batch.mask).clamp(*SEQUENCE_LIMITS)
+        log_w = levels.reduce("sequence", "sum", x, batch.mask).clamp(*SEQUENCE_LIMITS)
         positive = batch.advantages >= 0
         k = choose(positive, self.k_positive, self.k_negative, x)
         rate = choose(positive, self.lambda_positive, self.lambda_negative, x)

@@ -24,7 +24,7 @@ from trustclip.settings.stages import (
 )
 from trustclip.support.names import nearest
 from trustclip.tasks.generated import GENERATED, PRIMER
-from trustclip.tasks.rows import Fields, mapped
+from trustclip.tasks.rows import Fields, map_columns
 
 Complaint = tuple[tuple[str, ...], str]
 
@@ -33,7 +33,7 @@ Complaint = tuple[tuple[str, ...], str]
 def complaints(settings: Any) -> Iterator[Complaint]:
     """Settings that would fail, or silently have no effect, once a model is loaded.
 
-    Yields the path of each setting, or of none for the name of a model, and what is wrong.
+    Yields the path of each setting, empty for the name of a model, and what is wrong.
     """
     raise TypeError(f"not settings of a stage: {type(settings).__name__}")
 
@@ -47,7 +47,7 @@ def _(settings: DemoSettings) -> Iterator[Complaint]:
 def _(settings: str) -> Iterator[Complaint]:
     from trustclip.recipes.models import check_model
 
-    yield from _of((), lambda: check_model(settings))
+    yield from _errors((), lambda: check_model(settings))
 
 
 @complaints.register
@@ -61,7 +61,7 @@ def _(settings: InitSettings) -> Iterator[Complaint]:
     if settings.dataset is not None:
         yield from _source(settings.dataset, None, settings.columns)
     yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
-    yield from _of(("method",), lambda: limits.check(settings.method, "TRL"))
+    yield from _errors(("method",), lambda: limits.check(settings.method, "TRL"))
 
 
 @complaints.register
@@ -74,32 +74,32 @@ def _(settings: SFTStage) -> Iterator[Complaint]:
 
 @complaints.register
 def _(settings: RLStage) -> Iterator[Complaint]:
-    found = [*_source(settings.dataset, settings.split, settings.columns)]
-    found += [*_schedule(settings), *_options(settings), *_adapters(settings)]
+    errors = [*_source(settings.dataset, settings.split, settings.columns)]
+    errors += [*_schedule(settings), *_options(settings), *_adapters(settings)]
     if settings.top_p < 1 and not settings.sampler.exact:  # no copy of the policy can sample so
         text = (
             f"`top_p` = {settings.top_p:g} does not go with `sampler`: set `sampler.top_p` alone."
         )
-        found.append((("top_p",), text))
+        errors.append((("top_p",), text))
     if problem := limits.refusal(settings.method, limits.ALONE):
-        found.append((("method",), problem))
+        errors.append((("method",), problem))
     if importlib.util.find_spec("trl") is None:
-        yield from found  # the machine that launches a suite need not be one that trains
+        yield from errors  # the machine that launches a suite need not be one that trains
         return
     if settings.trl:
         from trustclip.engines.trl import passthrough
 
         own = set(RLStage.__dataclass_fields__) | {"model", "method_args"}
-        found += [(("trl", name), t) for name, t in passthrough.complaints(settings.trl, own)]
+        errors += [(("trl", name), t) for name, t in passthrough.complaints(settings.trl, own)]
         if settings.trl.get("top_k") and not settings.replay:
             text = "`trl.top_k` cuts the samples' distribution: set `replay: true` beside it."
-            found.append((("trl", "top_k"), text))
-    if settings.shadows and not found:
+            errors.append((("trl", "top_k"), text))
+    if settings.shadows and not errors:
         from trustclip.engines.trl.config import shadows
 
-        found += _of(("shadows",), lambda: shadows(settings.shadows, settings.method))
+        errors += _errors(("shadows",), lambda: shadows(settings.shadows, settings.method))
     # TRL's own checks and the engine's are slow: run only on settings without errors so far.
-    yield from found or _of(("trl" if settings.trl else "method",), lambda: _engine(settings))
+    yield from errors or _errors(("trl" if settings.trl else "method",), lambda: _engine(settings))
 
 
 def _adapters(settings: SFTStage | RLStage) -> Iterator[Complaint]:
@@ -128,7 +128,7 @@ def _schedule(settings: RLStage) -> Iterator[Complaint]:
 
 
 def _options(settings: RLStage) -> Iterator[Complaint]:
-    """Rewards that cannot be had, and options that the chosen one does not support."""
+    """Rewards that cannot be built, and options that the chosen one does not support."""
     yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
     if settings.reward_noise and settings.reward != CORRECT:
         text = f"`reward_noise` needs `reward` 'correct', got {settings.reward!r}."
@@ -140,7 +140,7 @@ def _options(settings: RLStage) -> Iterator[Complaint]:
         )
         yield ("overlong_cache",), text
     if settings.save_to is not None:
-        yield from _of(("save_to",), lambda: check_url(settings.save_to or ""))
+        yield from _errors(("save_to",), lambda: check_url(settings.save_to or ""))
 
 
 def absent(settings: Any) -> Iterator[str]:
@@ -193,7 +193,7 @@ def _(settings: EvalStage) -> Iterator[Complaint]:
                 local = None if folder is None else task_file(name, folder)
                 open_source(str(local or name), "test")
 
-            yield from _of(("tasks",), look)
+            yield from _errors(("tasks",), look)
 
 
 def schedule_of(settings: RLStage) -> Schedule:
@@ -206,7 +206,7 @@ def schedule_of(settings: RLStage) -> Schedule:
 
 
 def _vllm(settings: Any) -> Iterator[str]:
-    """What vLLM refuses of the arguments of its engine."""
+    """Arguments of vLLM's engine that it would refuse."""
     backend = getattr(settings, "backend", "transformers")
     if backend != "transformers" and settings.dtype != "auto":
         instead = "set --vllm.dtype" if backend == "vllm" else "the server has its own"
@@ -223,22 +223,22 @@ def _vllm(settings: Any) -> Iterator[str]:
 
 def refuse(settings: Any) -> None:
     """Raise one ValueError of all `complaints`, the model's included, and what is `absent`."""
-    found = [*(text for _, text in complaints(settings)), *absent(settings), *_vllm(settings)]
+    messages = [*(text for _, text in complaints(settings)), *absent(settings), *_vllm(settings)]
     if getattr(settings, "backend", None) != "openai":
-        found += [text for _, text in complaints(settings.model)]
-    if found:
-        raise ValueError("\n".join(found))
+        messages += [text for _, text in complaints(settings.model)]
+    if messages:
+        raise ValueError("\n".join(messages))
 
 
 def refuse_sources(settings: Any) -> None:
     """Raise one ValueError of all `complaints` about a command's settings and its model's name."""
-    found = [text for of in (settings, settings.model) for _, text in complaints(of)]
-    if found:
-        raise ValueError("\n".join(found))
+    messages = [text for subject in (settings, settings.model) for _, text in complaints(subject)]
+    if messages:
+        raise ValueError("\n".join(messages))
 
 
 def _source(name: str, split: str | None, columns: Mapping[str, str]) -> Iterator[Complaint]:
-    yield from _of(("split",), lambda: source_of(name, split))
+    yield from _errors(("split",), lambda: source_of(name, split))
     yield from _columns(columns)
     from trustclip.tasks.hub import HUB_SOURCES
     from trustclip.tasks.sources import open_source
@@ -246,22 +246,22 @@ def _source(name: str, split: str | None, columns: Mapping[str, str]) -> Iterato
     generated = (*GENERATED, PRIMER)
     if name in generated:
         return
-    for where, text in _of(("dataset",), lambda: open_source(name, "train")):
+    for where, text in _errors(("dataset",), lambda: open_source(name, "train")):
         near = nearest(name, (*generated, *HUB_SOURCES))
         hint = f" Generated ones: {', '.join(generated)}."
         yield where, text + (hint if near in generated else "")
 
 
 def _columns(columns: Mapping[str, str]) -> Iterator[Complaint]:
-    yield from _of(("columns",), lambda: mapped(Fields(), columns))
-    if taken := [name for name in columns if name in RESERVED and name != "prompt"]:
+    yield from _errors(("columns",), lambda: map_columns(Fields(), columns))
+    if reserved := [name for name in columns if name in RESERVED and name != "prompt"]:
         yield (
             ("columns",),
-            f"`columns`: rewards get {taken[0]!r} from the trainer; take another name.",
+            f"`columns`: rewards get {reserved[0]!r} from the trainer; choose another name.",
         )
 
 
-def _of(where: tuple[str, ...], action: Any) -> Iterator[Complaint]:
+def _errors(where: tuple[str, ...], action: Any) -> Iterator[Complaint]:
     try:
         action()
     except ValueError as error:

@@ -23,23 +23,23 @@ def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     """Run `trustclip demo`: prime, evaluate, reinforce, evaluate."""
     # A model this small gains nothing from threads, and their number would change the numbers.
     torch.set_num_threads(1)
-    chosen = settings.method
-    own = Path(f"runs/demo-{chosen.name}-seed{settings.seed}")
-    folder = settings.output_dir or Path(by_first(lambda: str(_own(own, settings))))
-    console.print(f"{chosen}, seed {settings.seed}, run directory {folder}", highlight=False)
+    method = settings.method
+    default = Path(f"runs/demo-{method.name}-seed{settings.seed}")
+    folder = settings.output_dir or Path(by_first(lambda: str(_free_folder(default, settings))))
+    console.print(f"{method}, seed {settings.seed}, run directory {folder}", highlight=False)
     return run_recipe(demo_recipe(settings, folder), console)
 
 
-def _own(path: Path, settings: DemoSettings) -> Path:
-    """The first of ``path``, ``path-2``, ... that is free, or in which this very demo stopped."""
+def _free_folder(path: Path, settings: DemoSettings) -> Path:
+    """The first of ``path``, ``path-2``, ... that is free, or holds this very demo, unfinished."""
     number, candidate = 1, path
-    while candidate.exists() and not _stopped(candidate, settings):
+    while candidate.exists() and not _is_stopped(candidate, settings):
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
 
 
-def _stopped(folder: Path, settings: DemoSettings) -> bool:
+def _is_stopped(folder: Path, settings: DemoSettings) -> bool:
     try:
         with only_process(folder):
             return RunDirectory.stopped(folder, "run", demo_recipe(settings, folder))

@@ -1,4 +1,4 @@
-"""What a training needs beside its model, made before one loads: what fails, fails at once."""
+"""What training needs besides its model, set up before one loads: failures show at once."""
 
 from typing import Any, Self
 
@@ -11,11 +11,11 @@ from trustclip.runs.directory import RunDirectory
 from trustclip.settings.marks import fields_of
 from trustclip.settings.stages import Place, RLStage
 from trustclip.support.jsonl import plain
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 
 class Equipment:
-    """Rewards and tracker of a training, and where it reports; closed at the end of a ``with``.
+    """Rewards, tracker, run directory and console of training; closed at the end of a ``with``.
 
     Model and seed are those of ``place``: the settings of `trustclip rl`, or the recipe.
 
@@ -31,10 +31,10 @@ class Equipment:
         await_server(settings, console)
         check_sampling(settings, place.model)
         self.rewards = Rewards(settings, settings.style.extraction, place.seed)
-        shown = redacted(plain({n: getattr(place, n) for n in fields_of(Place)} | plain(settings)))
-        kind = settings.sink if run.leads else "none"  # one run in it, not one of each rank
+        config = redact(plain({n: getattr(place, n) for n in fields_of(Place)} | plain(settings)))
+        kind = settings.sink if run.leads else "none"  # one tracked run, not one for each rank
         try:
-            self.sink = open_sink(kind, run.path.name, shown, run.path)
+            self.sink = open_sink(kind, run.path.name, config, run.path)
         except ValueError:
             self.rewards.close()
             raise

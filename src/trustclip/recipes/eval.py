@@ -46,9 +46,9 @@ def _run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     measures = Measures(settings.reward, settings.style.extraction)
     keep_code(run, settings)
     plan = Plan(settings.k, settings.style, settings.seed, settings.batch_size, measures)
-    done = recover(run.path / "samples.jsonl", tasks, plan)
-    if done:
-        console.print(f"continuing: {len(done) // plan.k} problems are done", highlight=False)
+    completed = recover(run.path / "samples.jsonl", tasks, plan)
+    if completed:
+        console.print(f"continuing: {len(completed) // plan.k} problems are done", highlight=False)
     show(console, unlike(settings.model, settings.style))
     count = sum(map(len, tasks.values()))
     console.print(
@@ -57,21 +57,21 @@ def _run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     )  # fmt: skip
     backend = open_backend(settings)
     try:
-        rows = evaluate(run, console, backend, tasks, plan, done=done)
-        made = {"vllm": backend.facts} if isinstance(backend, VLLM) else {}
+        rows = evaluate(run, console, backend, tasks, plan, done=completed)
+        engine_facts = {"vllm": backend.facts} if isinstance(backend, VLLM) else {}
     finally:
         measures.close()
         if isinstance(backend, VLLM):
             backend.close()
     result = scores(rows)
-    judged = dict(sorted(Counter(row["judged"] for row in rows).items()))
+    verdicts = dict(sorted(Counter(row["judged"] for row in rows).items()))
     first = next(problem for problems in tasks.values() for problem in problems)
     tokenizer = getattr(backend, "tokenizer", None)
-    asked = {"prompt": record(settings.style, tokenizer, first.problem)}
-    if before := trained_with(settings.model):
-        asked["trained_with"] = before
-    head = {"command": "eval", "model": settings.model, **made, **asked}
-    run.summarize({**head, **result, "verifier": judged})
+    prompts = {"prompt": record(settings.style, tokenizer, first.problem)}
+    if trained_prompts := trained_with(settings.model):
+        prompts["trained_with"] = trained_prompts
+    head = {"command": "eval", "model": settings.model, **engine_facts, **prompts}
+    run.summarize({**head, **result, "verifier": verdicts})
     print_table(console, scores_table(result))
     console.print(f"scores in {run.path / 'summary.json'}", highlight=False)
     return run
@@ -98,7 +98,7 @@ def open_backend(settings: EvalSettings) -> Backend:
             )
         if adapter_of(settings.model) is not None:
             raise ValueError(
-                f"vLLM is given whole models here, and {settings.model!r} is a LoRA adapter: "
+                f"vLLM needs a whole model here, and {settings.model!r} is a LoRA adapter: "
                 "evaluate it with --backend transformers, or merge it first."
             )
         engine = Engine(settings.vllm, settings.output_dir / "vllm.log")

@@ -23,7 +23,7 @@ from trustclip.recipes.shipped import FOLDER, shipped
 from trustclip.runs.identity import completed
 from trustclip.settings.stages import OF_COMMAND, SECTIONS, DemoSettings, Lora, Recipe, RLStage
 from trustclip.support.checked import hint, rule
-from trustclip.support.consent import ALL, consent, named
+from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.imports import beside
 from trustclip.support.jsonl import plain
 from trustclip.support.names import nearest, unknown
@@ -34,7 +34,7 @@ Where = tuple[Any, ...]
 #: Short forms of what is changed most often in a recipe.
 ALIASES = {"method": "rl.method", "trl": "rl.trl", "max_steps": "rl.max_steps"}
 
-#: What in a dotted path says that its value may name code to import.
+#: Parts of a dotted path whose values may name code to import.
 _OWN = {"method", "shadows", "reward"}
 
 #: The tiny experiment, from which recipe, demo and presets are made.
@@ -99,24 +99,24 @@ def load_yaml(path: Path) -> tuple[Any, Lines]:
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder; name a YAML file in it.")
     if not path.is_file():
-        beside = (
+        siblings = (
             [p.name for p in path.parent.glob("*.yaml") if p.is_file()]
             if path.parent.is_dir()
             else []
         )
-        near = nearest(path.name, beside)
-        named = nearest(path.stem, shipped())
+        near = nearest(path.name, siblings)
+        recipe = nearest(path.stem, shipped())
         hint = f"; did you mean {str(path.parent / near)!r}?" if near else "."
-        if named and not near:
-            hint = f"; did you mean {named!r}, which comes with trustclip (trustclip recipes)?"
+        if recipe and not near:
+            hint = f"; did you mean {recipe!r}, which comes with trustclip (trustclip recipes)?"
         raise ValueError(f"no file {str(path)!r}{hint}")
     lines: Lines = {}
     try:
         loader = _Loader(path.read_text(encoding="utf-8"))
         try:
             node = loader.get_single_node()
-            wrong = [] if node is None else [*_mark(node, (), lines, [MOST_NODES])]
-            if not wrong:
+            problems = [] if node is None else [*_index(node, (), lines, [MOST_NODES])]
+            if not problems:
                 return ({} if node is None else loader.construct_document(node)), lines
         finally:
             loader.dispose()
@@ -129,7 +129,7 @@ def load_yaml(path: Path) -> tuple[Any, Lines]:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply: more than {DEEPEST} levels.") from None
-    raise ValueError("\n".join(f"{path}: {text}" for text in wrong))
+    raise ValueError("\n".join(f"{path}: {text}" for text in problems))
 
 
 def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
@@ -158,25 +158,25 @@ def parse_scalar(text: str) -> Any:
         return text
 
 
-def _mark(node: yaml.Node, path: Where, lines: Lines, left: list[int]) -> Iterator[str]:
+def _index(node: yaml.Node, path: Where, lines: Lines, budget: list[int]) -> Iterator[str]:
     """Fill ``lines``; yields a complaint for every duplicate key, and for a document too large.
 
-    ``path`` are the keys that lead to the node. ``left`` is one number, the nodes still allowed:
+    ``path`` are the keys that lead to the node. ``budget`` is one number, the nodes still allowed:
     aliases can multiply a few nodes into many.
     """
-    left[0] -= 1
+    budget[0] -= 1
     line = node.start_mark.line + 1
-    if left[0] < 0:
-        if left[0] == -1:
+    if budget[0] < 0:
+        if budget[0] == -1:
             yield f"line {line}: more than {MOST_NODES:,} values, with its aliases written out."
         return
     if len(path) > DEEPEST:
-        left[0] = 0
+        budget[0] = 0
         yield f"line {line}: nested too deeply, or within itself: more than {DEEPEST} levels."
         return
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _mark(item, (*path, index), lines, left)
+            yield from _index(item, (*path, index), lines, budget)
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
@@ -189,7 +189,7 @@ def _mark(node: yaml.Node, path: Where, lines: Lines, left: list[int]) -> Iterat
             dotted = ".".join(map(str, here))
             yield f"line {line}: `{dotted}` is given twice, first in line {lines[here]}."
         lines[here] = line
-        yield from _mark(value, here, lines, left)
+        yield from _index(value, here, lines, budget)
 
 
 def load_recipe(
@@ -203,7 +203,7 @@ def load_recipe(
     Args:
       path: a YAML file; see the recipes that come with the project.
       changes: values by dotted path, e.g. ``{"rl.learning_rate": 1e-5, "seed": 1}``; ``method``
-        and ``method.NAME`` stand for the method and its hyper-parameters.
+        and ``method.NAME`` set the method and its hyper-parameters.
       allow_code: whether the file may name modules to import.
 
     Raises:
@@ -211,12 +211,12 @@ def load_recipe(
     """
     changes = changes or {}
     own = {path: value for path, value in changes.items() if _OWN & set(path.split("."))}
-    with consent(*named(own), *([ALL] if allow_code else [])):
+    with consent(*names_in(own), *([ALL] if allow_code else [])):
         return read_recipe(path, changes)
 
 
 def read_recipe(path: Path, changes: Mapping[str, Any]) -> Recipe:
-    """`load_recipe` within the caller's `consent`: its changes are no better than the file."""
+    """`load_recipe` within the caller's `consent`: changes are trusted no more than the file."""
     content, lines = load_yaml(path)
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} is not a recipe: it holds no keys.")
@@ -285,11 +285,11 @@ def build(cls: type[T], content: dict[str, Any], source: Source) -> T:
     # A method first, then its hyper-parameters.
     for name in sorted(source.changes, key=lambda name: name.count(".")):
         change(content, path_of(name, aliases), source.changes[name])
-    made, wrong = check(cls, content)
-    errors += wrong
+    settings, problems = check(cls, content)
+    errors += problems
     if not errors:
-        return cast(T, made)
-    messages = [place + text for place, text in _placed(errors, source, aliases)]
+        return cast(T, settings)
+    messages = [place + text for place, text in _locate(errors, source, aliases)]
     if not source.name:
         raise ValueError("\n".join(messages))
     count = f"{len(messages)} error{'s' * (len(messages) > 1)}"
@@ -340,7 +340,7 @@ def change(content: dict[str, Any], path: str, value: Any) -> None:
         content = inside
     old = content.get(last)
     if last == "method" and isinstance(old, Mapping) and old.get("name") == value:
-        return  # the file's method named again: keep the hyper-parameters given there
+        return  # the method of the file: keep its hyper-parameters
     content[last] = value
 
 
@@ -356,43 +356,43 @@ def _spread(method: Any) -> dict[str, Any]:
 def check(cls: type, content: dict[str, Any]) -> tuple[Any, list[tuple[Where, str]]]:
     """The settings that ``content`` describes, and all errors in it with their places."""
     errors: list[tuple[Where, str]] = []
-    made = None
+    settings = None
     try:
-        made = TypeAdapter(cls).validate_python(content)
+        settings = TypeAdapter(cls).validate_python(content)
     except ValidationError as error:
-        errors += [(tuple(item["loc"]), _explained(cls, item)) for item in error.errors()]
+        errors += [(tuple(item["loc"]), _message_of(cls, item)) for item in error.errors()]
     sections: dict[str, type] = SECTIONS if cls is Recipe else {"": cls}
     for name, stage_class in sections.items():
-        given = content.get(name) if name else content
-        if isinstance(given, dict):
+        values = content.get(name) if name else content
+        if isinstance(values, dict):
             place = (name,) if name else ()
-            deep = len(place)
-            wrong = {w[deep] for w, _ in errors if w[:deep] == place and len(w) > deep}
-            stage = getattr(made, name) if name and made else made
-            stage = stage or _without(stage_class, given, wrong)
-            errors += [((*place, *where), text) for where, text in _complaints(stage, wrong)]
+            depth = len(place)
+            invalid = {w[depth] for w, _ in errors if w[:depth] == place and len(w) > depth}
+            stage = getattr(settings, name) if name and settings else settings
+            stage = stage or _partial(stage_class, values, invalid)
+            errors += [((*place, *where), text) for where, text in _complaints(stage, invalid)]
     model = content.get("model")
     if isinstance(model, str) and content.get("backend") != "openai":
         errors += [(("model",), text) for _, text in complaints(model)]
-    return made, errors
+    return settings, errors
 
 
-def _without(cls: type, given: Mapping[str, Any], wrong: set[Any]) -> Any:
-    """Settings from the valid values alone; None where those are not enough."""
+def _partial(cls: type, values: Mapping[str, Any], invalid: set[Any]) -> Any:
+    """Settings from the valid values alone; None if those are not enough."""
     try:
-        right = {key: value for key, value in given.items() if key not in wrong}
-        return TypeAdapter(cls).validate_python(right)
+        valid = {key: value for key, value in values.items() if key not in invalid}
+        return TypeAdapter(cls).validate_python(valid)
     except ValidationError:
         return None
 
 
-def _complaints(stage: Any, wrong: set[Any]) -> Iterator[tuple[Where, str]]:
+def _complaints(stage: Any, invalid: set[Any]) -> Iterator[tuple[Where, str]]:
     """Conflicts between settings, except those that involve an invalid value."""
     if stage is None:
         return
     for where, text in complaints(stage):
         schedule = _SCHEDULE if where[0] in ("num_iterations", "num_generations") else set()
-        if not wrong & (schedule | set(where)):
+        if not invalid & (schedule | set(where)):
             yield where, text
 
 
@@ -401,15 +401,15 @@ def as_mapping(recipe: Recipe) -> dict[str, Any]:
     return plain(recipe)
 
 
-def _explained(cls: type, item: ErrorDetails) -> str:
+def _message_of(cls: type, item: ErrorDetails) -> str:
     """The message for one validation error of pydantic."""
     where = ".".join(map(str, item["loc"]))
     if item["type"] == "unexpected_keyword_argument":
         *sections, _ = item["loc"]
         owner = _section(cls, sections)
         allowed = [f.name for f in dataclasses.fields(owner)]  # type: ignore[arg-type]
-        if elsewhere := _elsewhere(str(item["loc"][-1]), allowed):
-            return f"unknown key {where!r}: {elsewhere}"
+        if advice := _proper_place(str(item["loc"][-1]), allowed):
+            return f"unknown key {where!r}: {advice}"
         return unknown("key", where, [".".join([*map(str, sections), name]) for name in allowed])
     if item["type"] in ("missing", "missing_argument"):
         return f"`{where}` is missing."
@@ -418,16 +418,16 @@ def _explained(cls: type, item: ErrorDetails) -> str:
     return f"`{where}` {rule(item['msg'])}, got {item['input']!r}{hint(item) or '.'}"
 
 
-def _elsewhere(name: str, own: list[str]) -> str:
-    """What stands for a key that is no setting; empty where it is none either."""
+def _proper_place(name: str, own: list[str]) -> str:
+    """Where a key that is no setting here belongs; empty if nowhere."""
     if name == "dry_run":
         return "it is an option of a command: trustclip run RECIPE --dry-run; sft, rl, eval."
     if name.startswith("lora_") and "lora" in own:
         inner = name.removeprefix("lora_")
-        known = [field.name for field in dataclasses.fields(Lora)]  # type: ignore[arg-type]
-        if (near := nearest(inner, known)) is not None:
+        options = [field.name for field in dataclasses.fields(Lora)]  # type: ignore[arg-type]
+        if (near := nearest(inner, options)) is not None:
             return f"it is `lora: {{{near}: ...}}`, --lora.{near.replace('_', '-')}."
-        return f"LoRA has `lora: {{...}}` with {', '.join(known)}."
+        return f"LoRA has `lora: {{...}}` with {', '.join(options)}."
     if "trl" in own and nearest(name, own) is None:
         from trustclip.engines.trl.passthrough import passed_through
 
@@ -444,24 +444,23 @@ def _section(cls: type, path: list[Any]) -> type:
     return cls
 
 
-def _placed(
+def _locate(
     errors: list[tuple[Where, str]], source: Source, aliases: Mapping[str, str]
 ) -> list[tuple[str, str]]:
     """All errors with their places: those of the command line first, then by line."""
-    changed = [path_of(name, aliases) for name in source.changes]
-    placed = []
+    paths = [path_of(name, aliases) for name in source.changes]
+    rows = []
     for where, text in errors:
-        line = 0 if _is_changed(where, changed) else _line(where, source.lines)
+        line = 0 if _is_changed(where, paths) else _line(where, source.lines)
         place = "command line: " if line == 0 else f"line {line}: " if line else ""
-        placed.append((line if line is not None else -1, place, text))
-    return [(place, text) for _, place, text in sorted(placed, key=lambda row: row[0])]
+        rows.append((line if line is not None else -1, place, text))
+    return [(place, text) for _, place, text in sorted(rows, key=lambda row: row[0])]
 
 
-def _is_changed(where: Where, changed: list[str]) -> bool:
+def _is_changed(where: Where, paths: list[str]) -> bool:
     dotted = ".".join(map(str, where))
     return bool(dotted) and any(
-        f"{path}.".startswith(f"{dotted}.") or f"{dotted}.".startswith(f"{path}.")
-        for path in changed
+        f"{path}.".startswith(f"{dotted}.") or f"{dotted}.".startswith(f"{path}.") for path in paths
     )
 
 

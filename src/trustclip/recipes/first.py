@@ -17,21 +17,21 @@ from trustclip.tasks.files import format_of
 from trustclip.tasks.generated import GENERATED
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, tokens_of
-from trustclip.tasks.rows import mapped
+from trustclip.tasks.rows import map_columns
 from trustclip.tasks.sources import open_source
 
-#: Problems whose lengths are measured; length of a completion where no solution says more.
-MEASURED, LENGTH = 200, 256
+#: Problems whose lengths are measured; length of a completion where there are no solutions.
+SAMPLE, LENGTH = 200, 256
 #: Completions of each problem, and of a micro-batch.
 GROUP = 8
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data say of a recipe's numbers."""
+    """Sizes of the data, from which the numbers of a recipe follow."""
 
     problems: int  # number to train on
-    solved: bool  # whether they have worked solutions
+    has_solutions: bool  # whether all of them have worked solutions
     prompt: int  # longest prompt measured, tokens
     answer: int  # longest solution measured, tokens; 0 without solutions
 
@@ -41,19 +41,19 @@ class Sizes:
         return -(-2 * self.answer // 8) * 8 or LENGTH
 
 
-def lacking(dataset: str, columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def missing_parts(dataset: str, columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Parts of a problem that a data set's first row does not show, and the columns that it has.
 
-    ``columns`` are the names given so far, by part; of generated problems nothing is lacking.
+    ``columns`` are the names given so far, by part; generated problems lack nothing.
     """
     if dataset in GENERATED:
         return [], []
     *_, rules, rows = open_source(dataset, "train")
     row = next((row for _, row, _ in rows if isinstance(row, Mapping)), {})
-    fields = mapped(rules.fields, columns)
+    fields = map_columns(rules.fields, columns)
     parts = {"problem": fields.problem, "answer": (*fields.answer, *fields.solution)}
-    found = {part: any(n.partition(".")[0] in row for n in names) for part, names in parts.items()}
-    return [part for part, there in found.items() if not there], list(row)
+    exists = {part: any(n.partition(".")[0] in row for n in names) for part, names in parts.items()}
+    return [part for part, is_present in exists.items() if not is_present], list(row)
 
 
 def write_recipe(settings: InitSettings) -> Path:
@@ -65,13 +65,13 @@ def write_recipe(settings: InitSettings) -> Path:
     problems = training_problems(replace(stage, dataset=data), None, settings.seed)
     check_data(problems, stage)
     tokenizer = load_tokenizer(settings.model or "", stage.style)
-    text = recipe_text(settings, data, tests, measured(problems, tokenizer, stage))
+    text = recipe_text(settings, data, tests, measure(problems, tokenizer, stage))
     settings.file.write_text(text, encoding="utf-8")
     return settings.file
 
 
 def sources(settings: InitSettings) -> tuple[str, str | None]:
-    """Where training and test problems come from; no tests where nothing says which.
+    """Sources of training and test problems; no tests where none are named.
 
     Example:
       >>> sources(InitSettings(dataset="sums.jsonl"))
@@ -87,15 +87,15 @@ def sources(settings: InitSettings) -> tuple[str, str | None]:
     return data, data
 
 
-def measured(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Sizes:
+def measure(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Sizes:
     """Numbers and lengths of problems, by a model's own tokens."""
-    some = problems[:MEASURED]
-    solved = all(problem.solution for problem in problems)
-    texts = [completion(problem, stage.style) for problem in some] if solved else []
+    sample = problems[:SAMPLE]
+    has_solutions = all(problem.solution for problem in problems)
+    texts = [completion(problem, stage.style) for problem in sample] if has_solutions else []
     return Sizes(
         len(problems),
-        solved,
-        max(tokens_of(tokenizer, problem, stage.style) for problem in some),
+        has_solutions,
+        max(tokens_of(tokenizer, problem, stage.style) for problem in sample),
         max((len(tokenizer(text)["input_ids"]) + 1 for text in texts), default=0),
     )
 
@@ -103,17 +103,17 @@ def measured(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Siz
 def recipe_text(settings: InitSettings, data: str, tests: str | None, sizes: Sizes) -> str:
     """The recipe, with comments; without evaluation where ``tests`` is None."""
     name = settings.file.stem
-    asked = _asked(settings)
+    prompt = _prompt_lines(settings)
     parts = [_HEAD.format(
         line=modeline("recipe"), model=one_line(settings.model), data=one_line(data),
-        file=settings.file, name=_yaml(name), quoted=_yaml(settings.model),
+        file=settings.file, name=_yaml(name), model_yaml=_yaml(settings.model),
         output=_yaml(f"runs/{name}"), seed=settings.seed,
     )]  # fmt: skip
     steps = min(GROUP, sizes.problems)
-    tuning = settings.sft and sizes.solved
+    tuning = settings.sft and sizes.has_solutions
     if tuning:
         length = -(-(sizes.prompt + sizes.answer) // 8) * 8
-        parts.append(_SFT.format(data=_yaml(data), asked=asked, length=length))
+        parts.append(_SFT.format(data=_yaml(data), prompt=prompt, length=length))
     numbers = {
         "length": sizes.completion,
         "why": "twice the longest solution" if sizes.answer else "raise it if answers are cut off",
@@ -123,18 +123,18 @@ def recipe_text(settings: InitSettings, data: str, tests: str | None, sizes: Siz
         "updates": 2 * steps,
         "total": 16 * steps,
     }
-    chosen = {"method": _yaml(_named(settings.method)), "reward": _yaml(plain(settings.reward))}
+    spec = {"method": _yaml(_method_spec(settings.method)), "reward": _yaml(plain(settings.reward))}
     limit = f"  limit: {settings.limit}\n" if settings.limit else ""
-    parts.append(_RL.format(data=_yaml(data), asked=asked, limit=limit, **chosen, **numbers))
+    parts.append(_RL.format(data=_yaml(data), prompt=prompt, limit=limit, **spec, **numbers))
     if tests is None:
         parts.append("# No test problems were named: with an eval section, scores are measured.\n")
     else:
-        parts.append(_EVAL.format(tests=_yaml(tests), asked=asked, length=sizes.completion))
+        parts.append(_EVAL.format(tests=_yaml(tests), prompt=prompt, length=sizes.completion))
     return "\n".join(parts)
 
 
-def _asked(settings: InitSettings) -> str:
-    """The lines of a section that say how a problem is read and asked."""
+def _prompt_lines(settings: InitSettings) -> str:
+    """The lines of a section about columns and prompts."""
     prompt = {key: value for key, value in vars(settings.prompt).items() if value is not None}
     lines = [f"  prompt_style: {settings.prompt_style}"]
     lines += [f"  prompt: {_yaml(prompt)}"] if prompt else []
@@ -142,8 +142,8 @@ def _asked(settings: InitSettings) -> str:
     return "\n".join(lines)
 
 
-def _named(method: Any) -> dict[str, Any]:
-    """A method's name, its first hyper-parameter, and of the others those that are no default."""
+def _method_spec(method: Any) -> dict[str, Any]:
+    """A method's name, its first hyper-parameter, and those others that are no default."""
     cls, whole = type(method), enumerate(plain(method).items())
     return {
         name: value
@@ -160,13 +160,13 @@ def _yaml(value: Any) -> str:
 _HEAD = """\
 {line}
 # {model} learns {data}. Written by trustclip init; every value may be changed, and
-# `trustclip rl --help` says what else there is.
+# `trustclip rl --help` lists all settings.
 #
 #   trustclip try {file}             a few completions, before anything is trained
 #   trustclip run {file} --dry-run   the plan, the prompt, the memory
 #   trustclip run {file}             all of it; the same command continues after a stop
 name: {name}
-model: {quoted}
+model: {model_yaml}
 output_dir: {output}
 seed: {seed}
 """
@@ -175,7 +175,7 @@ _SFT = """\
 sft:                             # a few worked solutions first, which teach the form of an answer
   dataset: {data}
   limit: 256
-{asked}
+{prompt}
   max_steps: 32
   per_device_train_batch_size: 8
   learning_rate: 5.0e-4
@@ -188,7 +188,7 @@ sft:                             # a few worked solutions first, which teach the
 _RL = """\
 rl:
   dataset: {data}
-{limit}{asked}
+{limit}{prompt}
   reward: {reward}
   method: {method}   # the constraint: trustclip methods
   max_completion_length: {length}      # tokens: {why}
@@ -208,7 +208,7 @@ rl:
 _EVAL = """\
 eval:                            # before and after the training
   tasks: {tests}
-{asked}
+{prompt}
   k: 4                           # answers to each problem
   temperature: 1.0
   top_p: 1.0

@@ -16,12 +16,12 @@ from typing import Any
 from trustclip.settings.pretrained import PRETRAINED
 from trustclip.support.names import unknown
 
-#: To be raised when a conversion changes, so that folders of an earlier one are not used.
+#: Raise it when the conversion changes, so that folders of an earlier one are not used.
 _CONVERSION = 1
 
 
 def gguf_of(name: str) -> Path | None:
-    """The GGUF file that a model's name stands for; None if it stands for something else.
+    """The GGUF file that a model's name refers to; None if it refers to something else.
 
     The name is that of a ``.gguf`` file, of a folder that holds one and no ``config.json``, or one
     of `PRETRAINED` whose package is installed.
@@ -62,7 +62,7 @@ def check_gguf(path: Path) -> None:
 
 
 @cache
-def _check(path: Path, size: int, changed: int) -> None:
+def _check(path: Path, size: int, mtime: int) -> None:
     """`check_gguf` of a file in one state: seconds, and a suite asks for each of its recipes."""
     from gguf import GGUFReader
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
@@ -88,7 +88,7 @@ def _check(path: Path, size: int, changed: int) -> None:
         )
 
 
-def converted(path: Path) -> Path:
+def convert(path: Path) -> Path:
     """The Hugging Face folder of a GGUF file, made at the first call.
 
     Weights that were quantised are dequantised to float32, the configuration no longer says that
@@ -109,30 +109,30 @@ def converted(path: Path) -> Path:
         return folder
     check_gguf(path)
     cache.mkdir(parents=True, exist_ok=True)
-    # Several processes may do this at once: each writes a folder of its own, and one is kept.
-    own = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache))
+    # Several processes may do this at once: each writes its own folder, and one is kept.
+    temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache))
     try:
-        _convert(path, own)
-        own.rename(folder)
+        _write_folder(path, temporary)
+        temporary.rename(folder)
     except OSError:
         if not folder.is_dir():
             raise
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def _convert(path: Path, folder: Path) -> None:
+def _write_folder(path: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where, file = str(path.parent), {"gguf_file": path.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **file)
-        read: Any = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **file)
+        model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **file)
     except Exception as error:  # the tokenizers library raises this very class
         raise ValueError(f"Transformers cannot read {str(path)!r}: {error}") from error
-    config = read.config
+    config = model.config
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(config, name):
             delattr(config, name)
@@ -140,8 +140,8 @@ def _convert(path: Path, folder: Path) -> None:
     config._name_or_path = path.stem
     # The model that was read takes itself for a quantised one, and is not saved as another.
     with torch.device("meta"):
-        plain = type(read)(config)
-    plain.load_state_dict(read.state_dict(), assign=True)
-    plain.generation_config = read.generation_config
-    plain.save_pretrained(folder)
+        unquantised = type(model)(config)
+    unquantised.load_state_dict(model.state_dict(), assign=True)
+    unquantised.generation_config = model.generation_config
+    unquantised.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

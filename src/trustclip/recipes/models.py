@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from trustclip.durable.handover import by_first
 from trustclip.durable.store import same_mode, writing_to
-from trustclip.recipes.gguf import check_gguf, converted, gguf_of
+from trustclip.recipes.gguf import check_gguf, convert, gguf_of
 from trustclip.recipes.prompting import FILE
 from trustclip.recipes.tiny import BUILT_IN, tiny_model, tiny_tokenizer
 from trustclip.settings.pretrained import PRETRAINED
@@ -19,7 +19,7 @@ from trustclip.support.jsonl import write_json
 from trustclip.support.names import nearest
 from trustclip.tasks.prompts import PromptStyle, set_chat_template
 
-#: What a folder of a LoRA adapter has.
+#: The file that marks the folder of a LoRA adapter.
 ADAPTER = "adapter_config.json"
 #: Files any of which holds a tokenizer.
 TOKENIZER_FILES = (
@@ -44,15 +44,15 @@ def check_model(name: str) -> None:
       ValueError: there is no such folder, or it lacks a part of a model: it has no tokenizer, or it
         is an adapter without weights or base model; a GGUF file from which no model can be made.
     """
-    if (found := adapter_of(name)) is not None:
-        return _check_adapter(*found)
+    if (adapter := adapter_of(name)) is not None:
+        return _check_adapter(*adapter)
     path = Path(name)
     if name in BUILT_IN:
         return
     if (file := gguf_of(name)) is not None:
         return check_gguf(file)
     if name in PRETRAINED and not path.is_dir():
-        return  # as any hub id: whether the hub answers is seen when it is asked
+        return  # as any hub id: its files are looked up when it loads
     if (path / "config.json").is_file():
         if not _has_tokenizer(path):
             raise ValueError(
@@ -64,12 +64,12 @@ def check_model(name: str) -> None:
     if path.is_dir():
         raise ValueError(f"the folder {name!r} does not hold a model: it has no config.json.")
     if path.is_absolute() or name.startswith(".") or name.count("/") != 1 or path.parent.is_dir():
-        around = path.parent.iterdir() if path.parent.is_dir() else ()
-        folders = [p.name for p in around if p.is_dir()]
+        siblings = path.parent.iterdir() if path.parent.is_dir() else ()
+        folders = [p.name for p in siblings if p.is_dir()]
         names = [*BUILT_IN, *PRETRAINED]
         near = nearest(path.name, [*folders, *names])
-        found = near if near in names else str(path.parent / near) if near else ""
-        hint = f" Did you mean {found!r}?" if found else ""
+        suggestion = near if near in names else str(path.parent / near) if near else ""
+        hint = f" Did you mean {suggestion!r}?" if suggestion else ""
         raise ValueError(
             f"no model {name!r}: give a folder with a config.json, a GGUF file, a hub id "
             f"owner/name, {' or '.join(map(repr, names))}.{hint}"
@@ -77,7 +77,7 @@ def check_model(name: str) -> None:
 
 
 def _check_hub(name: str) -> None:
-    """Refuse one of `PRETRAINED` that is neither installed nor to be had from the hub."""
+    """Refuse one of `PRETRAINED` that is neither installed nor available from the hub."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -93,7 +93,7 @@ def _check_hub(name: str) -> None:
 
 
 def adapter_of(name: str) -> tuple[Path, str | None] | None:
-    """Folder of a LoRA adapter and the name of its base model; None where a text names neither.
+    """Folder of a LoRA adapter and the name of its base model; None if it names no adapter.
 
     The folder's ``adapter_config.json`` names the base model; ``"FOLDER+BASE"`` names another one.
     """
@@ -103,21 +103,21 @@ def adapter_of(name: str) -> tuple[Path, str | None] | None:
     if not folder or not (path / ADAPTER).is_file() or (path / "config.json").is_file():
         return None
     try:
-        named = json.loads((path / ADAPTER).read_text(encoding="utf-8"))
-        return path, base or named.get("base_model_name_or_path") or None
+        config = json.loads((path / ADAPTER).read_text(encoding="utf-8"))
+        return path, base or config.get("base_model_name_or_path") or None
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path / ADAPTER} is damaged: {error}.") from error
 
 
 def base_of(name: str) -> str:
-    """What Transformers loads for a name: itself, a hub id or folder in its place.
+    """The name that Transformers loads: the given one, or a hub id or folder in its place.
 
-    That of an adapter is its base model, that of a GGUF file the folder it is `converted` to.
+    For an adapter it is the base model, for a GGUF file the folder that `convert` writes.
     """
-    found = adapter_of(name)
-    base = name if found is None or found[1] is None else found[1]
+    adapter = adapter_of(name)
+    base = name if adapter is None or adapter[1] is None else adapter[1]
     if (file := gguf_of(base)) is not None:
-        return str(converted(file))
+        return str(convert(file))
     if base not in PRETRAINED or Path(base).is_dir():
         return base
     _check_hub(base)
@@ -183,13 +183,13 @@ def load_model(
     from trustclip.durable.weights import nonfinite
 
     adapter, base = adapter_of(name), base_of(name)
-    words = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
+    tokenizer_source = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
     kind = precision(dtype)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(words, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, trust_remote_code=False)
         if adapter is not None:
-            model = _merged(model, adapter[0])
+            model = _merge_adapter(model, adapter[0])
     except UnpicklingError as error:
         raise ValueError(
             f"cannot load the model {name!r}: its weights are a pickle that holds more than "
@@ -208,7 +208,7 @@ def load_model(
 
 
 def precision(dtype: Dtype) -> Any:
-    """The type of PyTorch's that a setting `dtype` means on this machine.
+    """The PyTorch type of a setting `dtype` on this machine.
 
     Example:
       >>> precision("bfloat16")
@@ -231,19 +231,19 @@ def load_tokenizer(name: str, prompt_style: str | PromptStyle) -> Any:
 
 
 def stored_tokenizer(name: str) -> Any:
-    """The tokenizer of a model that is not built in, with the chat template that it came with."""
+    """The tokenizer of a model that is not built in, with its own chat template."""
     from transformers import AutoTokenizer
 
     check_model(name)
     adapter, base = adapter_of(name), base_of(name)
-    words = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
+    source = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
     try:
-        return AutoTokenizer.from_pretrained(words, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot load the tokenizer of {name!r}: {error!r}") from error
 
 
-def _merged(model: Any, folder: Path) -> Any:
+def _merge_adapter(model: Any, folder: Path) -> Any:
     """A model with the weights of an adapter added to its own."""
     from peft import PeftModel
 
@@ -270,12 +270,12 @@ def save_model(
     adapters: "merged", the whole model; "adapter", the adapter alone, which names its base model;
     "both", with the adapter in the folder ``adapter``.
     """
-    from trustclip.durable.zero import assembled, gathered, in_parts
+    from trustclip.durable.zero import assemble_adapter, gathered, in_parts
 
-    adapted = hasattr(model, "merge_and_unload")
-    if adapted and in_parts(model):
-        model = assembled(model)
-    weights = None if adapted else gathered(model)
+    has_adapters = hasattr(model, "merge_and_unload")
+    if has_adapters and in_parts(model):
+        model = assemble_adapter(model)
+    weights = None if has_adapters else gathered(model)
 
     def finish(into: Path) -> None:
         tokenizer.save_pretrained(into)
@@ -284,7 +284,7 @@ def save_model(
 
     def write() -> None:
         place, adapter = folder if what == "adapter" else folder / "adapter", None
-        if adapted and what != "merged":
+        if has_adapters and what != "merged":
             from peft import get_peft_model_state_dict
 
             # Taken before the weights are merged, written after the folder, which must be new.
@@ -292,17 +292,17 @@ def save_model(
             own = get_peft_model_state_dict(model, save_embedding_layers=False)
             own = {name: weight.clone() for name, weight in own.items()}
             adapter = model.peft_config["default"], own
-        whole = model.merge_and_unload() if adapted and what != "adapter" else model
+        whole = model.merge_and_unload() if has_adapters and what != "adapter" else model
         with writing_to(folder):
-            if not adapted or what != "adapter":
+            if not has_adapters or what != "adapter":
                 whole.save_pretrained(folder, **({"state_dict": weights} if weights else {}))
             if adapter is not None:
                 _write_adapter(place, *adapter)
                 if what == "both":
                     finish(place)
             finish(folder)
-            named = "config.json" if (folder / "config.json").is_file() else ADAPTER
-            same_mode(folder / named, folder.rglob("*.safetensors"))
+            marker = "config.json" if (folder / "config.json").is_file() else ADAPTER
+            same_mode(folder / marker, folder.rglob("*.safetensors"))
             flush_tree(folder)
 
     by_first(write)

@@ -1,4 +1,4 @@
-"""The beginning of a command: its run, new or to be continued, which no other process uses."""
+"""The beginning of a command: its run, new or continued, locked against other processes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,21 +12,21 @@ from trustclip.runs.directory import RunDirectory
 
 
 @contextlib.contextmanager
-def opened(command: str, settings: Any, console: Console) -> Iterator[tuple[RunDirectory, bool]]:
-    """The run of a command, new or to be continued, and whether it is finished already.
+def open_run(command: str, settings: Any, console: Console) -> Iterator[tuple[RunDirectory, bool]]:
+    """The run of a command, new or continued, and whether it is finished already.
 
     No other process works in its folder meanwhile. Every rank of the job calls it.
 
     Raises:
       ValueError: the folder holds another run, another process uses it, or a finished run's model
-        is gone and cannot be made again.
+        is gone and cannot be written again.
       TrainingError: the same, on ranks other than the first.
     """
     folder, runs = settings.output_dir, []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
 
         def begin() -> bool:
-            held.enter_context(only_process(folder))
+            locks.enter_context(only_process(folder))
             runs.append(RunDirectory.resumed(folder, command, settings))
             return runs[0].finished()
 

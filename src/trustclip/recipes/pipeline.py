@@ -26,7 +26,7 @@ from trustclip.findings.start import of_evaluation
 from trustclip.recipes.checks import absent
 from trustclip.recipes.equipment import Equipment
 from trustclip.recipes.models import load_tokenizer, save_model
-from trustclip.recipes.opening import opened
+from trustclip.recipes.opening import open_run
 from trustclip.recipes.problems import overlap_text, recipe_problems
 from trustclip.recipes.prompting import differences, record, show, unlike
 from trustclip.recipes.rl import (
@@ -35,7 +35,7 @@ from trustclip.recipes.rl import (
     short_enough,
     starting_model,
 )
-from trustclip.recipes.sft import tuned
+from trustclip.recipes.sft import run_sft
 from trustclip.recipes.watch.callbacks import Checkups
 from trustclip.runs.answers import outcomes, overlapping, score_rows, scores
 from trustclip.runs.card import conclude
@@ -43,7 +43,7 @@ from trustclip.runs.directory import RunDirectory, samples
 from trustclip.runs.reader import read_run
 from trustclip.settings.stages import Recipe, SFTSettings
 from trustclip.support.jsonl import Row
-from trustclip.support.terminal import print_table, told, warn
+from trustclip.support.terminal import announce, print_table, warn
 from trustclip.support.text import interval_text
 from trustclip.tasks.problem import Problem
 
@@ -55,9 +55,9 @@ def run_recipe(recipe: Recipe, console: Console) -> RunDirectory:
       ValueError: the folder holds another run, another process uses it, or a model, data set or
         package, login or server is missing.
     """
-    if lacking := [*absent(recipe.rl)]:  # now, not after hours of fine-tuning
-        raise ValueError("\n".join(lacking))
-    with opened("run", recipe, console) as (run, finished):
+    if missing := [*absent(recipe.rl)]:  # now, not after hours of fine-tuning
+        raise ValueError("\n".join(missing))
+    with open_run("run", recipe, console) as (run, finished):
         try:
             if not finished:
                 _run(recipe, run, console)
@@ -78,13 +78,13 @@ def _run(recipe: Recipe, run: RunDirectory, console: Console) -> None:
         f"{recipe.rl.method.name} on {len(data.training)} problems",
         *([f"evaluations on {tests}"] if tests else []),
     ]
-    told(console, f"{recipe.name}: {', '.join(stages)}; from {recipe.model}, in {run.path}")
+    announce(console, f"{recipe.name}: {', '.join(stages)}; from {recipe.model}, in {run.path}")
     if recipe.sft is not None and not (run.path / "sft" / "final").exists():
         _refuse_before_tuning(recipe, data.training)
     run.problems(data.training)
     evaluation = None if recipe.eval is None else _Evaluation(recipe, data.tests, run, console)
     with Equipment(recipe.rl, recipe, run, console) as equipment:
-        place = replace(recipe, model=_tuned(recipe, run, data.tuning, console))
+        place = replace(recipe, model=_model(recipe, run, data.tuning, console))
         model, tokenizer = starting_model(place, recipe.rl.style, run, console)
         problems = short_enough(data.training, tokenizer, recipe.rl)
         prompt = record(recipe.rl.style, tokenizer, problems[0].problem)
@@ -116,8 +116,8 @@ def _refuse_before_tuning(recipe: Recipe, problems: Sequence[Problem]) -> None:
     """Raise now, rather than after the fine-tuning, what reinforcement learning would refuse."""
     data_table(problems, recipe.rl)
     if recipe.rl.max_prompt_length is not None:
-        tuned = (recipe.sft or recipe.rl).style
-        short_enough(problems, load_tokenizer(recipe.model, tuned), recipe.rl)
+        style = (recipe.sft or recipe.rl).style
+        short_enough(problems, load_tokenizer(recipe.model, style), recipe.rl)
 
 
 def _report(run: RunDirectory, console: Console) -> None:
@@ -144,7 +144,7 @@ def _report(run: RunDirectory, console: Console) -> None:
 
 
 def without_copies(overlap: Mapping[str, Any]) -> str:
-    """What the clean test problems are, in words.
+    """The clean test problems, in words.
 
     Example:
       >>> without_copies({"rl": {"excluded": True}})
@@ -163,7 +163,7 @@ def conclude_scores(folder: Path, console: Console) -> None:
             warn(console, finding.sentence)
 
 
-def _tuned(recipe: Recipe, run: RunDirectory, problems: Sequence[Problem], console: Console) -> str:
+def _model(recipe: Recipe, run: RunDirectory, problems: Sequence[Problem], console: Console) -> str:
     """The model that RL starts from: fine-tuned in ``sft/`` if the recipe has that stage."""
     if recipe.sft is None:
         return recipe.model
@@ -175,17 +175,17 @@ def _tuned(recipe: Recipe, run: RunDirectory, problems: Sequence[Problem], conso
         dtype=recipe.dtype,
         **vars(recipe.sft),
     )
-    done = tuned(settings, console, problems)
-    if not done.summary.get("finished"):
+    sft_run = run_sft(settings, console, problems)
+    if not sft_run.summary.get("finished"):
         raise Interrupted
-    return str(done.final)
+    return str(sft_run.final)
 
 
 class _Evaluation:
     """Evaluations of one recipe: the same problems and sampling at every step.
 
-    Made before the model, so that a reward that cannot be made is known; ``tokenizer`` is set once
-    there is one.
+    Made before the model, so that a reward that cannot be built fails early; ``tokenizer`` is set
+    once there is one.
     """
 
     tokenizer: Any = None
@@ -211,7 +211,7 @@ class _Evaluation:
         model, training = trainer.model, trainer.model.training
         trainer.unfinished = "evaluation"
         try:
-            backend = _Watched(self._backend(trainer), trainer)
+            backend = _Interruptible(self._backend(trainer), trainer)
             rows = evaluate(self._run, None, backend, self._tasks, plan, step)
         finally:
             model.train(training)
@@ -222,8 +222,8 @@ class _Evaluation:
         name, value = next(iter(result["average"].items()))
         line = f"eval after {step} updates  {name} {interval_text(value)}"
         self._console.print(line, highlight=False)
-        for sign in of_evaluation(result["average"], s.max_tokens) if step == 0 else ():
-            warn(self._console, f"warning: {sign.text}")
+        for finding in of_evaluation(result["average"], s.max_tokens) if step == 0 else ():
+            warn(self._console, f"warning: {finding.text}")
 
     def _backend(self, trainer: Any) -> Backend:
         s = self._settings
@@ -236,8 +236,8 @@ class _Evaluation:
         return Local(model, self.tokenizer, sampling, s.batch_size, trainer.stopping)
 
 
-class _Watched:
-    """A backend of a run that leaves it around every batch if it was asked to stop."""
+class _Interruptible:
+    """A backend that leaves the run before or after a batch if it was asked to stop."""
 
     def __init__(self, backend: Backend, trainer: Any) -> None:
         self._backend, self._trainer = backend, trainer
@@ -247,7 +247,7 @@ class _Watched:
     ) -> list[list[Completion]]:
         self._trainer.leave_if_asked()
         completions = self._backend.generate(prompts, n, seed)
-        self._trainer.leave_if_asked()  # what a rank ended early is worth nothing
+        self._trainer.leave_if_asked()  # a batch that a rank ended early is worthless
         return completions
 
 
@@ -261,8 +261,8 @@ def _course(run: RunDirectory) -> dict[str, Any]:
         return {}
     results = {step: scores(rows) for step, rows in sorted(evaluations.items())}
     name = next(iter(results[0]["average"]))
-    trained = [step for step in results if step > 0] or [0]
-    best = max(trained, key=lambda step: results[step]["average"][name]["value"])
+    steps = [step for step in results if step > 0] or [0]
+    best = max(steps, key=lambda step: results[step]["average"][name]["value"])
     return {
         "initial": results[min(results)],
         "final": results[max(results)],
@@ -277,18 +277,18 @@ def clean_scores(
     overlap: Mapping[str, Any], evaluations: Mapping[int, Sequence[Row]]
 ) -> dict[str, Any]:
     """First and last scores without the test problems that the training data hold, if any."""
-    if not (hit := overlapping(overlap)):
+    if not (copies := overlapping(overlap)):
         return {}
-    kept = {
-        step: [row for row in evaluations[step] if row["id"] not in hit.get(row["task"], ())]
+    clean = {
+        step: [row for row in evaluations[step] if row["id"] not in copies.get(row["task"], ())]
         for step in (min(evaluations), max(evaluations))
     }
-    if not all(kept.values()):
+    if not all(clean.values()):
         return {}
     return {
-        "initial_clean": scores(kept[min(kept)]),
-        "final_clean": scores(kept[max(kept)]),
-        "difference_clean": vars(difference(kept)),
+        "initial_clean": scores(clean[min(clean)]),
+        "final_clean": scores(clean[max(clean)]),
+        "difference_clean": vars(difference(clean)),
     }
 
 

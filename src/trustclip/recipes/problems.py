@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.recipes.rewarding import check_data, columns_of, has_own, needs_answers
-from trustclip.rewards.chosen import check_columns, chosen
+from trustclip.rewards.chosen import check_columns, read_rewards
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.stages import (
     NOTHING,
@@ -25,12 +25,12 @@ from trustclip.tasks.decontaminate import decontaminate
 from trustclip.tasks.files import stem_of
 from trustclip.tasks.generated import GENERATED, PRIMER
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.sources import Wanted, load_problems, load_task
+from trustclip.tasks.sources import RowSelection, load_problems, load_task
 
 #: Number of generated problems when no limit is set.
 MANY = 1024
 #: The same for fine-tuning on a mixture of terse and worked solutions.
-PRIMED = 2560
+PRIMER_SIZE = 2560
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class RecipeData:
     tuning: list[Problem]  # with solutions; empty without fine-tuning
     training: list[Problem]
     tests: dict[str, list[Problem]]  # by task; empty without evaluations
-    overlap: dict[str, Any]  # by stage, what `kept_apart` found, for summary.json
+    overlap: dict[str, Any]  # by stage, what `exclude_tests` reports, for summary.json
 
 
-# Bad rows go to the ``quarantine.jsonl`` of a run; without one, what is wrong is written nowhere.
+# Bad rows go to the ``quarantine.jsonl`` of a run; without a run they are not recorded.
 
 
 def recipe_problems(recipe: Recipe, run: RunDirectory | None = None) -> RecipeData:
@@ -56,8 +56,8 @@ def recipe_problems(recipe: Recipe, run: RunDirectory | None = None) -> RecipeDa
     overlap = {}
     for stage, problems in data.items():
         settings = recipe.rl if stage == "rl" or recipe.sft is None else recipe.sft
-        against = {**tests, **further_tests(settings, run, folder)}
-        data[stage], overlap[stage] = kept_apart(problems, against, settings)
+        test_sets = {**tests, **further_tests(settings, run, folder)}
+        data[stage], overlap[stage] = exclude_tests(problems, test_sets, settings)
     enough(data["rl"], recipe.rl)
     check_data(data["rl"], recipe.rl)
     return RecipeData(data.get("sft", []), data["rl"], tests, overlap)
@@ -80,7 +80,7 @@ def further_tests(
     }
 
 
-def kept_apart(
+def exclude_tests(
     problems: Sequence[Problem], tests: Mapping[str, Sequence[Problem]], settings: Training
 ) -> tuple[list[Problem], dict[str, Any]]:
     """Training problems without the test problems among them, verbatim or reworded.
@@ -88,46 +88,46 @@ def kept_apart(
     All are kept where `exclude` is "none".
 
     Returns:
-      The problems to train on, and what was found: ``excluded``, the number of training
-      ``problems``, and the ids of the ``tests`` found among them, by task.
+      The problems to train on, and the overlap: ``excluded``, the number of training
+      ``problems``, and the ids of the ``tests`` among them, by task.
 
     Example:
       >>> from trustclip.settings.stages import RLStage
       >>> text = "A bag holds 7 red and 9 blue marbles. How many marbles are in the bag?"
       >>> train = [Problem("a", text, "16"), Problem("b", "What is $2^5$?", "32")]
       >>> settings = RLStage(dataset="a.csv")
-      >>> kept, found = kept_apart(train, {"bags": [Problem("x", text, "16")]}, settings)
-      >>> [problem.id for problem in kept], found
+      >>> rest, overlap = exclude_tests(train, {"bags": [Problem("x", text, "16")]}, settings)
+      >>> [problem.id for problem in rest], overlap
       (['b'], {'excluded': True, 'problems': 1, 'tests': {'bags': ['x']}})
     """
     generated = settings.dataset in (*GENERATED, PRIMER)
-    # Generated ones are disjoint by construction, and too similar for the search for copies.
-    against = {task: one for task, one in tests.items() if not (generated and task in GENERATED)}
-    reports = {task: decontaminate(problems, tested) for task, tested in against.items()}
-    found = set().union(*(report.train_ids for report in reports.values()))
+    # Generated ones are disjoint by construction, and too similar to search for copies.
+    test_sets = {task: one for task, one in tests.items() if not (generated and task in GENERATED)}
+    reports = {task: decontaminate(problems, test_set) for task, test_set in test_sets.items()}
+    train_ids = set().union(*(report.train_ids for report in reports.values()))
     hits = {task: set(report.contaminated) for task, report in reports.items()}
     equal: dict[Tokens, list[tuple[str, str]]] = {}
-    for task, tested in against.items():
-        for problem in tested:
+    for task, test_set in test_sets.items():
+        for problem in test_set:
             equal.setdefault(tokenize(problem.problem), []).append((task, problem.id))
     for problem in problems:
-        if same := equal.get(tokenize(problem.problem)):
-            found.add(problem.id)
-            for task, test_id in same:
+        if copies := equal.get(tokenize(problem.problem)):
+            train_ids.add(problem.id)
+            for task, test_id in copies:
                 hits[task].add(test_id)
     excluded = settings.exclude != NOTHING
-    kept = [problem for problem in problems if not excluded or problem.id not in found]
-    if not kept:
+    rest = [problem for problem in problems if not excluded or problem.id not in train_ids]
+    if not rest:
         raise ValueError(
             f"{settings.dataset}: every training problem is also a test problem; choose another "
             "data set or split (NAME@SPLIT)."
         )
     in_order = {
-        task: [problem.id for problem in against[task] if problem.id in ids]
+        task: [problem.id for problem in test_sets[task] if problem.id in ids]
         for task, ids in hits.items()
         if ids
     }
-    return kept, {"excluded": excluded, "problems": len(found), "tests": in_order}
+    return rest, {"excluded": excluded, "problems": len(train_ids), "tests": in_order}
 
 
 def enough(problems: Sequence[Problem], settings: RLStage) -> None:
@@ -135,11 +135,11 @@ def enough(problems: Sequence[Problem], settings: RLStage) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     steps = settings.steps_per_generation or settings.gradient_accumulation_steps
     completions = settings.per_device_train_batch_size * steps * processes
-    needed = completions // settings.num_generations
-    if len(problems) < needed:
+    minimum = completions // settings.num_generations
+    if len(problems) < minimum:
         ranks = f" x {processes} processes" if processes > 1 else ""
         raise ValueError(
-            f"{len(problems)} problems, but a generation takes {needed} different ones: "
+            f"{len(problems)} problems, but a generation takes {minimum} different ones: "
             f"per_device_train_batch_size x steps_per_generation{ranks} / num_generations = "
             f"{settings.per_device_train_batch_size} x {steps}"
             f"{f' x {processes}' if processes > 1 else ''} / {settings.num_generations}. "
@@ -151,15 +151,15 @@ def enough(problems: Sequence[Problem], settings: RLStage) -> None:
 def overlap_text(overlap: Mapping[str, Any]) -> list[str]:
     """One sentence per stage about test problems in its training data; empty if it has none."""
     lines = []
-    for stage, found in overlap.items():
-        if not found["problems"]:
+    for stage, entry in overlap.items():
+        if not entry["problems"]:
             continue
-        tests = ", ".join(f"{len(ids)} of {task}" for task, ids in found["tests"].items())
-        many, tested = f"{stage}: {found['problems']} training problems", f"test problems ({tests})"
+        tests = ", ".join(f"{len(ids)} of {task}" for task, ids in entry["tests"].items())
+        many, copies = f"{stage}: {entry['problems']} training problems", f"test problems ({tests})"
         lines.append(
-            f"{many} left out: they are {tested}, word for word or reworded."
-            if found["excluded"]
-            else f"{many} are {tested}, and `exclude: none` trains on them: the scores on these "
+            f"{many} left out: they are {copies}, word for word or reworded."
+            if entry["excluded"]
+            else f"{many} are {copies}, and `exclude: none` trains on them: the scores on these "
             "test problems are no measure of what was learned."
         )
     return lines
@@ -175,14 +175,14 @@ def training_problems(
     if settings.dataset in GENERATED:
         return GENERATED[settings.dataset](seed=seed).train(settings.limit or MANY)
     if settings.dataset == PRIMER and solutions:
-        return Arithmetic(seed=seed).primer(settings.limit or PRIMED)
+        return Arithmetic(seed=seed).primer(settings.limit or PRIMER_SIZE)
     rl = settings if isinstance(settings, RLStage) else None
     problems = load_problems(
         source_of(settings.dataset, settings.split),
         limit=None if solutions else settings.limit,
         max_bad_rows=settings.max_bad_rows,
         quarantine=run and run.quarantine,
-        wanted=Wanted(
+        selection=RowSelection(
             settings.columns,
             answers=rl is None or needs_answers(rl),
             further=rl is not None and has_own(rl),
@@ -190,13 +190,13 @@ def training_problems(
     )
     if not solutions:
         return problems
-    solved = [problem for problem in problems if problem.solution]
-    if not solved:
+    with_solutions = [problem for problem in problems if problem.solution]
+    if not with_solutions:
         raise ValueError(
             f"{settings.dataset}: no problem has a solution to learn from; fine-tuning needs a "
             "column `solution` (or `generated_solution`)."
         )
-    return solved
+    return with_solutions
 
 
 def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[str, list[Problem]]:
@@ -208,19 +208,19 @@ def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[
     labels = [stem_of(Path(name)) if Path(name).suffix else name for name in names]
     if not names:
         raise ValueError("--tasks is empty; give for example --tasks amc23,aime24.")
-    if twice := [label for label, times in Counter(labels).items() if times > 1]:
-        raise ValueError(f"two tasks have the name {twice[0]!r}: {settings.tasks}")
+    if duplicates := [label for label, times in Counter(labels).items() if times > 1]:
+        raise ValueError(f"two tasks have the name {duplicates[0]!r}: {settings.tasks}")
     tasks = {}
     for label, name in zip(labels, names, strict=True):
         if name in GENERATED:
             problems = GENERATED[name]().test(settings.limit or 128)
         else:
-            wanted = Wanted(
+            columns = RowSelection(
                 settings.columns, answers=needs_answers(settings), further=has_own(settings)
             )
             problems = load_task(
-                name, settings.data_dir, quarantine=run and run.quarantine, wanted=wanted
+                name, settings.data_dir, quarantine=run and run.quarantine, selection=columns
             )
         tasks[label] = problems[: settings.limit]
-        check_columns(chosen(settings.reward), columns_of(problems[0]), name)
+        check_columns(read_rewards(settings.reward), columns_of(problems[0]), name)
     return tasks

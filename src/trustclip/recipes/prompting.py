@@ -1,4 +1,4 @@
-"""The prompts of a run, on record: what a model was trained with, and what it is asked with."""
+"""The prompts of a run, on record: those of training, and those of evaluation."""
 
 import hashlib
 import json
@@ -21,28 +21,28 @@ def record(style: PromptStyle, tokenizer: Any = None, problem: str | None = None
 
     With the hash of a tokenizer's chat template, and a problem as the model gets it.
     """
-    found = {"style": style.name, **style.asked}
+    prompt = {"style": style.name, **style.asked}
     if tokenizer is not None:
         template = str(tokenizer.chat_template).encode()
-        found["chat_template"] = hashlib.sha256(template).hexdigest()[:16]
+        prompt["chat_template"] = hashlib.sha256(template).hexdigest()[:16]
     if tokenizer is not None and problem is not None:
-        found["rendered"] = rendered(tokenizer, problem, style)
-    return found
+        prompt["rendered"] = rendered(tokenizer, problem, style)
+    return prompt
 
 
 def trained_with(model: str) -> dict[str, Any] | None:
-    """The prompts that the model in a folder was trained with; None where that is not known."""
+    """The prompts that the model in a folder was trained with; None if unknown."""
     try:
-        found = json.loads((Path(model) / FILE).read_text(encoding="utf-8"))
+        content = json.loads((Path(model) / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def unlike(model: str, style: PromptStyle) -> Iterator[str]:
     """The sentence about a model that was trained with other prompts than it will get."""
     before = trained_with(model)
-    if before is not None and (names := _differing(before, style.asked)):
+    if before is not None and (names := _diff_keys(before, style.asked)):
         yield (
             f"{model} was trained with other prompts (style {before.get('style')!r}) than it gets "
             f"now (style {style.name!r}): {names} differ. Set prompt_style and prompt to those of "
@@ -54,14 +54,14 @@ def differences(recipe: Recipe) -> Iterator[str]:
     """Sentences about stages of a recipe that use other prompts than reinforcement learning."""
     for name in ("sft", "eval"):
         stage = getattr(recipe, name)
-        if stage is not None and (names := _differing(stage.style.asked, recipe.rl.style.asked)):
+        if stage is not None and (names := _diff_keys(stage.style.asked, recipe.rl.style.asked)):
             yield (
                 f"prompts of `{name}` (style {stage.style.name!r}) are not those of `rl` (style "
                 f"{recipe.rl.style.name!r}): {names} differ."
             )
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _diff_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return ", ".join(name for name in other if one.get(name) != other[name])
 
 

@@ -1,4 +1,4 @@
-"""The rewards of a training: those that its settings choose, their weights, their records."""
+"""The rewards of a training run: those that its settings choose, their weights, their records."""
 
 import asyncio
 import hashlib
@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from trustclip.rewards import AnswerReward, SoftOverlong
-from trustclip.rewards.chosen import check_columns, chosen, found, made
+from trustclip.rewards.chosen import check_columns, make_reward, read_rewards, resolve
 from trustclip.rewards.extraction import Style
 from trustclip.runs.directory import RunDirectory
 from trustclip.settings.stages import EvalStage, RLStage
-from trustclip.support.consent import named
+from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import PromptStyle, messages
@@ -26,14 +26,14 @@ CORRECT = "correct"
 CODE = "code"
 
 
-def flipped(share: float, seed: int, problem: str, sample: str) -> bool:
+def is_flipped(share: float, seed: int, problem: str, sample: str) -> bool:
     """Whether the reward of a sample is flipped.
 
-    Decided by a hash of the sample's key, so that it does not depend on the order of computation,
-    the rank, or earlier random numbers: the update at which it was drawn, and an index.
+    Decided by a hash of the sample's key, the update at which it was drawn and an index, so that it
+    does not depend on the order of computation, the rank, or earlier random numbers.
 
     Example:
-      >>> sum(flipped(0.1, 0, "p", f"3/{i}") for i in range(10_000)) / 10_000
+      >>> sum(is_flipped(0.1, 0, "p", f"3/{i}") for i in range(10_000)) / 10_000
       0.099
     """
     key = f"{seed}/{problem}/{sample}".encode()
@@ -68,7 +68,7 @@ class NoisyReward:
         Of the completion of a problem that was sampled after ``step`` updates and has the number
         ``index`` in its generation, over all ranks.
         """
-        return self._noise > 0 and flipped(self._noise, self._seed, identity, f"{step}/{index}")
+        return self._noise > 0 and is_flipped(self._noise, self._seed, identity, f"{step}/{index}")
 
     def close(self) -> None:
         """End the verifier's processes."""
@@ -76,7 +76,7 @@ class NoisyReward:
 
 
 class Rewards:
-    """The reward functions of a training, in the order in which TRL gets them.
+    """The reward functions of a training run, in the order in which TRL gets them.
 
     Raises:
       ValueError: one cannot be imported or made.
@@ -85,13 +85,13 @@ class Rewards:
     def __init__(self, settings: RLStage, style: Style, seed: int = 0) -> None:
         self.functions: list[Any] = []
         self.correct: NoisyReward | None = None
-        for one in chosen(settings.reward):
+        for one in read_rewards(settings.reward):
             if one.name == CORRECT:
-                where = dict(one.arguments).get("style", style)
-                self.correct = NoisyReward(where, settings.reward_noise, seed, one.label)
+                answer_style = dict(one.arguments).get("style", style)
+                self.correct = NoisyReward(answer_style, settings.reward_noise, seed, one.label)
                 self.functions.append(self.correct)
             else:
-                self.functions.append(made(one, style))
+                self.functions.append(make_reward(one, style))
         if settings.overlong_cache:
             overlong = SoftOverlong(settings.max_completion_length, settings.overlong_cache)
             self.functions.append(overlong)
@@ -107,16 +107,16 @@ class Rewards:
 
         One that does not apply is None or NaN.
         """
-        known = {name: v for name, v in values.items() if v is not None and not math.isnan(v)}
-        return sum(self._weights[name] * v for name, v in known.items()) if known else None
+        numbers = {name: v for name, v in values.items() if v is not None and not math.isnan(v)}
+        return sum(self._weights[name] * v for name, v in numbers.items()) if numbers else None
 
-    def tried(
+    def preview(
         self, problem: Problem, settings: RLStage, texts: Sequence[str]
     ) -> dict[str, list[float | None]]:
-        """What each reward gives completions of a problem, by label; tokens are counted as 0."""
+        """Rewards of completions of a problem, by label; tokens are counted as 0."""
         row, count = training_row(problem, settings.style), len(texts)
         columns = {name: [value] * count for name, value in row.items() if name != "prompt"}
-        given = {
+        arguments = {
             "prompts": [row["prompt"]] * count,
             "completions": [[{"role": "assistant", "content": text}] for text in texts],
             "completion_ids": [[]] * count,
@@ -124,11 +124,11 @@ class Rewards:
             "log_metric": lambda *_: None,
             "log_extra": lambda *_: None,
         }
-        found = {}
+        rewards = {}
         for name, function in zip(self.names, self.functions, strict=True):
-            values = function(**given, **columns)
-            found[name] = asyncio.run(values) if inspect.iscoroutine(values) else values
-        return found
+            values = function(**arguments, **columns)
+            rewards[name] = asyncio.run(values) if inspect.iscoroutine(values) else values
+        return rewards
 
     def close(self) -> None:
         """End processes, and release what rewards of the user's own hold."""
@@ -139,25 +139,27 @@ class Rewards:
 
 def weights(settings: RLStage) -> list[float]:
     """Weight of each reward function, in the order of `Rewards`."""
-    return [one.weight for one in chosen(settings.reward)] + [1.0] * bool(settings.overlong_cache)
+    return [one.weight for one in read_rewards(settings.reward)] + [1.0] * bool(
+        settings.overlong_cache
+    )
 
 
 def needs_answers(settings: RLStage | EvalStage) -> bool:
-    """Whether a problem without a gold answer is of no use: a built-in reward reads it."""
+    """Whether a problem without a gold answer is useless: a built-in reward reads it."""
     reads = {"answer_graded", "number_graded", CORRECT}
-    return any(one.name in reads for one in chosen(settings.reward))
+    return any(one.name in reads for one in read_rewards(settings.reward))
 
 
 def has_own(settings: RLStage | EvalStage) -> bool:
     """Whether a reward is the user's own, which may read any column of the data."""
-    return any(one.own for one in chosen(settings.reward))
+    return any(one.own for one in read_rewards(settings.reward))
 
 
-def complaints(given: Any) -> Iterable[str]:
-    """What is wrong with the rewards of one's own, whose code is imported for that."""
-    for one in chosen(given):
+def complaints(reward: Any) -> Iterable[str]:
+    """Errors of the rewards; the code of the user's own is imported for this."""
+    for one in read_rewards(reward):
         try:
-            found(one) if one.own else made(one)
+            resolve(one) if one.own else make_reward(one)
         except ValueError as error:
             yield str(error)
 
@@ -165,7 +167,7 @@ def complaints(given: Any) -> Iterable[str]:
 def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
     """Refuse problems without a column that the rewards read, before a model loads."""
     check_columns(
-        chosen(settings.reward), training_row(problems[0], settings.style), settings.dataset
+        read_rewards(settings.reward), training_row(problems[0], settings.style), settings.dataset
     )
 
 
@@ -175,7 +177,7 @@ def training_row(problem: Problem, style: PromptStyle) -> dict[str, Any]:
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
-    """What reward functions get of a problem."""
+    """Columns of a problem that reward functions get."""
     answer = {"answer": problem.answer} if problem.answer else {}
     return {**problem.columns, **answer, "id": problem.id}
 
@@ -187,7 +189,7 @@ def keep_code(run: RunDirectory, settings: Any) -> None:
     """
     if not run.leads:
         return
-    for name in sorted(named(plain(settings))):
+    for name in sorted(names_in(plain(settings))):
         file = Path(name.rpartition(":")[0])
         if file.suffix != ".py" or not file.is_file():
             continue

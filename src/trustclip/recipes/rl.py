@@ -12,11 +12,11 @@ from trustclip.recipes.checks import refuse, schedule_of
 from trustclip.recipes.equipment import Equipment
 from trustclip.recipes.grpo import grpo_config
 from trustclip.recipes.models import load_model, lora_config, save_model
-from trustclip.recipes.opening import opened
+from trustclip.recipes.opening import open_run
 from trustclip.recipes.problems import (
     enough,
+    exclude_tests,
     further_tests,
-    kept_apart,
     overlap_text,
     training_problems,
 )
@@ -27,12 +27,12 @@ from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.recipes.watch.callbacks import Checkups, FirstGeneration, Recorder, silence
 from trustclip.recipes.watch.completions import Completions
 from trustclip.recipes.watch.guards import Guards, Notice
-from trustclip.recipes.watch.recorder import outcome, shown_too, token_sampler
+from trustclip.recipes.watch.recorder import notifier, outcome, token_sampler
 from trustclip.runs.card import conclude
 from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 from trustclip.settings.stages import Place, RLSettings, RLStage
-from trustclip.support.terminal import told
+from trustclip.support.terminal import announce
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import PromptStyle, tokens_of
 
@@ -45,7 +45,7 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
         another process uses the run directory.
     """
     refuse(settings)
-    with opened("rl", settings, console) as (run, finished):
+    with open_run("rl", settings, console) as (run, finished):
         try:
             if not finished:
                 _rl(settings, run, console)
@@ -56,14 +56,14 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
 
 def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
     loaded = training_problems(settings, run, settings.seed)
-    problems, overlap = kept_apart(loaded, further_tests(settings, run), settings)
+    problems, overlap = exclude_tests(loaded, further_tests(settings, run), settings)
     for line in overlap_text({"rl": overlap}):
         console.print(line, highlight=False, markup=False)
     enough(problems, settings)
     check_data(problems, settings)
     run.problems(problems)
     show(console, unlike(settings.model, settings.style))
-    told(console, opening(settings, len(problems)))
+    announce(console, opening(settings, len(problems)))
     with Equipment(settings, settings, run, console) as equipment:
         model, tokenizer = starting_model(settings, settings.style, run, console)
         problems = short_enough(problems, tokenizer, settings)
@@ -77,7 +77,7 @@ def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
 
 
 def opening(settings: RLSettings, problems: int) -> str:
-    """What is about to be trained, in one line.
+    """The training that is about to start, in one line.
 
     Example:
       >>> from pathlib import Path
@@ -101,15 +101,15 @@ def starting_model(
     """The model that training starts from; a built-in one is made and primed, in ``sft/``.
 
     Raises:
-      Interrupted: asked to stop while priming; the same call continues.
+      Interrupted: a stop was requested while priming; the same call continues.
     """
     if place.model not in BUILT_IN:
-        told(console, f"loading {place.model}")
+        announce(console, f"loading {place.model}")
         return load_model(place.model, style, place.seed, place.dtype)
     from trustclip.recipes.sft import prime
 
-    primed = prime(run.path / "sft", place.model, place.seed, console)
-    return load_model(str(primed), style, dtype=place.dtype)
+    folder = prime(run.path / "sft", place.model, place.seed, console)
+    return load_model(str(folder), style, dtype=place.dtype)
 
 
 def reinforce(
@@ -132,9 +132,9 @@ def reinforce(
     run.start_over()
     keep_code(run, settings)
     trainer = _trainer(model, tokenizer, problems, settings, equipment)
-    guards = Guards(shown_too(run, console))
+    guards = Guards(notifier(run, console))
     trainer.recorder = RunRecorder(run, rewards, settings.reward_noise > 0, guards.report)
-    told(console, "sampling the first completions")
+    announce(console, "sampling the first completions")
     with Stage(console, "rl", settings.max_steps) as stage:
         trainer.add_callback(Recorder(run, stage, "rl", equipment.sink))
         trainer.add_callback(FirstGeneration(console, settings.max_completion_length))
@@ -215,7 +215,7 @@ class RunRecorder(Completions):
         super().__init__(run, notice)
         self._rewards, self._noisy = rewards, noisy
 
-    def _rewarded(self, generation: Any, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _reward_row(self, generation: Any, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
         values = {name: generation.rewards[name][place] for name in self._rewards.names}
         index, binary = generation.index[place], self._rewards.correct
         inverted = binary is not None and binary.inverts(generation.step, index, row["id"])

@@ -1,4 +1,4 @@
-"""Logins and servers that a training needs, looked for before a model loads and without a trace."""
+"""Logins and servers that training needs, checked before a model loads, without side effects."""
 
 import contextlib
 import importlib
@@ -13,10 +13,10 @@ from rich.console import Console
 
 from trustclip.engines.served import PROCESSED, ServedSampler, complaints, logprobs_mode
 from trustclip.settings.stages import RLStage
-from trustclip.support.secrets import redacted
-from trustclip.support.terminal import told
+from trustclip.support.secrets import redact
+from trustclip.support.terminal import announce
 
-#: Seconds that a server has to answer, and those between two questions to one that is awaited.
+#: Seconds that a server has to answer, and those between two attempts to reach one.
 ANSWER, AGAIN = 5.0, 2.0
 
 
@@ -26,7 +26,7 @@ def unavailable(sink: str) -> Iterator[str]:
     Offline modes need neither.
     """
     instead = "or set `sink` to none: metrics.jsonl has every number."
-    if sink == "wandb" and os.environ.get("WANDB_MODE") == "online" and not _wandb_knows_a_key():
+    if sink == "wandb" and os.environ.get("WANDB_MODE") == "online" and not _wandb_has_key():
         yield (
             "WANDB_MODE is online and wandb has no API key: `wandb login`, set WANDB_API_KEY, set "
             f"WANDB_MODE to offline, {instead}"
@@ -43,7 +43,7 @@ def unavailable(sink: str) -> Iterator[str]:
     name = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}.get(sink, "")
     url = os.environ.get(name, "")
     if url.startswith(("http://", "https://")) and not answers(url):
-        yield f"no server answers at {redacted(url)} ({name}): start it, unset {name}, {instead}"
+        yield f"no server answers at {redact(url)} ({name}): start it, unset {name}, {instead}"
 
 
 def answers(url: str, *, healthy: bool = False) -> bool:
@@ -58,11 +58,11 @@ def answers(url: str, *, healthy: bool = False) -> bool:
 
 
 def vllm_server(settings: RLStage) -> str | None:
-    """Address of the vLLM server that a training samples from; None where it needs none."""
+    """Address of the vLLM server that training samples from; None if it needs none."""
     if not settings.use_vllm or settings.trl.get("vllm_mode") != "server":
         return None
-    given = settings.trl.get("vllm_server_base_url")
-    return str(given or f"http://{_of_trl(settings, 'host')}:{_of_trl(settings, 'port')}")
+    address = settings.trl.get("vllm_server_base_url")
+    return str(address or f"http://{_option(settings, 'host')}:{_option(settings, 'port')}")
 
 
 def await_server(settings: RLStage, console: Console) -> None:
@@ -71,10 +71,10 @@ def await_server(settings: RLStage, console: Console) -> None:
     if url is None or os.environ.get("RANK", "0") != "0":
         return
     if not answers(f"{url}/health", healthy=True):
-        patience = float(_of_trl(settings, "timeout"))
-        told(
+        patience = float(_option(settings, "timeout"))
+        announce(
             console,
-            f"waiting for the vLLM server at {redacted(url)}, {patience:g} s at most "
+            f"waiting for the vLLM server at {redact(url)}, {patience:g} s at most "
             "(trl.vllm_server_timeout)",
         )
         end = time.monotonic() + patience
@@ -83,13 +83,13 @@ def await_server(settings: RLStage, console: Console) -> None:
             if answers(f"{url}/health", healthy=True):
                 break
         else:
-            raise ValueError(unanswered(url))
-    if lacks := incapable(url):
-        raise ValueError(lacks)
+            raise ValueError(no_answer(url))
+    if problem := incapable(url):
+        raise ValueError(problem)
 
 
 def check_sampling(settings: RLStage, model: str) -> None:
-    """Refuse a server that cannot sample for a training, or has not the model's tokenizer."""
+    """Refuse a server that cannot sample for training, or lacks the model's tokenizer."""
     if settings.server == "none" or os.environ.get("RANK", "0") != "0":
         return
     from trustclip.recipes.models import load_tokenizer
@@ -101,36 +101,36 @@ def check_sampling(settings: RLStage, model: str) -> None:
         raise ValueError(text)
 
 
-def unanswered(url: str) -> str:
-    """That no vLLM server is there, and what to do."""
+def no_answer(url: str) -> str:
+    """Message that no vLLM server answers, with the remedies."""
     return (
-        f"no vLLM server answers at {redacted(url)}: start it, name its address in "
+        f"no vLLM server answers at {redact(url)}: start it, name its address in "
         "`trl.vllm_server_base_url`, or set `use_vllm` to false."
     )
 
 
 def incapable(url: str) -> str:
-    """What a vLLM server that answers lacks for a training, and how to start it; "" if nothing.
+    """What a vLLM server lacks for training, and how to start it; "" if nothing.
 
     TRL finds it out after the model has loaded, one thing at a time.
     """
     server = ServedSampler(url, 1)
     config = server.configuration()
     if config is None:
-        lacks = ["no VLLM_SERVER_DEV_MODE=1, or it is no vLLM"]
+        missing = ["no VLLM_SERVER_DEV_MODE=1, or it is no vLLM"]
     else:
-        lacks = ["no weight transfer"] * (config.get("weight_transfer_config") is None)
-        lacks += ["raw log-probabilities"] * (logprobs_mode(config) != PROCESSED)
-    if not lacks:
+        missing = ["no weight transfer"] * (config.get("weight_transfer_config") is None)
+        missing += ["raw log-probabilities"] * (logprobs_mode(config) != PROCESSED)
+    if not missing:
         return ""
     return (
-        f"the vLLM server at {server.shown} cannot serve a training ({', '.join(lacks)}): start "
+        f"the vLLM server at {server.shown} cannot serve a training ({', '.join(missing)}): start "
         """it by VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config """
         f"""'{{"backend":"nccl"}}' --logprobs-mode {PROCESSED} --max-logprobs -1."""
     )
 
 
-def _of_trl(settings: RLStage, name: str) -> Any:
+def _option(settings: RLStage, name: str) -> Any:
     from trustclip.engines.trl import ConstrainedGRPOConfig
 
     name = f"vllm_server_{name}"
@@ -138,7 +138,7 @@ def _of_trl(settings: RLStage, name: str) -> Any:
     return settings.trl.get(name, default)
 
 
-def _wandb_knows_a_key() -> bool:
+def _wandb_has_key() -> bool:
     if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
         return True
     wandb = importlib.import_module("wandb")
@@ -146,4 +146,4 @@ def _wandb_knows_a_key() -> bool:
         try:
             return bool(wandb.login(prompt=False))
         except Exception:  # an older one that would prompt, or a key that it cannot verify now:
-            return True  # the tracker starts before a model loads, and says it
+            return True  # the tracker starts before a model loads, and reports it

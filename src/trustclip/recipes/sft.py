@@ -12,10 +12,10 @@ from trustclip.durable.rollcall import Interrupted
 from trustclip.recipes.checks import refuse
 from trustclip.recipes.files import Source, build, preset
 from trustclip.recipes.models import load_model, lora_config, save_model
-from trustclip.recipes.opening import opened
+from trustclip.recipes.opening import open_run
 from trustclip.recipes.problems import (
+    exclude_tests,
     further_tests,
-    kept_apart,
     overlap_text,
     training_problems,
 )
@@ -26,7 +26,7 @@ from trustclip.runs.directory import RunDirectory
 from trustclip.runs.progress import Stage
 from trustclip.settings.marks import Trl, marked
 from trustclip.settings.stages import SFTSettings
-from trustclip.support.terminal import told
+from trustclip.support.terminal import announce
 from trustclip.tasks.hub import hub_source, named_after, select_for_sft
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import completion, messages, tokens_of
@@ -47,18 +47,18 @@ def sft(
       ValueError: a model, data set or run directory that cannot be used, or another process uses
         the run directory.
     """
-    run = tuned(settings, console, problems)
+    run = run_sft(settings, console, problems)
     if not run.summary.get("finished"):
         console.print(f"stopped; the same command continues {run.path}.", highlight=False)
     return run
 
 
-def tuned(
+def run_sft(
     settings: SFTSettings, console: Console, problems: Sequence[Problem] | None = None
 ) -> RunDirectory:
-    """`sft` as a part of another command, which says itself that it was stopped."""
+    """`sft` as a part of another command, which reports an interruption itself."""
     refuse(settings)
-    with opened("sft", settings, console) as (run, finished):
+    with open_run("sft", settings, console) as (run, finished):
         if not finished:
             _sft(settings, run, console, problems)
         return run
@@ -73,11 +73,11 @@ def _sft(
     counts: dict[str, Any] = {}
     if problems is None:
         loaded = training_problems(settings, run, settings.seed, solutions=True)
-        problems, overlap = kept_apart(loaded, further_tests(settings, run), settings)
+        problems, overlap = exclude_tests(loaded, further_tests(settings, run), settings)
         counts = {"overlap": {"sft": overlap}}
         for line in overlap_text(counts["overlap"]):
             console.print(line, highlight=False, markup=False)
-        told(console, f"sft: {settings.model} on {len(problems)} solutions, in {run.path}")
+        announce(console, f"sft: {settings.model} on {len(problems)} solutions, in {run.path}")
     show(console, unlike(settings.model, settings.style))
     model, tokenizer = load_model(settings.model, settings.style, settings.seed, settings.dtype)
     problems = format_examples(problems, tokenizer, settings)
@@ -92,12 +92,12 @@ def _sft(
 def prime(folder: Path, model: str, seed: int, console: Console, *, steps: int = 60) -> Path:
     """Make a built-in model and teach it the answer format, from mostly terse and wrong solutions.
 
-    A finished run in ``folder`` is taken as it is. ``steps`` are updates of 32 solutions: after
+    A finished run in ``folder`` is reused. ``steps`` are updates of 32 solutions: after
     320, 97 % of tiny's worked chains are right. Returns the model's folder.
     """
     changes = {"model": model, "output_dir": folder, "seed": seed, "max_steps": steps}
     settings = build(SFTSettings, preset("sft", "tiny"), Source(changes=changes))
-    if not (run := tuned(settings, console)).summary.get("finished"):
+    if not (run := run_sft(settings, console)).summary.get("finished"):
         raise Interrupted
     return run.final
 

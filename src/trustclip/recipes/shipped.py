@@ -12,11 +12,11 @@ from pathlib import Path
 from trustclip.support.names import unknown
 
 _PLACES = (Path(__file__).with_name("shipped"), Path(__file__).parents[3] / "recipes")
-#: Where they are: in a wheel beside this module, where ``setup.py`` copies them; in a checkout the
+#: Their folder: in a wheel beside this module, where ``setup.py`` copies them; in a checkout the
 #: repository's ``recipes/``.
 FOLDER = next((folder for folder in _PLACES if folder.is_dir()), _PLACES[0])
 
-#: What begins a line that tells editors the schema of a file.
+#: The beginning of a line that tells editors the schema of a file.
 MODELINE = "# yaml-language-server: $schema="
 
 
@@ -33,8 +33,8 @@ def modeline(kind: str) -> str:
 @cache
 def _folders() -> dict[str, Path]:
     """Command -> the folder of files that it runs."""
-    added = {point.name: point.load() for point in entry_points(group="trustclip.recipes")}
-    return {"run": FOLDER, "suite": FOLDER / "suites", **added}
+    additions = {point.name: point.load() for point in entry_points(group="trustclip.recipes")}
+    return {"run": FOLDER, "suite": FOLDER / "suites", **additions}
 
 
 def shipped() -> dict[str, Path]:
@@ -48,7 +48,7 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
-def located(path: Path) -> Path:
+def locate(path: Path) -> Path:
     """A file that the user named, or the one of that name that comes with trustclip.
 
     Named by ``tiny``, or by where the repository has it (``recipes/tiny.yaml``).
@@ -60,9 +60,9 @@ def located(path: Path) -> Path:
     if path.is_file():
         return path
     name = path.name.removesuffix(".yaml")  # not its stem: some names have a dot
-    own = shipped().get(name)
-    named = str(path) == name or path.parts[:1] == ("recipes",)
-    return own if own is not None and named else path
+    shipped_file = shipped().get(name)
+    by_name = str(path) == name or path.parts[:1] == ("recipes",)
+    return shipped_file if shipped_file is not None and by_name else path
 
 
 def command_of(path: Path) -> str:
@@ -89,16 +89,16 @@ def title(path: Path) -> str:
     return first + "." if end else first
 
 
-def copied(name: str, to: Path) -> Path:
+def copy_shipped(name: str, to: Path) -> Path:
     """Copy a shipped file, to change it, to an existing folder or to a name; returns the copy."""
-    known = shipped()
-    if name not in known:
-        raise ValueError(unknown("recipe", name, known))
-    source = known[name]
+    files = shipped()
+    if name not in files:
+        raise ValueError(unknown("recipe", name, files))
+    source = files[name]
     target = to / source.name if to.is_dir() else to
     # A suite names its recipe by where the repository has it; the copy, by its name.
     text = re.sub(r"\.\./([\w.-]+)\.yaml", r"\1", source.read_text(encoding="utf-8"))
-    text = re.sub(rf"{re.escape(MODELINE)}\S*/(\w+)\.json", lambda found: modeline(found[1]), text)
+    text = re.sub(rf"{re.escape(MODELINE)}\S*/(\w+)\.json", lambda match: modeline(match[1]), text)
     if target.exists():
         raise ValueError(f"{target} exists; name another file.")
     target.write_text(text, encoding="utf-8")

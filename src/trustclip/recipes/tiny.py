@@ -7,13 +7,13 @@ if TYPE_CHECKING:
 
 
 class Shape(TypedDict):
-    """What `tiny_model` takes of a shape."""
+    """The shape of a `tiny_model`."""
 
     layers: int
     hidden: int
 
 
-#: In place of a model's path, names of models that are made on the spot: 0.4 and 3.2 million
+#: Models that are made on the spot, by the names given in place of a path: 0.4 and 3.2 million
 #: parameters.
 BUILT_IN: dict[str, Shape] = {
     "tiny": {"layers": 2, "hidden": 128},
@@ -78,7 +78,7 @@ def tiny_model(
 ) -> "tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]":
     """Randomly initialised Qwen3 in float32 with tied embeddings, and its tokenizer.
 
-    The model is in evaluation mode; the caller's random state is left as it was. ``hidden`` is a
+    The model is in evaluation mode; the caller's random state is unchanged. ``hidden`` is a
     positive multiple of 64: heads of 32, two query heads per key-value head.
 
     Example:

@@ -1,4 +1,4 @@
-"""The command ``try``: a few completions of a model, as one looks at them before training."""
+"""The command ``try``: a few completions of a model, to look at before training."""
 
 import time
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from trustclip.recipes.prompting import show, unlike
 from trustclip.recipes.rewarding import Rewards, check_data
 from trustclip.rewards import extract_answer
 from trustclip.settings.stages import RLStage, TrySettings
-from trustclip.support.terminal import quoted, told, warn
+from trustclip.support.terminal import announce, quote, warn
 from trustclip.support.text import duration
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.prompts import messages, rendered
 
-#: Most lines and characters that are shown of a prompt or a completion.
+#: Maximum number of lines and characters shown of a prompt or a completion.
 LINES, CHARACTERS = 12, 900
 
 
@@ -36,7 +36,7 @@ class Group:
 
 
 def trial(settings: TrySettings, console: Console, training: RLStage | None = None) -> list[Group]:
-    """Run `trustclip try`: sample a few completions, grade them, and print what one looks at.
+    """Run `trustclip try`: sample a few completions, grade and print them.
 
     ``training`` is the stage of a recipe to look at, in place of ``settings.training``. Data and
     rewards that cannot be used are refused before the model loads.
@@ -48,25 +48,25 @@ def trial(settings: TrySettings, console: Console, training: RLStage | None = No
     rewards = Rewards(stage, stage.style.extraction, settings.seed)
     try:
         show(console, unlike(settings.model, stage.style))
-        told(console, f"loading {settings.model}")
+        announce(console, f"loading {settings.model}")
         model, tokenizer = load_model(settings.model, stage.style, settings.seed, settings.dtype)
         sampling = Sampling(stage.temperature, stage.top_p, stage.max_completion_length)
         prompts = [messages(problem.problem, stage.style) for problem in problems]
         limit = sampling.max_tokens
-        told(console, f"sampling {each * len(problems)} completions of at most {limit} tokens")
+        announce(console, f"sampling {each * len(problems)} completions of at most {limit} tokens")
         start = time.perf_counter()
         with console.status("") as status:
-            done = count(1)
+            tokens = count(1)
 
-            def went_on() -> bool:
-                status.update(f"token {next(done)} of at most {limit}")
+            def report_token() -> bool:
+                status.update(f"token {next(tokens)} of at most {limit}")
                 return False
 
-            backend = Local(model, tokenizer, sampling, each * len(prompts), went_on)
+            backend = Local(model, tokenizer, sampling, each * len(prompts), report_token)
             sampled = backend.generate(prompts, each, settings.seed)
         seconds = time.perf_counter() - start
         groups = [
-            _graded(problem, completions, stage, rewards)
+            _grade(problem, completions, stage, rewards)
             for problem, completions in zip(problems, sampled, strict=True)
         ]
     finally:
@@ -76,12 +76,12 @@ def trial(settings: TrySettings, console: Console, training: RLStage | None = No
     return groups
 
 
-def _graded(
+def _grade(
     problem: Problem, completions: Sequence[Completion], stage: RLStage, rewards: Rewards
 ) -> Group:
     texts = [completion.text for completion in completions]
-    given = rewards.tried(problem, stage, texts)
-    each = [{name: values[i] for name, values in given.items()} for i in range(len(texts))]
+    by_reward = rewards.preview(problem, stage, texts)
+    each = [{name: values[i] for name, values in by_reward.items()} for i in range(len(texts))]
     answers = [extract_answer(text, stage.style.extraction) for text in texts]
     return Group(problem, completions, answers, [rewards.total(values) for values in each])
 
@@ -93,19 +93,21 @@ def _print(groups: Sequence[Group], stage: RLStage, tokenizer: Any, console: Con
         _quote(rendered(tokenizer, group.problem.problem, stage.style), console)
         places = zip(group.completions, group.answers, group.rewards, strict=True)
         for place, (completion, answer, reward) in enumerate(places, start=1):
-            found = "no answer found" if answer is None else f"answer {answer}"
+            result = "no answer found" if answer is None else f"answer {answer}"
             cut = ", cut off" if completion.truncated else ""
             worth = "no reward" if reward is None else f"reward {reward:g}"
-            told(console, f"completion {place}: {worth}, {found}, {completion.tokens} tokens{cut}")
+            announce(
+                console, f"completion {place}: {worth}, {result}, {completion.tokens} tokens{cut}"
+            )
             _quote(completion.text, console)
 
 
 def _quote(text: str, console: Console) -> None:
     """Print a text with a bar before each line, and how much of a long one is left out."""
-    shown = "\n".join(text[:CHARACTERS].splitlines()[:LINES])
-    quoted(console, shown or "\n")
-    if left := len(text.rstrip()) - len(shown.rstrip()):
-        told(console, f"  ... {left:,} more characters")
+    excerpt = "\n".join(text[:CHARACTERS].splitlines()[:LINES])
+    quote(console, excerpt or "\n")
+    if omitted := len(text.rstrip()) - len(excerpt.rstrip()):
+        announce(console, f"  ... {omitted:,} more characters")
 
 
 def _speed(groups: Sequence[Group], seconds: float, model: Any) -> str:
@@ -120,16 +122,16 @@ def _speed(groups: Sequence[Group], seconds: float, model: Any) -> str:
 def _conclude(groups: Sequence[Group], stage: RLStage, speed: str, console: Console) -> None:
     cut = [completion.truncated for group in groups for completion in group.completions]
     answers = [answer for group in groups for answer in group.answers]
-    known = [reward for group in groups for reward in group.rewards if reward is not None]
+    rewards = [reward for group in groups for reward in group.rewards if reward is not None]
     mixed = sum(len(set(group.rewards)) > 1 for group in groups)
     console.print()
-    mean = f"mean reward {sum(known) / len(known):.3g}" if known else "no reward applies"
-    told(
+    mean = f"mean reward {sum(rewards) / len(rewards):.3g}" if rewards else "no reward applies"
+    announce(
         console,
         f"{len(cut)} completions of {len(groups)} problems: {mean}; {sum(cut)} cut off at "
         f"{stage.max_completion_length} tokens, {answers.count(None)} without an answer; rewards "
         f"differ within {mixed} of the problems",
     )
-    told(console, speed)
+    announce(console, speed)
     for finding in of_trial(cut, list(answers), [list(group.rewards) for group in groups]):
         warn(console, f"warning: {finding.text}")

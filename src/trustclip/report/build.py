@@ -9,7 +9,8 @@ from trustclip.logs.recognise import holds_tokens
 from trustclip.report import results
 from trustclip.report.collect import Report, collect
 from trustclip.report.draw import figures
-from trustclip.report.page import render, token_page
+from trustclip.report.microscope import token_page
+from trustclip.report.page import render
 from trustclip.report.tables import latex, markdown
 from trustclip.runs.table import is_table, write_table
 from trustclip.support.jsonl import write_text
@@ -49,10 +50,10 @@ def build(
         write_text(out / "index.html", page)
         return [out / "index.html"]
     report = collect(runs, reference, reaches)
-    found = [run for group in report.groups for run in group.runs]
-    if all(run.silence and not run.samples.places for run in found):
-        many = f"none of {len(found)} runs has logged an update or an evaluation."
-        raise ValueError(many if len(found) > 1 else found[0].silence)
+    recorded = [run for group in report.groups for run in group.runs]
+    if all(run.silence and not run.samples.places for run in recorded):
+        many = f"none of {len(recorded)} runs has logged an update or an evaluation."
+        raise ValueError(many if len(recorded) > 1 else recorded[0].silence)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     texts = {
         "index.html": render(report, title or "Report", saved=True),
@@ -62,25 +63,25 @@ def build(
     }
     for name, text in texts.items():
         write_text(out / name, text)
-    drawn = [path for figure in report.figures for path in figures.save(figure, out / "figures")]
+    images = [path for figure in report.figures for path in figures.save(figure, out / "figures")]
     return [
         *(out / name for name in texts),
-        *_tabled(report, out / "runs.parquet", reaches),
-        *drawn,
+        *_write_runs(report, out / "runs.parquet", reaches),
+        *images,
     ]
 
 
-def _tabled(report: Report, path: Path, reaches: float | None) -> list[Path]:
-    """The runs of a report as a table, from which it can be made again; not logs of others."""
-    found = [(g.label, run) for g in report.groups for run in g.runs if run.log is None]
-    if not found:
+def _write_runs(report: Report, path: Path, reaches: float | None) -> list[Path]:
+    """The runs of a report as a table, from which it can be rebuilt; without logs of others."""
+    labelled = [(g.label, run) for g in report.groups for run in g.runs if run.log is None]
+    if not labelled:
         return []
     if reaches is not None:
         # Runs outside of a suite have no entry: then the score is named again.
-        found = [
+        labelled = [
             (label, replace(run, entry={**run.entry, "reaches": reaches} if run.entry else {}))
-            for label, run in found
+            for label, run in labelled
         ]
-    beside = [{"label": label, **learning.beside(run)} for label, run in found]
-    write_table(path, [run for _, run in found], beside)
+    beside = [{"label": label, **learning.beside(run)} for label, run in labelled]
+    write_table(path, [run for _, run in labelled], beside)
     return [path]

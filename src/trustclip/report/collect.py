@@ -45,7 +45,7 @@ class Report:
     compared: list[Compared]
     headline: str
     findings: list[Finding]
-    said: list[differences.Said]
+    by_run: list[differences.RunFindings]
     sections: list[Section]
     paper: list[Table]
 
@@ -119,19 +119,19 @@ def collect(
         *_for_each(groups, curves.training_figure),
         *_for_each(groups, curves.rewards_figure),
     ]
-    sweeps = [*swept.swept_figures(groups, by_mean), *plots.sweep_figures(groups)]
+    sweeps = [*swept.swept_figures(groups, by_mean), *swept.sweep_figures(groups)]
     intervals = _some(results.interval_table(groups))
     reaches = threshold(groups, reaches)
     ways = learning(groups, reaches)
-    said = differences.said_of(groups)
+    by_run = differences.findings_by_run(groups)
     return Report(
         groups=groups,
         compared=by_mean,
         headline=differences.headline(
             groups, by_mean, differences.differing(groups, by_pass, ways)
         ),
-        findings=differences.of_groups(groups, by_mean, said),
-        said=said,
+        findings=differences.of_groups(groups, by_mean, by_run),
+        by_run=by_run,
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups)), intervals),
@@ -153,12 +153,12 @@ def _for_each(
     settings = by_setting(groups)
     if len(settings) == 1:
         return _some(draw(groups, ""))
-    drawn = [
+    figures = [
         (setting, draw(here, f"-{number}"))
         for number, (setting, here) in enumerate(settings.items(), start=1)
     ]
-    return [replace(f, title=f"{f.title}: {setting}") for setting, f in drawn if f is not None]
+    return [replace(f, title=f"{f.title}: {setting}") for setting, f in figures if f is not None]
 
 
-def _some(*found: Item | None) -> list[Item]:
-    return [item for item in found if item is not None]
+def _some(*items: Item | None) -> list[Item]:
+    return [item for item in items if item is not None]

@@ -9,9 +9,8 @@ from rich.table import Table
 
 from trustclip import stats
 from trustclip.findings.comparison import Compared, compare, difference_on
-from trustclip.findings.conditions import require_equal_texts
+from trustclip.findings.conditions import require_equal_problems
 from trustclip.findings.differences import cautions
-from trustclip.findings.evaluated import answers_of
 from trustclip.findings.facts import LEVEL
 from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
 from trustclip.report.results import p_text
@@ -42,18 +41,17 @@ def print_comparison(
     paths = list(find(folders))
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise ValueError(f"{twice[0]} is given twice; a comparison needs two runs.")
-    groups = _arms([_evaluated(run, step) for run in read_runs(paths)])
+    groups = _arms([_at_step(run, step) for run in read_runs(paths)])
     runs = [run for group in groups for run in group.scored]
     _require_equal_updates(runs)
-    _require_equal_problems(runs)
-    require_equal_texts(runs)
+    require_equal_problems(runs)
     for group in groups:
         if not group.metrics:
             raise ValueError(f"the runs of {group.label} have different numbers of samples.")
-    found = [one for kind in ("mean", "pass") for one in compare(groups, kind)]
-    console.print(_heading(groups, found), highlight=False)
-    print_table(console, _table(groups, found), keys=3)
-    for one in found:
+    comparisons = [one for kind in ("mean", "pass") for one in compare(groups, kind)]
+    console.print(_heading(groups, comparisons), highlight=False)
+    print_table(console, _table(groups, comparisons), keys=3)
+    for one in comparisons:
         label, verdict = one.group.label, one.verdict
         if label not in verdict:
             verdict = f"{label}{' is' if verdict.startswith(STATES) else ':'} {verdict}"
@@ -61,12 +59,12 @@ def print_comparison(
     for run in runs:
         for remark in run.remarks:
             console.print(f"{run.path}: {remark}.", highlight=False)
-    for caution in cautions(groups, found):
+    for caution in cautions(groups, comparisons):
         console.print(caution.text, highlight=False)
-    return found
+    return comparisons
 
 
-def _evaluated(run: Run, step: int | None) -> Run:
+def _at_step(run: Run, step: int | None) -> Run:
     """A run cut to the evaluation to compare; refused if the answers are no longer stored."""
     if step is not None:
         steps = [e.step for e in run.trained]
@@ -92,9 +90,9 @@ def _arms(runs: Sequence[Run]) -> list[Group]:
         else:
             groups += [replace(group, runs=[run]) for run in group.runs]
     if len(groups) < 2:
-        given = "; ".join(f"{g.label}, seeds {', '.join(map(str, g.seeds))}" for g in groups)
+        arms = "; ".join(f"{g.label}, seeds {', '.join(map(str, g.seeds))}" for g in groups)
         raise ValueError(
-            f"a comparison needs runs of at least two methods or settings; got one ({given}). "
+            f"a comparison needs runs of at least two methods or settings; got one ({arms}). "
             "`trustclip report` shows the seeds of one method."
         )
     labels = names(groups)
@@ -122,29 +120,12 @@ def _require_equal_updates(runs: Sequence[Run]) -> None:
         raise ValueError(f"the last evaluations are of different updates: {ends}.{hint}")
 
 
-def _require_equal_problems(runs: Sequence[Run]) -> None:
-    first, *others = runs
-    problems = _problems(first)
-    for run in others:
-        unmatched = sorted(problems ^ _problems(run))
-        if unmatched:
-            shown = some([f"{task}: {problem}" for task, problem in unmatched])
-            raise ValueError(
-                f"{first.path} and {run.path} were evaluated on different problems: "
-                f"{len(unmatched)} are in one of them only ({shown})."
-            )
-
-
-def _problems(run: Run) -> set[tuple[str, str]]:
-    return set() if run.final is None else {*answers_of(run.final)}
-
-
-def _heading(groups: Sequence[Group], found: Sequence[Compared]) -> str:
+def _heading(groups: Sequence[Group], comparisons: Sequence[Compared]) -> str:
     finals = groups[0].evaluations("final")
     step = f"update {finals[0].step}" if finals[0].step is not None else "the evaluation"
-    paired = any(c.same_seeds and c.seeds > 1 for c in found)
+    paired = any(c.same_seeds and c.seeds > 1 for c in comparisons)
     how = "paired by problem and seed" if paired else "paired by problem"
-    tests = sum(c.difference is not None for c in found) // 2
+    tests = sum(c.difference is not None for c in comparisons) // 2
     return (
         f"At {step}, in percent; differences to {groups[0].label}, {how}; "
         f"{100 * LEVEL:.0f} % intervals; Holm's correction for {tests} "
@@ -152,34 +133,34 @@ def _heading(groups: Sequence[Group], found: Sequence[Compared]) -> str:
     )
 
 
-def _table(groups: Sequence[Group], found: Sequence[Compared]) -> Table:
+def _table(groups: Sequence[Group], comparisons: Sequence[Compared]) -> Table:
     """A row for each score and method; of several tasks first the average, then each."""
     table = Table(box=None, pad_edge=False)
     for title in ("score", "task", "method", "seeds", "%", "difference", "p (Holm)"):
         table.add_column(title, overflow="fold")
     tasks = groups[0].evaluations("final")[0].tasks
     for kind in ("mean", "pass"):
-        compared = {c.group.label: c for c in found if c.metric.startswith(kind)}
+        by_label = {c.group.label: c for c in comparisons if c.metric.startswith(kind)}
         for task in [None, *tasks] if len(tasks) > 1 else [None]:
             for group in groups:
-                metric = _metric(group, kind, found)
+                metric = _metric(group, kind, comparisons)
                 name = task or ("average" if len(tasks) > 1 else tasks[0])
                 cells = [title_of(metric), name, group.label, str(len(group.scored))]
                 e = _estimate(group, task, metric)
                 cells.append(f"{percent(e.value)} {bracket(e.low, e.high)}".rstrip() if e else "-")
-                if c := compared.get(group.label):
+                if c := by_label.get(group.label):
                     d = c.difference if task is None else difference_on(c, kind, task)
-                    cells.append(_signed(d) if d else "-")
+                    cells.append(_difference_text(d) if d else "-")
                     # The average is what is tested; the tasks show where it comes from.
                     cells.append(p_text(c.p_holm) if task is None else "")
                 table.add_row(*cells)
     return table
 
 
-def _metric(group: Group, kind: str, found: Sequence[Compared]) -> str:
+def _metric(group: Group, kind: str, comparisons: Sequence[Compared]) -> str:
     """Mean@K of all of its samples; Pass@k of the k that is compared."""
-    compared = {c.metric for c in found if kind == "pass" and c.metric.startswith("pass@")}
-    return next(iter(compared), None) or next(m for m in group.metrics if m.startswith(kind))
+    metrics = {c.metric for c in comparisons if kind == "pass" and c.metric.startswith("pass@")}
+    return next(iter(metrics), None) or next(m for m in group.metrics if m.startswith(kind))
 
 
 def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
@@ -189,6 +170,6 @@ def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
     return pass_estimate(group, task, int(metric.partition("@")[2]))
 
 
-def _signed(d: stats.Difference) -> str:
+def _difference_text(d: stats.Difference) -> str:
     value, low, high = (f"{100 * share:+.1f}" for share in (d.value, d.low, d.high))
     return value if d.low != d.low else f"{value} [{low}, {high}]"

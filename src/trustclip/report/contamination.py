@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trustclip import stats
-from trustclip.findings.contamination import held, trained_on
+from trustclip.findings.contamination import overlapping_problems, trained_on
 from trustclip.findings.groups import Group, names, shared_answers
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.runs.reader import Evaluation
 from trustclip.support.text import bracket, percent
-
-NOTHING = Cell("-")
 
 
 def clean_table(groups: Sequence[Group]) -> Table | None:
@@ -20,12 +18,12 @@ def clean_table(groups: Sequence[Group]) -> Table | None:
     Before training, after it, and the gain paired by problem: a part of a task may be harder than
     the whole, so that only the gains compare.
     """
-    found = [held(group) for group in groups]
-    tasks = list(dict.fromkeys(task for by_task in found for task in by_task))
+    overlaps = [overlapping_problems(group) for group in groups]
+    tasks = list(dict.fromkeys(task for by_task in overlaps for task in by_task))
     if not tasks:
         return None
     rows = []
-    for label, group, by_task in zip(names(groups), groups, found, strict=True):
+    for label, group, by_task in zip(names(groups), groups, overlaps, strict=True):
         for title, moments in (
             (f"{label}, before training", ("initial",)),
             (label, ("final",)),
@@ -72,7 +70,7 @@ class _Part:
     def cells(self) -> list[Cell]:
         """Problems and Mean@K of the whole task; problems, Mean@K and Pass@K of its clean part."""
         evaluations = [self._evaluations(moment) for moment in self.moments]
-        flat = [e for found in evaluations for e in found]
+        flat = [e for part in evaluations for e in part]
         runs, _ = shared_answers(flat, self.task)
         if not runs or not self.ids or len({*map(len, evaluations)}) > 1:
             return [NOTHING] * 5
@@ -85,19 +83,17 @@ class _Part:
         return [*whole, Cell(str(len(kept))), self._score(clean), self._score(clean, k)]
 
     def _evaluations(self, moment: str) -> list[Evaluation]:
-        both = len(self.moments) > 1
-        runs = [run for run in self.group.scored if run.initial is not None or not both]
-        if moment == "initial" and not both:
-            runs = [*self.group.runs]
+        if len(self.moments) == 1:
+            return self.group.evaluations(moment)
+        runs = [run for run in self.group.scored if run.initial is not None]
         return [e for run in runs if (e := getattr(run, moment)) is not None]
 
     def _score(self, runs: Sequence[Any], k: int | None = None) -> Cell:
+        half, sign = len(runs) // 2, ""
         if len(self.moments) == 1:
-            interval = stats.mean_interval(runs) if k is None else stats.pass_interval(runs, k)
-            bounds = (None, None) if self.group.unsteady else (interval.low, interval.high)
-            return Cell(percent(interval.value, 1), bracket(*bounds))
-        half = len(runs) // 2
-        gain = stats.paired_difference(runs[:half], runs[half:], k=k, same_seeds=True)
-        sign = "+" if gain.value > 0 else ""
-        bounds = (None, None) if self.group.unsteady else (gain.low, gain.high)
-        return Cell(sign + percent(gain.value, 1), bracket(*bounds))
+            estimate = stats.mean_interval(runs) if k is None else stats.pass_interval(runs, k)
+        else:
+            estimate = stats.paired_difference(runs[:half], runs[half:], k=k, same_seeds=True)
+            sign = "+" if estimate.value > 0 else ""
+        bounds = (None, None) if self.group.unsteady else (estimate.low, estimate.high)
+        return Cell(sign + percent(estimate.value), bracket(*bounds))

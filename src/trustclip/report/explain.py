@@ -1,4 +1,4 @@
-"""``trustclip explain``: all that is said of a run, one finding a line, and what to try next."""
+"""``trustclip explain``: the findings of a run, one a line, and what to try next."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ def explain(folder: Path) -> list[str]:
     run = read_run(folders[0])
     if run.silence:
         raise ValueError(run.silence)
-    found = of_run(run)
-    lines = [finding.line for finding in found]
-    lines += [f"Next: {finding.advice}" for finding in found if finding.advice]
+    findings = of_run(run)
+    lines = [finding.line for finding in findings]
+    lines += [f"Next: {finding.advice}" for finding in findings if finding.advice]
     # Names and warnings come from files: none of them may control a terminal.
     return [one_line(line) for line in lines]

@@ -3,12 +3,15 @@
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, PackageLoader, Template
 from markupsafe import Markup
 
+import trustclip
+from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
 from trustclip.support.text import harmless
 
 
@@ -43,6 +46,19 @@ def script_hash(script: str) -> str:
     """Hash that allows this script in the page's content security policy."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def page_of(template: Template, scripts: Sequence[Markup], **content: Any) -> str:
+    """A page of a template, with the scripts that its policy allows and the colours of figures."""
+    page = template.render(
+        scripts=scripts,
+        hashes=[script_hash(script) for script in scripts],
+        version=trustclip.__version__,
+        colours={"light": PALETTE, "dark": DARK_PALETTE},
+        **content,
+    )
+    # Without half a surrogate pair: a text from a run may hold one, and no file can.
+    return page.encode("utf-8", "backslashreplace").decode()
 
 
 def rendered(*names: str) -> list[Markup]:

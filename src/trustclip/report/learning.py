@@ -1,12 +1,13 @@
 """The table of learning curves: areas, collapses, and times to a score."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trustclip.findings.facts import ALPHA, KEPT
 from trustclip.findings.groups import Group, names
 from trustclip.findings.learning import Learning, Number
-from trustclip.report.results import NOTHING, p_text
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.results import p_text
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.support.text import bracket, percent
 
 #: Of numbers that are written as they are, where shares are written in percent.
@@ -14,14 +15,14 @@ _ONE = 0.01
 
 
 def learning_table(
-    labels: Sequence[TableRow], found: Sequence[Learning | None], reaches: float | None
+    labels: Sequence[TableRow], curves: Sequence[Learning | None], reaches: float | None
 ) -> Table | None:
     """A row for each group that has a learning curve."""
-    if not any(found):
+    if not any(curves):
         return None
     rows = [
-        row if one is None else TableRow(row.label, _cells(one), row.kind, row.note, row.series)
-        for row, one in zip(labels, found, strict=True)
+        row if one is None else replace(row, cells=_cells(one))
+        for row, one in zip(labels, curves, strict=True)
         if one is not None or row.kind == "section"
     ]
     head = [("area", ["mean", "difference", "p (Holm)"]), ("", ["collapsed"])]
@@ -44,11 +45,11 @@ def learning_table(
     return Table("learning", "Learning curves", "method", head, rows, notes)
 
 
-def _cells(found: Learning) -> list[Cell]:
-    cells = [_cell(found.area), *_difference(found.area_minus), _cell(found.collapsed)]
-    if found.reached is not None:
-        times = _cell(found.time, _ONE), *_difference(found.time_minus, _ONE)
-        cells += [_cell(found.reached), *times]
+def _cells(curve: Learning) -> list[Cell]:
+    cells = [_cell(curve.area), *_difference(curve.area_minus), _cell(curve.collapsed)]
+    if curve.reached is not None:
+        times = _cell(curve.time, _ONE), *_difference(curve.time_minus, _ONE)
+        cells += [_cell(curve.reached), *times]
     return cells
 
 
@@ -70,7 +71,7 @@ def _difference(number: Number | None, unit: float = 1.0) -> list[Cell]:
 
 
 def table_of(
-    groups: Sequence[Group], found: Sequence[Learning | None], reaches: float | None
+    groups: Sequence[Group], curves: Sequence[Learning | None], reaches: float | None
 ) -> Table | None:
     """`learning_table` of the groups of a report; None of a single run."""
     if sum(len(group.runs) for group in groups) < 2:
@@ -80,4 +81,4 @@ def table_of(
         for name, group in zip(names(groups), groups, strict=True)
         for many in [len(group.scored)]
     ]
-    return learning_table(labels, found, reaches)
+    return learning_table(labels, curves, reaches)

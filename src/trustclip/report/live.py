@@ -29,7 +29,7 @@ class LiveReport:
     def __init__(self, paths: Sequence[Path], title: str) -> None:
         self._paths, self._title = paths, title
         self._lock = threading.Lock()
-        self._seen: object = None
+        self._stamps: object = None
         self._next = 0.0
         self.version = 0
         self.page = b""
@@ -39,16 +39,16 @@ class LiveReport:
         """Build the page again if its runs have changed and it is time; returns its version."""
         with self._lock:
             now = time.monotonic()
-            if now >= self._next and (seen := self._files()) != self._seen:
+            if now >= self._next and (stamps := self._files()) != self._stamps:
                 number = str(self.version + 1)
                 page = render(collect(self._paths), self._title, live=number)
-                self.page, self.version, self._seen = page.encode(), self.version + 1, seen
+                self.page, self.version, self._stamps = page.encode(), self.version + 1, stamps
                 self._next = time.monotonic() + _PATIENCE * (time.monotonic() - now)
             return self.version
 
     def _files(self) -> object:
         """Sizes and times of the files that a report is made of."""
-        found = {}
+        stamps = {}
         for folder in find(self._paths):
             for pattern in ("*.json*", "*.yaml", "tokens/*"):
                 for path in folder.glob(pattern):
@@ -56,8 +56,8 @@ class LiveReport:
                         state = path.stat()
                     except FileNotFoundError:  # replaced or removed at this moment
                         continue
-                    found[str(path)] = (state.st_size, state.st_mtime_ns)
-        return found
+                    stamps[str(path)] = (state.st_size, state.st_mtime_ns)
+        return stamps
 
 
 def serve(paths: Sequence[Path], ready: Callable[[str], None]) -> None:

@@ -14,15 +14,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from markupsafe import Markup
 
-import trustclip
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import method
 from trustclip.constraints.shadow import refusal
 from trustclip.constraints.thresholds import thresholds
 from trustclip.logs.recognise import holds_tokens, looked_for
 from trustclip.logs.tokens import REQUIRED
-from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
-from trustclip.report.html import embedded, environment, rendered, script_hash
+from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.tokens import views
 from trustclip.support.checked import UpToOne
 
@@ -43,30 +41,30 @@ _STARTS = (0.1, 0.5, 2.0)
 
 
 @cache
-def offered() -> dict[str, dict[str, Any]]:
+def applicable_methods() -> dict[str, dict[str, Any]]:
     """Every method that a file of tokens can be looked at through, for the page.
 
     Example:
-      >>> offered()["clip"]["spec"], offered()["clip"]["moved"]
+      >>> applicable_methods()["clip"]["spec"], applicable_methods()["clip"]["moved"]
       ({'name': 'clip', 'epsilon': 0.2, 'side': 'outward', 'level': 'token'}, ['epsilon'])
-      >>> "trpo" in offered()
+      >>> "trpo" in applicable_methods()
       False
     """
-    found = {name: method(name) for name in methods()}
-    return {name: _offer(m) for name, m in found.items() if not refusal(m, SUPPLIED, "a file")}
+    by_name = {name: method(name) for name in methods()}
+    return {name: _offer(m) for name, m in by_name.items() if not refusal(m, SUPPLIED, "a file")}
 
 
 def _offer(chosen: Method) -> dict[str, Any]:
     hints = get_type_hints(type(chosen), include_extras=True)
-    moved = thresholds(chosen)
+    movable = thresholds(chosen)
     return {
         "spec": chosen.to_dict(),
         "requires": list(chosen.requires),
         "does": (type(chosen).__doc__ or "").strip().splitlines()[0].partition(": ")[2],
         "dials": list(dials(chosen)),
-        "moved": list(moved),
-        "usual": moved,
-        "widest": {name: 1.0 for name in moved if hints.get(name) == UpToOne},
+        "moved": list(movable),
+        "usual": movable,
+        "widest": {name: 1.0 for name in movable if hints.get(name) == UpToOne},
     }
 
 
@@ -84,47 +82,47 @@ def dials(chosen: Method, within: str = "") -> Iterator[dict[str, Any]]:
         if isinstance(default, Method):
             yield from dials(default, f"{path}.")
         elif get_origin(hint) is not None and isinstance(default, str):
-            values = [v for v in get_args(hint) if _allowed(chosen, item.name, v)]
+            values = [v for v in get_args(hint) if _allows(chosen, item.name, v)]
             if len(values) > 1:
                 yield {"path": path, "kind": "choice", "values": values}
         elif isinstance(default, float) or (default is None and float in get_args(hint)):
-            found = _range(chosen, item.name, default)
-            if found is not None:
-                yield {"path": path, "kind": "number", "optional": default is None, **found}
+            ends = _range(chosen, item.name, default)
+            if ends is not None:
+                yield {"path": path, "kind": "number", "optional": default is None, **ends}
 
 
-def _allowed(chosen: Method, name: str, value: Any) -> bool:
+def _allows(chosen: Method, name: str, value: Any) -> bool:
     """Whether a value makes a method that a file of tokens suffices for."""
     try:
-        made = replace(chosen, **{name: value})  # type: ignore[type-var]
+        changed = replace(chosen, **{name: value})  # type: ignore[type-var]
     except ValueError:
         return False
-    return not refusal(made, SUPPLIED, "a file")
+    return not refusal(changed, SUPPLIED, "a file")
 
 
 def _range(chosen: Method, name: str, default: float | None) -> dict[str, float] | None:
     """Start and ends of a slider: factors of the default, halved until the class allows them."""
     usual = chosen.value(name) if default is None else default
     starts = _STARTS if usual is None else (usual,)
-    start = next((s for s in starts if s > 0 and _allowed(chosen, name, s)), None)
+    start = next((s for s in starts if s > 0 and _allows(chosen, name, s)), None)
     if start is None:
         return None
     ends = []
     for factor in _FURTHEST:
-        while not _allowed(chosen, name, start * factor):
+        while not _allows(chosen, name, start * factor):
             factor = 1.0 if abs(factor - 1) < 0.01 else factor**0.875
         ends.append(start * factor)
-    whole = 1.0 if ends[1] < 1 < start * _FURTHEST[1] and _allowed(chosen, name, 1.0) else ends[1]
+    whole = 1.0 if ends[1] < 1 < start * _FURTHEST[1] and _allows(chosen, name, 1.0) else ends[1]
     return {"start": start, "low": ends[0], "high": whole}
 
 
-def tokens_data(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
+def tokens_data(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     """What a page with tokens holds: see `trustclip.report.tokens.views`, and the methods."""
-    return {**views(named), "methods": offered(), "chosen": CHOSEN, "files": []}
+    return {**views(runs), "methods": applicable_methods(), "chosen": CHOSEN, "files": []}
 
 
-def microscope_page(paths: Sequence[Path], title: str) -> str:
-    """A page for files of tokens, as HTML; it opens further ones itself.
+def token_page(paths: Sequence[Path], title: str) -> str:
+    """The microscope, a page for files of tokens, as HTML; it opens further ones itself.
 
     In it from the start are the files of tokens, run directories, prime-rl's exports, TRL's
     completions, verl's rollouts and UNIPO's steps of ``paths``; without any, this package's sample.
@@ -133,26 +131,20 @@ def microscope_page(paths: Sequence[Path], title: str) -> str:
       ValueError: a path holds none of these.
     """
     recorded = [path for path in paths if _has_tokens(path)]
-    others = [_given(path) for path in paths if path not in recorded]
+    others = [_read_foreign(path) for path in paths if path not in recorded]
     if not paths:
         sample = Path(__file__).with_name("sample.jsonl")
         others = [{"name": SAMPLE, "text": sample.read_text(encoding="utf-8")}]
     data = {**tokens_data([(path.name, path) for path in recorded]), "files": others}
     library = reader()
     scripts = [*([Markup(library)] if library else []), *rendered("common.js.j2", *SCRIPTS)]
-    return (
-        environment()
-        .get_template("microscope.html.j2")
-        .render(
-            title=title,
-            shown=", ".join(path.name for path in paths) or SAMPLE,
-            scripts=scripts,
-            hashes=[script_hash(script) for script in scripts],
-            tokens=embedded(data),
-            version=trustclip.__version__,
-            parquet=bool(library),
-            colours={"light": PALETTE, "dark": DARK_PALETTE},
-        )
+    return page_of(
+        environment().get_template("microscope.html.j2"),
+        scripts,
+        title=title,
+        shown=", ".join(path.name for path in paths) or SAMPLE,
+        tokens=embedded(data),
+        parquet=bool(library),
     )
 
 
@@ -177,7 +169,7 @@ def _table(path: Path) -> Any:
         raise ValueError(f"{path} cannot be read as Parquet: {error}.") from error
 
 
-def _given(path: Path) -> dict[str, str]:
+def _read_foreign(path: Path) -> dict[str, str]:
     """A file of another program as the page reads it: its text, or its rows as JSON lines."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file.")

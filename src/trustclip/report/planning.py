@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip import stats
-from trustclip.findings.groups import Group, by_setting, group_runs, shared_answers
-from trustclip.findings.learning import evaluated, tallies
+from trustclip.findings.groups import Group, by_setting, common_seeds, group_runs, shared_answers
+from trustclip.findings.learning import learning_curve, tallies
 from trustclip.runs.reader import Run, read_runs
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 from trustclip.stats.scores import Floats, macro_weights, problem_scores, strata_groups
@@ -22,7 +22,7 @@ TRADES = {"seeds": (1, 1), "K x 4": (1, 4), "problems x 4": (4, 1)}
 
 
 @dataclass(frozen=True)
-class Planned:
+class PilotComparison:
     """A comparison of a pilot, by one score.
 
     Args:
@@ -38,23 +38,23 @@ class Planned:
     spread: Spread
 
 
-def planned(groups: Sequence[Group]) -> list[Planned]:
+def pilot_comparisons(groups: Sequence[Group]) -> list[PilotComparison]:
     """Spreads of every method against the reference of its setting, or of a method alone.
 
     Raises:
       ValueError: no method has two finished runs from different seeds.
     """
-    found = [one for here in by_setting(groups).values() for one in _of_setting(here)]
-    if not found:
+    plans = [one for here in by_setting(groups).values() for one in _of_setting(here)]
+    if not plans:
         seeds = "; ".join(f"{g.label}: {len(g.scored)} evaluated" for g in groups)
         raise ValueError(
             "a pilot needs two seeds or more of a method, with evaluations of the same problems: "
             f"one run says nothing of how much runs differ ({seeds})."
         )
-    return found
+    return plans
 
 
-def _of_setting(groups: Sequence[Group]) -> Iterator[Planned]:
+def _of_setting(groups: Sequence[Group]) -> Iterator[PilotComparison]:
     reference = next(group for group in groups if group.is_reference)
     for group in groups:
         if group is reference and len(groups) > 1:
@@ -64,37 +64,36 @@ def _of_setting(groups: Sequence[Group]) -> Iterator[Planned]:
             spread = _spread(score, [[*one.scored] for one in pair])
             if spread is not None:
                 name = title_of(group.metrics[0]) if score == "end" else "area"
-                seeds = (
-                    spread.freedom + 1 if spread.paired or len(pair) == 1 else spread.freedom + 2
+                means = 1 if spread.paired or len(pair) == 1 else 2
+                yield PilotComparison(
+                    name, tuple(one.label for one in pair), spread.freedom + means, spread
                 )
-                yield Planned(name, tuple(one.label for one in pair), seeds, spread)
 
 
 def _spread(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     """Of pairs where two seeds or more are shared, else of the runs; None with one seed each."""
-    by_seed = [{run.seed: run for run in arm} for arm in arms]
-    shared = [seed for seed in by_seed[0] if all(seed in own for own in by_seed)]
-    if len(arms) > 1 and len(shared) > 1:
-        return _measured(score, [[own[seed] for seed in shared] for own in by_seed])
-    alone = [_measured(score, [arm]) for arm in arms if len(arm) > 1]
+    shared = common_seeds(arms)
+    if len(arms) > 1 and len(shared[0]) > 1:
+        return _measure(score, shared)
+    alone = [_measure(score, [arm]) for arm in arms if len(arm) > 1]
     spreads = [one for one in alone if one is not None]
     return pooled(spreads) if spreads else None
 
 
-def _measured(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
+def _measure(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     every = [run for arm in arms for run in arm]
     if score == "area":
-        counted, strata = tallies([run for run in every if len(evaluated(run)) > 1])
-        if counted is None or len(counted.right) < len(every):
+        counts, strata = tallies([run for run in every if len(learning_curve(run)) > 1])
+        if counts is None or len(counts.right) < len(every):
             return None
         sampling = nan
     else:
         answers, strata = shared_answers([run.final for run in every if run.final is not None])
         if not answers:
             return None
-        counted = stats.tally(answers)
-        sampling = _sampling(counted, strata) * len(arms)
-    scores, many = problem_scores(counted), len(arms[0])
+        counts = stats.tally(answers)
+        sampling = _sampling(counts, strata) * len(arms)
+    scores, many = problem_scores(counts), len(arms[0])
     theirs = scores[many:] if len(arms) > 1 else None
     return spread_of(scores[:many], theirs, _weights(strata), sampling)
 
@@ -113,7 +112,7 @@ def _sampling(counts: stats.Tally, strata: Sequence[str]) -> float:
 
 def print_power(
     paths: Sequence[Path], console: Console, *, gap: float, power: float, comparisons: int | None
-) -> list[Planned]:
+) -> list[PilotComparison]:
     """Print how many seeds would find a gap, in points, with a chance of ``power``.
 
     The number of comparisons that are planned, those of the pilot when None, gives Holm's
@@ -128,8 +127,8 @@ def print_power(
         raise ValueError(f"`power` is a chance in (0, 1), such as 0.8; got {power:g}.")
     if comparisons is not None and comparisons < 1:
         raise ValueError(f"`comparisons` is a number of methods, 1 or more; got {comparisons}.")
-    found = planned(group_runs(read_runs(paths)))
-    count = comparisons or max(1, len({one.names for one in found}))
+    plans = pilot_comparisons(group_runs(read_runs(paths)))
+    count = comparisons or max(1, len({one.names for one in plans}))
     level = 1 - 0.05 / count
     several = "s" * (count != 1)
     console.print(
@@ -138,18 +137,18 @@ def print_power(
         "what the pilot's 95 % interval of the standard deviation allows.",
         highlight=False,
     )
-    print_table(console, _table(found, gap / 100, level, power), keys=2)
-    for text in _notes(found):
+    print_table(console, _table(plans, gap / 100, level, power), keys=2)
+    for text in _notes(plans):
         console.print(text, highlight=False)
-    return found
+    return plans
 
 
-def _table(found: Sequence[Planned], gap: float, level: float, power: float) -> Table:
+def _table(plans: Sequence[PilotComparison], gap: float, level: float, power: float) -> Table:
     table = Table(box=None, pad_edge=False)
     heads = ("score", "difference", "pilot", "sd, points", *TRADES)
     for title in heads:
         table.add_column(title, overflow="fold")
-    for one in found:
+    for one in plans:
         sd = one.spread.interval()
 
         def seeds(std: float, paired: bool = one.spread.paired) -> str:
@@ -170,15 +169,15 @@ def _table(found: Sequence[Planned], gap: float, level: float, power: float) -> 
     return table
 
 
-def _notes(found: Sequence[Planned]) -> Iterator[str]:
-    if any(not one.spread.paired for one in found):
+def _notes(plans: Sequence[PilotComparison]) -> Iterator[str]:
+    if any(not one.spread.paired for one in plans):
         yield (
             "Runs without common seeds are independent: the number is of each method, and its "
             "standard deviation of a run. Shared seeds usually need fewer."
         )
-    if any(one.spread.std == 0 for one in found):
+    if any(one.spread.std == 0 for one in plans):
         yield "A standard deviation of 0 is of runs that are the same: two seeds show any gap."
-    if (least := min(one.spread.freedom for one in found)) < 9:
+    if (least := min(one.spread.freedom for one in plans)) < 9:
         yield (
             f"A pilot with {least + 1} seeds hardly knows its standard deviation: plan for the "
             "upper number, or look again after some more seeds, at levels fixed beforehand."

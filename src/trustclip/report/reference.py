@@ -59,6 +59,6 @@ class Reference:
 
 @cache
 def published() -> Reference:
-    """The installed reference, or one that knows of nothing."""
-    found = entry_points(group="trustclip.reference", name="published")
-    return next(iter(found)).load() if found else Reference()
+    """The installed reference, or an empty one."""
+    entries = entry_points(group="trustclip.reference", name="published")
+    return next(iter(entries)).load() if entries else Reference()

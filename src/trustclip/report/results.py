@@ -10,11 +10,9 @@ import torch
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.report.reference import TITLES, Column, published
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.runs.reader import in_words
 from trustclip.support.text import bracket, one_line, percent, signed, title_of
-
-NOTHING = Cell("-")
 
 OPTIMISTIC = (
     "In parentheses: the best evaluation of each column, selected on the test problems as in the "
@@ -59,10 +57,10 @@ def single_table(groups: Sequence[Group]) -> Table:
             max((e.value for e in column if e), default=0.0) for column in zip(*finals, strict=True)
         ]
         several = len(here) > 1 and not any(map(_one_training, here))
-        for group, found in zip(here, finals, strict=True):
+        for group, estimates in zip(here, finals, strict=True):
             cells = [
                 _single_cell(e, several and e is not None and e.value == top)
-                for e, top in zip(found, highest, strict=True)
+                for e, top in zip(estimates, highest, strict=True)
             ]
             rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
             rows += published().trained(group.model, group.method, cols, repeated=False)
@@ -91,16 +89,16 @@ def _base_rows(
     initial = [[estimate(group, col, "initial", tasks) for col in cols] for group in groups]
     measured = [row for row in initial if any(row)]
     if measured:
-        # Runs of one seed begin alike: the first group that was measured stands for all.
+        # Runs of one seed begin alike: the first group with scores represents them all.
         yield TableRow("before training", [_single_cell(e, False) for e in measured[0]], "base")
     yield from published().base(groups[0].model, cols)
 
 
-def _single_cell(found: Estimate | None, strong: bool) -> Cell:
-    if found is None:
+def _single_cell(score: Estimate | None, strong: bool) -> Cell:
+    if score is None:
         return NOTHING
-    best = f" ({percent(found.best, 2)})" if found.best is not None else ""
-    return Cell(percent(found.value, 2) + best, bracket(found.low, found.high), strong)
+    best = f" ({percent(score.best, 2)})" if score.best is not None else ""
+    return Cell(percent(score.value, 2) + best, bracket(score.low, score.high), strong)
 
 
 def _standing(group: Group) -> str:
@@ -127,10 +125,10 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
     for label, group in zip(names(groups), groups, strict=True):
         if len(group.scored) < 2:
             continue
-        found = [estimate(group, col, "final", tasks) for col in cols]
+        scores = [estimate(group, col, "final", tasks) for col in cols]
         cells = [
             NOTHING if e is None else Cell(f"{percent(e.value, 2)} ± {percent(e.std, 2)}")
-            for e in found
+            for e in scores
         ]
         note = f"{len(group.scored)} seeds"
         rows.append(TableRow(label, cells, "ours", note, group.series))
@@ -143,13 +141,13 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
     return Table("seeds", "Final scores over seeds, percent", "method", head_of(cols), rows, notes)
 
 
-def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
+def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
     """Differences to the reference, with intervals, corrected p-values and verdicts."""
-    if not found:
+    if not compared:
         return None
-    metric = next((c.metric for c in found if c.difference is not None), found[0].metric)
+    metric = next((c.metric for c in compared if c.difference is not None), compared[0].metric)
     rows = []
-    for label, c in zip(names([c.group for c in found]), found, strict=True):
+    for label, c in zip(names([c.group for c in compared]), compared, strict=True):
         d = c.difference
         numbers = [NOTHING] * 3
         if d is not None:
@@ -163,15 +161,15 @@ def comparison_table(found: Sequence[Compared], key: str) -> Table | None:
         parts += [f"at update {c.step}"] if c.step is not None else []
         note = ", ".join(parts)
         rows.append(TableRow(label, [*numbers, Cell(c.verdict)], "ours", note, c.group.series))
-    paired = "problem and seed" if any(c.seeds > 1 for c in found) else "problem"
-    family = len([c for c in found if c.difference is not None])
+    paired = "problem and seed" if any(c.seeds > 1 for c in compared) else "problem"
+    family = len([c for c in compared if c.difference is not None])
     many = f"{family} comparison{'s' * (family != 1)}"
     notes = [f"Final evaluations, paired by {paired}; Holm's correction for {many}."]
-    if any(c.step is not None for c in found):
+    if any(c.step is not None for c in compared):
         notes.append(
             "Unfinished runs are compared at the last update at which both were evaluated."
         )
-    title = f"{title_of(metric)} against {found[0].reference.label}, points"
+    title = f"{title_of(metric)} against {compared[0].reference.label}, points"
     head = [("", ["difference", "p", "p (Holm)", "verdict"])]
     return Table(key, title, "method", head, rows, notes, wide=True)
 

@@ -87,11 +87,11 @@ def spelled(spec: Spec) -> str:
     rest = {key: value for key, value in spec.items() if key not in ("name", "inner")}
     if spec["name"] == "penalty":
         first = [str(rest.pop("divergence")), f"{rest.pop('beta'):g}"]
-        price = ", ".join(first + _named(rest))
+        price = ", ".join(first + _keywords(rest))
         return f"{spelled(spec['inner'])} + penalty({price})"
     inner = [spelled(spec["inner"])] if "inner" in spec else []
-    return f"{spec['name']}({', '.join(inner + _named(rest))})"
+    return f"{spec['name']}({', '.join(inner + _keywords(rest))})"
 
 
-def _named(values: Mapping[str, Any]) -> list[str]:
+def _keywords(values: Mapping[str, Any]) -> list[str]:
     return [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items()]

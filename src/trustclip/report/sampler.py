@@ -13,7 +13,7 @@ def worst_table(groups: Sequence[Group]) -> Table | None:
     """The tokens on which trainer and sampler agree least, of every group's first such run."""
     rows: list[TableRow] = []
     for title, group in zip(names(groups), groups, strict=True):
-        tokens = next((found for run in group.runs if (found := worst_tokens(run))), [])
+        tokens = next((worst for run in group.runs if (worst := worst_tokens(run))), [])
         if tokens and abs(tokens[0]["logp_old"] - tokens[0]["logp_rollout"]) > ROUNDING**0.5:
             rows.append(TableRow(title, kind="section"))
             rows += [_row(token, group) for token in tokens]

@@ -13,18 +13,18 @@ from trustclip.support.text import percent
 
 def tables(groups: Sequence[Group]) -> list[Table]:
     """For each group with shadows: what they would have cut, and the matrix of agreement."""
-    found = []
+    built = []
     for number, group in enumerate(groups):
         rows = [row for run in group.runs for row in run.training]
-        seen = matrix(group.label, mean_metrics(rows))
-        if seen is not None:
-            found += [_measures(seen, group, number), _pairs(seen, group, number)]
-    return found
+        overlap = matrix(group.label, mean_metrics(rows))
+        if overlap is not None:
+            built += [_measures(overlap, group, number), _pairs(overlap, group, number)]
+    return built
 
 
-def _measures(seen: Matrix, group: Group, number: int) -> Table:
+def _measures(overlap: Matrix, group: Group, number: int) -> Table:
     drifts = [
-        _drift_of(group, prefix) for prefix in ("", *(f"shadow/{n}/" for n in seen.names[1:]))
+        _drift_of(group, prefix) for prefix in ("", *(f"shadow/{n}/" for n in overlap.names[1:]))
     ]
     ledger = any(not math.isnan(share) for share, _ in drifts)
 
@@ -32,12 +32,12 @@ def _measures(seen: Matrix, group: Group, number: int) -> Table:
         share, pull = drifts[i]
         return [_share(share), Cell("-" if math.isnan(pull) else f"{pull:+.2g}")] if ledger else []
 
-    cells = [_share(seen.gated[0]), *[Cell("-")] * 4, *of_drift(0)]
-    rows = [TableRow(_numbered(0, seen.names[0]), cells, note="acting", series=group.series)]
-    for i, name in enumerate(seen.names[1:], start=1):
-        precision, recall = seen.of_acting(i)
-        cells = [_share(seen.gated[i]), _share(precision, 1), _share(recall, 1)]
-        cells += [_share(seen.jaccard[0][i], 1), _number(seen.cosine[0][i]), *of_drift(i)]
+    cells = [_share(overlap.gated[0]), *[Cell("-")] * 4, *of_drift(0)]
+    rows = [TableRow(_numbered(0, overlap.names[0]), cells, note="acting", series=group.series)]
+    for i, name in enumerate(overlap.names[1:], start=1):
+        precision, recall = overlap.of_acting(i)
+        cells = [_share(overlap.gated[i]), _share(precision, 1), _share(recall, 1)]
+        cells += [_share(overlap.jaccard[0][i], 1), _number(overlap.cosine[0][i]), *of_drift(i)]
         rows.append(TableRow(_numbered(i, name), cells))
     head = ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"]
     note = (
@@ -58,23 +58,23 @@ def _measures(seen: Matrix, group: Group, number: int) -> Table:
 def _drift_of(group: Group, prefix: str) -> tuple[float, float]:
     """Mean share and pull of a method's drift over the group's updates; NaN where unknown."""
     rows = [row for run in group.runs for row in run.training]
-    found = (values(rows, f"{prefix}drift/{name}") for name in ("share", "pull"))
-    share, pull = (fmean(each) if each else math.nan for each in found)
+    series = (values(rows, f"{prefix}drift/{name}") for name in ("share", "pull"))
+    share, pull = (fmean(each) if each else math.nan for each in series)
     return share, pull
 
 
-def _pairs(seen: Matrix, group: Group, number: int) -> Table:
-    jaccard = seen.jaccard
+def _pairs(overlap: Matrix, group: Group, number: int) -> Table:
+    jaccard = overlap.jaccard
     rows = [
         TableRow(_numbered(i, name), [_shaded(share) for share in jaccard[i]])
-        for i, name in enumerate(seen.names)
+        for i, name in enumerate(overlap.names)
     ]
     title = f"Which methods cut the same tokens in the runs of {group.label}: Jaccard %"
     return Table(
         f"shadow-matrix-{number}",
         title,
         "method",
-        [("", [str(i + 1) for i in range(len(seen.names))])],
+        [("", [str(i + 1) for i in range(len(overlap.names))])],
         rows,
         ["What both cut over what either cuts; - where neither cuts a token."],
     )

@@ -22,6 +22,10 @@ class Cell:
     heat: float | None = None
 
 
+#: Stands where there is no number.
+NOTHING = Cell("-")
+
+
 @dataclass(frozen=True)
 class TableRow:
     """One row.

@@ -13,13 +13,13 @@ from trustclip.report.tokens import (
     OWN,
     SHADOWS,
     CutStrings,
-    Judged,
-    judged_rows,
+    Judgement,
+    judgements,
     strings,
 )
 from trustclip.runs.watched import sources
 from trustclip.support.names import some, unknown
-from trustclip.support.text import control_named, percent
+from trustclip.support.text import percent, show_controls
 
 #: Backgrounds of a token that is raised and of one that is lowered, weak and strong: blue, orange.
 _UP, _DOWN = ("on #c9dff0", "on #7fb2d9"), ("on #f6d5bd", "on #eb9a62")
@@ -49,7 +49,7 @@ def print_tokens(
     shadows = [constraint] if constraint != OWN else []
     words, chosen, number = CutStrings(), [], 0
     updates = set()
-    for item in judged_rows(source, shadows):
+    for item in judgements(source, shadows):
         updates.add(item.row.update)
         if update is not None and item.row.update != update:
             continue
@@ -67,14 +67,14 @@ def print_tokens(
         raise ValueError(f"{source} has no tokens of update {update}; recorded: {recorded}.")
     for *_, item in sorted(chosen, key=lambda entry: entry[:2], reverse=True):
         console.print(_facts(item, constraint), style="bold", markup=False, soft_wrap=True)
-        console.print(painted(item, constraint), soft_wrap=True)
+        console.print(paint(item, constraint), soft_wrap=True)
         console.print()
     console.print(_table(words, constraint, number))
 
 
-def _facts(item: Judged, constraint: str) -> str:
+def _facts(item: Judgement, constraint: str) -> str:
     row = item.row
-    said = [
+    parts = [
         f"update {row.update}" if row.update is not None else "",
         f"sampled after update {row.generated}" if row.generated is not None else "",
         f"number {row.index}" if row.index is not None else "",
@@ -83,25 +83,25 @@ def _facts(item: Judged, constraint: str) -> str:
         f"{len(row.logp)} tokens",
         f"{percent(item.share(constraint))} % cut by {constraint}",
     ]
-    return ", ".join(part for part in said if part)
+    return ", ".join(part for part in parts if part)
 
 
-def painted(item: Judged, constraint: str) -> Text:
+def paint(item: Judgement, constraint: str) -> Text:
     """The text of a completion: coloured by coefficient, cut tokens in double brackets."""
     c, cut = item.coefficients[constraint], item.cut(constraint)
     strong = float(np.nanmax(np.abs(c), initial=0.0)) / 2
     text = Text()
     for i, string in enumerate(strings(item.row)):
-        shown = visible(string)
+        label = visible(string)
         if cut[i]:
-            text.append(f"⟦{shown}⟧", "bold reverse")
+            text.append(f"⟦{label}⟧", "bold reverse")
         elif not item.row.mask[i]:
-            text.append(shown, "dim italic")
+            text.append(label, "dim italic")
         elif c[i] != 0:
             weak, full = _UP if c[i] > 0 else _DOWN
-            text.append(shown, f"black {full if abs(c[i]) > strong else weak}")
+            text.append(label, f"black {full if abs(c[i]) > strong else weak}")
         else:
-            text.append(shown)
+            text.append(label)
     return text
 
 
@@ -116,7 +116,7 @@ def visible(string: str) -> str:
         return "∅"
     if not string.strip(" "):
         return "·" * len(string)
-    return "⏎\n".join(map(control_named, string.replace("\t", "⇥").split("\n")))
+    return "⏎\n".join(map(show_controls, string.replace("\t", "⇥").split("\n")))
 
 
 def _table(words: CutStrings, constraint: str, completions: int) -> Table:

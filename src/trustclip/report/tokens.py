@@ -15,7 +15,7 @@ from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TokenRow, token_batch
-from trustclip.runs.samples import shards
+from trustclip.runs.samples import problem_of, problem_texts, shards
 from trustclip.runs.watched import sources
 from trustclip.stats.lift import Lifts
 from trustclip.support.jsonl import scan
@@ -33,7 +33,7 @@ COLUMNS = ("logp", "logp_old", "logp_rollout", "entropy", "advantage", "coeffici
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """A completion, and what each constraint did to its tokens.
 
     Args:
@@ -54,7 +54,7 @@ class Judged:
         return float(self.cut(name).sum() / max(self.row.mask.sum(), 1))
 
 
-def judged(row: TokenRow, shadows: Sequence[Method]) -> Judged:
+def judge(row: TokenRow, shadows: Sequence[Method]) -> Judgement:
     """What a run's own constraint, where it was recorded, and others did to a completion.
 
     Of the others, one that needs a number the row lacks is left out.
@@ -71,14 +71,14 @@ def judged(row: TokenRow, shadows: Sequence[Method]) -> Judged:
             c, surrogate = gradient(shadow, batch)
             coefficients[shadow.name] = c[0].double().numpy()
             kept[shadow.name] = surrogate.kept[0].numpy()
-    return Judged(row, coefficients, kept)
+    return Judgement(row, coefficients, kept)
 
 
-def judged_rows(path: Path, shadows: Sequence[str] = SHADOWS) -> Iterator[Judged]:
+def judgements(path: Path, shadows: Sequence[str] = SHADOWS) -> Iterator[Judgement]:
     """Completions of a file or folder of tokens, judged one by one."""
     methods = [method(name) for name in shadows]
     for row in token_rows(path):
-        yield judged(row, methods)
+        yield judge(row, methods)
 
 
 def strings(row: TokenRow) -> Sequence[str]:
@@ -95,7 +95,7 @@ class CutStrings:
     _numbers: dict[str, int] = field(default_factory=dict)
     _lifts: dict[str, Lifts] = field(default_factory=dict)
 
-    def add(self, item: Judged) -> None:
+    def add(self, item: Judgement) -> None:
         """Add a completion."""
         mask = item.row.mask
         texts = [text for text, counts in zip(strings(item.row), mask, strict=True) if counts]
@@ -161,49 +161,41 @@ def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1
     """
     (source,) = sources([path])
     places, total = max(MAX_COMPLETIONS // share, 1), 0
-    shown: list[tuple[int, TokenRow]] = []
+    chosen: list[tuple[int, TokenRow]] = []
     random = np.random.default_rng(0)
     for row in token_rows(source):
         # Each completion ends up in the page with the same probability, in one pass.
         place = total if total < places else int(random.integers(total + 1))
         if place < places:
-            shown[place : place + 1] = [(total, row)]
+            chosen[place : place + 1] = [(total, row)]
         total += 1
-    shown.sort(key=lambda pair: pair[0])
+    chosen.sort(key=lambda pair: pair[0])
     room, rows = MAX_TOKENS // share, []
-    asked = asked_in(path) if source != path else {}
-    for _, row in shown:
+    problems = problems_in(path) if source != path else {}
+    for _, row in chosen:
         room -= len(row.logp)
         if room < 0:
             break
-        content += _packed(row, texts)
-        rows.append(_facts(row, asked))
+        content += _pack(row, texts)
+        rows.append(_facts(row, problems))
     return {"name": name, "total": total, "rows": rows}
 
 
-def asked_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
+def problems_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
     """Problem and gold answer of each completion of a run, by (generation, number)."""
-    texts = {
-        (row.get("task"), row["id"]): str(row["problem"])
-        for line in (scan(run / "problems.jsonl") if (run / "problems.jsonl").exists() else ())
-        if (row := line.row) is not None and "id" in row and "problem" in row
-    }
-    found: dict[tuple[Any, Any], tuple[str, str | None]] = {}
-    for shard in shards(run):
-        for line in scan(shard):
-            row = line.row
-            if row is None or row.get("stage") != "rl":
-                continue
-            text = texts.get((row.get("task"), row.get("id")), texts.get((None, row.get("id"))))
+    texts = problem_texts(run)
+    problems: dict[tuple[Any, Any], tuple[str, str | None]] = {}
+    for row in (line.row for shard in shards(run) for line in scan(shard)):
+        if row is None or row.get("stage") != "rl":
+            continue
+        if (text := problem_of(row, texts)) is not None:
             gold = row.get("gold")
-            if text is not None:
-                key = (row.get("step"), row.get("index"))
-                found[key] = (text, None if gold is None else str(gold))
-    return found
+            problems[row.get("step"), row.get("index")] = text, None if gold is None else str(gold)
+    return problems
 
 
-def _facts(row: TokenRow, asked: Mapping[tuple[Any, Any], tuple[str, str | None]]) -> dict:
-    problem, gold = asked.get((row.generated, row.index), (None, None))
+def _facts(row: TokenRow, problems: Mapping[tuple[Any, Any], tuple[str, str | None]]) -> dict:
+    problem, gold = problems.get((row.generated, row.index), (None, None))
     optional = ("logp_rollout", "entropy", "coefficient", "kept", "token_id")
     return {
         "update": row.update,
@@ -218,18 +210,18 @@ def _facts(row: TokenRow, asked: Mapping[tuple[Any, Any], tuple[str, str | None]
     }
 
 
-def _packed(row: TokenRow, texts: Texts) -> bytes:
+def _pack(row: TokenRow, texts: Texts) -> bytes:
     """Numbers of a completion: columns in single precision, flags, and places of its texts."""
     length = len(row.logp)
     unknown = np.full(length, np.nan)
-    given = {name: getattr(row, name) for name in COLUMNS}
-    given["logp_old"] = row.logp if row.logp_old is None else row.logp_old
-    numbers = [unknown if given[name] is None else given[name] for name in COLUMNS]
+    by_column = {name: getattr(row, name) for name in COLUMNS}
+    by_column["logp_old"] = row.logp if row.logp_old is None else row.logp_old
+    numbers = [unknown if by_column[name] is None else by_column[name] for name in COLUMNS]
     kept = np.zeros(length, bool) if row.kept is None else row.kept
     flags = row.mask.astype("<u4") | kept.astype("<u4") << 1
     ids = np.full(length, -1) if row.token_id is None else row.token_id
-    named = zip(strings(row), map(int, ids), strict=True)
-    places = [texts.setdefault(text, len(texts)) for text in named]
+    pairs = zip(strings(row), map(int, ids), strict=True)
+    places = [texts.setdefault(text, len(texts)) for text in pairs]
     with np.errstate(over="ignore"):
         columns = np.concatenate(numbers).astype("<f4").tobytes()
     return columns + flags.tobytes() + np.asarray(places, dtype="<u4").tobytes()

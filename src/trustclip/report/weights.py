@@ -63,7 +63,7 @@ _JUMP, _PARTS = 0.06, 32
 
 
 def jumps(
-    chosen: Method, ratios: Tensor, probabilities: Sequence[float], found: Tensor
+    chosen: Method, ratios: Tensor, probabilities: Sequence[float], weight: Tensor
 ) -> Iterator[tuple[int, int, tuple[float, float], tuple[float, float]]]:
     """Places between neighbouring ratios where the weight jumps, as at the edge of a gate.
 
@@ -80,7 +80,7 @@ def jumps(
       >>> sign, p, low <= 1.2 <= high, high - low < 0.004, round(before, 2), after
       (0, 0, True, True, 1.2, 0.0)
     """
-    steep = found.diff(dim=-1).abs() > _JUMP  # [2, probabilities, ratios - 1]
+    steep = weight.diff(dim=-1).abs() > _JUMP  # [2, probabilities, ratios - 1]
     where = steep.flatten(0, 1).any(0).nonzero().flatten()
     if not len(where):
         return
@@ -110,8 +110,8 @@ def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], 
       [1.3, 0.0, 1.3]
     """
     even = torch.linspace(0, 3.4, points, dtype=torch.float64).clamp(min=1e-3)
-    found = jumps(chosen, even, (P_OLD,), weights(chosen, even, (P_OLD,)))
-    around = {ratio for _, _, both, _ in found for ratio in both}
+    edges = jumps(chosen, even, (P_OLD,), weights(chosen, even, (P_OLD,)))
+    around = {ratio for _, _, both, _ in edges for ratio in both}
     ratios = torch.cat([even, torch.tensor(sorted(around), dtype=torch.float64)]).sort().values
     positive, negative = (
         [round(c, 12) for c in row.tolist()] for row in weights(chosen, ratios, (P_OLD,))[:, 0]

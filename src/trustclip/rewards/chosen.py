@@ -1,6 +1,6 @@
-r"""The rewards that a training chooses: built-in ones by name, and functions of one's own.
+r"""The rewards that a training chooses: built-in ones by name, and the user's own functions.
 
-A reward of one's own is called as TRL calls one, with keyword arguments only:
+A user's reward is called as TRL calls one, with keyword arguments only:
 
 - ``prompts`` and ``completions``: a conversation for each completion; a completion is a list of
   messages, ``[{"role": "assistant", "content": "..."}]``;
@@ -11,7 +11,7 @@ A reward of one's own is called as TRL calls one, with keyword arguments only:
 
 It may name only those that it needs. It returns one number for each completion, in order, or None
 where it does not apply; the total is the weighted sum over the rewards that apply. It may be
-``async``, or a class, of which one object is then made from the arguments of the setting.
+``async``, or a class, which is then instantiated once with the arguments of the setting.
 """
 
 import functools
@@ -34,10 +34,10 @@ from trustclip.rewards.functions import (
     number_graded,
     text_of,
 )
-from trustclip.support.imports import imported, names_code
+from trustclip.support.imports import import_object, names_code
 from trustclip.support.names import nearest, unknown
 
-#: Built-in rewards: classes, made from arguments, and functions.
+#: Built-in rewards: classes, which take arguments, and functions.
 BUILT_IN: Mapping[str, Any] = {
     "correct": AnswerReward,
     "format": FormatReward,
@@ -51,10 +51,10 @@ BUILT_IN: Mapping[str, Any] = {
 NOTEBOOK = "notebook"
 _NOTEBOOK = ("format_exact", "format_approximate", "answer_graded", "number_graded")
 
-#: What every reward gets; no column of the data may have such a name.
-GIVEN = ("prompts", "completions", "texts", "completion_ids")
+#: Arguments that every reward gets; no column of the data may have such a name.
+ARGUMENTS = ("prompts", "completions", "texts", "completion_ids")
 _OF_TRL = ("trainer_state", "log_metric", "log_extra", "environments")
-RESERVED = (*GIVEN, *_OF_TRL, "prompt", "completion")
+RESERVED = (*ARGUMENTS, *_OF_TRL, "prompt", "completion")
 
 #: Arguments of built-in rewards that a setting cannot hold.
 _INNER = ("verifier", "column")
@@ -63,18 +63,18 @@ _LABEL = re.compile(r"[\w.-]+")
 
 
 class RewardError(ValueError):
-    """A reward failed, or returned something else than a number for each completion."""
+    """A reward failed, or returned something other than a number for each completion."""
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RewardSpec:
     """One reward of a training.
 
     Args:
       name: built-in, or ``"file.py:name"`` or ``"package.module:name"``.
       weight: its factor in the total.
-      label: under which it is logged.
-      arguments: of its class, or further ones of each call of the function.
+      label: the name under which it is logged.
+      arguments: those of its class, or further ones for each call of the function.
     """
 
     name: str
@@ -88,59 +88,59 @@ class Chosen:
         return names_code(self.name)
 
 
-def chosen(given: Any) -> tuple[Chosen, ...]:
+def read_rewards(setting: Any) -> tuple[RewardSpec, ...]:
     """Read the setting `reward`.
 
     Args:
-      given: a name, a mapping of ``name``, ``weight``, ``label`` and arguments, or a list of these.
+      setting: a name, a mapping of ``name``, ``weight``, ``label`` and arguments, or a list.
 
     Raises:
       ValueError: an unknown name, a weight that is no finite number, or two rewards of one label.
 
     Example:
       >>> both = chosen(["correct", {"name": "format", "weight": 0.2}])
-      >>> [(one.label, one.weight) for one in both]
+      >>> [(spec.label, spec.weight) for spec in both]
       [('correct', 1.0), ('format', 0.2)]
       >>> chosen("rewards.py:polite")[0].label
       'polite'
     """
-    listed = given if isinstance(given, list | tuple) else [given]
-    if not listed:
+    items = setting if isinstance(setting, list | tuple) else [setting]
+    if not items:
         raise ValueError("a list of rewards needs at least one.")
-    found = tuple(one for item in listed for one in _read(item))
-    labels = [one.label for one in found]
-    if twice := [label for label in labels if labels.count(label) > 1]:
+    specs = tuple(spec for item in items for spec in _read(item))
+    labels = [spec.label for spec in specs]
+    if repeated := [label for label in labels if labels.count(label) > 1]:
         raise ValueError(
-            f"two rewards would be logged as {twice[0]!r}: give one of them a `label`."
+            f"two rewards would be logged as {repeated[0]!r}: give one of them a `label`."
         )
-    return found
+    return specs
 
 
-def canonical(given: Any) -> Any:
+def canonical(setting: Any) -> Any:
     """The setting in its plain form: a name where that says everything, else a list of mappings.
 
     Example:
       >>> canonical([{"name": "correct", "weight": 1}]), canonical({"name": "format", "weight": 2})
       ('correct', [{'name': 'format', 'weight': 2.0}])
     """
-    if given == NOTEBOOK:
-        return given
-    found = chosen(given)
+    if setting == NOTEBOOK:
+        return setting
+    specs = read_rewards(setting)
     plain = [
         {
-            "name": one.name,
-            "weight": one.weight,
-            **({} if one.label == _usual_label(one.name) else {"label": one.label}),
-            **one.arguments,
+            "name": spec.name,
+            "weight": spec.weight,
+            **({} if spec.label == _usual_label(spec.name) else {"label": spec.label}),
+            **spec.arguments,
         }
-        for one in found
+        for spec in specs
     ]
-    if len(plain) == 1 and plain[0] == {"name": found[0].name, "weight": 1.0}:
-        return found[0].name
+    if len(plain) == 1 and plain[0] == {"name": specs[0].name, "weight": 1.0}:
+        return specs[0].name
     return plain
 
 
-def _read(item: Any) -> Iterable[Chosen]:
+def _read(item: Any) -> Iterable[RewardSpec]:
     item = {"name": item} if isinstance(item, str) else item
     if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
         raise ValueError(f"a reward is its name or a mapping with a `name`, got {item!r}.")
@@ -158,89 +158,91 @@ def _read(item: Any) -> Iterable[Chosen]:
         raise ValueError(f"`label` of the reward {name!r} must be one word, got {label!r}.")
     arguments = {str(key): value for key, value in item.items() if key not in _OWN_KEYS}
     if name != NOTEBOOK:
-        return [Chosen(name, float(weight), label, arguments)]
+        return [RewardSpec(name, float(weight), label, arguments)]
     if arguments or "label" in item:
         raise ValueError(f"the reward {NOTEBOOK!r} takes a `weight` only, got {dict(item)!r}.")
-    shaped = [Chosen(one, float(weight), one) for one in _NOTEBOOK]
-    return [Chosen("correct", 0.0, "correct"), *shaped]
+    shaped = [RewardSpec(one, float(weight), one) for one in _NOTEBOOK]
+    return [RewardSpec("correct", 0.0, "correct"), *shaped]
 
 
 def _usual_label(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def made(one: Chosen, style: Style = "any") -> "Reward":
+def make_reward(spec: RewardSpec, style: Style = "any") -> "Reward":
     """The reward, ready to be called; its code is imported here, with the errors of `found`."""
-    function, takes = found(one)
-    arguments = dict(one.arguments)
-    if not one.own and "style" in takes:
+    function, params = resolve(spec)
+    arguments = dict(spec.arguments)
+    if not spec.own and "style" in params:
         arguments.setdefault("style", style)
     if not isinstance(function, type):
-        return _of(functools.partial(function, **arguments) if arguments else function, one)
+        return _wrap(functools.partial(function, **arguments) if arguments else function, spec)
     try:
-        return _of(function(**arguments), one)
+        return _wrap(function(**arguments), spec)
     except Exception as error:
-        raise ValueError(f"cannot make the reward {one.name!r}: {error}") from error
+        raise ValueError(f"cannot make the reward {spec.name!r}: {error}") from error
 
 
-def found(one: Chosen) -> tuple[Any, Mapping[str, inspect.Parameter]]:
+def resolve(spec: RewardSpec) -> tuple[Any, Mapping[str, inspect.Parameter]]:
     """The function or class of a reward, not called, and the parameters that it takes.
 
     Raises:
       ValueError: it cannot be imported, or does not take the arguments of the setting.
     """
-    function = imported(one.name, "reward") if one.own else BUILT_IN[one.name]
+    function = import_object(spec.name, "reward") if spec.own else BUILT_IN[spec.name]
     if not callable(function):
-        raise ValueError(f"the reward {one.name!r} is not a function, but {function!r:.80}.")
-    takes = {k: p for k, p in _parameters(function).items() if one.own or k not in _INNER}
+        raise ValueError(f"the reward {spec.name!r} is not a function, but {function!r:.80}.")
+    params = {k: p for k, p in _parameters(function).items() if spec.own or k not in _INNER}
     is_class = isinstance(function, type)
-    free = is_class and any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    allowed = [k for k, p in takes.items() if k not in (*RESERVED, "_") and p.kind != p.VAR_KEYWORD]
-    for key in one.arguments:
-        if key not in allowed and not free:
-            raise ValueError(unknown(f"argument of reward {one.name}", key, allowed))
-    missing = [k for k in allowed if takes[k].default is inspect.Parameter.empty]
-    if is_class and (missing := [k for k in missing if k not in one.arguments]):
-        raise ValueError(f"the reward {one.name!r} needs the argument {missing[0]!r}.")
-    return function, takes
+    takes_any = is_class and any(p.kind is p.VAR_KEYWORD for p in params.values())
+    allowed = [
+        k for k, p in params.items() if k not in (*RESERVED, "_") and p.kind != p.VAR_KEYWORD
+    ]
+    for key in spec.arguments:
+        if key not in allowed and not takes_any:
+            raise ValueError(unknown(f"argument of reward {spec.name}", key, allowed))
+    missing = [k for k in allowed if params[k].default is inspect.Parameter.empty]
+    if is_class and (missing := [k for k in missing if k not in spec.arguments]):
+        raise ValueError(f"the reward {spec.name!r} needs the argument {missing[0]!r}.")
+    return function, params
 
 
-def needed(one: Chosen) -> list[str]:
+def required_columns(spec: RewardSpec) -> list[str]:
     """Columns of the data that a reward names in its signature, without a default.
 
     Example:
-      >>> needed(Chosen("number_graded"))
+      >>> needed(RewardSpec("number_graded"))
       ['answer']
     """
-    function, _ = found(one)
+    function, _ = resolve(spec)
     call = function.__call__ if isinstance(function, type) else function
-    keyword = [
+    parameters = [
         p
         for p in _parameters(call).values()
         if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]
-    given = {*RESERVED, "_", "self", *one.arguments}
-    return [p.name for p in keyword if p.name not in given]
+    supplied = {*RESERVED, "_", "self", *spec.arguments}
+    return [p.name for p in parameters if p.name not in supplied]
 
 
-def _of(function: Any, one: Chosen) -> "Reward":
-    waits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+def _wrap(function: Any, spec: RewardSpec) -> "Reward":
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     )
-    return (AsyncReward if waits else Reward)(function, one.label, one.name)
+    return (AsyncReward if is_async else Reward)(function, spec.label, spec.name)
 
 
 class Reward:
     """A reward function whose result is checked, and whose failure is one sentence.
 
-    Its signature is that of this module's description; TRL logs it under the label.
+    Its signature is the one in this module's docstring; TRL logs it under the label.
     """
 
     def __init__(self, function: Callable[..., Any], label: str, name: str) -> None:
         self._function, self.__name__, self._name = function, label, name
-        takes = _parameters(function).values()
-        everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes)
-        self._takes = None if everything else {p.name for p in takes}
+        parameters = _parameters(function).values()
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        self._names = None if takes_any else {p.name for p in parameters}
 
     def __call__(self, prompts: Any, completions: Sequence[Any], **columns: Any) -> list[Any]:
         """Rewards of the completions: a number each, or None where it does not apply.
@@ -249,13 +251,13 @@ class Reward:
           RewardError: the function failed, or returned something else.
         """
         try:
-            given = self._function(**self._arguments(prompts, completions, columns))
+            values = self._function(**self._arguments(prompts, completions, columns))
         except Exception as error:
-            raise self._failed(error, completions) from error
-        return self._checked(given, completions, columns)
+            raise self._failure(error, completions) from error
+        return self._numbers(values, completions, columns)
 
     def __getattr__(self, name: str) -> Any:
-        # The state of a reward that has one (`state_dict`), `close`, and what else it offers.
+        # `state_dict` of a reward with a state, `close`, and whatever else it offers.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._function, name)
@@ -270,10 +272,10 @@ class Reward:
         self, prompts: Any, completions: Sequence[Any], columns: Mapping[str, Any]
     ) -> dict[str, Any]:
         texts = [text_of(completion) for completion in completions]
-        every = {"prompts": prompts, "completions": completions, "texts": texts, **columns}
-        return {k: v for k, v in every.items() if self._takes is None or k in self._takes}
+        arguments = {"prompts": prompts, "completions": completions, "texts": texts, **columns}
+        return {k: v for k, v in arguments.items() if self._names is None or k in self._names}
 
-    def _failed(self, error: Exception, completions: Sequence[Any]) -> RewardError:
+    def _failure(self, error: Exception, completions: Sequence[Any]) -> RewardError:
         at, where = error.__traceback__, ""
         while at is not None:
             where, at = f"{at.tb_frame.f_code.co_filename}, line {at.tb_lineno}", at.tb_next
@@ -282,17 +284,17 @@ class Reward:
             f"{type(error).__name__}: {error} ({where})."
         )
 
-    def _checked(
-        self, given: Any, completions: Sequence[Any], columns: Mapping[str, Any]
+    def _numbers(
+        self, result: Any, completions: Sequence[Any], columns: Mapping[str, Any]
     ) -> list[Any]:
         try:
-            values = list(given)
+            values = list(result)
         except TypeError:
             values = None
-        if values is None or isinstance(given, str | Mapping):
+        if values is None or isinstance(result, str | Mapping):
             raise RewardError(
                 f"the reward {self._name!r} must return a list with a number for each completion, "
-                f"got {given!r:.80}."
+                f"got {result!r:.80}."
             )
         if len(values) != len(completions):
             raise RewardError(
@@ -323,26 +325,26 @@ class AsyncReward(Reward):
     ) -> list[Any]:
         """Rewards of the completions; see `Reward`."""
         try:
-            given = await self._function(**self._arguments(prompts, completions, columns))
+            values = await self._function(**self._arguments(prompts, completions, columns))
         except Exception as error:
-            raise self._failed(error, completions) from error
-        return self._checked(given, completions, columns)
+            raise self._failure(error, completions) from error
+        return self._numbers(values, completions, columns)
 
 
-def check_columns(rewards: Iterable[Chosen], columns: Iterable[str], source: str) -> None:
+def check_columns(rewards: Iterable[RewardSpec], columns: Iterable[str], source: str) -> None:
     """Refuse data without a column that a reward names in its signature.
 
     Raises:
       ValueError: one is missing; the message has the nearest one.
     """
-    have = sorted(set(columns) - {"prompt"})
-    for one in rewards:
-        for name in needed(one):
-            if name not in have:
-                near = nearest(name, have)
+    present = sorted(set(columns) - {"prompt"})
+    for spec in rewards:
+        for name in required_columns(spec):
+            if name not in present:
+                near = nearest(name, present)
                 raise ValueError(
-                    f"the reward {one.name!r} needs a column {name!r}, which {source} does not "
-                    f"have; columns: {', '.join(have)}. Map one with `columns`: "
+                    f"the reward {spec.name!r} needs a column {name!r}, which {source} does not "
+                    f"have; columns: {', '.join(present)}. Map one with `columns`: "
                     f"{{{name}: {near or 'NAME'}}}, or give the parameter a default."
                 )
 
@@ -350,6 +352,6 @@ def check_columns(rewards: Iterable[Chosen], columns: Iterable[str], source: str
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of C; it gets everything
+    except (TypeError, ValueError):  # a function of C; it gets every argument
         anything = inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)
         return {"columns": anything}

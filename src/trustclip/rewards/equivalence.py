@@ -24,7 +24,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s?\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]{1,16}\}|\\[A-Za-z]+")
 _RELATION = re.compile(r"=|\\approx|\\equiv|≈|\\to\b|\\Rightarrow|\\implies")
-# Words that change the number they stand beside, or that name a second candidate.
+# Words that change the number next to them, or that name a second candidate.
 _UNSAFE_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -44,7 +44,7 @@ _ALGEBRA_WORDS = frozenset(
         "sqrt frac log ln exp sin cos tan abs min max gcd lcm ceil floor cm mm km kg ft in",
     )
 )
-# Names of functions and constants: what holds one is a formula, though it is made of letters.
+# Names of functions and constants: a text that holds one is a formula, though all letters.
 _FORMULA_WORDS = _ALGEBRA_WORDS | {"pi", "theta", "infty", "arcsin", "arccos", "arctan", "mod"}
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s?\{([^{}]*)\}")
 _SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![A-Za-z])|[~$]")
@@ -179,14 +179,14 @@ def _rational(text: str) -> tuple[Fraction, int | None] | None:
 
 def _misrounded(gold: str, answer: str) -> bool:
     """True for a decimal that is neither the gold's value nor that value rounded to its digits."""
-    right, given = _rational(gold), _rational(answer)
-    if right is None or given is None or given[1] is None:
+    expected, actual = _rational(gold), _rational(answer)
+    if expected is None or actual is None or actual[1] is None:
         return False
-    return abs(right[0] - given[0]) > Fraction(1, 2 * 10 ** given[1])
+    return abs(expected[0] - actual[0]) > Fraction(1, 2 * 10 ** actual[1])
 
 
 def _ordered(answer: str) -> bool:
-    """True for a pair or interval, where order counts and a set was asked for."""
+    """True for a pair or an interval, in which order counts, unlike in the gold's set."""
     bare = answer.replace("\\left", "").replace("\\right", "").strip()
     return re.fullmatch(r"[(\[][^()\[\]{}]*,[^()\[\]{}]*[)\]]", bare) is not None
 

@@ -25,9 +25,9 @@ _SEPARATOR = re.compile(
     r"(?:[\s$,;.*_&]|\\[()\[\],;! \\]|\\q?quad"
     r"|\\text\s?\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b)*"
 )
-_LISTED, _OR = re.compile(r",|\band\b"), re.compile(r"\bor\b")
+_LIST, _OR = re.compile(r",|\band\b"), re.compile(r"\bor\b")
 _FEW_SHOT = re.compile(r"(?is).*\bfinal answer(?: is:?|:)\s*(\S.*?)\.?\s*$")
-_DOUBLED = re.compile(r"(?<!\\)\\\\(?:boxed|fbox)[ \t]{0,4}\{")
+_DOUBLE_BACKSLASH = re.compile(r"(?<!\\)\\\\(?:boxed|fbox)[ \t]{0,4}\{")
 _STATEMENT = re.compile(
     r"(?is)^(?!\\)(?:[^\\$={}]|\$[^$]*\$)*\b(?:is|are|equals)\b[ \t]*:?\s+(\S.*)$"
 )
@@ -92,12 +92,12 @@ def extract_answer(text: str, style: Style = "any") -> str | None:
     """
     check_style(style)
     text = text[-MAX_TEXT:]
-    if _DOUBLED.search(text):
+    if _DOUBLE_BACKSLASH.search(text):
         text = text.replace("\\\\", "\\")
     sources = (_solution, _few_shot, _boxed, _answer) if style == "any" else (_REGIONS[style],)
     for regions_of in sources:
         if regions := regions_of(text):
-            return _agreed(regions)
+            return _common_answer(regions)
     if style != "any":
         return None
     return _final_statement(text)
@@ -124,7 +124,7 @@ def clean(region: str) -> str | None:
             answer = answer.rstrip(".。,;: \n\t")
         answer = _unwrap(answer.strip())
         if boxes := _boxed(answer):
-            return _agreed(boxes)
+            return _common_answer(boxes)
         if statement := _STATEMENT.match(answer):
             answer = statement[1]
         if answer == before:
@@ -156,7 +156,7 @@ def _well_nested(answer: str) -> bool:
     return braces == 0
 
 
-def _agreed(regions: list[str]) -> str | None:
+def _common_answer(regions: list[str]) -> str | None:
     """The answer that all regions give; None if there is no region or they differ."""
     if not regions:
         return None
@@ -168,14 +168,14 @@ def _agreed(regions: list[str]) -> str | None:
 
 def _solution(text: str) -> list[str]:
     _, marker, after = text.rpartition(_END_OF_WORK)
-    closed = (after if marker else text).split(_CLOSE)[:-1]
-    return [part.rpartition(_OPEN)[2] for part in closed if _OPEN in part]
+    parts = (after if marker else text).split(_CLOSE)[:-1]
+    return [part.rpartition(_OPEN)[2] for part in parts if _OPEN in part]
 
 
 def _boxed(text: str) -> list[str]:
     """Contents of the last balanced box, and of the boxes joined to it: a list is one region."""
     spans: list[tuple[int, int, int]] = []
-    opened: list[tuple[int, int] | None] = []
+    stack: list[tuple[int, int] | None] = []
     start = min(
         (at for name in ("\\boxed", "\\fbox") if (at := text.find(name)) >= 0), default=None
     )
@@ -185,15 +185,15 @@ def _boxed(text: str) -> list[str]:
         start -= 1
     for token in _BRACES.finditer(text, start):
         if token[0].endswith("{") and token[0] != "\\{":
-            opened.append(None if token[0] == "{" else token.span())
-        elif token[0] == "}" and opened and (box := opened.pop()):
+            stack.append(None if token[0] == "{" else token.span())
+        elif token[0] == "}" and stack and (box := stack.pop()):
             while spans and spans[-1][0] > box[0]:
                 spans.pop()
             spans.append((*box, token.start()))
     group = _last_group(text, spans)
     contents = [text[inside:end] for _, inside, end in group]
     gaps = [text[before[2] + 1 : after[0]] for before, after in pairwise(group)]
-    if 0 < len(gaps) < MAX_ANSWER and all(_LISTED.search(g) and not _OR.search(g) for g in gaps):
+    if 0 < len(gaps) < MAX_ANSWER and all(_LIST.search(g) and not _OR.search(g) for g in gaps):
         answers = dict.fromkeys(clean(content) or "" for content in contents)
         return [", ".join(answers)] if all(answers) else contents
     return contents
@@ -224,7 +224,7 @@ def _last_group(text: str, spans: list[tuple[int, int, int]]) -> list[tuple[int,
 def _final_statement(text: str) -> str | None:
     """The last formula, or the last number that is no part of anything else."""
     if _OPEN in text or _CLOSE in text or "\\boxed{" in text:
-        return None  # begun, not finished: what stands there may be half a number
+        return None  # begun and not finished: it may hold half a number
     tail = text[-TAIL:]
     numbers, formulas = list(_NUMBER.finditer(tail)), list(_MATH.finditer(tail))
     if not numbers:

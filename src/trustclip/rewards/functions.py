@@ -22,7 +22,7 @@ class AnswerReward:
     r"""Binary reward on the final answer: 1.0 if it is right, 0.0 otherwise.
 
     Args:
-      verifier: the verifier to ask; one with default settings is made if None.
+      verifier: the verifier to use; one with default settings if None.
       style: where the answer stands; see `extract_answer`.
       column: the data set's column with the golds.
 
@@ -98,7 +98,7 @@ class FormatReward:
 
     Args:
       pattern: regular expression that the whole completion must match, ``.`` matching line breaks
-        too; None asks for an answer where the style looks for it.
+        too; None requires an answer where the style looks for it.
       style: where the answer stands; see `extract_answer`.
 
     Raises:

@@ -21,7 +21,7 @@ from typing import Any
 STARTUP_LIMIT = 120.0
 HOST_GRACE = 5.0
 # A machine out of memory or processes for a moment must not end a training.
-STARTS = 2
+START_ATTEMPTS = 2
 
 _logger = logging.getLogger(__name__)
 
@@ -168,17 +168,17 @@ class WorkerPool:
         try:
             if self._closed.is_set():
                 raise ValueError("this verifier is closed")
-            return self._started(worker, task)
+            return self._ask_worker(worker, task)
         except BaseException:
             worker.kill()  # an interrupted exchange would leave its reply for the next task
             raise
         finally:
             self._idle.put(worker)
 
-    def _started(self, worker: Worker, task: dict[str, Any]) -> str:
+    def _ask_worker(self, worker: Worker, task: dict[str, Any]) -> str:
         """The worker's verdict, or "timeout" where it cannot be started."""
         reason = ""
-        for _ in range(STARTS):
+        for _ in range(START_ATTEMPTS):
             try:
                 return worker.ask(task)
             except NotStartedError as error:
@@ -186,7 +186,7 @@ class WorkerPool:
                     return "crash"
                 reason = str(error)
         text = "a verification worker did not start (%s, tried %d times): its answer scores 0"
-        _logger.warning(text, reason, STARTS)
+        _logger.warning(text, reason, START_ATTEMPTS)
         return "timeout"
 
 
@@ -194,8 +194,8 @@ _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for each in list(_pools):
-        each.after_fork()
+    for pool in list(_pools):
+        pool.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

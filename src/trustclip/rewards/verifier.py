@@ -145,16 +145,16 @@ class Verifier:
         options: dict[str, Any],
     ) -> list[bool]:
         """Whether each answer equals one of its golds; every answer counts once in `counts`."""
-        judged: dict[tuple[str, str | None], tuple[bool, str]] = {}
+        verdicts: dict[tuple[str, str | None], tuple[bool, str]] = {}
         undecided: dict[tuple[str, str], None] = {}
         for golds, answer in questions:
             for gold in golds:
                 if answer is None:
-                    judged[gold, answer] = False, "no_answer"
+                    verdicts[gold, answer] = False, "no_answer"
                 elif (verdict := compare(gold, answer)) is None:
                     undecided[gold, answer] = None
                 else:
-                    judged[gold, answer] = verdict, "direct"
+                    verdicts[gold, answer] = verdict, "direct"
         shared = {"kinds": kinds, "options": options, "timeout": self._timeout}
         tasks = [
             {"gold": gold[:_MAX_TEXT], "answer": answer[:_MAX_TEXT], **shared}
@@ -162,12 +162,12 @@ class Verifier:
         ]
         for pair, reply in zip(undecided, self._pool.ask(tasks), strict=True):
             kind = "algebra" if reply in ("right", "wrong") else reply
-            judged[pair] = reply == "right", kind
-        # Of several golds, count the way the right one was judged, else one not judged directly.
+            verdicts[pair] = reply == "right", kind
+        # Of several golds, count the verdict on the right one, else one that was not direct.
         best = [
             max(
-                (judged[gold, answer] for gold in golds),
-                key=lambda how: (how[0], how[1] != "direct"),
+                (verdicts[gold, answer] for gold in golds),
+                key=lambda verdict: (verdict[0], verdict[1] != "direct"),
             )
             for golds, answer in questions
         ]

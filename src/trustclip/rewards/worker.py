@@ -29,7 +29,7 @@ _SCIENTIFIC = re.compile(r"(?<![\w.\\^])(?<!\^\{)(\d+\.?\d*|\.\d+)[eE]\+?(-?\d{1
 _APPROXIMATE = ("float_rounding", "numeric_precision")
 
 
-def _delimited(text: str) -> bool:
+def _has_delimiters(text: str) -> bool:
     bare = text.replace("\\$", "")
     return any(mark in bare for mark in ("$", "\\boxed", "\\(", "\\["))
 
@@ -42,7 +42,7 @@ def _parse_gold(text: str, kinds: tuple[str, ...]) -> list[Any]:
 def _parse(text: str, kinds: tuple[str, ...]) -> list[Any]:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    bare = "latex" in kinds and not _delimited(text)
+    bare = "latex" in kinds and not _has_delimiters(text)
     if bare:
         text = f"\\boxed{{{text}}}"
     if "latex" in kinds:
@@ -73,10 +73,10 @@ def judge(task: dict[str, Any]) -> bytes:
     if not verify(gold, answer, **task["options"], timeout_seconds=None):
         return WRONG
     exactly = not any(name in task["options"] for name in _APPROXIMATE)
-    return WRONG if exactly and _rounded(gold[0], answer[0]) else RIGHT
+    return WRONG if exactly and _is_rounded(gold[0], answer[0]) else RIGHT
 
 
-def _rounded(gold: Any, answer: Any) -> bool:
+def _is_rounded(gold: Any, answer: Any) -> bool:
     """Whether an answer in decimals rounds an irrational gold, which math-verify lets pass."""
     from sympy import Eq, Expr, Float, nsimplify, simplify
 
@@ -85,8 +85,8 @@ def _rounded(gold: Any, answer: Any) -> bool:
         return False
     if not gold.is_number or gold.has(Float) or not answer.has(Float):
         return False
-    exact, given = simplify(gold), simplify(nsimplify(answer, rational=True))
-    return exact.is_rational is not True and given.is_rational is True and not exact.equals(given)
+    exact, value = simplify(gold), simplify(nsimplify(answer, rational=True))
+    return exact.is_rational is not True and value.is_rational is True and not exact.equals(value)
 
 
 def _judge_forever(requests: BinaryIO, replies: int) -> None:
@@ -108,7 +108,7 @@ class Judge:
         self._replies, reply_write = os.pipe()
         host = os.getpid()
         self.pid = os.fork()
-        self.judged = 0
+        self.tasks = 0
         if self.pid == 0:
             try:
                 _end_with_parent(host)
@@ -122,15 +122,15 @@ class Judge:
 
     def ask(self, line: bytes, timeout: float) -> str:
         """The verdict on one request line; "timeout" or "crash" if there is none."""
-        self.judged += 1
+        self.tasks += 1
         deadline = time.monotonic() + timeout
         try:
             os.write(self._requests, line)
         except BrokenPipeError:
             return "crash"
         # Standard input has nothing to read while a task is under way, unless it has ended.
-        waited = [self._replies, 0]
-        ready, _, _ = select.select(waited, [], [], max(0.0, deadline - time.monotonic()))
+        sources = [self._replies, 0]
+        ready, _, _ = select.select(sources, [], [], max(0.0, deadline - time.monotonic()))
         if self._replies not in ready:
             return "crash" if ready else "timeout"
         return REPLIES.get(os.read(self._replies, 1), "crash")
@@ -199,7 +199,7 @@ def main(memory_limit: int, recycle_after: int) -> None:
             current = current or Judge()
             verdict = current.ask(line, json.loads(line)["timeout"])
             os.write(output, json.dumps({"verdict": verdict}).encode() + b"\n")
-            if verdict in ("timeout", "crash") or current.judged >= recycle_after:
+            if verdict in ("timeout", "crash") or current.tasks >= recycle_after:
                 current.kill()
                 current = None
     except BrokenPipeError:

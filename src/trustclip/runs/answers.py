@@ -39,10 +39,10 @@ def score_rows(result: Mapping[str, Any], step: int) -> list[Row]:
 
 def outcomes(rows: Iterable[Row]) -> dict[str, dict[str, list[int]]]:
     """Correctness by task and problem: ``{task: {id: [0, 1, ...]}}``, in order of appearance."""
-    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    answers: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        found[row["task"]][row["id"]].append(row["correct"])
-    return {task: dict(problems) for task, problems in found.items()}
+        answers[row["task"]][row["id"]].append(row["correct"])
+    return {task: dict(problems) for task, problems in answers.items()}
 
 
 def scores(rows: Sequence[Row]) -> dict[str, Any]:
@@ -65,25 +65,25 @@ def scores(rows: Sequence[Row]) -> dict[str, Any]:
       0.667
     """
     by_task = outcomes(rows)
-    found = of_answers(by_task)
-    for task, part in found["tasks"].items():
+    table = of_answers(by_task)
+    for task, part in table["tasks"].items():
         own = [row for row in rows if row["task"] == task]
         part |= _endings(own)
         if means := _rewards(own):
             part["rewards"] = means
-    found["average"] |= _endings(rows)
-    return found
+    table["average"] |= _endings(rows)
+    return table
 
 
 def of_answers(answers: Mapping[str, Mapping[str, list[int]]]) -> dict[str, Any]:
     """The part of `scores` that follows from correctness alone.
 
     Example:
-      >>> found = of_answers({"t": {"1": [0, 1], "2": [1, 1]}})
-      >>> found["average"]["mean@2"]["value"], found["tasks"]["t"]["problems"]
+      >>> result = of_answers({"t": {"1": [0, 1], "2": [1, 1]}})
+      >>> result["average"]["mean@2"]["value"], result["tasks"]["t"]["problems"]
       (0.75, 2)
     """
-    every = [given for problems in answers.values() for given in problems.values()]
+    every = [correct for problems in answers.values() for correct in problems.values()]
     strata = [task for task, problems in answers.items() for _ in problems]
     parts = {task: _scores([*problems.values()], None) for task, problems in answers.items()}
     return {"tasks": parts, "average": _scores(every, strata)}
@@ -100,8 +100,8 @@ def usual(correct: Sequence[Sequence[int]], strata: Sequence[str] | None = None)
       4
     """
     counts: dict[str, list[int]] = defaultdict(list)
-    for task, given in zip(strata or [""] * len(correct), correct, strict=True):
-        counts[task].append(len(given))
+    for task, samples in zip(strata or [""] * len(correct), correct, strict=True):
+        counts[task].append(len(samples))
     return min(sorted(of_task)[len(of_task) // 2] for of_task in counts.values())
 
 
@@ -144,13 +144,13 @@ def shortfall(answers: Mapping[str, Mapping[str, list[int]]]) -> str:
       '1 problem has 1 of 2 answers (t: 2): its mean is of those, and Pass@2 leaves it out'
     """
     every = [
-        (f"{task}: {name}", given) for task, one in answers.items() for name, given in one.items()
+        (f"{task}: {name}", right) for task, one in answers.items() for name, right in one.items()
     ]
     strata = [task for task, problems in answers.items() for _ in problems]
     if not every:
         return ""
-    k = usual([given for _, given in every], strata)
-    short = [(name, len(given)) for name, given in every if len(given) < k]
+    k = usual([right for _, right in every], strata)
+    short = [(name, len(right)) for name, right in every if len(right) < k]
     if not short:
         return ""
     counts = [count for _, count in short]
@@ -174,9 +174,9 @@ def _endings(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def digest(rows: Iterable[Row]) -> str:
-    """A text that stands for every completion of an evaluation, whatever their order."""
-    named = sorted(f"{r['task']}\t{r['id']}\t{r['k']}\t{r['text']}" for r in rows)
-    return fingerprint("\n".join(named)) if named else ""
+    """A digest of all completions of an evaluation, independent of their order."""
+    texts = sorted(f"{r['task']}\t{r['id']}\t{r['k']}\t{r['text']}" for r in rows)
+    return fingerprint("\n".join(texts)) if texts else ""
 
 
 def _rewards(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
@@ -186,14 +186,14 @@ def _rewards(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
         for label, value in (row.get("rewards") or {}).items():
             if value is not None:
                 values[label][row["id"]].append(value)
-    found: dict[str, dict[str, float | None]] = {}
+    rewards: dict[str, dict[str, float | None]] = {}
     for label, problems in values.items():
         means = [fmean(each) for each in problems.values()]
-        found[label] = {"value": fmean(means), "low": None, "high": None}
+        rewards[label] = {"value": fmean(means), "low": None, "high": None}
         if len(means) > 1:
             interval = stats.RunSummary.of(means).interval()
-            found[label] |= {"low": interval.low, "high": interval.high}
-    return found
+            rewards[label] |= {"low": interval.low, "high": interval.high}
+    return rewards
 
 
 def overlapping(overlap: Mapping[str, Any]) -> dict[str, set[str]]:
@@ -203,9 +203,9 @@ def overlapping(overlap: Mapping[str, Any]) -> dict[str, set[str]]:
       >>> overlapping({"rl": {"excluded": True, "problems": 2, "tests": {"amc23": ["amc-7"]}}})
       {'amc23': {'amc-7'}}
     """
-    found: dict[str, set[str]] = {}
+    ids_of: dict[str, set[str]] = {}
     for stage in overlap.values():
         tests = stage.get("tests", {}) if isinstance(stage, Mapping) else {}
         for task, ids in tests.items():
-            found.setdefault(task, set()).update(ids)
-    return found
+            ids_of.setdefault(task, set()).update(ids)
+    return ids_of

@@ -1,13 +1,13 @@
 """The model card: what a trained model is, from the files of its run alone.
 
-Everything that a user or a data set may have written is escaped: no name, path or text becomes
-Markdown or HTML, and the settings are in a code block that nothing in them can close. Secrets are
-replaced.
+Its text is the template ``card.md.j2``, which escapes every value that is no `_Markdown`: no name,
+path or text of a user or a data set becomes Markdown or HTML, and the settings are in a code block
+that nothing in them can close. Secrets are replaced.
 """
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from trustclip.runs.summary import read_summary
 from trustclip.settings.pretrained import PRETRAINED
 from trustclip.support.inside import refuse_links
 from trustclip.support.jsonl import read_mapping, write_text
-from trustclip.support.secrets import redacted, redacted_argv
+from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, interval_text, markdown_table, markdown_text
 from trustclip.tasks.hub import hub_source
 
@@ -53,33 +53,64 @@ def conclude(run: RunDirectory, summary: Mapped) -> None:
     write_card(run.path)
 
 
+class _Markdown(str):
+    """A text that is Markdown already; every other text of the card is escaped."""
+
+
 def write_card(run_folder: Path) -> Path:
     """Write the model card ``final/README.md`` of a run directory; returns its path."""
+    from jinja2 import Environment, PackageLoader
+
     refuse_links(run_folder)
     path = run_folder / "config.yaml"
     if not path.is_file():
         raise ValueError(f"{str(run_folder)!r} is not a run directory: it has no config.yaml.")
-    stored = redacted(dict(read_mapping(path)))
+    templates = Environment(
+        loader=PackageLoader("trustclip.runs", ""),
+        trim_blocks=True,
+        finalize=lambda value: value if isinstance(value, _Markdown) else markdown_text(value),
+    )
+    card = run_folder / "final" / "README.md"
+    card.parent.mkdir(exist_ok=True)
+    text = templates.get_template("card.md.j2").render(_content(run_folder))
+    write_text(card, text.strip("\n") + "\n")
+    return card
+
+
+def _content(run_folder: Path) -> dict[str, Any]:
+    """What the template says of a run."""
+    stored = redact(dict(read_mapping(run_folder / "config.yaml")))
     config = with_method(stored)
     summary = read_summary(run_folder / "summary.json")
     environment = read_mapping(run_folder / "environment.json")
-    parts = [
-        _front_matter(config),
-        f"# {markdown_text(summary.get('name') or config.get('name') or 'Model')}",
-        _opening(config),
-        *_use(config, run_folder / "final" / "prompt.json"),
-        *_method(config, summary),
-        *_scores(summary),
-        "## Settings\n\nAll of them, as the run resolved them (`config.yaml`):",
-        fenced(yaml.safe_dump(stored, sort_keys=False, allow_unicode=True), "yaml"),
-        *_environment(environment, summary),
-        _reproduction(config, environment),
-        _limitations(config, summary),
-    ]
-    card = run_folder / "final" / "README.md"
-    card.parent.mkdir(exist_ok=True)
-    write_text(card, "\n\n".join(part.strip("\n") for part in parts) + "\n")
-    return card
+    rl, sft = _stage(config, "rl"), _stage(config, "sft")
+    before = summary.get("initial") or summary.get("before")
+    after = summary.get("final") or summary.get("after")
+    best = (summary.get("best") or {}).get("average", {})
+    model = config.get("model", "tiny")
+    chosen = dict(summary.get("method") or rl.get("method") or {})
+    name = chosen.pop("name", None)
+    listed = {label: rl[key] for key, label in SHOWN.items() if rl.get(key) is not None}
+    config_text = yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)
+    return {
+        "config": config,
+        "summary": summary,
+        "rl": rl,
+        "sft": sft,
+        "front": _front_matter(config),
+        "nameless": Path(str(model)).is_dir() and base_model(model) is None,
+        "code": _code(rl, run_folder / "final" / "prompt.json"),
+        "does": _does(name, chosen),
+        "arguments": _table(["setting", "value"], [*chosen.items(), *listed.items()]),
+        "after": after,
+        "scores": after and _scores(before, after),
+        "best": list(best.items())[:1],
+        "interval_text": interval_text,
+        "settings": fenced(config_text, "yaml"),
+        "machine": _machine(environment, summary),
+        "version": (environment.get("versions") or {}).get("trustclip", ""),
+        "command": _command(config, environment),
+    }
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -93,8 +124,8 @@ def fenced(text: str, language: str = "") -> str:
     """
     runs = re.findall(r"`+", text)
     fence = "`" * max(3, 1 + max(map(len, runs), default=0))
-    shown = re.sub(r"[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f]", " ", text).strip("\n")
-    return f"{fence}{language}\n{shown}\n{fence}"
+    body = re.sub(r"[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f]", " ", text).strip("\n")
+    return _Markdown(f"{fence}{language}\n{body}\n{fence}")
 
 
 def _stage(config: Mapped, name: str) -> Mapped:
@@ -154,29 +185,7 @@ def _front_matter(config: Mapped) -> str:
         "tags": tags,
     }
     kept = {name: value for name, value in fields.items() if value}
-    return "---\n" + yaml.safe_dump(kept, sort_keys=False) + "---"
-
-
-def _opening(config: Mapped) -> str:
-    rl, sft = _stage(config, "rl"), _stage(config, "sft")
-    model, data = config.get("model", "tiny"), rl.get("dataset", "arithmetic")
-    steps = [f"fine-tuned on {markdown_text(sft['dataset'])}"] if sft.get("dataset") else []
-    if rl:
-        constraint = markdown_text(rl.get("method", "?"))
-        steps.append(
-            f"trained with verified rewards on {markdown_text(data)} under the policy-divergence "
-            f"constraint {constraint}"
-        )
-    history = ", then ".join(steps) or "unchanged"
-    nameless = Path(str(model)).is_dir() and base_model(model) is None
-    missing = (
-        " Its base model is a local folder of no known origin: name its hub id as `base_model` at "
-        "the top before you publish this."
-    )
-    return (
-        f"The model {markdown_text(model)}, {history}, with trustclip. This card was generated "
-        f"from the files of the run; nobody has edited it.{missing if nameless else ''}"
-    )
+    return _Markdown(yaml.safe_dump(kept, sort_keys=False))
 
 
 #: Python that asks the model as it was trained to be asked; run in the card's folder.
@@ -197,85 +206,52 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
 """
 
 
-def _use(config: Mapped, prompt: Path) -> Iterator[str]:
-    """Code that asks the model with the prompt of its training, where that is known."""
+def _code(rl: Mapped, prompt: Path) -> str:
+    """Code that asks the model with the prompt of its training; empty where that is not known."""
     if not prompt.is_file():
-        return
-    asked = read_mapping(prompt)
-    before, _, after = str(asked.get("template") or "{problem}").partition("{problem}")
-    words = [f"{text!r}" for text in (before, after)]
-    content = f"{words[0]} + problem + {words[1]}" if before or after else "problem"
-    turns = [f'{{"role": "user", "content": {content}}}']
-    if asked.get("system"):
-        turns.insert(0, f'{{"role": "system", "content": {asked["system"]!r}}}')
-    length = _stage(config, "rl").get("max_completion_length", 256)
-    tokens = length if isinstance(length, int) else 256
-    yield "## How to use"
-    yield "The model was trained with this prompt; with another it may answer worse."
-    yield fenced(_CODE.format(messages=", ".join(turns), tokens=tokens), "python")
-
-
-def _method(config: Mapped, summary: Mapped) -> Iterator[str]:
-    rl = _stage(config, "rl")
-    if not rl:
-        return
-    chosen = dict(summary.get("method") or rl.get("method") or {})
-    name = chosen.pop("name", None)
-    yield "## Method"
-    known = methods().get(str(name))
-    does = f"{markdown_text(name)} (not part of trustclip)."
-    if known:
-        does = (known.__doc__ or "").strip().splitlines()[0]
-    yield f"{does} {_bounds(known, chosen)}".strip()
-    rows = [(key, value) for key, value in chosen.items()]
-    rows += [(label, rl[key]) for key, label in SHOWN.items() if rl.get(key) is not None]
-    yield _table(["setting", "value"], rows)
-
-
-def _bounds(cls: Any, arguments: Mapped) -> str:
-    """Ratio bounds of the constraint; of built-in methods alone, so that no other code is run."""
-    if cls is None:
         return ""
+    settings = read_mapping(prompt)
+    before, _, after = str(settings.get("template") or "{problem}").partition("{problem}")
+    content = f"{before!r} + problem + {after!r}" if before or after else "problem"
+    turns = [f'{{"role": "user", "content": {content}}}']
+    if settings.get("system"):
+        turns.insert(0, f'{{"role": "system", "content": {settings["system"]!r}}}')
+    length = rl.get("max_completion_length", 256)
+    tokens = length if isinstance(length, int) else 256
+    return fenced(_CODE.format(messages=", ".join(turns), tokens=tokens), "python")
+
+
+def _does(name: object, arguments: Mapped) -> str:
+    """A method in one line, and its bounds; of a built-in one alone, so that no other code runs."""
+    cls = methods().get(str(name))
+    if cls is None:
+        return _Markdown(f"{markdown_text(name)} (not part of trustclip).")
+    does = (cls.__doc__ or "").strip().splitlines()[0]
     try:
         low, high = interval(cls(**arguments))
     except (ValueError, TypeError) as error:
+        bounds = "It does not bound the ratio new/old of a token."
         if "p_old" in str(error):
-            return "Its bounds on the ratio new/old depend on the token's old probability."
-        return "It does not bound the ratio new/old of a token."
-    return (
-        "Its gate is open while the ratio new/old of a token's probability is in "
-        f"[{low:.6f}, {high:.6f}]."
-    )
-
-
-def _scores(summary: Mapped) -> Iterator[str]:
-    """Tables of Mean@K and Pass@K before and after, task by task."""
-    before = summary.get("initial") or summary.get("before")
-    after = summary.get("final") or summary.get("after")
-    if not after:
-        return
-    yield "## Scores"
-    rows = [row for task in _tasks(after) for row in _rows(task, before, after)]
-    yield _table(["task", "problems", "score", "before, %", "after, %"], rows)
-    if best := summary.get("best"):
-        name, value = next(iter(best["average"].items()))
-        yield (
-            f"Best evaluation during training: {interval_text(value)} % {markdown_text(name)} "
-            f"after {markdown_text(best['step'])} updates. It was selected by this score, so it "
-            "is optimistic."
+            bounds = "Its bounds on the ratio new/old depend on the token's old probability."
+    else:
+        bounds = (
+            "Its gate is open while the ratio new/old of a token's probability is in "
+            f"[{low:.6f}, {high:.6f}]."
         )
-    yield (
-        "Mean@K is the share of correct answers among K samples of each problem, averaged over "
-        "problems; Pass@K is the share of problems with at least one correct answer among K "
-        "samples. Brackets are 95 % intervals over the choice of problems. They do not include the "
-        "variation between training seeds: a difference between two single runs is evidence about "
-        "these runs, not about methods."
-    )
+    return _Markdown(f"{does} {bounds}")
 
 
-def _tasks(scores: Mapped) -> list[str]:
-    tasks = list(scores.get("tasks", {}))
-    return tasks if len(tasks) == 1 else [*tasks, "average"]
+def _scores(before: Mapped | None, after: Mapped) -> str:
+    """A table of Mean@K and Pass@K before and after, task by task."""
+    tasks = list(after.get("tasks", {}))
+    rows = []
+    for task in tasks if len(tasks) == 1 else [*tasks, "average"]:
+        old, new = _of(before, task), _of(after, task)
+        for name, value in new.items():
+            if "@" in name:
+                first = interval_text(old[name]) if name in old else "-"
+                rows.append((task, new.get("problems", "-"), name, first, interval_text(value)))
+    return _table(["task", "problems", "score", "before, %", "after, %"], rows)
 
 
 def _of(scores: Mapped | None, task: str) -> Mapped:
@@ -285,83 +261,26 @@ def _of(scores: Mapped | None, task: str) -> Mapped:
     return scores.get("tasks", {}).get(task) or scores.get("average") or scores
 
 
-def _rows(task: str, before: Mapped | None, after: Mapped) -> Iterator[tuple[object, ...]]:
-    old, new = _of(before, task), _of(after, task)
-    for name, value in new.items():
-        if "@" in name:
-            first = interval_text(old[name]) if name in old else "-"
-            yield task, new.get("problems", "-"), name, first, interval_text(value)
-
-
-def _environment(environment: Mapped, summary: Mapped) -> Iterator[str]:
+def _machine(environment: Mapped, summary: Mapped) -> str:
+    """A table of versions and machine; empty where nothing is known of them."""
     rows: list[tuple[object, object]] = list((environment.get("versions") or {}).items())
     rows += [(key, environment[key]) for key in ("platform", "processors") if key in environment]
     if git := environment.get("git"):
-        changed = ", with uncommitted changes" if git.get("changed") else ""
-        rows.append(("code", f"{git.get('commit')}{changed}"))
+        suffix = ", with uncommitted changes" if git.get("changed") else ""
+        rows.append(("code", f"{git.get('commit')}{suffix}"))
     if "seconds" in summary:
         rows.append(("time", duration(summary["seconds"])))
-    if rows:
-        yield "## Environment"
-        yield _table(["item", "value"], rows)
+    return _table(["item", "value"], rows) if rows else ""
 
 
-def _reproduction(config: Mapped, environment: Mapped) -> str:
-    version = (environment.get("versions") or {}).get("trustclip", "")
+def _command(config: Mapped, environment: Mapped) -> str:
+    """What makes the model again."""
     if config.get("command") == "run":
-        hint = "Save the settings above as `config.yaml`, then:"
-        command = "trustclip run config.yaml"
-    else:
-        hint = "The command that was run:"
-        argv = redacted_argv([str(argument) for argument in environment.get("argv") or ["--help"]])
-        command = shlex.join(["trustclip", *argv])
-    needed = f"With trustclip {markdown_text(version)} and its extra `train` installed."
-    needed = needed.replace("  ", " ")  # the version of an old run is not known
-    same = (
-        "The same versions on the same hardware give the same model, bit for bit; other versions "
-        "or hardware give a different one from the same distribution."
-    )
-    return "\n\n".join(["## How to reproduce", f"{needed} {hint}", fenced(command, "bash"), same])
-
-
-def _limitations(config: Mapped, summary: Mapped) -> str:
-    points = [
-        "This is one run with one seed; how much another seed would differ is not known.",
-        "It was trained on problems with short final answers that a program can check; nothing "
-        "else, including safety, was trained or tested.",
-        _overlap(summary),
-        "The licences of the base model and the data apply; this card grants none.",
-    ]
-    if not (summary.get("final") or summary.get("after")):
-        points.insert(0, "It was not evaluated in this run.")
-    if skipped := summary.get("skipped_steps"):
-        points += [f"{markdown_text(skipped)} updates were skipped: their gradient was not finite."]
-    for notice in summary.get("notices") or []:
-        step, text = markdown_text(notice["step"]), markdown_text(notice["text"])
-        points.append(f"Warning at update {step}: {text}")
-    if _stage(config, "rl").get("top_p", 1) != 1:
-        points += ["Training used nucleus sampling, so its samples are not from the full policy."]
-    return "## Limitations\n\n" + "\n".join(f"- {point}" for point in points)
-
-
-def _overlap(summary: Mapped) -> str:
-    if not (overlap := summary.get("overlap")):
-        return (
-            "Whether test problems stand in the training data of this or the base model is not "
-            "known; `trustclip decontaminate` compares two sets."
-        )
-    stages = overlap.values()
-    trained_on = sum(found["problems"] for found in stages if not found["excluded"])
-    left_out = sum(found["problems"] for found in stages if found["excluded"])
-    checked = (
-        f"{trained_on} of its training problems are test problems, word for word or reworded, so "
-        "its scores on them are no measure of what it learned."
-        if trained_on
-        else "Training problems that are test problems, word for word or reworded, were left out "
-        f"({left_out}) as far as `trustclip decontaminate` finds them."
-    )
-    return f"{checked} What the base model was trained on is not known."
+        return fenced("trustclip run config.yaml", "bash")
+    argv = redacted_argv([str(argument) for argument in environment.get("argv") or ["--help"]])
+    return fenced(shlex.join(["trustclip", *argv]), "bash")
 
 
 def _table(header: Sequence[str], rows: Sequence[tuple[object, ...]]) -> str:
-    return markdown_table(header, [[markdown_text(cell) for cell in row] for row in rows])
+    cells = [[markdown_text(cell) for cell in row] for row in rows]
+    return _Markdown(markdown_table(header, cells))

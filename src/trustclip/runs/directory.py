@@ -35,7 +35,7 @@ from trustclip.runs.hashes import HASHES, LOST, missing_files, with_hashes
 from trustclip.runs.identity import essential, flat, with_method
 from trustclip.runs.samples import SHARD, following, shards
 from trustclip.runs.summary import read_summary
-from trustclip.support.consent import consent, named
+from trustclip.support.consent import consent, names_in
 from trustclip.support.flush import flush, flush_tree
 from trustclip.support.inside import Inside, OutsideError, refuse_links
 from trustclip.support.jsonl import (
@@ -48,7 +48,7 @@ from trustclip.support.jsonl import (
     write_json,
     write_text,
 )
-from trustclip.support.secrets import redacted, redacted_argv
+from trustclip.support.secrets import redact, redacted_argv
 from trustclip.tasks.problem import Problem
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
@@ -91,18 +91,18 @@ class RunDirectory:
         if not (path / "config.yaml").exists() or rank() != 0:
             return cls(path, command, settings)
         flush(path)  # what is read here is believed: a killed process may not have flushed its name
-        asked = flat(essential(yaml.safe_load(_config(command, settings))))
-        with consent(*named(asked)):
+        current = flat(essential(yaml.safe_load(_config(command, settings))))
+        with consent(*names_in(current)):
             stored = _all_of_method(with_method(_whole(path / "config.yaml")))
         stored = flat(essential(stored))
-        longer = extension(command, stored, asked)
+        longer = extension(command, stored, current)
         allowed = LENGTH.get(command) if longer else None
-        for key in {**asked, **stored}:
-            same = key in stored and key in asked and stored[key] == asked[key]
+        for key in {**current, **stored}:
+            same = key in stored and key in current and stored[key] == current[key]
             if not same and key != allowed:
                 if {entry.name for entry in path.iterdir()} <= UNBEGUN:
                     return cls._instead(path, command, settings)
-                values = stored.get(key), asked.get(key)
+                values = stored.get(key), current.get(key)
                 raise ValueError(unchangeable(path, command, key, values, cls.elsewhere))
         run = cls.__new__(cls)
         run._open(path)
@@ -116,8 +116,8 @@ class RunDirectory:
         config, summary = path / "config.yaml", path / "summary.json"
         if not config.exists() or (summary.exists() and read_summary(summary).get("finished")):
             return False
-        asked = yaml.safe_load(_config(command, settings))
-        return essential(_whole(config)) == essential(asked)
+        current = yaml.safe_load(_config(command, settings))
+        return essential(_whole(config)) == essential(current)
 
     @classmethod
     def _instead(cls, path: Path, command: str, settings: Any) -> Self:
@@ -176,7 +176,7 @@ class RunDirectory:
     def finished(self) -> bool:
         """Whether the run is finished: its summary says so, and its model is there.
 
-        A model of which files are gone is made again from the newest checkpoint, with a warning.
+        A model that lacks files is rebuilt from the newest checkpoint, with a warning.
         """
         if not (summary := self.summary).get("finished"):
             return False
@@ -263,11 +263,11 @@ class RunDirectory:
         if not self.leads:
             return
         path = self.path / "problems.jsonl"
-        known = {(row["task"], row["id"]) for row in read_jsonl(path)} if path.exists() else set()
+        ids = {(row["task"], row["id"]) for row in read_jsonl(path)} if path.exists() else set()
         new = [
             {"id": p.id, "task": task, "problem": p.problem, "answer": p.answer}
             for p in problems
-            if (task, p.id) not in known
+            if (task, p.id) not in ids
         ]
         if new:
             self._look()
@@ -278,7 +278,7 @@ class RunDirectory:
         """Extents of the files that grow, once they are safely on disk."""
         self._look()
         problems = self.path / "problems.jsonl"
-        measured = [*self._appended(), *([problems] if problems.exists() else [])]
+        measured = [*self._row_files(), *([problems] if problems.exists() else [])]
         extents = {self._name(path): self._extents.of(path) for path in measured}
         for path in measured:
             self._extents.wrote(path)
@@ -288,7 +288,7 @@ class RunDirectory:
 
     def mark(self) -> dict[str, int]:
         """Sizes of the files that grow, for `rewind`, at once and not safe from a power cut."""
-        return {self._name(path): path.stat().st_size for path in self._appended()}
+        return {self._name(path): path.stat().st_size for path in self._row_files()}
 
     def rewind(self, cursor: Cursor) -> None:
         """Cut the files that grow back to a `cursor`; what came after will be computed again.
@@ -302,7 +302,7 @@ class RunDirectory:
         extents = {self.place(name): extent for name, extent in cursor.items()}
         for path, extent in extents.items():  # where one is refused, none is cut
             self._extents.restore(path, extent, cut=False)
-        younger = [path for path in self._appended() if self._name(path) not in cursor]
+        younger = [path for path in self._row_files() if self._name(path) not in cursor]
         for path in younger:
             self._extents.forget(path)
             path.unlink()
@@ -327,7 +327,7 @@ class RunDirectory:
         There are such rows when ``checkpoints/`` has been moved away to train from the start. They
         go to ``attempt-1/``, ``attempt-2/``, ..., with a warning.
         """
-        rows = self._appended()
+        rows = self._row_files()
         if not self.leads or not rows or CheckpointStore(self.checkpoints).begun:
             return
         number = 1
@@ -348,12 +348,12 @@ class RunDirectory:
             stacklevel=2,
         )
 
-    def _appended(self) -> list[Path]:
+    def _row_files(self) -> list[Path]:
         """Files of rows, which only grow, or are only added; nothing else here is the run's own."""
-        named = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
-        found = (self.path / TOKENS).glob("update-*.parquet")
-        recorded = sorted(path for path in found if UPDATE.fullmatch(path.name))
-        return [*(path for path in named if path.exists()), *own_shards(self.path), *recorded]
+        metrics = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
+        files = (self.path / TOKENS).glob("update-*.parquet")
+        recorded = sorted(path for path in files if UPDATE.fullmatch(path.name))
+        return [*(path for path in metrics if path.exists()), *own_shards(self.path), *recorded]
 
     def _name(self, path: Path) -> str:
         """Name of one of the run's files in a `cursor`."""
@@ -368,8 +368,8 @@ class RunDirectory:
         if self.leads:
             rows = self.cursor()
             longer = self.path / EXTENSIONS
-            told = {"extensions": read_jsonl(longer)} if longer.exists() else {}
-            whole = {**summary, **spent, **told, "versions": versions()}
+            extended = {"extensions": read_jsonl(longer)} if longer.exists() else {}
+            whole = {**summary, **spent, **extended, "versions": versions()}
             if summary.get("finished", True):
                 whole = with_hashes(self.path, whole, rows)
             write_json(self.path / "summary.json", whole)
@@ -409,19 +409,19 @@ def _all_of_method(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _config(command: str, settings: Any) -> str:
-    config = redacted({"command": command, **plain(settings)})
+    config = redact({"command": command, **plain(settings)})
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 
 def versions() -> dict[str, str]:
     """Versions of what results depend on."""
-    found = {"trustclip": trustclip.__version__, "python": platform.python_version()}
+    by_package = {"trustclip": trustclip.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            by_package[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            by_package[name] = "not installed"
+    return by_package
 
 
 def environment() -> dict[str, Any]:

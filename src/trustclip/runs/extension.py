@@ -26,7 +26,7 @@ class Extension:
 
 
 def extension(
-    command: str, stored: Mapping[str, Any], asked: Mapping[str, Any]
+    command: str, stored: Mapping[str, Any], current: Mapping[str, Any]
 ) -> Extension | None:
     """What settings change of a run's length; None where it stays, or may not change so.
 
@@ -36,12 +36,12 @@ def extension(
       True
     """
     key = LENGTH.get(command, "")
-    before, now = stored.get(key), asked.get(key)
+    before, now = stored.get(key), current.get(key)
     if not isinstance(before, int) or not isinstance(now, int) or not 0 < before < now:
         return None
     place = key.removesuffix("max_steps")
-    schedule = asked.get(f"{place}lr_scheduler_type")
-    warmup = asked.get(f"{place}warmup_steps", 0)
+    schedule = current.get(f"{place}lr_scheduler_type")
+    warmup = current.get(f"{place}warmup_steps", 0)
     head = f"{now} updates in place of {before}: "
     warmed = schedule == "constant_with_warmup" and (warmup == 0 or warmup >= 1)
     if schedule == "constant" or warmed:
@@ -57,13 +57,13 @@ def extension(
 
 def unchangeable(path: Any, command: str, key: str, values: tuple[Any, Any], elsewhere: str) -> str:
     """The sentence about a setting that another run in the folder has differently."""
-    stored, asked = values
+    stored, current = values
     free = ", ".join(name for name in NEUTRAL if name != "output_dir")
     name = key.rpartition(".")[2]
     if stored is None and BEFORE.get(name) is not None:
         return (
             f"{path} holds a run of a release that had no setting {key}, and did what "
-            f"{BEFORE[name]!r} does now, not {asked!r}: continue it with --{key} {BEFORE[name]}, "
+            f"{BEFORE[name]!r} does now, not {current!r}: continue it with --{key} {BEFORE[name]}, "
             f"or choose another {elsewhere}."
         )
     if key == LENGTH.get(command):
@@ -72,6 +72,6 @@ def unchangeable(path: Any, command: str, key: str, values: tuple[Any, Any], els
         longer = f"{LENGTH[command]} upwards, and " if command in LENGTH else ""
         more = f"of a run that has begun you may change {longer}{free}"
     return (
-        f"{path} holds a run with {key}={stored!r}, not {asked!r}; continue it with the same "
+        f"{path} holds a run with {key}={stored!r}, not {current!r}; continue it with the same "
         f"settings or choose another {elsewhere}: {more}."
     )

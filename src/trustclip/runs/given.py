@@ -32,16 +32,16 @@ def answer_rows(
     number: Counter[str] = Counter()
     rows: list[Row] = []
     if isinstance(answers, Mapping):
-        answers = [{"id": i, "correct": one} for i, given in answers.items() for one in given]
+        answers = [{"id": i, "correct": one} for i, samples in answers.items() for one in samples]
     for row in answers:
         if "id" not in row or row.get("correct") not in (0, 1):
             raise ValueError(
                 f"an answer has `id`, its problem, and `correct`, 0 or 1; got {dict(row)!r:.200}."
             )
         identity = str(row["id"])
-        known = {name: row.get(name, unknown) for name, unknown in _OPTIONAL.items()}
+        optional = {name: row.get(name, unknown) for name, unknown in _OPTIONAL.items()}
         own = {"task": task, "id": identity, "k": number[identity], "judged": "given"}
-        rows.append({**own, "correct": int(row["correct"]), **known})
+        rows.append({**own, "correct": int(row["correct"]), **optional})
         number[identity] += 1
     if not rows:
         raise ValueError(f"there are no answers to record for {task!r}.")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trustclip.durable.store import listed
+from trustclip.durable.store import manifest_entries
 from trustclip.support.jsonl import plain
 
 #: Key of the summary: by name of a file, its size in bytes and SHA-256, of rows also their chain.
@@ -28,7 +28,7 @@ def with_hashes(
     """A summary with the hashes of everything that the run leaves, and of the summary itself."""
     files = regular_files(folder)
     others = [path for name, path in files.items() if name in _SETTINGS or _of_model(name)]
-    hashes = {**rows, **listed(folder, others)}
+    hashes = {**rows, **manifest_entries(folder, others)}
     whole = {**plain(summary), HASHES: hashes}
     hashes["summary.json"] = {"sha256": digest(whole)}
     return whole
@@ -54,10 +54,10 @@ def missing_files(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     """
     files = regular_files(folder / FINAL, f"{FINAL}/")
     hashes = summary.get(HASHES)
-    known = {k: v for k, v in hashes.items() if _of_model(k)} if hashes else {}
-    if known:
+    recorded = {k: v for k, v in hashes.items() if _of_model(k)} if hashes else {}
+    if recorded:
         sizes = {name: path.stat().st_size for name, path in files.items()}
-        return [name for name, entry in known.items() if sizes.get(name) != entry["bytes"]]
+        return [name for name, entry in recorded.items() if sizes.get(name) != entry["bytes"]]
     weights = any(name.endswith((".safetensors", ".bin")) for name in files)
     lacking = {f"{FINAL}/config.json": f"{FINAL}/config.json" in files, f"{FINAL}/*": weights}
     return [name for name, there in lacking.items() if not there]
@@ -68,13 +68,13 @@ def regular_files(folder: Path, before: str = "") -> dict[str, Path]:
 
     What is opened comes from here and not from a record, so no name in it can lead outside.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for at, folders, names in os.walk(folder):
         folders.sort()
         for path in (Path(at, name) for name in sorted(names)):
             if stat.S_ISREG(path.lstat().st_mode):
-                found[before + path.relative_to(folder).as_posix()] = path
-    return found
+                files[before + path.relative_to(folder).as_posix()] = path
+    return files
 
 
 def _of_model(name: str) -> bool:

@@ -32,12 +32,12 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
       {'rl': {'max_steps': 3}}
     """
     own = OF_COMMAND.get(str(config.get("command")))
-    found = _without_neutral(config, [own] if own else [Recipe, SFTStage, RLStage])
+    settings = _without_neutral(config, [own] if own else [Recipe, SFTStage, RLStage])
     return {
         key: _without_neutral(value, [SECTIONS[key]])
         if key in SECTIONS and isinstance(value, Mapping)
         else value
-        for key, value in found.items()
+        for key, value in settings.items()
     }
 
 
@@ -71,12 +71,12 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
       >>> flat({"rl": {"method": {"name": "atr"}, "trl": {}}})
       {'rl.method.name': 'atr', 'rl.trl': {}}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in mapping.items():
         path = f"{prefix}{key}"
         nested = isinstance(value, Mapping) and value
-        found |= flat(value, f"{path}.") if nested else {path: value}
-    return found
+        values |= flat(value, f"{path}.") if nested else {path: value}
+    return values
 
 
 def with_method(config: Mapping[str, Any]) -> dict[str, Any]:

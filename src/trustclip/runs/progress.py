@@ -88,11 +88,11 @@ class Stage:
             # The loss of a policy gradient is not informative, and the line is short.
             if key in self._latest and not (key == "loss" and "reward" in self._latest):
                 texts.setdefault(label, f"{label} {form.format(self._latest[key])}")
-        shown = "  ".join(texts.values())
+        figures = "  ".join(texts.values())
         if self._bar is not None:
-            self._bar.update(self._task, advance=steps, shown=shown)
+            self._bar.update(self._task, advance=steps, shown=figures)
             return
-        spent, made = time.monotonic() - self._started, max(self._done - self._before, 1)
-        left = spent / made * (self._total - self._done)
-        line = f"{self._name} {self._done}/{self._total}  {shown}  eta {duration(left)}"
+        spent, count = time.monotonic() - self._started, max(self._done - self._before, 1)
+        remaining = spent / count * (self._total - self._done)
+        line = f"{self._name} {self._done}/{self._total}  {figures}  eta {duration(remaining)}"
         self._console.print(line, highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from trustclip.runs.card import write_card
 from trustclip.support.inside import refuse_links
 from trustclip.support.jsonl import read_mapping
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 #: Files of text, in which a secret could stand; a tokenizer's vocabulary is the base model's.
 _TEXT = {".json", ".md", ".html", ".jinja", ".txt", ".yaml"}
@@ -30,9 +30,9 @@ def to_push(run: Path, repo: str, page: Path | None = None) -> dict[str, Path]:
     refuse_links(run)
     if not (final / "README.md").is_file():
         write_card(run)
-    found = sorted(path for path in final.rglob("*") if path.is_file() and path.name[0] != ".")
-    files = {path.relative_to(final).as_posix(): path for path in found}
-    for path in found:  # the page is written without secrets
+    paths = sorted(path for path in final.rglob("*") if path.is_file() and path.name[0] != ".")
+    files = {path.relative_to(final).as_posix(): path for path in paths}
+    for path in paths:  # the page is written without secrets
         _refuse_secrets(path)
         if path.name == "adapter_config.json":
             _refuse_local_base(path)
@@ -43,9 +43,9 @@ def _refuse_secrets(path: Path) -> None:
     if path.suffix not in _TEXT or path.name in _VOCABULARY:
         return
     text = path.read_text(encoding="utf-8", errors="replace")
-    pairs = zip(text.splitlines(), redacted(text).splitlines(), strict=False)
-    for number, (line, shown) in enumerate(pairs, start=1):
-        if line != shown:
+    pairs = zip(text.splitlines(), redact(text).splitlines(), strict=False)
+    for number, (line, clean) in enumerate(pairs, start=1):
+        if line != clean:
             raise ValueError(
                 f"line {number} of {path} holds what looks like a token, key or password: take it "
                 "out, and withdraw it if anybody else has this file."
@@ -76,12 +76,12 @@ def push(files: Mapping[str, Path], repo: str, *, public: bool) -> str:
     api = HfApi(library_name="trustclip")
     try:
         api.create_repo(repo, private=not public, exist_ok=True)
-        seen = not api.model_info(repo).private
-        if not seen or public:
-            added = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+        is_public = not api.model_info(repo).private
+        if not is_public or public:
+            operations = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
             message = "Model and card of a run of trustclip"
-            return str(api.create_commit(repo, added, commit_message=message).commit_url)
+            return str(api.create_commit(repo, operations, commit_message=message).commit_url)
     except Exception as error:  # of the hub's client and of what it connects with
-        said = redacted(" ".join(str(error).split())[:300])
-        raise ValueError(f"nothing was pushed to {repo}: {said or type(error).__name__}") from error
+        text = redact(" ".join(str(error).split())[:300])
+        raise ValueError(f"nothing was pushed to {repo}: {text or type(error).__name__}") from error
     raise ValueError(f"nothing was pushed: {repo} is public already; give --public to add to it.")

@@ -58,10 +58,10 @@ def read_run(path: Path) -> Run:
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read run directories, suites, logs and tables of runs: every run of each, once."""
-    found: list[Run] = []
+    runs: list[Run] = []
     for path in dict.fromkeys(find(paths)):
-        found += read_table(path) if is_table(path) else [read_run(path)]
-    return found
+        runs += read_table(path) if is_table(path) else [read_run(path)]
+    return runs
 
 
 def _of_log(path: Path, log: Log) -> Run:
@@ -93,7 +93,7 @@ def find(paths: Sequence[Path]) -> Iterator[Path]:
         elif (path / "config.yaml").is_file() or is_table(path) or _is_log(path):
             yield path
         else:
-            raise ValueError(_no_run(path))
+            raise ValueError(_no_run_message(path))
 
 
 def _is_log(path: Path) -> bool:
@@ -101,7 +101,7 @@ def _is_log(path: Path) -> bool:
     return path.exists() and not any(path.glob("*/config.yaml")) and holds_log(path)
 
 
-def _no_run(path: Path) -> str:
+def _no_run_message(path: Path) -> str:
     if not path.is_dir():
         siblings = [p.parent.name for p in path.parent.glob("*/config.yaml")]
         near = nearest(path.name, siblings)
@@ -128,7 +128,7 @@ def _entry(path: Path) -> Mapping[str, Any]:
 
 def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:
     """Rows by stage, each step once, and the number of unreadable lines."""
-    found: dict[tuple[Any, ...], Row] = {}
+    merged: dict[tuple[Any, ...], Row] = {}
     unreadable = 0
     for line in scan(path) if path.exists() else ():
         row = line.row
@@ -137,9 +137,9 @@ def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:
             continue
         key = (str(row.get("stage")), row["step"], str(row.get("task")), str(row.get("notice")))
         # A trainer logs its last step twice, the second time without the metrics.
-        found[key] = {**found.get(key, {}), **row}
+        merged[key] = {**merged.get(key, {}), **row}
     by_stage: dict[str, list[Row]] = {}
-    for row in sorted(found.values(), key=lambda row: row["step"]):
+    for row in sorted(merged.values(), key=lambda row: row["step"]):
         by_stage.setdefault(str(row.get("stage")), []).append(row)
     return by_stage, unreadable
 
@@ -152,27 +152,27 @@ def _numeric(row: Row) -> bool:
 
 
 def _evaluations(
-    samples: Samples, logged: Sequence[Row], summary: Mapping[str, Any], last: int
+    samples: Samples, log_rows: Sequence[Row], summary: Mapping[str, Any], last: int
 ) -> tuple[list[Evaluation], list[str]]:
     """Complete evaluations, from the completions if they still exist, and remarks."""
     rows_of: dict[Any, list[Row]] = {}
-    for row in logged:
+    for row in log_rows:
         rows_of.setdefault(row["step"], []).append(row)
-    found = {step: Evaluation(step, _logged_scores(rows), {}) for step, rows in rows_of.items()}
-    for evaluation in _summarised(summary, last or None):
-        found.setdefault(evaluation.step, evaluation)
+    by_step = {step: Evaluation(step, _logged_scores(rows), {}) for step, rows in rows_of.items()}
+    for evaluation in _summary_evaluations(summary, last or None):
+        by_step.setdefault(evaluation.step, evaluation)
     remarks = []
-    for (stage, given), answers in samples.answers.items():
-        step = {"before": 0, "after": last}.get(stage or "", given)
-        if step in found:
+    for (stage, own_step), answers in samples.answers.items():
+        step = {"before": 0, "after": last}.get(stage or "", own_step)
+        if step in by_step:
             rows = list(answers.values())
-            found[step] = Evaluation(step, scores(rows), outcomes(rows), digest(rows))
-            if short := shortfall(found[step].answers):
+            by_step[step] = Evaluation(step, scores(rows), outcomes(rows), digest(rows))
+            if short := shortfall(by_step[step].answers):
                 remarks.append(f"{short} (evaluation at update {step})")
         else:
             at = "" if step is None else f" at step {step}"
             remarks.append(f"the evaluation{at} is incomplete: {len(answers)} answers, not scored")
-    return sorted(found.values(), key=lambda e: inf if e.step is None else e.step), remarks
+    return sorted(by_step.values(), key=lambda e: inf if e.step is None else e.step), remarks
 
 
 def _logged_scores(rows: Sequence[Row]) -> Mapping[str, Any]:
@@ -192,7 +192,7 @@ def _logged_part(row: Row) -> Mapping[str, Any]:
     return intervals | {key: row[key] for key in others if key in row}
 
 
-def _summarised(summary: Mapping[str, Any], last: int | None) -> Iterator[Evaluation]:
+def _summary_evaluations(summary: Mapping[str, Any], last: int | None) -> Iterator[Evaluation]:
     for name, step in (("initial", 0), ("before", 0), ("final", last), ("after", last)):
         part = summary.get(name)
         if isinstance(part, Mapping) and part:

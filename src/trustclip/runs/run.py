@@ -101,9 +101,9 @@ class Run:
     def method(self) -> Mapping[str, Any] | None:
         """Method and hyper-parameters, ``{"name": ..., ...}``; None where nothing was trained."""
         stage = self.config.get("rl") if self.command == "run" else self.config
-        told = stage.get("method") if isinstance(stage, Mapping) else None
-        given = (self.entry.get("method"), self.summary.get("method"), told)
-        return next((m for m in given if m and isinstance(m, Mapping)), None)
+        configured = stage.get("method") if isinstance(stage, Mapping) else None
+        candidates = (self.entry.get("method"), self.summary.get("method"), configured)
+        return next((m for m in candidates if m and isinstance(m, Mapping)), None)
 
     @property
     def finished(self) -> bool:
@@ -158,8 +158,8 @@ def cached_id(model: object) -> str | None:
       >>> cached_id("/home/me/.cache/models--Qwen--Qwen3-8B/snapshots/0a1b")
       'Qwen/Qwen3-8B'
     """
-    found = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{model}/")
-    return found and f"{found[1]}/{found[2]}"
+    match = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{model}/")
+    return match and f"{match[1]}/{match[2]}"
 
 
 def setting_of(model: str, swept: Mapping[str, Any]) -> str:
@@ -179,5 +179,5 @@ def in_words(swept: Mapping[str, Any]) -> list[str]:
       >>> in_words({"rl.reward_noise": 0.1})
       ['reward_noise 0.1']
     """
-    shown = {path: f"{v:g}" if isinstance(v, float) else v for path, v in swept.items()}
-    return [f"{path.rpartition('.')[2]} {value}" for path, value in shown.items()]
+    texts = {path: f"{v:g}" if isinstance(v, float) else v for path, v in swept.items()}
+    return [f"{path.rpartition('.')[2]} {value}" for path, value in texts.items()]

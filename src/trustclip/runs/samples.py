@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trustclip.support.jsonl import Line, Row, parsed, scan
+from trustclip.support.jsonl import Line, Row, parse_line, scan
 
 #: What identifies a completion within its run.
 Key = tuple[Any, ...]
@@ -33,23 +33,23 @@ SHARD = re.compile(r"(samples(?:-rank\d+)?)(?:-(\d{5,}))?\.jsonl")
 
 def shards(folder: Path) -> list[Path]:
     """Files of a run's samples, in the order they were written; a user's own copies are not."""
-    found = (path for path in folder.glob("samples*.jsonl") if SHARD.fullmatch(path.name))
-    return sorted(found, key=lambda path: path.stem)
+    paths = (path for path in folder.glob("samples*.jsonl") if SHARD.fullmatch(path.name))
+    return sorted(paths, key=lambda path: path.stem)
 
 
 def following(folder: Path, full: int) -> list[Path]:
     """Shards that are a first one, or follow one that has grown to ``full`` bytes."""
-    found: list[Path] = []
+    paths: list[Path] = []
     allowed: set[str] = set()  # names of those that follow
     for path in shards(folder):
         match = SHARD.fullmatch(path.name)
         assert match is not None
         number = int(match[2] or 0)
         if number == 0 or path.stem in allowed:
-            found.append(path)
+            paths.append(path)
             if path.stat().st_size >= full:
                 allowed.add(f"{match[1]}-{number + 1:05d}")
-    return found
+    return paths
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Samples:
     @classmethod
     def read(cls, folder: Path) -> "Samples":
         """Samples of a run directory, from all shards, keeping no text in memory."""
-        found = cls()
+        samples = cls()
         for shard in shards(folder):
             for line in scan(shard):
                 if line.row is None:
-                    found.unreadable += 1
+                    samples.unreadable += 1
                 else:
-                    found._add(shard, line, line.row)
-        return found
+                    samples._add(shard, line, line.row)
+        return samples
 
     def _add(self, shard: Path, line: Line, row: Row) -> None:
         stage, step, task = _text(row.get("stage")), _whole(row.get("step")), _text(row.get("task"))
@@ -96,8 +96,8 @@ class Samples:
         if task is None or "correct" not in row:
             return
         if row["correct"] not in (0, 1):
-            shown = "null or NaN" if row["correct"] is None else repr(row["correct"])
-            self.odd.append(f"`correct` is {shown} in answer {number} to {task}: {identity}")
+            value = "null or NaN" if row["correct"] is None else repr(row["correct"])
+            self.odd.append(f"`correct` is {value} in answer {number} to {task}: {identity}")
         else:
             tokens = _whole(row.get("tokens"))
             brief = {
@@ -119,41 +119,41 @@ class Samples:
         """Locations of the completions to show, as many from each evaluation and generation."""
         rank: dict[tuple[Any, ...], int] = defaultdict(int)
         group_order: dict[tuple[Any, ...], float] = {}
-        ordered = []
+        queue = []
         for number, place in enumerate(self.places.values()):
             # Multiples of the golden ratio are spread evenly at every length.
             order = group_order.setdefault(place.group, len(group_order) * 0.6180339887 % 1)
-            ordered.append((rank[place.group], order, number, place))
+            queue.append((rank[place.group], order, number, place))
             rank[place.group] += 1
-        taken, room = [], characters
-        for _, _, number, place in sorted(ordered, key=lambda item: item[:3])[:MAX_ROWS]:
+        picks, room = [], characters
+        for _, _, number, place in sorted(queue, key=lambda item: item[:3])[:MAX_ROWS]:
             room -= min(place.length, HEAD + TAIL)
             if room < 0:
                 break
-            taken.append((number, place))
-        return [place for _, place in sorted(taken, key=lambda item: item[0])]
+            picks.append((number, place))
+        return [place for _, place in sorted(picks, key=lambda item: item[0])]
 
 
 def fingerprint(text: str) -> str:
-    """Sixteen hexadecimal digits that stand for a text."""
+    """Sixteen hexadecimal digits that identify a text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def viewed(
+def page_rows(
     folder: Path, samples: Samples, characters: int, problems: dict[str, int]
 ) -> list[list[Any]]:
     """Rows of `COLUMNS` of the completions that the page shows of a run.
 
     Texts of problems become numbers in ``problems``, each held once however many runs used it.
     """
-    gated = _gated(folder / "gates.jsonl")
-    texts = _texts(folder / "problems.jsonl")
+    gated = _gated_shares(folder / "gates.jsonl")
+    texts = problem_texts(folder)
     rows = []
     for row in _reread(samples.chosen(characters)):
         stage, task, identity = (_text(row.get(name)) for name in ("stage", "task", "id"))
         step, right = _whole(row.get("step")), row.get("correct", row.get("reward"))
-        text = texts.get((task, identity), texts.get((None, identity)))
-        problem = None if text is None else problems.setdefault(text, len(problems))
+        text = problem_of(row, texts)
+        problem = None if text is None else problems.setdefault(text[: HEAD + TAIL], len(problems))
         rows.append(
             [
                 stage, step, task, identity, _number(row), problem,
@@ -186,8 +186,8 @@ def cut(text: str) -> str | list[Any]:
       >>> cut("short"), [len(part) if isinstance(part, str) else part for part in cut("x" * 20_000)]
       ('short', [12000, 4000, 4000])
     """
-    left = len(text) - HEAD - TAIL
-    return text if left <= 0 else [text[:HEAD], left, text[-TAIL:]]
+    omitted = len(text) - HEAD - TAIL
+    return text if omitted <= 0 else [text[:HEAD], omitted, text[-TAIL:]]
 
 
 def _reread(places: list[Place]) -> Iterator[Row]:
@@ -198,21 +198,27 @@ def _reread(places: list[Place]) -> Iterator[Row]:
         with shard.open("rb") as file:
             for place in here:
                 file.seek(place.offset)
-                if (row := parsed(file.read(place.length))) is not None:
+                if (row := parse_line(file.read(place.length))) is not None:
                     yield row
 
 
-def _texts(path: Path) -> Mapping[tuple[Any, Any], str]:
-    if not path.exists():
-        return {}
+def problem_texts(folder: Path) -> Mapping[tuple[Any, Any], str]:
+    """Texts of the problems of a run, by task and id."""
+    path = folder / "problems.jsonl"
     return {
-        (_text(row.get("task")), _text(row["id"])): str(row["problem"])[: HEAD + TAIL]
-        for line in scan(path)
+        (_text(row.get("task")), _text(row["id"])): str(row["problem"])
+        for line in (scan(path) if path.exists() else ())
         if (row := line.row) is not None and "id" in row and "problem" in row
     }
 
 
-def _gated(path: Path) -> dict[tuple[Any, Any], float]:
+def problem_of(row: Row, texts: Mapping[tuple[Any, Any], str]) -> str | None:
+    """The text of a completion's problem, of its task or of all, if it was recorded."""
+    task, identity = _text(row.get("task")), _text(row.get("id"))
+    return texts.get((task, identity), texts.get((None, identity)))
+
+
+def _gated_shares(path: Path) -> dict[tuple[Any, Any], float]:
     """Gated share of each completion by (generation, index): mean over the updates it was in."""
     if not path.exists():
         return {}

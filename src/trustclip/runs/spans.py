@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from trustclip.durable.extents import Link, links
-from trustclip.support.jsonl import parsed
+from trustclip.support.jsonl import parse_line
 
 _BLOCK = 2**20
 
@@ -58,8 +58,8 @@ class Span:
                     before += 1
                 elif file.tell() - len(line) < self.end:
                     rows.append(line)
-        found = [row.get("step") for row in map(parsed, rows) if row]
-        steps = [step for step in found if isinstance(step, int)]
+        numbers = [row.get("step") for row in map(parse_line, rows) if row]
+        steps = [step for step in numbers if isinstance(step, int)]
         updates = f" (updates {min(steps)} to {max(steps)})" if steps else ""
         return f"lines {before + 1} to {before + max(len(rows), 1)}{updates}{between}"
 
@@ -94,8 +94,8 @@ def changed_spans(path: Path, records: Sequence[Record]) -> list[Span]:
                 if link.hexdigest() != chain[end]:
                     spans.append(Span(start, end, names.get(start, ""), names.get(end, "")))
                 start, link = end, hashlib.sha256(bytes.fromhex(chain[end]))
-            known = {record.sha256 for record in hashed if record.bytes == end}
-            if known - {whole.hexdigest()} and not spans:
+            expected = {record.sha256 for record in hashed if record.bytes == end}
+            if expected - {whole.hexdigest()} and not spans:
                 spans.append(Span(good, end, names.get(good, ""), names.get(end, "")))
             good = end
     return spans

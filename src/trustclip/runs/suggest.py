@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.shadow import refusal
-from trustclip.constraints.thresholds import thresholds, widened, widest
+from trustclip.constraints.thresholds import scale_thresholds, thresholds, widest
 from trustclip.runs.watched import chunks, supplied
 from trustclip.stats import Interval, RunSummary
 from trustclip.support.text import percent
@@ -63,20 +63,20 @@ def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
     for _ in range(_PASSES):
         search.look(f for end in _ENDS for f in np.geomspace(*search.bracket(share, end), _EACH))
     lower, at, upper = (search.bracket(share, end)[1] for end in ("low", "value", "high"))
-    reached = search.measured[at]
-    if at == low or not 0 < reached.value <= share:
+    interval = search.measured[at]
+    if at == low or not 0 < interval.value <= share:
         narrowest, widened_most = (search.measured[f].value for f in (low, high))
         raise ValueError(
             f"no threshold of {method.name!r} would have cut {percent(share, 2)} % of these "
             f"{search.tokens:,} tokens: it cuts between {percent(widened_most, 2)} % and "
             f"{percent(narrowest, 2)} %."
         )
-    ends = [thresholds(widened(method, factor)) for factor in (lower, at, upper)]
+    ends = [thresholds(scale_thresholds(method, factor)) for factor in (lower, at, upper)]
     moved = {name: (ends[0][name], ends[1][name], ends[2][name]) for name in ends[1]}
     # Four digits are more than the interval supports, and what a person types.
     rounded = {name: float(f"{value:.4g}") for name, value in ends[1].items()}
     chosen = replace(method, **rounded)  # type: ignore[type-var]
-    return Suggestion(chosen, moved, reached, search.clusters, search.unit, search.tokens)
+    return Suggestion(chosen, moved, interval, search.clusters, search.unit, search.tokens)
 
 
 #: Of a share's interval: the value, and the bounds that give the ends of the thresholds.
@@ -98,7 +98,7 @@ class _Search:
     def look(self, factors: Iterable[float]) -> None:
         """Measure the shares at some factors, in one pass over the log."""
         new = sorted({float(f) for f in factors} - self.measured.keys())
-        methods = [widened(self._method, factor) for factor in new]
+        methods = [scale_thresholds(self._method, factor) for factor in new]
         counts = np.zeros((len(new), self.clusters + 1), dtype=np.int64)
         first = 0
         for rows, batch in chunks(self._paths):
@@ -124,8 +124,8 @@ def _share(gated: _Counts, tokens: _Counts) -> Interval:
     """Share of tokens gated with Student's interval, clustered: a ratio of two sums, linearised."""
     share = gated.sum() / tokens.sum()
     around = share + (gated - share * tokens) / tokens.mean()
-    found = RunSummary.of(around).interval()
-    return Interval(float(share), max(found.low, 0.0), min(found.high, 1.0))
+    interval = RunSummary.of(around).interval()
+    return Interval(float(share), max(interval.low, 0.0), min(interval.high, 1.0))
 
 
 def _clusters(paths: Sequence[Path]) -> tuple[_Counts, str, _Counts]:

@@ -14,7 +14,7 @@ _SCORE = mapping(
 )
 
 
-def _scored(part: dict[str, Any]) -> dict[str, Any]:
+def _check_scores(part: dict[str, Any]) -> dict[str, Any]:
     for name, score in part.items():
         if "@" in name:
             conform(score, _SCORE, name)
@@ -22,7 +22,7 @@ def _scored(part: dict[str, Any]) -> dict[str, Any]:
 
 
 #: Scores of a task, or of the average: those with an ``@`` are intervals.
-_PART: Any = Annotated[dict[str, Any], AfterValidator(_scored)]
+_PART: Any = Annotated[dict[str, Any], AfterValidator(_check_scores)]
 _WHOLE: Any = mapping("Whole", {"tasks": dict[str, _PART], "average": _PART}, more=True)
 _TESTS = mapping("Tests", {"tests": dict[str, list[str]]}, total=False, more=True)
 _NOTICE = mapping("Notice", {"notice": str, "text": str}, more=True)
@@ -30,13 +30,13 @@ _BEST = mapping("Best", {"average": _PART}, more=True)
 _NUMBERS = dict[str, float | None]
 
 
-def _evaluated(result: dict[str, Any]) -> dict[str, Any]:
+def _check_evaluation(result: dict[str, Any]) -> dict[str, Any]:
     conform(result, _WHOLE if "average" in result else _PART, "scores")
     return result
 
 
 #: Scores of an evaluation, or those of its average alone.
-_EVALUATION: Any = Annotated[dict[str, Any], AfterValidator(_evaluated)]
+_EVALUATION: Any = Annotated[dict[str, Any], AfterValidator(_check_evaluation)]
 
 _SUMMARY = mapping(
     "Summary",

@@ -1,7 +1,7 @@
-"""A table of runs: one row for each, as Parquet, from which a report can be made again.
+"""A table of runs: one row for each, as Parquet, from which a report can be rebuilt.
 
-It holds what scores and comparisons are made of: every evaluation's answers, right or wrong, what
-stands for its completions, and the means of what was logged. Texts, tokens and the single updates
+It holds what scores and comparisons are made of: every evaluation's answers, right or wrong, a
+digest of its completions, and the means of what was logged. Texts, tokens and the single updates
 stay in the run directories.
 """
 
@@ -17,7 +17,7 @@ from trustclip.runs.run import Evaluation, Run
 from trustclip.runs.samples import Samples
 from trustclip.support.inside import part_of
 from trustclip.support.jsonl import Row
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +113,7 @@ def _row(run: Run) -> dict[str, Any]:
         "cpu_seconds": run.summary.get("cpu_seconds"),
         "means": [*means(run.training).items()],
         "evaluations": [_evaluation(evaluation) for evaluation in run.evaluations],
-        "record": json.dumps(redacted(record), default=str),
+        "record": json.dumps(redact(record), default=str),
     }
 
 
@@ -129,7 +129,7 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float):
                 values.setdefault(name, []).append(value)
-    return {name: fmean(found) for name, found in values.items()}
+    return {name: fmean(column) for name, column in values.items()}
 
 
 def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
@@ -142,9 +142,9 @@ def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
             "average": _others(evaluation.scores["average"]),
         }
     answers = [
-        {"task": task, "id": name, "right": [bool(right) for right in given]}
+        {"task": task, "id": name, "right": [bool(right) for right in correct]}
         for task, problems in evaluation.answers.items()
-        for name, given in problems.items()
+        for name, correct in problems.items()
     ]
     return {
         "update": evaluation.step,
@@ -156,8 +156,8 @@ def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
 
 def _others(part: Mapping[str, Any]) -> dict[str, Any]:
     """Scores without those of `of_answers`."""
-    known = ("problems", "curve")
-    return {key: value for key, value in part.items() if "@" not in key and key not in known}
+    derived = ("problems", "curve")
+    return {key: value for key, value in part.items() if "@" not in key and key not in derived}
 
 
 def _run(path: Path, row: Mapping[str, Any]) -> Run:
@@ -169,7 +169,7 @@ def _run(path: Path, row: Mapping[str, Any]) -> Run:
         environment=record["environment"],
         summary=record["summary"],
         metrics={"rl": [averages] if row["updates"] else [], "notice": record["notices"]},
-        evaluations=[_restored(evaluation) for evaluation in row["evaluations"]],
+        evaluations=[_restore(evaluation) for evaluation in row["evaluations"]],
         samples=Samples(),
         remarks=record["remarks"],
         entry=record["entry"],
@@ -177,14 +177,14 @@ def _run(path: Path, row: Mapping[str, Any]) -> Run:
     )
 
 
-def _restored(row: Mapping[str, Any]) -> Evaluation:
+def _restore(row: Mapping[str, Any]) -> Evaluation:
     answers: dict[str, dict[str, list[int]]] = {}
     for one in row["answers"]:
         answers.setdefault(one["task"], {})[one["id"]] = [int(right) for right in one["right"]]
     scores = json.loads(row["others"])
     if answers:
-        known = of_answers(answers)
-        for task, part in known["tasks"].items():
+        recomputed = of_answers(answers)
+        for task, part in recomputed["tasks"].items():
             scores["tasks"][task] = part | scores["tasks"].get(task, {})
-        scores["average"] = known["average"] | scores["average"]
+        scores["average"] = recomputed["average"] | scores["average"]
     return Evaluation(row["update"], scores, answers, row["texts"])

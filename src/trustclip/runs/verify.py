@@ -31,7 +31,7 @@ _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursio
 
 
 @dataclass(frozen=True)
-class Checked:
+class FileState:
     """The state of one file, or of one checkpoint."""
 
     name: str  # relative to the run directory
@@ -44,7 +44,7 @@ class Verification:
     """What `verify` has found."""
 
     finished: bool
-    checked: list[Checked]
+    checked: list[FileState]
 
     @property
     def whole(self) -> bool:
@@ -56,7 +56,7 @@ class Verification:
         """One sentence.
 
         Example:
-          >>> Verification(True, [Checked("metrics.jsonl", "whole", "")]).conclusion
+          >>> Verification(True, [FileState("metrics.jsonl", "whole", "")]).conclusion
           'whole: the 1 file or checkpoint with a recorded hash is as the run wrote it.'
         """
         count = Counter(entry.state for entry in self.checked)
@@ -78,12 +78,12 @@ def verify(folder: Path) -> Verification:
     """Compare a run directory with the hashes that are recorded in it; nothing is changed."""
     if not any(os.path.lexists(folder / name) for name in _OF_A_RUN):
         raise ValueError(f"{str(folder)!r} is not a run directory: it has no config.yaml.")
-    found = _Comparison(folder)
-    entries = [*found.entries()]
+    comparison = _Comparison(folder)
+    entries = [*comparison.entries()]
     if (folder / "sft" / "config.yaml").is_file():
         tuned = verify(folder / "sft")
-        entries += [Checked(f"sft/{f.name}", f.state, f.text) for f in tuned.checked]
-    return Verification(bool(found.summary.get("finished", found.summary)), entries)
+        entries += [FileState(f"sft/{f.name}", f.state, f.text) for f in tuned.checked]
+    return Verification(bool(comparison.summary.get("finished", comparison.summary)), entries)
 
 
 @dataclass
@@ -96,7 +96,7 @@ class _Comparison:
     #: By name of a file: what checkpoints record of it, the oldest first, then the summary.
     records: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
 
-    def entries(self) -> Iterator[Checked]:
+    def entries(self) -> Iterator[FileState]:
         self.files = regular_files(self.folder)
         yield from self._checkpoints()
         yield from self._summary()
@@ -110,7 +110,7 @@ class _Comparison:
 
     # -- what is recorded --------------------------------------------------------------------------
 
-    def _checkpoints(self) -> Iterator[Checked]:
+    def _checkpoints(self) -> Iterator[FileState]:
         store = CheckpointStore(self.folder / "checkpoints")
         for step in store.steps():
             path = store.path(step)
@@ -118,23 +118,23 @@ class _Comparison:
             try:
                 verify_checkpoint(path)
                 shared = path / "shared.json"
-                stored = json.loads(shared.read_text("utf-8")) if shared.exists() else {}
-                self._take(stored.get("cursor", {}), f"the checkpoint of step {step}")
+                content = json.loads(shared.read_text("utf-8")) if shared.exists() else {}
+                self._take(content.get("cursor", {}), f"the checkpoint of step {step}")
             except CheckpointError as error:
-                yield Checked(name, "changed", str(error).removeprefix(f"{path}: "))
+                yield FileState(name, "changed", str(error).removeprefix(f"{path}: "))
             except _MALFORMED as error:
-                yield Checked(name, "changed", f"shared.json cannot be read: {error!r}.")
+                yield FileState(name, "changed", f"shared.json cannot be read: {error!r}.")
             else:
-                yield Checked(name, "whole", "as its manifest says")
+                yield FileState(name, "whole", "as its manifest says")
         stock = self.folder / "cursors.jsonl"  # of a trainer with checkpoints of its own
         for line in scan(stock) if stock.is_file() else ():
             try:
                 row = line.row or {}
                 self._take(row["cursor"], f"the checkpoint of step {row['step']}")
             except _MALFORMED:
-                yield Checked(stock.name, "changed", f"line {line.number} cannot be read")
+                yield FileState(stock.name, "changed", f"line {line.number} cannot be read")
 
-    def _summary(self) -> Iterator[Checked]:
+    def _summary(self) -> Iterator[FileState]:
         name = "summary.json"
         if not os.path.lexists(self.folder / name):
             return
@@ -144,75 +144,75 @@ class _Comparison:
                 raise ValueError("it is empty, or no regular file")
             hashes = self.summary.get(HASHES)
             if hashes is None:
-                done = self.summary.get("finished", True)
-                text = "no hashes recorded" if done else "the run is not finished"
-                yield Checked(name, "unrecorded", text)
+                finished = self.summary.get("finished", True)
+                text = "no hashes recorded" if finished else "the run is not finished"
+                yield FileState(name, "unrecorded", text)
                 return
             self._take({k: v for k, v in hashes.items() if k != name}, _END)
             same = digest(self.summary) == hashes[name]["sha256"]
         except _MALFORMED as error:
-            yield Checked(name, "changed", f"cannot be read: {error}")
+            yield FileState(name, "changed", f"cannot be read: {error}")
         else:
             state, text = ("whole", "") if same else ("changed", "not as the run wrote it")
-            yield Checked(name, state, text)
+            yield FileState(name, state, text)
 
     def _take(self, cursor: Mapping[str, Any], source: str) -> None:
-        taken = {str(name): Record.of(extent, source) for name, extent in cursor.items()}
-        for name, record in taken.items():
+        records = {str(name): Record.of(extent, source) for name, extent in cursor.items()}
+        for name, record in records.items():
             self.records[name].append(record)
 
     # -- what is there -----------------------------------------------------------------------------
 
-    def _file(self, name: str) -> Checked:
+    def _file(self, name: str) -> FileState:
         path, records = self.files.get(name), self.records.get(name, [])
         if path is None:
             there = os.path.lexists(self.folder / name)
-            return Checked(name, "missing", "no regular file" if there else "not there")
+            return FileState(name, "missing", "no regular file" if there else "not there")
         if not records:
             return self._unrecorded(name, path)
         try:
             spans, size = changed_spans(path, records), path.stat().st_size
         except _MALFORMED as error:
-            return Checked(name, "changed", f"its record cannot be read: {error}")
+            return FileState(name, "changed", f"its record cannot be read: {error}")
         last = max(record.bytes for record in records)
         if size < last:
             where = f", {spans[0].text(path)}" if spans else ""
-            return Checked(name, "missing", f"{size} bytes are left of {last}{where}")
+            return FileState(name, "missing", f"{size} bytes are left of {last}{where}")
         if spans:
-            return Checked(name, "changed", "; ".join(span.text(path) for span in spans))
+            return FileState(name, "changed", "; ".join(span.text(path) for span in spans))
         if size > last and records[-1].source == _END:
             more = Span(last, size, _END, "").text(path)
-            return Checked(name, "changed", f"{more}: added")
+            return FileState(name, "changed", f"{more}: added")
         if all(record.sha256 is None for record in records):
-            return Checked(name, "unrecorded", "only its size is recorded")
+            return FileState(name, "unrecorded", "only its size is recorded")
         newer = f"{size - last} bytes are newer than the last checkpoint" if size > last else ""
-        return Checked(name, "whole", newer)
+        return FileState(name, "whole", newer)
 
-    def _unrecorded(self, name: str, path: Path) -> Checked:
+    def _unrecorded(self, name: str, path: Path) -> FileState:
         if HASHES in self.summary and name != "config.yaml":
-            return Checked(name, "changed", "added: the finished run has no such file")
+            return FileState(name, "changed", "added: the finished run has no such file")
         lines = scan(path) if path.suffix == ".jsonl" else ()
         bad = [line.number for line in lines if line.row is None and not line.torn]
         if bad:
-            return Checked(name, "changed", f"line {bad[0]} is no JSON object")
-        return Checked(name, "unrecorded", "no hash recorded")
+            return FileState(name, "changed", f"line {bad[0]} is no JSON object")
+        return FileState(name, "unrecorded", "no hash recorded")
 
-    def _model(self) -> Iterator[Checked]:
+    def _model(self) -> Iterator[FileState]:
         """The model of a finished run without hashes, and settings that are gone."""
         if "config.yaml" not in self.files and "config.yaml" not in self.records:
-            yield Checked("config.yaml", "missing", "not there")
+            yield FileState("config.yaml", "missing", "not there")
         trained = self.summary.get("finished") and HASHES not in self.summary
         if trained and (self.folder / "checkpoints").exists():
             gone = missing_files(self.folder, self.summary)
             for name in gone:
-                yield Checked(name, "missing", "not there")
+                yield FileState(name, "missing", "not there")
             if not gone:
-                yield Checked(FINAL, "unrecorded", "no hash recorded")
+                yield FileState(FINAL, "unrecorded", "no hash recorded")
 
-    def _lost(self) -> Iterator[Checked]:
+    def _lost(self) -> Iterator[FileState]:
         """What the run itself has noticed to be lost."""
         metrics = self.files.get("metrics.jsonl")
         for line in scan(metrics) if metrics else ():
             if line.row is not None and line.row.get("notice") == LOST:
                 text = f"noticed after update {line.row.get('step')}: {line.row.get('text')}"
-                yield Checked("rows", "missing", text)
+                yield FileState("rows", "missing", text)

@@ -23,8 +23,8 @@ _OPTIONAL = ("entropy", "logp_rollout")
 
 
 def sources(paths: Sequence[Path]) -> list[Path]:
-    """Files of tokens, or folders of them: a run directory stands for its folder ``tokens``."""
-    found = []
+    """Files of tokens, or folders of them: of a run directory, its folder ``tokens``."""
+    files = []
     for path in paths:
         run = (path / "config.yaml").is_file()
         if run and not (path / TOKENS).is_dir():
@@ -32,8 +32,8 @@ def sources(paths: Sequence[Path]) -> list[Path]:
                 f"{path} has no recorded tokens: its folder `tokens` is missing (`tokens_every` of "
                 "rl was 0, or the run is of an earlier release)."
             )
-        found.append(path / TOKENS if run else path)
-    return found
+        files.append(path / TOKENS if run else path)
+    return files
 
 
 def chunks(paths: Sequence[Path]) -> Iterator[tuple[tuple[TokenRow, ...], TokenBatch]]:
@@ -55,7 +55,7 @@ def supplied(paths: Sequence[Path]) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Watched:
+class ShadowResult:
     """What methods would have kept of the tokens in files."""
 
     acting: str  # name of what the others are compared with
@@ -66,10 +66,10 @@ class Watched:
     tokens: int  # of these completions
 
 
-def watch(paths: Sequence[Path], methods: Sequence[Method], acting: Method) -> Watched:
+def watch(paths: Sequence[Path], methods: Sequence[Method], acting: Method) -> ShadowResult:
     """Compare methods on files of tokens with what the run recorded of its own method.
 
-    Where a row lacks ``coefficient`` or ``kept``, the acting method stands for it. The files
+    Where a row lacks ``coefficient`` or ``kept``, the acting method supplies it. The files
     (`sources`) are read once, in bounded memory.
     """
     shadows, recorded = Shadows(methods), True
@@ -89,7 +89,7 @@ def watch(paths: Sequence[Path], methods: Sequence[Method], acting: Method) -> W
         raise ValueError(f"{', '.join(map(str, paths))}: no token has an advantage.")
     name = "the recorded method" if recorded else label(acting)
     metrics = {"gated": cut / tokens, **shadows.read()}
-    return Watched(name, shadows.labels, metrics, completions, tokens)
+    return ShadowResult(name, shadows.labels, metrics, completions, tokens)
 
 
 def _recorded(rows: Sequence[TokenRow], batch: TokenBatch) -> tuple[Tensor, Tensor] | None:

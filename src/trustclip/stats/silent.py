@@ -33,7 +33,7 @@ def samples_for(p: float, share: float) -> int:
     """
     if not 0 < p < 1 or not 0 < share < 1:
         raise ValueError(f"p and share must lie between 0 and 1, got {p} and {share}.")
-    found = max(2, ceil(log(share) / log(max(p, 1 - p))))  # of the likelier end alone
-    while silent(p, found) > share:
-        found += 1
-    return found
+    count = max(2, ceil(log(share) / log(max(p, 1 - p))))  # of the likelier end alone
+    while silent(p, count) > share:
+        count += 1
+    return count

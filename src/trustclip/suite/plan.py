@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trustclip.constraints.base import Method
 from trustclip.recipes.files import as_mapping, load_yaml, read_recipe
-from trustclip.recipes.shipped import located
+from trustclip.recipes.shipped import locate
 from trustclip.runs.identity import essential, flat
 from trustclip.runs.reader import in_words, setting_of
 from trustclip.settings.stages import NOTHING, Recipe
@@ -28,7 +28,7 @@ from trustclip.suite.settings import (
 from trustclip.support.consent import consent
 from trustclip.support.jsonl import read_mapping
 from trustclip.support.names import unknown
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 from trustclip.tasks.sources import task_file
 
 
@@ -109,7 +109,7 @@ class Plan:
             }
             for job in self.jobs
         }
-        return redacted({**settings, "runs": runs})
+        return redact({**settings, "runs": runs})
 
 
 def plan(file: Path) -> Plan:
@@ -137,9 +137,9 @@ def plan(file: Path) -> Plan:
                 if label not in methods:
                     text = unknown("label", label, methods)
                     errors.append((("method_changes", label), text))
-            found = list(_settings(file.parent, settings, methods, errors))
+            conditions = list(_settings(file.parent, settings, methods, errors))
             if not errors:
-                jobs = _jobs(settings, found, errors)
+                jobs = _jobs(settings, conditions, errors)
     if settings is None or errors:
         reasons = dict.fromkeys(f"\n  {_place(lines, where)}{text}" for where, text in errors)
         raise ValueError(f"{file} is not a suite that can run:" + "".join(reasons))
@@ -161,7 +161,7 @@ class _Setting(NamedTuple):
 
 def _recipe(folder: Path, relative: Path) -> Path:
     """A recipe of a suite: beside it, or else one that comes with the package."""
-    beside, packaged = folder / relative, located(relative)
+    beside, packaged = folder / relative, locate(relative)
     return packaged if packaged.is_file() and not beside.is_file() else beside
 
 
@@ -184,16 +184,18 @@ def _settings(
                 label: read_recipe(file, {**changes, **own.get(label, {}), "rl.method": method})
                 for label, method in methods.items()
             }
-            errors += [wrong for made in recipes.values() for wrong in _secrets(file, made)][:1]
+            errors += [wrong for recipe in recipes.values() for wrong in _secrets(file, recipe)][:1]
             yield _Setting(swept.shown, recipes)
         except ValueError as error:
             errors.append((("recipe",), str(error).replace("\n", "\n  ")))
 
 
-def _jobs(settings: SuiteSettings, found: Sequence[_Setting], errors: list[Complaint]) -> list[Job]:
+def _jobs(
+    settings: SuiteSettings, conditions: Sequence[_Setting], errors: list[Complaint]
+) -> list[Job]:
     jobs: dict[Path, Job] = {}
     for seed in settings.seeds:
-        for swept, recipes in found:
+        for swept, recipes in conditions:
             for label, recipe in recipes.items():
                 sft = _sft(settings, recipe, seed)
                 if sft is not None:
@@ -220,22 +222,22 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
 
 
 def _tests_of(recipe: Recipe, exclude: str) -> str:
-    """`exclude` with the recipe's own test sets by name: an SFT of its own has none."""
+    """`exclude` with the recipe's own test sets by name: a separate SFT has none."""
     if exclude == NOTHING or recipe.eval is None:
         return exclude
     names = [name for part in recipe.eval.tasks.split(",") if (name := part.strip())]
     folder = recipe.eval.data_dir
-    found = [None if folder is None else task_file(name, Path(folder)) for name in names]
-    own = [str(path or name) for path, name in zip(found, names, strict=True)]
+    paths = [None if folder is None else task_file(name, Path(folder)) for name in names]
+    own = [str(path or name) for path, name in zip(paths, names, strict=True)]
     return ",".join([exclude, *own])
 
 
 def _secrets(path: Path, recipe: Recipe) -> Iterator[Complaint]:
     """The complaint about a secret, which every run's recipe would have to hold."""
-    given = flat(as_mapping(recipe))
-    shown = flat(redacted(as_mapping(recipe)))
-    for key in given:
-        if given[key] != shown[key]:
+    values = flat(as_mapping(recipe))
+    public = flat(redact(as_mapping(recipe)))
+    for key in values:
+        if values[key] != public[key]:
             text = f"`{key}` holds a secret, and a suite writes down the settings of its runs: "
             yield ("recipe",), f"{path}: {text}leave it to the environment, such as HF_TOKEN."
 
@@ -261,7 +263,7 @@ def _run(
 
 
 def digest(recipe: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits that stand for everything in a recipe that results depend on.
+    """Eight hexadecimal digits that identify everything in a recipe that results depend on.
 
     SHA-256 of the canonical JSON of its `essential` settings. The contents of files and models are
     not read: a data set that changes must change its name.

@@ -15,19 +15,12 @@ from rich.table import Table
 from trustclip.durable.lock import only_process
 from trustclip.findings.groups import describe
 from trustclip.runs.identity import flat
-from trustclip.suite.launchers.base import (
-    Launcher,
-    Local,
-    Resources,
-    Running,
-    elsewhere,
-    resources_of,
-)
+from trustclip.suite.launchers.base import Local, Running, elsewhere, resources_of
 from trustclip.suite.launchers.local import Interruptions
 from trustclip.suite.plan import Job, Plan, plan
 from trustclip.suite.table import Results, overview
 from trustclip.suite.watch import Display, State
-from trustclip.support.consent import named
+from trustclip.support.consent import names_in
 from trustclip.support.jsonl import append_jsonl, write_text
 from trustclip.support.terminal import print_table
 from trustclip.support.text import one_line
@@ -67,13 +60,13 @@ def run_suite(
     """
     if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel must be at least 1, got {max_parallel}.")
-    asked = resources_of(on, resources or {})
+    request = resources_of(on, resources or {})
     suite = plan(path)
     if dry_run:
         console.print(_intention(suite))
         return 0
-    slots = max_parallel or (1 if asked is None else len(suite.jobs))
-    launcher = _launcher(on, asked, slots)
+    slots = max_parallel or (1 if request is None else len(suite.jobs))
+    launcher = Local(slots) if request is None else elsewhere(on, request)
 
     def start(job: Job, slot: int) -> Running:
         return launcher.start(job.path, [*command, *_arguments(job)], slot)
@@ -81,13 +74,9 @@ def run_suite(
     with closing(launcher), only_process(suite.out):
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
         line = f"trustclip suite {shlex.quote(str(path))}{_options(on, resources or {})}"
-        line += f" --max-parallel {slots}" if asked is None or max_parallel else ""
+        line += f" --max-parallel {slots}" if request is None or max_parallel else ""
         line += _consent(dict(suite.methods))
         return _Suite(suite, console, slots, start, line).run()
-
-
-def _launcher(on: str, asked: Resources | None, slots: int) -> Launcher:
-    return Local(slots) if asked is None else elsewhere(on, asked)
 
 
 def _options(on: str, resources: Mapping[str, Any]) -> str:
@@ -132,9 +121,9 @@ class _Suite:
 
     def _skip_spare_sft(self) -> None:
         """Mark an SFT that no unfinished run needs as finished, even if its folder is missing."""
-        wanted = {j.needs for j in self._plan.runs if self._states[j.name] != "finished"}
+        needed = {j.needs for j in self._plan.runs if self._states[j.name] != "finished"}
         for job in self._plan.jobs:
-            if job.method is None and (job.summary is not None or job.path not in wanted):
+            if job.method is None and (job.summary is not None or job.path not in needed):
                 self._states[job.name] = "finished"
 
     def _advance(self, interruptions: Interruptions) -> bool:
@@ -188,7 +177,7 @@ class _Suite:
     def _close(self, job: Job, process: Running, status: int) -> None:
         """Record the end of a process, judged by its run directory, then by its exit status."""
         self._display.update(now=True)
-        asked = self._states[job.name] == "ending"
+        ending = self._states[job.name] == "ending"
         seconds = round(time.monotonic() - process.started, 1)
         if job.summary is not None:
             self._note(job.name, "finished", seconds=seconds)
@@ -197,7 +186,7 @@ class _Suite:
         elif process.pid is None:
             self._states[job.name] = "waiting"
             self._note(job.name, "gone")
-        elif status == 0 or asked:
+        elif status == 0 or ending:
             self._states[job.name] = "interrupted"
             self._failures[job.name] = "ended before its last update"
             self._note(job.name, "interrupted", seconds=seconds, status=status)
@@ -241,8 +230,8 @@ def _arguments(job: Job) -> list[str]:
     """Arguments of ``trustclip`` for the job; the recipe of a run is written to its folder."""
     job.path.mkdir(parents=True, exist_ok=True)
     if job.method is None:
-        given = {k: v for k, v in flat(job.settings).items() if v is not None and v != {}}
-        return ["sft", *(f"--{key}={value}" for key, value in given.items())]
+        options = {k: v for k, v in flat(job.settings).items() if v is not None and v != {}}
+        return ["sft", *(f"--{key}={value}" for key, value in options.items())]
     file = job.path / "recipe.yaml"
     write_text(file, _yaml(job.settings))
     return ["run", str(file), *_consent(job.settings).split()]
@@ -250,7 +239,7 @@ def _arguments(job: Job) -> list[str]:
 
 def _consent(settings: Any) -> str:
     """The flag for a worker whose settings name modules: the plan has been allowed to."""
-    return " --allow-code" if named(settings) else ""
+    return " --allow-code" if names_in(settings) else ""
 
 
 def _yaml(value: Mapping[str, Any]) -> str:

@@ -32,14 +32,14 @@ def _values(value: object) -> object:
 
 
 #: Settings to sweep, by path: a list of numbers and words, or a mapping from labels to values of
-#: any kind, which the labels stand for in names and tables.
+#: any kind, which the labels represent in names and tables.
 Sweep = dict[str, Annotated[Any, AfterValidator(_values)]]
 
 
 class Swept(NamedTuple):
     """One combination of swept settings."""
 
-    shown: Mapping[str, Scalar]  # by path, the value, or the label that stands for it
+    shown: Mapping[str, Scalar]  # by path, the value, or its label
     changes: Mapping[str, Any]  # by path, the value itself
 
 
@@ -94,11 +94,11 @@ OWN_PATHS = ("name", "output_dir", "seed", "model", "method", "rl.method", "rl.m
 
 def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> SuiteSettings | None:
     """Settings from a YAML mapping, None where a value is wrong; errors are appended."""
-    known = [f.name for f in fields(SuiteSettings)]  # type: ignore[arg-type]
-    errors += [((key,), unknown("key", key, known)) for key in document if key not in known]
+    keys = [f.name for f in fields(SuiteSettings)]  # type: ignore[arg-type]
+    errors += [((key,), unknown("key", key, keys)) for key in document if key not in keys]
     try:
         settings = TypeAdapter(SuiteSettings).validate_python(
-            {key: value for key, value in document.items() if key in known}
+            {key: value for key, value in document.items() if key in keys}
         )
     except ValidationError as error:
         errors += [_complaint(item["loc"], item["msg"], item["input"]) for item in error.errors()]
@@ -116,10 +116,10 @@ def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> Suit
 
 
 def _own_paths(settings: SuiteSettings) -> Iterator[Complaint]:
-    given: list[tuple[Any, ...]] = [("changes", path) for path in settings.changes]
-    given += [("sweep", path) for path in settings.sweep]
-    given += [("method_changes", k, p) for k, own in settings.method_changes.items() for p in own]
-    for where in given:
+    places: list[tuple[Any, ...]] = [("changes", path) for path in settings.changes]
+    places += [("sweep", path) for path in settings.sweep]
+    places += [("method_changes", k, p) for k, own in settings.method_changes.items() for p in own]
+    for where in places:
         name, path = where[0], where[-1]
         own = any(path == own or path.startswith(own + ".") for own in OWN_PATHS)
         if own and not (name == "sweep" and "method." in path):
@@ -159,7 +159,7 @@ def combinations(sweep: Mapping[str, Sequence[Scalar] | Mapping[str, Any]]) -> l
     ]
     return [
         Swept(
-            dict(zip(sweep, [shown for shown, _ in chosen], strict=True)),
+            dict(zip(sweep, [label for label, _ in chosen], strict=True)),
             dict(zip(sweep, [value for _, value in chosen], strict=True)),
         )
         for chosen in itertools.product(*map(list, pairs))
@@ -176,11 +176,11 @@ def suffix(swept: Mapping[str, Scalar]) -> str:
     return "".join(f"-{path.rpartition('.')[2]}{_text(v)}" for path, v in swept.items())
 
 
-def _complaint(where: tuple[Any, ...], message: str, given: object) -> Complaint:
+def _complaint(where: tuple[Any, ...], message: str, value: object) -> Complaint:
     dotted = ".".join(map(str, where))
     if message.startswith(("Missing", "Field required")):
         return where, f"`{dotted}` is missing."
-    return where, f"`{dotted}` {rule(message)}, got {given!r}."
+    return where, f"`{dotted}` {rule(message)}, got {value!r}."
 
 
 def labelled_methods(
@@ -191,7 +191,7 @@ def labelled_methods(
     ``{atr: {name: atr, sweep: {delta: [0.05, 0.07]}}}`` makes ``atr-delta0.05`` and
     ``atr-delta0.07``; of several swept hyper-parameters every combination is made.
     """
-    found: dict[str, Method] = {}
+    by_label: dict[str, Method] = {}
     for label, spec in methods.items():
         where = ("methods", label)
         try:
@@ -207,12 +207,12 @@ def labelled_methods(
                 continue
             full = label + "".join(f"-{key}{_text(getattr(method, key))}" for key in swept)
             allowed = "use letters, digits and, not first, ._+-"
-            if full in found:
+            if full in by_label:
                 errors.append((where, f"a second method with the label {full!r}."))
             elif not LABEL.fullmatch(full):
                 errors.append((where, f"the label {full!r} names a folder: {allowed}"))
-            found[full] = method
-    return found
+            by_label[full] = method
+    return by_label
 
 
 def _variants(spec: Mapping[str, Any]) -> list[tuple[Sequence[str], dict[str, Any]]]:
@@ -226,10 +226,7 @@ def _variants(spec: Mapping[str, Any]) -> list[tuple[Sequence[str], dict[str, An
             raise ValueError(f"{key!r} is both fixed and swept.")
         if not isinstance(values, list | tuple) or not values:
             raise ValueError(f"`sweep.{key}` needs a list of values, got {values!r}.")
-    return [
-        (list(sweep), {**fixed, **dict(zip(sweep, values, strict=True))})
-        for values in itertools.product(*sweep.values())
-    ]
+    return [(list(sweep), {**fixed, **one.changes}) for one in combinations(sweep)]
 
 
 def _text(value: object) -> str:

@@ -14,11 +14,12 @@ from rich.text import Text
 
 from trustclip.findings.comparison import Compared, compare
 from trustclip.findings.conditions import unlike_settings
+from trustclip.findings.evaluated import mean_of
 from trustclip.findings.groups import Estimate, Group, group_runs, pooled
 from trustclip.findings.learning import Learning, learning, threshold
+from trustclip.findings.rows import values
 from trustclip.report.learning import learning_table
-from trustclip.report.results import NOTHING
-from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.report.tables import markdown as written
 from trustclip.runs.reader import Evaluation, Run, read_run
 from trustclip.runs.samples import Samples
@@ -65,10 +66,10 @@ class Results:
           ``before``: scores in each setting before training. The other keys are those of the
           caption.
         """
-        reference, found = self._plan.reference, self._runs
+        reference, runs = self._plan.reference, self._runs
         models = {job.setting: job.model for job in self._plan.runs}
         groups = [
-            Group(label, model, setting, found.get((setting, label), []), 0, label == reference)
+            Group(label, model, setting, runs.get((setting, label), []), 0, label == reference)
             for setting, model in models.items()
             for label in self._plan.methods
         ]
@@ -110,23 +111,20 @@ def _budgets(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _content(
     about: Mapping[str, Any], groups: Sequence[Group], methods: Mapping[str, Any]
 ) -> dict[str, Any]:
-    compared = [found for kind in ("mean", "pass") for found in compare(groups, kind)]
+    compared = [one for kind in ("mean", "pass") for one in compare(groups, kind)]
     ways = learning(groups, about["reaches"])
     return {
         **about,
         "unlike": [f.sentence for f in unlike_settings([group for group in groups if group.runs])],
         "problems": _problems(groups),
-        "before": {g.setting: _before(g) for g in groups if g.is_reference},
+        "before": {
+            g.setting: _scores(g, g.evaluations("initial")) for g in groups if g.is_reference
+        },
         "rows": [
             _row(group, methods[group.label], way, [c for c in compared if c.group is group])
             for group, way in zip(groups, ways, strict=True)
         ],
     }
-
-
-def _before(group: Group) -> dict[str, Any]:
-    """Scores before training, from each run's evaluation of its initial model."""
-    return _scores(group, [run.initial for run in group.runs if run.initial is not None])
 
 
 def _row(
@@ -135,9 +133,10 @@ def _row(
     way: Learning | None,
     compared: Sequence[Compared],
 ) -> dict[str, Any]:
-    final = _moment(group, "final")
-    tasks = final[0].tasks if final else []
-    gated = _mean([_mean([row.get("trustclip/gated") for row in r.training]) for r in group.runs])
+    final = group.evaluations("final")
+    # The best evaluation of a run is the one with the highest Mean@K after training began.
+    best = [max(run.trained, key=mean_of) for run in group.runs if run.trained]
+    gated = [_mean(values(run.training, "gated")) for run in group.runs]
     return {
         "setting": group.setting,
         "model": group.model,
@@ -145,32 +144,16 @@ def _row(
         "method": method,
         "seeds": sorted(group.seeds),
         "final": _final(group),
-        "best": _scores(group, _moment(group, "best")),
-        "tasks": {task: _final(group, task) for task in tasks},
-        "gated": gated,
+        "best": _scores(group, best),
+        "tasks": {task: _final(group, task) for task in (final[0].tasks if final else ())},
+        "gated": _mean([share for share in gated if share is not None]),
         "learning": None if way is None else vars(way),
         "difference": {one.metric: _difference(one) for one in compared},
     }
 
 
-def _moment(group: Group, moment: str) -> list[Evaluation]:
-    """The ``final`` or ``best`` evaluation of each run that has one."""
-    found = [run.final if moment == "final" else _best(run) for run in group.runs]
-    return [evaluation for evaluation in found if evaluation is not None]
-
-
-def _best(run: Run) -> Evaluation | None:
-    """The evaluation after training began with the highest Mean@K on average."""
-
-    def score(evaluation: Evaluation) -> float:
-        return evaluation.scores["average"][evaluation.metrics[0]]["value"]
-
-    return max(run.trained, key=score, default=None)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _scores(group: Group, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
@@ -181,23 +164,23 @@ def _final(group: Group, task: str | None = None) -> dict[str, Any]:
     return _intervals({metric: group.estimate(task, metric) for metric in group.metrics})
 
 
-def _intervals(found: Mapping[str, Estimate | None]) -> dict[str, Any]:
+def _intervals(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:
     return {
         metric: {"value": e.value, "low": e.low, "high": e.high}
-        for metric, e in found.items()
+        for metric, e in estimates.items()
         if e is not None
     }
 
 
-def _difference(found: Compared) -> dict[str, Any]:
-    numbers = {} if found.difference is None else vars(found.difference)
-    return {**numbers, "p_holm": found.p_holm, "seeds": found.seeds,
-            "same_seeds": found.same_seeds, "verdict": found.verdict}  # fmt: skip
+def _difference(compared: Compared) -> dict[str, Any]:
+    numbers = {} if compared.difference is None else vars(compared.difference)
+    return {**numbers, "p_holm": compared.p_holm, "seeds": compared.seeds,
+            "same_seeds": compared.same_seeds, "verdict": compared.verdict}  # fmt: skip
 
 
 def _problems(groups: Sequence[Group]) -> dict[str, int]:
     """Number of problems by task."""
-    evaluation = next((e for group in groups for e in _moment(group, "final")), None)
+    evaluation = next((e for group in groups for e in group.evaluations("final")), None)
     if evaluation is None:
         return {}
     return {task: scores.get("problems", 0) for task, scores in evaluation.scores["tasks"].items()}
@@ -225,8 +208,8 @@ def overview(table: Mapping[str, Any]) -> Grid:
         for one in section:
             grid.add_row(Text(one.label, "bold"))
         for row in _rows(table, setting):
-            found = next(iter(row["difference"].values()), None)
-            gap = _difference_cells(found) if found else [NOTHING, NOTHING, Cell("")]
+            difference = next(iter(row["difference"].values()), None)
+            gap = _difference_cells(difference) if difference else [NOTHING, NOTHING, Cell("")]
             cells = [_pair(row["final"])[0], *gap]
             runs = f"{len(row['seeds'])}/{len(table['seeds'])}"
             grid.add_row(row["label"], runs, *(Text(f"{c.text} {c.note}") for c in cells))
@@ -238,15 +221,15 @@ def _caption(table: Mapping[str, Any], metrics: Metrics) -> str:
     named = " + ".join(f"{count} {task}" for task, count in problems.items())
     average = ", macro-averaged over the benchmarks" if len(problems) > 1 else ""
     return (
-        f"Generated by `{table['command']}`. {_listed(table['steps'])} updates per run; seeds "
-        f"{_listed(table['seeds'])}. {' and '.join(metrics)} in percent{average}: K = "
-        f"{_listed(table['k'])} samples of each of {sum(problems.values())} problems "
+        f"Generated by `{table['command']}`. {_join(table['steps'])} updates per run; seeds "
+        f"{_join(table['seeds'])}. {' and '.join(metrics)} in percent{average}: K = "
+        f"{_join(table['k'])} samples of each of {sum(problems.values())} problems "
         f"({named or 'none'}), with 95 % intervals over problems and, with two runs or more, "
         "training seeds.\n"
     )
 
 
-def _listed(values: Sequence[object]) -> str:
+def _join(values: Sequence[object]) -> str:
     return ", ".join(map(str, values)) or "no"
 
 
@@ -275,9 +258,9 @@ def _differences_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
     for setting, section in _sections(table):
         rows += section
         for row in _rows(table, setting):
-            found = list(row["difference"].values())
+            differences = list(row["difference"].values())
             empty = "reference" if row["label"] == table["reference"] else "no runs to compare yet"
-            cells = [cell for one in found for cell in _difference_cells(one)]
+            cells = [cell for one in differences for cell in _difference_cells(one)]
             cells = cells or [NOTHING, NOTHING, Cell(empty)] * 2
             rows.append(TableRow(row["label"], cells))
     head = [(metric, ["points", "p (Holm)", "verdict"]) for metric in metrics]
@@ -286,12 +269,12 @@ def _differences_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
     return Table("differences", title, "method", head, rows, notes, wide=True)
 
 
-def _difference_cells(found: Row) -> list[Cell]:
-    if "value" not in found:
-        return [NOTHING, NOTHING, Cell(found["verdict"])]
-    p = "-" if isnan(found["p_holm"]) else f"{found['p_holm']:.4f}"
-    points = Cell(percent(found["value"]), bracket(found["low"], found["high"]))
-    return [points, Cell(p), Cell(found["verdict"])]
+def _difference_cells(difference: Row) -> list[Cell]:
+    if "value" not in difference:
+        return [NOTHING, NOTHING, Cell(difference["verdict"])]
+    p = "-" if isnan(difference["p_holm"]) else f"{difference['p_holm']:.4f}"
+    points = Cell(percent(difference["value"]), bracket(difference["low"], difference["high"]))
+    return [points, Cell(p), Cell(difference["verdict"])]
 
 
 def _differences_note(table: Mapping[str, Any]) -> str:
@@ -307,7 +290,7 @@ def _differences_note(table: Mapping[str, Any]) -> str:
         f"{number} comparison{'s' * (number != 1)} of each metric (Holm). An inconclusive "
         "difference is not evidence of equality."
     )
-    if any(found["seeds"] == 1 for found in compared):
+    if any(difference["seeds"] == 1 for difference in compared):
         note += (
             " Methods with one run each are not compared by it: no method can be called better, "
             "because the intervals and p-values leave out how much training runs differ."
@@ -319,10 +302,10 @@ def _learning_table(table: Mapping[str, Any]) -> Table | None:
     labels: list[TableRow] = []
     ways: list[Learning | None] = []
     for setting, section in _sections(table):
-        found = [(row["label"], row["learning"]) for row in _rows(table, setting)]
-        labels += [*section, *(TableRow(label) for label, _ in found)]
+        pairs = [(row["label"], row["learning"]) for row in _rows(table, setting)]
+        labels += [*section, *(TableRow(label) for label, _ in pairs)]
         ways += [None] * len(section)
-        ways += [None if way is None else Learning(**way) for _, way in found]
+        ways += [None if way is None else Learning(**way) for _, way in pairs]
     return learning_table(labels, ways, table["reaches"])
 
 

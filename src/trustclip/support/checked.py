@@ -52,8 +52,8 @@ def checked(cls: type[_T]) -> type[_T]:
       ...
       ValueError: `size` should be a valid number, unable to parse string as a number, got 'long'
     """
-    made: Any = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls)
-    init = made.__init__
+    result: Any = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls)
+    init = result.__init__
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -62,20 +62,20 @@ def checked(cls: type[_T]) -> type[_T]:
         except ValidationError as error:
             raise ValueError(explain(error)) from None
 
-    made.__init__ = __init__
-    return made
+    result.__init__ = __init__
+    return result
 
 
 def explain(error: ValidationError) -> str:
-    """Text of a validation error: for each problem the field, the rule and the given value."""
+    """Text of a validation error: for each problem the field, the rule and the value."""
     return "; ".join(_complaint(item) for item in error.errors())
 
 
 def _complaint(item: ErrorDetails) -> str:
-    given = f", got {item['input']!r}{hint(item)}"
+    suffix = f", got {item['input']!r}{hint(item)}"
     if item["loc"]:
-        return f"`{'.'.join(map(str, item['loc']))}` {rule(item['msg'])}{given}"
-    return rule(item["msg"]) + (given if item["type"] != "value_error" else "")
+        return f"`{'.'.join(map(str, item['loc']))}` {rule(item['msg'])}{suffix}"
+    return rule(item["msg"]) + (suffix if item["type"] != "value_error" else "")
 
 
 def hint(item: ErrorDetails) -> str:

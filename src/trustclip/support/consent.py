@@ -1,7 +1,7 @@
 """Consent to import what a text names: ``"package.module:Class"`` and ``"file.py:name"`` run code.
 
-In a Python program the text is the program's own word. In a file it is the word of whoever wrote
-the file, so readers of files work within `consent`, which says whose names count.
+In a Python program the programmer wrote the text. In a file, whoever wrote the file did, so readers
+of files work within `consent`, which says whose names count.
 """
 
 import re
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-#: Stands for every name.
+#: Allows every name.
 ALL = "*"
 
-#: Names that may be imported; None where no file has been read: the program's own words.
+#: Names that may be imported; None outside of `consent`: the program's own names.
 _granted: ContextVar[frozenset[str] | None] = ContextVar("granted", default=None)
 
-#: ``package.module:name`` as a word of its own, not in a hub id, a URL or a path; or a path to a
+#: ``package.module:name`` as a separate word, not in a hub id, a URL or a path; or a path to a
 #: Python file with a name in it.
 _NAME = re.compile(r"(?<![\w./:@~-])(?:[\w./~-]+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*(?![\w./:@-])")
 
@@ -42,8 +42,8 @@ code then runs here: if you trust it, allow it with --allow-code.
 
 
 def require(name: str) -> None:
-    """Refuse to import what a file names, where nobody has allowed it."""
-    if allowed(name):
+    """Refuse to import what a file names unless it is allowed."""
+    if is_allowed(name):
         return
     module, _, _ = name.rpartition(":")
     kind = "file" if module.endswith(".py") else "module"
@@ -53,8 +53,8 @@ def require(name: str) -> None:
     )
 
 
-def allowed(name: str) -> bool:
-    """Whether what ``name`` stands for may be imported.
+def is_allowed(name: str) -> bool:
+    """Whether the object that ``name`` refers to may be imported.
 
     Example:
       >>> with consent("a.b:C"):
@@ -65,8 +65,8 @@ def allowed(name: str) -> bool:
     return granted is None or bool(granted & {name, ALL})
 
 
-def named(value: Any) -> frozenset[str]:
-    """Names to import that a value holds, at any depth.
+def names_in(value: Any) -> frozenset[str]:
+    """Importable names that a value holds, at any depth.
 
     Example:
       >>> sorted(named({"method": "a.b:C", "shadows": ["{name: d:E, delta: 1}"], "data": "o/d:e"}))
@@ -77,7 +77,7 @@ def named(value: Any) -> frozenset[str]:
     if isinstance(value, str):
         return frozenset(_NAME.findall(value))
     if isinstance(value, Mapping):
-        return named([*value.values()])
+        return names_in([*value.values()])
     if isinstance(value, list | tuple):
-        return frozenset().union(*map(named, value))
-    return named(value.to_dict()) if hasattr(value, "to_dict") else frozenset()
+        return frozenset().union(*map(names_in, value))
+    return names_in(value.to_dict()) if hasattr(value, "to_dict") else frozenset()

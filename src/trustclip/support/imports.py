@@ -1,4 +1,4 @@
-"""What a text names in Python: ``"package.module:name"``, or ``"folder/file.py:name"``."""
+"""Python objects that a text names: ``"package.module:name"``, or ``"folder/file.py:name"``."""
 
 import importlib
 import importlib.util
@@ -13,7 +13,7 @@ from trustclip.support.consent import require
 from trustclip.support.names import nearest
 
 
-def imported(path: str, kind: str) -> Any:
+def import_object(path: str, kind: str) -> Any:
     """The object that a text names, within the caller's `trustclip.support.consent.consent`.
 
     A module is looked for where Python looks, then in the working directory; a file by its path.
@@ -30,13 +30,13 @@ def imported(path: str, kind: str) -> Any:
     where, _, name = path.rpartition(":")
     try:
         if where.endswith(".py"):
-            module = _of_file(Path(where))
+            module = _module_of_file(Path(where))
         else:
-            _look_in(Path.cwd())
+            _add_to_path(Path.cwd())
             module = importlib.import_module(where)
     except Exception as error:  # whatever the module's own code raises
-        kind_of = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
-        reason = f"{kind_of}{error}{_line(error, where)}"
+        prefix = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        reason = f"{prefix}{error}{_location(error, where)}"
         end = "" if reason.endswith("?") else "."
         raise ValueError(f"cannot load {kind} {path!r}: {reason}{end}") from error
     if not hasattr(module, name):
@@ -68,16 +68,16 @@ def beside(value: Any, folder: Path) -> Any:
     if not isinstance(value, str):
         return value
     where, colon, name = value.rpartition(":")
-    found = folder / where
-    return f"{found}{colon}{name}" if where.endswith(".py") and found.is_file() else value
+    path = folder / where
+    return f"{path}{colon}{name}" if where.endswith(".py") and path.is_file() else value
 
 
-def _of_file(path: Path) -> ModuleType:
-    """The module of a file, whose name is the path, so that its classes are named as they are."""
+def _module_of_file(path: Path) -> ModuleType:
+    """The module of a file, whose name is the path, so that its classes are named after it."""
     name, file = str(path), path.resolve()
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
+    cached = sys.modules.get(name)
+    if cached is not None and getattr(cached, "__file__", None) == str(file):
+        return cached
     if not file.is_file():
         others = [other.name for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
         near = nearest(path.name, others)
@@ -86,7 +86,7 @@ def _of_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    _look_in(file.parent)
+    _add_to_path(file.parent)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -96,17 +96,17 @@ def _of_file(path: Path) -> ModuleType:
     return module
 
 
-def _look_in(folder: Path) -> None:
-    """Let what is imported import what lies beside it; last, so that it hides no package."""
+def _add_to_path(folder: Path) -> None:
+    """Let a module import those beside it; the folder comes last, so that it hides no package."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
-def _line(error: Exception, where: str) -> str:
-    """Place of an error within the file, as `` (file.py, line 3)``; empty where it is elsewhere."""
-    at, found = error.__traceback__, ""
-    while at is not None:
-        if os.path.basename(at.tb_frame.f_code.co_filename) == os.path.basename(where):
-            found = f" ({where}, line {at.tb_lineno})"
-        at = at.tb_next
-    return found
+def _location(error: Exception, where: str) -> str:
+    """Place of an error within the file, as `` (file.py, line 3)``; empty if elsewhere."""
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        if os.path.basename(trace.tb_frame.f_code.co_filename) == os.path.basename(where):
+            place = f" ({where}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return place

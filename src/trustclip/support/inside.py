@@ -40,7 +40,7 @@ class Inside:
         self._root = root
 
     def path(self, name: object) -> Path:
-        """The path of a name: of a regular file, or of nothing yet.
+        """The path of a name: an existing regular file, or nothing yet.
 
         Raises:
           OutsideError: the name is absolute or leads outside, a link stands on the way, or
@@ -82,9 +82,9 @@ def itself(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def part_of(path: Path) -> Path:
-    """A name beside a file, of nothing, to write what will replace the file by a rename."""
+    """A free name beside a file, to write what will replace the file by a rename."""
     part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)  # what a kill has left, or a link
+    part.unlink(missing_ok=True)  # left by a killed process, or a link
     return part
 
 

@@ -21,13 +21,13 @@ class Line(NamedTuple):
     """One line of a JSON-lines file."""
 
     number: int  # among those read, from 1
-    offset: int  # of its first byte in the file
+    offset: int  # of its first byte
     content: bytes  # with the newline that ends it
     row: Row | None  # its object; None where it holds none
 
     @property
     def torn(self) -> bool:
-        """Whether the newline is missing: the writer is at it, or was killed."""
+        """Whether the newline is missing: its writer is still busy, or was killed."""
         return not self.content.endswith(b"\n")
 
 
@@ -46,11 +46,11 @@ def scan(path: Path, start: int = 0) -> Iterator[Line]:
         offset = start
         for number, content in enumerate(file, start=1):
             if content.strip():
-                yield Line(number, offset, content, parsed(content))
+                yield Line(number, offset, content, parse_line(content))
             offset += len(content)
 
 
-def parsed(line: bytes) -> Row | None:
+def parse_line(line: bytes) -> Row | None:
     """The JSON object in a line, or None if there is none."""
     try:
         row = _DECODER.decode(line.decode("utf-8"))
@@ -87,10 +87,10 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append rows as JSON lines, in one write, flushed.
 
     A last line that a kill or a full disk has torn is removed first: rows appended to it would be
-    lost with it. A number that is not finite becomes null: JSON has no other word for it.
+    lost with it. A number that is not finite becomes null: JSON has no way to write it.
     """
-    with _named(path), open(path, "a+b", opener=itself) as file:
-        _mend(file, path)
+    with _path_in_errors(path), open(path, "a+b", opener=itself) as file:
+        _repair_end(file, path)
         file.write(_lines(rows))
         file.flush()
 
@@ -100,9 +100,9 @@ def extend_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
     The file is written anew: for short ones that no checkpoint cuts back.
     """
-    there = scan(path) if path.exists() else ()
-    whole = (line.content.rstrip(b"\n") + b"\n" for line in there if line.row is not None)
-    write_bytes(path, b"".join(whole) + _lines(rows))
+    lines = scan(path) if path.exists() else ()
+    content = (line.content.rstrip(b"\n") + b"\n" for line in lines if line.row is not None)
+    write_bytes(path, b"".join(content) + _lines(rows))
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -111,8 +111,8 @@ def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Errors of the operating system carry the path: a failed write does not by itself."""
+def _path_in_errors(path: Path) -> Iterator[None]:
+    """Add the path to errors of the operating system: a failed write does not name it."""
     try:
         yield
     except OSError as error:
@@ -120,7 +120,7 @@ def _named(path: Path) -> Iterator[None]:
         raise
 
 
-def _mend(file: Any, path: Path) -> None:
+def _repair_end(file: Any, path: Path) -> None:
     """Cut a torn last line off; one that only lacks its newline gets it."""
     end = file.seek(0, os.SEEK_END)
     if not end:
@@ -180,9 +180,9 @@ def bounded_yaml(text: str) -> Any:
         if not isinstance(item, dict | list):
             return 1
         if id(item) not in sizes:
-            sizes[id(item)] = math.inf  # until it is known: within itself it has no end
-            inside = item.values() if isinstance(item, dict) else item
-            sizes[id(item)] = 1 + sum(map(size, inside))
+            sizes[id(item)] = math.inf  # until it is known: a value within itself has no end
+            children = item.values() if isinstance(item, dict) else item
+            sizes[id(item)] = 1 + sum(map(size, children))
         return sizes[id(item)]
 
     if size(value) > MOST_VALUES:
@@ -202,7 +202,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
-    with _named(path):
+    with _path_in_errors(path):
         part = part_of(path)
         with part.open("xb") as file:
             file.write(content)

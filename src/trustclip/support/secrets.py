@@ -1,4 +1,4 @@
-"""Secrets stay out of what a run writes down: tokens, passwords and keys, wherever they stand."""
+"""Secrets stay out of what a run writes down: tokens, passwords and keys, wherever they appear."""
 
 import contextlib
 import re
@@ -9,7 +9,7 @@ import yaml
 
 from trustclip.support.jsonl import bounded_yaml
 
-#: Stands for a secret.
+#: Replaces a secret.
 HIDDEN = "[redacted]"
 
 #: Names of settings that hold a secret, e.g. ``hub_token``, ``--api-key``, ``WANDB_API_KEY``.
@@ -19,7 +19,7 @@ _NAME = re.compile(
     r"|(access|account|api|auth|hf|license|openai|private|secret|signing|ssh|wandb)[_-]?keys?)$",
     re.IGNORECASE,
 )
-#: A secret where it names a text, a number of passes where it names one.
+#: A secret if its value is text, a number of passes if it is a number.
 _PASS = re.compile(r"(^|[._-])pass$", re.IGNORECASE)
 #: Tokens of a vocabulary are no secrets.
 _VOCABULARY = re.compile(r"(^|[._-])(eos|bos|pad|unk|sep|cls|mask|image|video)[_-]token$", re.I)
@@ -52,7 +52,7 @@ def is_secret(name: str) -> bool:
     return bool(_NAME.search(name)) and not _VOCABULARY.search(name)
 
 
-def redacted(value: Any, name: str = "") -> Any:
+def redact(value: Any, name: str = "") -> Any:
     """A value with every secret in it replaced, at any depth.
 
     Example:
@@ -61,9 +61,9 @@ def redacted(value: Any, name: str = "") -> Any:
     """
     secret = is_secret(name)
     if isinstance(value, Mapping):
-        return {key: redacted(item, name if secret else str(key)) for key, item in value.items()}
+        return {key: redact(item, name if secret else str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(redacted(item, name) for item in value)
+        return type(value)(redact(item, name) for item in value)
     if isinstance(value, int) and not isinstance(value, bool):
         return HIDDEN if secret else value
     if not isinstance(value, str) or not value:
@@ -82,22 +82,22 @@ def redacted_argv(argv: Sequence[str]) -> list[str]:
       >>> redacted_argv(["rl", "--trl.hub_token", "abc", "--api-key=abc", "--seed", "0"])
       ['rl', '--trl.hub_token', '[redacted]', '--api-key=[redacted]', '--seed', '0']
     """
-    shown, name = [], ""
+    words, name = [], ""
     for argument in argv:
         option, equals, value = argument.partition("=")
         if argument.startswith("--") and equals:
-            shown.append(f"{option}={_redacted_value(value, option)}")
+            words.append(f"{option}={_redacted_value(value, option)}")
         else:
-            shown.append(_redacted_value(argument, name))
+            words.append(_redacted_value(argument, name))
         name = argument if argument.startswith("--") and not equals else ""
-    return shown
+    return words
 
 
 def _redacted_value(text: str, name: str) -> str:
     """A value on the command line, which may be a mapping: ``{api_key: ...}``."""
     if "{" in text:
         with contextlib.suppress(ValueError, RecursionError, yaml.YAMLError):
-            held = bounded_yaml(text)
-            if isinstance(held, dict | list) and (shown := redacted(held, name)) != held:
-                return yaml.safe_dump(shown, default_flow_style=True, sort_keys=False).strip()
-    return redacted(text, name)
+            value = bounded_yaml(text)
+            if isinstance(value, dict | list) and (safe := redact(value, name)) != value:
+                return yaml.safe_dump(safe, default_flow_style=True, sort_keys=False).strip()
+    return redact(text, name)

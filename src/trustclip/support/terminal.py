@@ -13,7 +13,7 @@ from trustclip.support.text import harmless
 
 
 class Terminal(Console):
-    r"""A console that shows every text as it is: brackets are no markup, controls have no effect.
+    r"""A console that prints text literally: brackets are no markup, controls have no effect.
 
     Styles come from arguments and from `rich.text.Text`.
 
@@ -35,7 +35,7 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Segments of anything to print; those that control the terminal are rich's own."""
+        """Segments of anything to print; only rich's own may control the terminal."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(harmless(text), style)
@@ -69,15 +69,15 @@ def parts(table: Table, width: int, keys: int = 1) -> Iterator[Table]:
     # Names of runs can be long: they are folded before the figures beside them are.
     longest = max(range(keys), key=lambda number: widths[number])
     widths[longest] -= max(0, min(sum(widths[:keys]) - width // 2, widths[longest] - _LEAST))
-    chosen: list[list[int]] = [[]]
-    left = room = width - sum(widths[:keys]) - _GAP * keys
+    groups: list[list[int]] = [[]]
+    free = room = width - sum(widths[:keys]) - _GAP * keys
     for number in range(keys, len(widths)):
-        if widths[number] > left and chosen[-1]:
-            chosen.append([])
-            left = room
-        chosen[-1].append(number)
-        left -= widths[number] + _GAP
-    for place, numbers in enumerate(chosen):
+        if widths[number] > free and groups[-1]:
+            groups.append([])
+            free = room
+        groups[-1].append(number)
+        free -= widths[number] + _GAP
+    for place, numbers in enumerate(groups):
         columns = [table.columns[number] for number in (*range(keys), *numbers)]
         part = Table(title=None if place else table.title, title_justify=table.title_justify,
                      box=None, pad_edge=False)  # fmt: skip
@@ -86,12 +86,12 @@ def parts(table: Table, width: int, keys: int = 1) -> Iterator[Table]:
             part.add_column(column.header, justify=column.justify, overflow="fold", max_width=most)
         for cells in zip(*(column.cells for column in columns), strict=True):
             part.add_row(*cells)
-        if numbers is chosen[-1]:
+        if numbers is groups[-1]:
             part.caption = table.caption
         yield part
 
 
-#: Characters between two columns of a table without box; least ones of a folded name.
+#: Characters between two columns of a table without box; least width of a folded name.
 _GAP, _LEAST = 2, 16
 
 
@@ -100,15 +100,15 @@ def warn(console: Console, text: str) -> None:
     console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-def told(console: Console, text: str) -> None:
+def announce(console: Console, text: str) -> None:
     """Print what happens next: one line, as `warn` does."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def quoted(console: Console, text: str) -> None:
-    """Print a text as `told` does, a bar before each of its lines."""
+def quote(console: Console, text: str) -> None:
+    """Print a text as `announce` does, a bar before each of its lines."""
     for line in text.splitlines():
-        told(console, f"  | {line}")
+        announce(console, f"  | {line}")
 
 
 def say(*values: object, end: str = "\n", flush: bool = False, error: bool = False) -> None:

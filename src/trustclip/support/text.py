@@ -58,8 +58,8 @@ def signed(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "−")
 
 
-def listed(parts: Sequence[str]) -> str:
-    """Parts of a sentence, the last one behind an "and".
+def join_words(parts: Sequence[str]) -> str:
+    """Parts of a sentence, the last one after an "and".
 
     Example:
       >>> listed(["clip", "atr", "dppo"])
@@ -115,24 +115,24 @@ def one_line(value: object) -> str:
     return " ".join(_CONTROL.sub(" ", str(value)).split())
 
 
-def control_named(text: str) -> str:
-    r"""A text with each control character by its number, so that a terminal does not obey it.
+def show_controls(text: str) -> str:
+    r"""A text with each control character as its code point, so that a terminal does not obey it.
 
     Example:
       >>> control_named("\x1b[2J")
       '<U+001B>[2J'
     """
-    return _CONTROL.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+    return _CONTROL.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def harmless(text: str) -> str:
-    r"""`control_named` of each line: line ends and tabs stay.
+    r"""`show_controls` of each line: line ends and tabs stay.
 
     Example:
       >>> harmless("a\tb\r\n\x1b[2J")
       'a\tb<U+000D>\n<U+001B>[2J'
     """
-    return _INSIDE.sub(lambda found: control_named(found[0]), text)
+    return _INSIDE.sub(lambda match: show_controls(match[0]), text)
 
 
 def markdown_text(value: object) -> str:

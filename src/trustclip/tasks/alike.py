@@ -1,4 +1,4 @@
-"""A problem's text as tokens, and what tells two texts apart that have nearly the same ones."""
+"""A problem's text as tokens, and how two texts with nearly the same ones can differ."""
 
 import re
 import unicodedata
@@ -11,7 +11,7 @@ _FIGURE = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 _LAYOUT = re.compile(r"\\(left|right|text|mathrm|mathbf|textbf|emph|displaystyle|overline)\b")
 _SHORT_FRACTION = re.compile(r"frac\s*(\d)\s*(\d)")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\,|,\\!)(?=\d{3}(?!\d))")
-# Letters without a vowel are variables beside each other, and where they are not it does no harm.
+# Adjacent letters without a vowel are a product of variables; where they are not, no harm is done.
 _PRODUCT = re.compile(r"(?<![\\a-z])[b-df-hj-np-tv-z]{2,4}(?![a-z])")
 # Spellings of one operator; what follows `\le` in `\left` is a letter.
 _OPERATORS = (
@@ -29,8 +29,8 @@ _TOKEN = re.compile(
     r"|(?<=[\d)])!|(?<=[^a-z][a-z])!"
 )
 # "One" is a pronoun more often than a number.
-_SPELT = "zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-_NUMBERS = {word: str(n + (n > 0)) for n, word in enumerate(_SPELT.split())}
+_WORDS = "zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+_NUMBERS = {word: str(n + (n > 0)) for n, word in enumerate(_WORDS.split())}
 # What a problem about the letters of a word is about.
 _ABOUT = re.compile(
     r"\b(?:word|letters|string)s?\b(?: in| of)?[\s\"“$\\{]*(?:text\w*\{)?([A-Z]{3,})\b"
@@ -68,32 +68,32 @@ def unsigned(tokens: Tokens) -> Tokens:
 
 
 def frame(text: Tokens) -> Tokens:
-    """A text with its numbers left open."""
+    """A text with a placeholder for each number."""
     return tuple("#" if token.isdigit() else token for token in text)
 
 
 def digits(text: Tokens) -> Tokens:
-    """Its numbers alone, in order."""
+    """The numbers of a text, in order."""
     return tuple(filter(str.isdigit, text))
 
 
-def told_apart(a: str, b: str) -> bool:
-    """Whether two alike texts differ in what makes them two problems: sign, word or figure."""
+def are_distinct(a: str, b: str) -> bool:
+    """Whether two similar texts are different problems: another sign, word or figure."""
     about = [set(_ABOUT.findall(text)) for text in (a, b)]
     if all(about) and not about[0] & about[1]:
         return True
     signed = tokenize(a), tokenize(b)
-    return _other_sign(*signed) or (min(map(len, signed)) < _BRIEF and _other_figure(a, b))
+    return _signs_differ(*signed) or (min(map(len, signed)) < _BRIEF and _figures_differ(a, b))
 
 
-def _other_figure(a: str, b: str) -> bool:
+def _figures_differ(a: str, b: str) -> bool:
     """Whether both texts have a figure, and less than half of the figures' numbers are alike."""
-    drawn = [Counter(re.findall(r"\d+", " ".join(_FIGURE.findall(text)))) for text in (a, b)]
-    total = drawn[0].total() + drawn[1].total()
-    return all(drawn) and 2 * (drawn[0] & drawn[1]).total() < 0.5 * total
+    numbers = [Counter(re.findall(r"\d+", " ".join(_FIGURE.findall(text)))) for text in (a, b)]
+    total = numbers[0].total() + numbers[1].total()
+    return all(numbers) and 2 * (numbers[0] & numbers[1]).total() < 0.5 * total
 
 
-def _other_sign(a: Tokens, b: Tokens) -> bool:
+def _signs_differ(a: Tokens, b: Tokens) -> bool:
     """Whether the two texts differ in an operator between matching surroundings."""
     if unsigned(a) == unsigned(b):
         # A product may be written without its sign, and a fraction without its stroke.

@@ -29,7 +29,7 @@ class Arithmetic:
       operations: additions and subtractions per problem, at least 1.
       largest: bound of operands and of partial results, at least 1. A guess at the answer is right
         about once in ``largest + 1`` times.
-      seed: which problems are drawn, and in which order.
+      seed: determines which problems are drawn, and in which order.
 
     Raises:
       ValueError: if `operations` or `largest` is below 1.
@@ -48,7 +48,7 @@ class Arithmetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least_one(operations=self.operations, largest=self.largest)
+        _require_positive(operations=self.operations, largest=self.largest)
 
     def train(self, n: int) -> list[Problem]:
         """First `n` distinct training problems, each with its worked solution.
@@ -102,14 +102,14 @@ class Arithmetic:
         return answer if rng.random() < accuracy else _other(answer, self.largest, rng)
 
     def _draw(self, split: Split, n: int) -> list[Problem]:
-        _at_least_one(n=n)
-        drawn = list(islice(self._stream(split), n)) if n <= self._size else []
-        if len(drawn) < n:
+        _require_positive(n=n)
+        problems = list(islice(self._stream(split), n)) if n <= self._size else []
+        if len(problems) < n:
             raise ValueError(
                 f"n={n} is more than the distinct {split} problems that exist with "
                 f"operations={self.operations}, largest={self.largest}; raise one of the two"
             )
-        return drawn
+        return problems
 
     @property
     def _size(self) -> int:
@@ -117,13 +117,13 @@ class Arithmetic:
 
     def _stream(self, split: Split) -> Iterator[Problem]:
         rng = random.Random(f"{split}-{self.seed}")
-        seen: set[tuple[int, ...]] = set()
-        while len(seen) < self._size:
+        walks: set[tuple[int, ...]] = set()
+        while len(walks) < self._size:
             values = (rng.randint(0, self.largest),)
             while len(values) <= self.operations:
                 values += (_other(values[-1], self.largest, rng),)
-            if values not in seen:
-                seen.add(values)
+            if values not in walks:
+                walks.add(values)
                 problem = _problem(values)
                 if split_of(problem.problem) == split:
                     yield problem
@@ -150,7 +150,7 @@ def terse(answer: int) -> str:
     return f"<SOLUTION>{answer}</SOLUTION>"
 
 
-def worked(values: Sequence[int]) -> str:
+def worked_solution(values: Sequence[int]) -> str:
     """Solution that keeps the running total, as on a pocket calculator, before its answer.
 
     Example:
@@ -167,7 +167,10 @@ def _problem(values: Sequence[int]) -> Problem:
     steps = (f" {'+' if a < b else '-'} {abs(b - a)}" for a, b in pairwise(values))
     text = str(values[0]) + "".join(steps)
     return Problem(
-        id=f"arithmetic: {text}", problem=text, answer=str(values[-1]), solution=worked(values)
+        id=f"arithmetic: {text}",
+        problem=text,
+        answer=str(values[-1]),
+        solution=worked_solution(values),
     )
 
 
@@ -177,7 +180,7 @@ def _other(value: int, largest: int, rng: random.Random) -> int:
     return draw + (draw >= value)
 
 
-def _at_least_one(**numbers: int) -> None:
+def _require_positive(**numbers: int) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int) or number < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}")

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as config_dataclass
 
-from trustclip.tasks.alike import Tokens, digits, frame, tokenize, told_apart, unsigned
+from trustclip.tasks.alike import Tokens, are_distinct, digits, frame, tokenize, unsigned
 from trustclip.tasks.problem import Problem
 from trustclip.tasks.sources import load_problems
 
@@ -30,16 +30,16 @@ _FEWEST_DISTINCTIVE = 5
 _CONTAINED_SHARE, _FEWEST_CONTAINED = 0.9, 8
 # Tokens in the runs that count where sentences stand in another order.
 _SHORTEST = 3
-# A problem whose numbers, this many of them, all stand in another text in the same order is it,
-# told in other clauses: this much less of the words must be alike, in any order.
-_MANY_NUMBERS, _RETOLD = 5, 0.1
+# Where a text has at least this many numbers and another has the same ones in the same order, its
+# clauses may be rephrased: the threshold is this much lower, for the words in any order.
+_MANY_NUMBERS, _REPHRASED = 5, 0.1
 # From this similarity on, numbers on one side only (the other may spell them out) do no harm.
 _NEARLY_EQUAL = 0.9
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A test problem and a training problem found to be the same.
+    """A test problem and a training problem that are the same.
 
     Args:
       similarity: share of their distinctive tokens that match in order, in [0, 1].
@@ -59,7 +59,7 @@ class Report:
     """Which test problems occur in the training set.
 
     Args:
-      contaminated: ids of the test problems found, in test order.
+      contaminated: ids of the test problems with a match, in test order.
       pairs: every match; a test problem may have several.
       clean: ids of the other test problems, in test order.
     """
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def same_answer(self) -> list[str]:
-        """Ids of the test problems found with the same gold, in test order."""
+        """Ids of the test problems with a match of the same gold, in test order."""
         same = {pair.test_id for pair in self.pairs if pair.same_answer}
         return [id for id in self.contaminated if id in same]
 
@@ -101,10 +101,10 @@ def decontaminate(
     $(m_\text{test} + m_\text{train}) / (n_\text{test} + n_\text{train})$, or that of their runs of
     three tokens if it is higher, since sentences may stand in another order. Where all numbers,
     five or more, are the same in the same order, it is at least that of all words in any order, and
-    0.1 less is asked for, since clauses may be turned round. A text that lies
-    within a longer one, a prompt or a story around it, has the share of itself that matches. What
-    makes a different problem in otherwise equal surroundings: another operator, another word whose
-    letters the problem is about and, where the text is short, another figure.
+    the threshold is 0.1 lower, since clauses may be reordered. For a text that lies within a longer
+    one, a prompt or a story around it, it is the share of that text that matches. Otherwise equal
+    texts are different problems if they differ in an operator, in the word whose letters the
+    problem is about or, where the text is short, in the figure.
 
     A token is distinctive unless it occurs in an n-gram that many training problems share. Such
     boilerplate ("where m and n are relatively prime", "give the value of k + m") makes unrelated
@@ -152,9 +152,9 @@ def decontaminate(
     distinctive = _distinctive(twins, set(texts).union(*candidates), ngram, common)
     families = Counter(map(frame, twins))
     pairs = []
-    for problem, text, found in zip(test, texts, candidates, strict=True):
+    for problem, text, others in zip(test, texts, candidates, strict=True):
         of_family = families[frame(text)] > _FAMILY
-        for other in sorted(found):
+        for other in sorted(others):
             if of_family and digits(text) != digits(other):
                 continue
             scores = _scores(text, distinctive[text], other, distinctive[other], ngram)
@@ -162,16 +162,16 @@ def decontaminate(
             if len(digits(text)) >= _MANY_NUMBERS and digits(text) == digits(other):
                 in_any_order = (Counter(text) & Counter(other)).total()
                 likeness = _ratio(2 * in_any_order, len(text) + len(other))
-                scores, least = (max(scores[0], likeness), 1.0), threshold - _RETOLD
+                scores, least = (max(scores[0], likeness), 1.0), threshold - _REPHRASED
             if scores[0] >= least and scores[1] >= number_threshold:
                 pairs += [
                     _pair(problem, twin, scores)
                     for twin in twins[other]
-                    if not told_apart(problem.problem, twin.problem)
+                    if not are_distinct(problem.problem, twin.problem)
                 ]
-    hit = {pair.test_id for pair in pairs}
+    hits = {pair.test_id for pair in pairs}
     ids = [problem.id for problem in test]
-    return Report([id for id in ids if id in hit], pairs, [id for id in ids if id not in hit])
+    return Report([id for id in ids if id in hits], pairs, [id for id in ids if id not in hits])
 
 
 def _grams(tokens: Tokens, n: int) -> list[Tokens]:
@@ -186,23 +186,23 @@ def _candidates(
         for gram in set(_grams(text, n)):
             if gram in index:
                 index[gram].append(text)
-    found = []
+    similar = []
     for text in test:
         # A phrase that no training problem has is the test's own, such as a prompt template.
         rare = [index[gram] for gram in set(_grams(text, n)) if 0 < len(index[gram]) <= common]
         shared = Counter(other for texts in rare for other in texts)
-        found.append({other for other, k in shared.items() if k >= _CANDIDATE_SHARE * len(rare)})
-    return found
+        similar.append({other for other, k in shared.items() if k >= _CANDIDATE_SHARE * len(rare)})
+    return similar
 
 
 def _distinctive(
     train: Iterable[Tokens], texts: set[Tokens], n: int, common: int
 ) -> dict[Tokens, list[bool]]:
     """Which tokens of each text occur in no n-gram of more than `common` training texts."""
-    wanted = {gram for text in texts for gram in _grams(text, n)}
+    grams = {gram for text in texts for gram in _grams(text, n)}
     counts: Counter[Tokens] = Counter()
     for text in train:
-        counts.update(wanted.intersection(_grams(text, n)))
+        counts.update(grams.intersection(_grams(text, n)))
     flags = {}
     for text in texts:
         flags[text] = [True] * len(text)
@@ -252,8 +252,8 @@ def _reordered(a: Tokens, keep_a: list[bool], b: Tokens, keep_b: list[bool]) -> 
 
 
 def _numbers(text: Tokens, keep: list[bool] | None = None) -> Counter[str]:
-    kept = text if keep is None else compress(text, keep)
-    return Counter(token for token in kept if token.isdigit())
+    tokens = text if keep is None else compress(text, keep)
+    return Counter(token for token in tokens if token.isdigit())
 
 
 def _ratio(matched: int, total: int) -> float:
@@ -311,9 +311,9 @@ def run(config: DecontaminateConfig) -> int:
         f" problems, {len(report.same_answer)} with the same answer: {config.out}"
     )
     if config.write_clean is not None:
-        kept = [problem for problem in train if problem.id not in report.train_ids]
-        _write_problems(config.write_clean, kept)
-        print(f"{len(kept)} training problems match no test problem: {config.write_clean}")
+        clean = [problem for problem in train if problem.id not in report.train_ids]
+        _write_problems(config.write_clean, clean)
+        print(f"{len(clean)} training problems match no test problem: {config.write_clean}")
     return 0
 
 

@@ -19,9 +19,9 @@ from trustclip.tasks.rows import RowError
 MAX_LINE_BYTES = 2**24
 #: A JSON array is read as a whole; this is its largest size, unpacked.
 MAX_ARRAY_BYTES = 2**29
-#: Characters of a row that a report of it shows.
+#: Characters of a row that its report shows.
 START_CHARS = 200
-#: Formats of files; the text ones may be compressed, with .gz behind.
+#: Formats of files; the text ones may be compressed, with a further .gz.
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 # Either marks a folder of `datasets.save_to_disk`.
 _SAVED = ("state.json", "dataset_dict.json")
@@ -47,13 +47,13 @@ def stem_of(path: Path) -> str:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether ``datasets.save_to_disk`` has written a folder."""
+    """Whether a folder was written by ``datasets.save_to_disk``."""
     return path.is_dir() and any((path / mark).is_file() for mark in _SAVED)
 
 
-def near_hint(name: str, known: Iterable[str]) -> str:
+def near_hint(name: str, names: Iterable[str]) -> str:
     """A hint with the nearest known name; empty where none is near."""
-    near = nearest(name.lower(), known)
+    near = nearest(name.lower(), names)
     return f" (did you mean {near!r}?)" if near else ""
 
 
@@ -79,27 +79,27 @@ def part_of(path: Path, part: str) -> Rows:
     Raises:
       ValueError: the part is written in another way, or the file cannot be read.
     """
-    found = _PART.fullmatch(part.replace(" ", ""))
-    if found is None:
+    match = _PART.fullmatch(part.replace(" ", ""))
+    if match is None:
         raise ValueError(
             f"{path} is a file, which has no split {part!r}; a part of it is {path.name}@[:200], "
             f"{path.name}@[200:] or {path.name}@[-10%:]"
         )
-    return _sliced(file_rows(path), found[1], found[2])
+    return _slice(file_rows(path), match[1], match[2])
 
 
-def _sliced(rows: Rows, first: str | None, last: str | None) -> Rows:
+def _slice(rows: Rows, first: str | None, last: str | None) -> Rows:
     if not any("%" in (place or "") or (place or "").startswith("-") for place in (first, last)):
         yield from islice(rows, int(first or 0), None if last is None else int(last))
         return
-    every = list(rows)
+    all_rows = list(rows)
     bounds = [
         None if place is None
-        else len(every) * int(place[:-1]) // 100 if place.endswith("%")
+        else len(all_rows) * int(place[:-1]) // 100 if place.endswith("%")
         else int(place)
         for place in (first, last)
     ]  # fmt: skip
-    yield from every[slice(*bounds)]
+    yield from all_rows[slice(*bounds)]
 
 
 def _readable(path: Path, rows: Rows) -> Rows:
@@ -123,12 +123,12 @@ def _no_file(path: Path) -> str:
     return f"no file {path}{near_hint(path.name, readable)}"
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def _jsonl_rows(path: Path) -> Rows:
-    with _opened(path) as file:
+    with _open(path) as file:
         for number in count(1):
             if not (line := file.readline(MAX_LINE_BYTES)):
                 return
@@ -155,27 +155,27 @@ def _parse_json(line: bytes) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise RowError(f"the key {twice!r} occurs twice")
-    return found
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        repeated = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise RowError(f"the key {repeated!r} occurs twice")
+    return row
 
 
 def _json_rows(path: Path) -> Rows:
-    with _opened(path) as file:
+    with _open(path) as file:
         start = file.read(MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
         if not start.lstrip().startswith(b"["):
             yield from _jsonl_rows(path)
             return
-        content = _bounded(path, start, file)
+        content = _read_array(path, start, file)
     rows = _parse_json(content)
     if isinstance(rows, RowError):
         raise ValueError(f"{path}: {rows}")
     yield from ((number, row, "") for number, row in enumerate(rows, start=1))
 
 
-def _bounded(path: Path, start: bytes, file: BinaryIO) -> bytes:
+def _read_array(path: Path, start: bytes, file: BinaryIO) -> bytes:
     """The content of a file that begins with ``start``, up to `MAX_ARRAY_BYTES`."""
     parts, size = [start], len(start)
     while part := file.read(MAX_LINE_BYTES):
@@ -192,15 +192,15 @@ def _bounded(path: Path, start: bytes, file: BinaryIO) -> bytes:
 def _csv_rows(path: Path) -> Rows:
     # surrogateescape leaves a lone surrogate where a byte is invalid; the row check finds it.
     with io.TextIOWrapper(
-        _opened(path), encoding="utf-8-sig", errors="surrogateescape", newline=""
+        _open(path), encoding="utf-8-sig", errors="surrogateescape", newline=""
     ) as file:
         reader = csv.reader(file, strict=True)
         try:
             header = next(reader, [])
         except csv.Error as error:
             raise ValueError(f"{path}: invalid CSV header: {error}") from error
-        if twice := [name for name, times in Counter(header).items() if times > 1]:
-            raise ValueError(f"{path}: the column {twice[0]!r} occurs twice in the header")
+        if repeated := [name for name, times in Counter(header).items() if times > 1]:
+            raise ValueError(f"{path}: the column {repeated[0]!r} occurs twice in the header")
         next_line = reader.line_num + 1
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Generated problems by the names that stand in place of a data set's."""
+"""Generated problems, by the names that take the place of a data set's."""
 
 from typing import Protocol
 
@@ -15,7 +15,7 @@ class Generator(Protocol):
     def test(self, n: int) -> list[Problem]: ...
 
 
-#: A further task is a class in this folder and a line here.
+#: A new task is a class in this folder and a line here.
 GENERATED: dict[str, type[Generator]] = {
     "arithmetic": Arithmetic,
     "word-sums": WordSums,

@@ -49,17 +49,17 @@ class HubSource:
           >>> hub_source("gsm8k").split("train"), hub_source("gsm8k@test").split("train")
           ('train', 'test')
         """
-        chosen, other = (self.train, self.test) if use == "train" else (self.test, self.train)
-        if chosen is None:
+        split, other = (self.train, self.test) if use == "train" else (self.test, self.train)
+        if split is None:
             raise ValueError(
                 f"{self.path} has no {use} split. To {_USES[use]} another one, name it: "
                 f"{self.path}@{other}"
             )
-        return chosen
+        return split
 
 
 HUB_SOURCES: Mapping[str, HubSource] = {
-    # The split called "train" of the first two is all they have: problems to evaluate on.
+    # The first two have only a split called "train": problems to evaluate on.
     # The `id` column of amc23 repeats (49 distinct values in 83 rows), hence row numbers as ids.
     "amc23": HubSource(
         "AI-MO/aimo-validation-amc",
@@ -97,9 +97,9 @@ _SPLIT = re.compile(r"[\w.\[\]:%+-]+")  # also a slice, as in train[:1000]
 def hub_source(source: str) -> HubSource | None:
     """The hub data set that a text names: ``name``, ``owner/name`` or ``owner/name:config``.
 
-    An id may begin with ``hub:``, which tells it from a folder of the same name. Each may end in
+    An id may begin with ``hub:``, to distinguish it from a folder of that name. Each may end in
     ``@split``; that split then serves training and evaluation alike. An unknown id gets a plain
-    entry, a text that is no id None.
+    entry; None for a text that is no id.
 
     Example:
       >>> hub_source("gsm8k").path, hub_source("owner/set:en").config, hub_source("gsm 8k")
@@ -148,18 +148,18 @@ def hub_rows(source: HubSource, split: str) -> Iterator[Any]:
         raise ValueError(_not_loaded(source, split, str(error))) from error
 
 
-#: What ``datasets`` says of a name that a set has not; the names that it has, behind.
+#: How an error of ``datasets`` about an unknown name begins the list of valid ones.
 _OTHERS = (("split", "Should be one of "), ("configuration", "Available: "))
 
 
 def _not_loaded(source: HubSource, split: str, error: str) -> str:
-    """The sentence for a data set that cannot be loaded, with the nearest name that it has."""
+    """The error for a data set that cannot be loaded, with the nearest valid name."""
     for kind, before in _OTHERS:
-        _, found, listed = error.partition(before)
-        if found and (end := listed.rfind("]")) > 0:
-            names = ast.literal_eval(listed[: end + 1])
-            given = re.split(r"[\[+]", split)[0] if kind == "split" else source.config
-            return f"{source.path}: {unknown(kind, given, names)}"
+        _, separator, names_text = error.partition(before)
+        if separator and (end := names_text.rfind("]")) > 0:
+            names = ast.literal_eval(names_text[: end + 1])
+            name = re.split(r"[\[+]", split)[0] if kind == "split" else source.config
+            return f"{source.path}: {unknown(kind, name, names)}"
     place = f"{source.path} (config {source.config or 'default'}, split {split})"
     hint = f"Name another split as {source.path}@SPLIT; without network, use a file"
     return f"cannot load {place}: {error.removesuffix('.')}. {hint}"
@@ -168,7 +168,7 @@ def _not_loaded(source: HubSource, split: str, error: str) -> str:
 def saved_rows(folder: Path, split: str | None, use: Use) -> Iterator[Any]:
     """Rows of a folder written by ``datasets.save_to_disk``.
 
-    Of several splits, also a part of one (``train[:1000]``), or (None) the one named after the use.
+    Of several splits, a part of one (``train[:1000]``) too, or (None) the one named after the use.
 
     Raises:
       ValueError: ``datasets`` is not installed, or there is no such split.
@@ -229,11 +229,11 @@ def select_for_sft(
       ValueError: ``max_seq_length`` below 2.
 
     Example:
-      >>> shown = Problem("a", "1+2", "3", "<think>one and two</think>\\nthree")
+      >>> sums = Problem("a", "1+2", "3", "<think>one and two</think>\\nthree")
       >>> proof = Problem("b", "prove it", "proved", "thus")
-      >>> kept = select_for_sft([shown, proof], max_seq_length=8,
-      ...                       count_tokens=lambda p: len(p.solution.split()))
-      >>> [p.solution for p in kept]
+      >>> selected = select_for_sft([sums, proof], max_seq_length=8,
+      ...                           count_tokens=lambda p: len(p.solution.split()))
+      >>> [p.solution for p in selected]
       ['one and two\\nthree']
     """
     if max_seq_length < 2:

@@ -51,7 +51,7 @@ class PromptStyle:
 
 @checked
 class Prompt:
-    """What is different from a prompt style: all of it optional.
+    """Changes to a prompt style, each optional.
 
     Example:
       >>> Prompt(template="Translate: {problem}").template
@@ -63,7 +63,7 @@ class Prompt:
     template: str | None = None
     """User message, with {problem} where the problem goes; other braces are text."""
     answer: Literal["solution", "boxed", "answer", "any"] | None = None
-    """Where the final answer stands, in place of where the style has it."""
+    """Where the final answer stands, in place of the style's own place."""
     thinking: bool | None = None
     """Value of enable_thinking for a chat template that has this switch."""
 
@@ -77,7 +77,7 @@ _PLACE = "{problem}"
 
 
 def styled(name: str, prompt: Prompt) -> PromptStyle:
-    """The style called ``name``, with what is different.
+    """The style called ``name``, with changes.
 
     Returns:
       The style itself, or one named after it and the first digits of a hash of the differences.
@@ -194,25 +194,25 @@ def completion(problem: Problem, style: str | PromptStyle = "solution") -> str:
     """
     if problem.solution is None:
         raise ValueError(f"problem {problem.id!r} has no solution to learn from")
-    return written(problem, style)
+    return right_completion(problem, style)
 
 
-def written(problem: Problem, style: str | PromptStyle = "solution") -> str:
+def right_completion(problem: Problem, style: str | PromptStyle = "solution") -> str:
     """A right completion for a problem: its solution, if it has one, and its answer.
 
     Example:
       >>> written(Problem(id="p", problem="1+2", answer="3"), "answer")
       'Answer: 3'
     """
-    where, working = prompt_style(style).extraction, problem.solution or ""
-    if extract_answer(working, where) is not None:
+    place, working = prompt_style(style).extraction, problem.solution or ""
+    if extract_answer(working, place) is not None:
         return working
-    apart = "\n\n" if working else ""
-    match where:
+    gap = "\n\n" if working else ""
+    match place:
         case "boxed":
-            return f"{working}{apart}\\boxed{{{problem.answer}}}"
+            return f"{working}{gap}\\boxed{{{problem.answer}}}"
         case "answer":
-            return f"{working}{apart}Answer: {problem.answer}"
+            return f"{working}{gap}Answer: {problem.answer}"
     working = f"<start_working_out>{working}<end_working_out>" if working else ""
     return f"{working}<SOLUTION>{problem.answer}</SOLUTION>"
 
@@ -243,7 +243,7 @@ def set_chat_template(
     """Give `tokenizer` the chat template of `style` if it has none, and its thinking.
 
     Whether to think becomes the default of the template itself, so that whatever renders prompts
-    by this tokenizer, or by what is saved of it, renders the same. The tokenizer is changed in
+    by this tokenizer, or by a saved copy of it, renders the same. The tokenizer is changed in
     place; with ``overwrite`` also one that has a template.
 
     Returns:
@@ -274,28 +274,28 @@ _SWITCH = "enable_thinking"
 
 def _thinking(template: str, value: bool) -> str:
     """A chat template in which thinking is on or off by default."""
-    both = {v: _DEFAULT.format(switch=_SWITCH, value=str(v).lower()) for v in (True, False)}
-    for default in both.values():
+    defaults = {v: _DEFAULT.format(switch=_SWITCH, value=str(v).lower()) for v in (True, False)}
+    for default in defaults.values():
         template = template.removeprefix(default)
     if _SWITCH not in template:
         raise ValueError(
             f"`thinking` is {str(value).lower()}, and the model's chat template has no switch for "
             f"it ({_SWITCH}): leave it out."
         )
-    return both[value] + template
+    return defaults[value] + template
 
 
 def tokens_of(
     tokenizer: Any, problem: Problem, style: str | PromptStyle, *, solved: bool = False
 ) -> int:
-    """Tokens of a problem's prompt, or of the prompt with the `completion` of its solution."""
+    """Number of tokens of a problem's prompt, or (solved) of prompt and `completion`."""
     conversation = messages(problem.problem, style)
     if solved:
         conversation.append({"role": "assistant", "content": completion(problem, style)})
-    made = tokenizer.apply_chat_template(
+    encoding = tokenizer.apply_chat_template(
         conversation, add_generation_prompt=not solved, return_dict=True
     )
-    return len(made["input_ids"])
+    return len(encoding["input_ids"])
 
 
 def rendered(tokenizer: Any, problem: str, style: str | PromptStyle) -> str:

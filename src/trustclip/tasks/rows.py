@@ -31,7 +31,7 @@ _NUMERIC = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re
 
 @dataclass(frozen=True)
 class Fields:
-    """Columns a row may keep its parts in: the first one present and not null is taken.
+    """Columns that may hold the parts of a row: the first one present and not null is taken.
 
     A dot enters a nested column: ``"reward_model.ground_truth"``.
 
@@ -69,7 +69,7 @@ def is_numeric(answer: object) -> bool:
     return not isinstance(answer, bool) and _NUMERIC.fullmatch(str(answer)) is not None
 
 
-#: What `Fields` calls its columns, and what else they are called by those who map them.
+#: Names by which a mapping may call the parts of `Fields`.
 PARTS = {
     **{part: part for part in ("id", "problem", "answer", "solution")},
     "prompt": "problem",
@@ -77,7 +77,7 @@ PARTS = {
 }
 
 
-def mapped(fields: Fields, columns: Mapping[str, str]) -> Fields:
+def map_columns(fields: Fields, columns: Mapping[str, str]) -> Fields:
     """The columns to look in, some of them named by the user, by part (see `PARTS`).
 
     Other keys are further columns.
@@ -89,14 +89,14 @@ def mapped(fields: Fields, columns: Mapping[str, str]) -> Fields:
       >>> mapped(Fields(), {"prompt": "input", "tests": "test_list"}).problem
       ('input',)
     """
-    found: dict[str, tuple[str, ...]] = {}
+    names: dict[str, tuple[str, ...]] = {}
     for key, name in columns.items():
         if (part := PARTS.get(key)) is None:
             continue
-        if part in found:
+        if part in names:
             raise ValueError(f"`columns` names the {part} twice: {dict(columns)}.")
-        found[part] = (name,)
-    return replace(fields, **found)
+        names[part] = (name,)
+    return replace(fields, **names)
 
 
 class RowError(ValueError):
@@ -105,7 +105,7 @@ class RowError(ValueError):
 
 @dataclass(frozen=True)
 class ParsedRow:
-    """The parts of a row, found by its columns; the gold still as the source has it."""
+    """The parts of a row, by its columns; the gold still as in the source."""
 
     id: str | None
     problem: str
@@ -144,9 +144,9 @@ def parse_row(row: Any, fields: Fields, answers: bool = True) -> ParsedRow:
 
 
 def further(row: Mapping[str, Any], fields: Fields, columns: Mapping[str, str]) -> dict[str, Any]:
-    """Columns of a row beside its parts, for reward functions.
+    """Columns of a row besides its parts, for reward functions.
 
-    ``columns`` are new names, and for nested columns their only ones; see `mapped`.
+    ``columns`` are new names, and for nested columns their only ones; see `map_columns`.
 
     Example:
       >>> further({"prompt": "1+2", "tests": "a", "hard": 1}, Fields(), {"checks": "tests"})
@@ -162,7 +162,7 @@ def clean_answer(answer: object, *, integer: bool = False) -> str:
     """The gold answer as text.
 
     Args:
-      answer: the gold as the source has it; a list holds alternatives, any of which is right.
+      answer: the gold as in the source; a list holds alternatives, any of which is right.
       integer: the gold must be an integer of at most 2^53 in size; ``070``, ``$1,234$``,
         ``\\boxed{204}`` and ``336^\\circ`` are taken for the integers they show.
 
@@ -181,14 +181,14 @@ def clean_answer(answer: object, *, integer: bool = False) -> str:
     """
     if answer is None:
         raise RowError("answer is missing")
-    listed = alternatives(answer) if isinstance(answer, str) else answer
-    if isinstance(listed, list):
-        return _alternatives(listed, integer)
+    values = alternatives(answer) if isinstance(answer, str) else answer
+    if isinstance(values, list):
+        return _alternatives(values, integer)
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise RowError(f"answer must be text or a number, not {_kind(answer)}")
     if isinstance(answer, float):
         answer = _float_text(answer)
-    text = _INTEGRAL_FLOAT.sub(r"\1", _checked(str(answer), "answer", MAX_ANSWER_CHARS))
+    text = _INTEGRAL_FLOAT.sub(r"\1", _clean_text(str(answer), "answer", MAX_ANSWER_CHARS))
     if text.lower() in _MISSING_MARKS:
         raise RowError(f"answer {text!r} means a missing value")
     if INVISIBLE.search(text):
@@ -199,10 +199,10 @@ def clean_answer(answer: object, *, integer: bool = False) -> str:
     return _integer_text(text) if integer else text
 
 
-def _alternatives(listed: list[Any], integer: bool) -> str:
-    if not listed or any(isinstance(one, list) for one in listed):
-        raise RowError(f"answer {listed!r:.60} is not a list of texts or numbers")
-    texts = list(dict.fromkeys(clean_answer(one, integer=integer) for one in listed))
+def _alternatives(values: list[Any], integer: bool) -> str:
+    if not values or any(isinstance(one, list) for one in values):
+        raise RowError(f"answer {values!r:.60} is not a list of texts or numbers")
+    texts = list(dict.fromkeys(clean_answer(one, integer=integer) for one in values))
     return texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
 
 
@@ -234,7 +234,7 @@ def _problem_text(value: Any) -> str:
     if not isinstance(value, str):
         raise RowError(f"problem must be text or a chat, not {_kind(value)}")
     text = value.strip().removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX)
-    return _checked(text.replace("\r\n", "\n"), "problem", MAX_PROBLEM_CHARS)
+    return _clean_text(text.replace("\r\n", "\n"), "problem", MAX_PROBLEM_CHARS)
 
 
 def _user_message(chat: list[Any]) -> Any:
@@ -252,10 +252,10 @@ def _row_id(value: Any) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise RowError(f"id must be text or an integer, not {_kind(value)}")
-    return _checked(str(value), "id", MAX_ID_CHARS)
+    return _clean_text(str(value), "id", MAX_ID_CHARS)
 
 
-def _checked(text: str, name: str, max_chars: int) -> str:
+def _clean_text(text: str, name: str, max_chars: int) -> str:
     text = text.strip()
     if not text:
         raise RowError(f"{name} is empty")

@@ -1,6 +1,6 @@
 """Generated problems in words with whole-number answers, for small models that read English.
 
-Every worked solution has one short line a step, and its last number is the answer: a model of a
+Every worked solution has one short line per step, and its last number is the answer: a model of a
 hundred million parameters learns the format from a few hundred of them and is then right sometimes,
 which is what reinforcement learning needs.
 """
@@ -27,7 +27,7 @@ _LESS = ("gives {} away", "loses {}", "sells {}", "leaves {} at home", "hands {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worded(ABC):
+class WordProblems(ABC):
     """A stream of distinct problems; training and test problems are disjoint for every seed.
 
     The split of a problem depends on its text alone.
@@ -50,11 +50,11 @@ class Worded(ABC):
     def _stream(self, split: Split) -> Iterator[Problem]:
         kind = type(self).__name__
         rng = random.Random(f"{kind}-{split}-{self.seed}")
-        drawn: set[str] = set()
+        texts: set[str] = set()
         while True:
             text, lines, answer = self._draw(rng)
-            if text not in drawn and split_of(text) == split:
-                drawn.add(text)
+            if text not in texts and split_of(text) == split:
+                texts.add(text)
                 yield Problem(
                     id=f"{kind}: {text}",
                     problem=text,
@@ -64,7 +64,7 @@ class Worded(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordSums(Worded):
+class WordSums(WordProblems):
     """Short stories of additions and subtractions whose totals all lie in ``0..largest``.
 
     Args:
@@ -98,7 +98,7 @@ class WordSums(Worded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LetterCounts(Worded):
+class LetterCounts(WordProblems):
     """How often a letter stands in a made-up word; the solution spells the word and counts.
 
     Args:
@@ -130,7 +130,7 @@ class LetterCounts(Worded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DigitSums(Worded):
+class DigitSums(WordProblems):
     """The sum of a number's digits, 2 or more; the solution keeps the running total.
 
     Example:

@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("durable/test_checkpoints.py", "durable/test_journals.py", "durable/test_flush.py"),
     ),
     "trainer": (("durable/trainer.py",), (_RUNS, "durable/test_checkpoints.py")),
-    "saving": (("durable/saving.py", "durable/content.py"), (_RUNS, "durable/test_checkpoints.py")),
+    "saving": (("durable/saving.py",), (_RUNS, "durable/test_checkpoints.py")),
     "mirror": (("durable/mirror.py",), ("durable/test_mirror.py", _RUNS)),
     "lock": (
         ("durable/lock.py",),

@@ -29,7 +29,7 @@ from trustclip.durable import lock
 from trustclip.durable.handover import by_first
 from trustclip.durable.trainer import Durable
 from trustclip.recipes.models import save_model
-from trustclip.recipes.opening import opened
+from trustclip.recipes.opening import open_run
 from trustclip.recipes.watch.agreement import FirstCompletions
 from trustclip.runs.directory import RunDirectory
 from trustclip.tasks.problem import Problem
@@ -237,7 +237,7 @@ def work(folder: Path, setup: Setup, seed: int = 0) -> bool:
       Whether the run is finished; otherwise it was asked to stop, and has saved.
     """
     console = Console(file=StringIO())
-    with opened("rl", Settings(folder), console) as (run, finished):
+    with open_run("rl", Settings(folder), console) as (run, finished):
         if finished:
             return True
         run.problems(Problem(str(i), "What is 1 + 1?", "2") for i in range(3))

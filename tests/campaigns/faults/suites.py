@@ -195,7 +195,7 @@ class Suites:
         clock = SimpleNamespace(sleep=wait, monotonic=time.monotonic, strftime=time.strftime)
         with (
             world,
-            mock.patch.object(suite_run, "_launcher", lambda *_: launcher),
+            mock.patch.object(suite_run, "Local", lambda _: launcher),
             mock.patch.object(suite_run, "time", clock),
         ):
             return run_suite(self._file, Console(file=StringIO()), max_parallel=2)

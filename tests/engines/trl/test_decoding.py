@@ -158,7 +158,7 @@ def test_a_large_vocabulary_is_drawn_from_its_distribution(monkeypatch):
         first = model(torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1)
     assert_drawn_from([c.tokens[0] for c in drawn], first)
     impossible = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(1000, 3)
-    assert (decoding._drawn(impossible) == 1).all()
+    assert (decoding._draw(impossible) == 1).all()
 
 
 @pytest.mark.parametrize(

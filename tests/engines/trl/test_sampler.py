@@ -18,7 +18,7 @@ from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.engines.trl.sampling.sampled import oddity
-from trustclip.engines.trl.sampling.sampler import Copies, Twin, converted
+from trustclip.engines.trl.sampling.sampler import Copies, Twin, round_trip
 
 PROMPTS = [[5, 9, 17], [40, 3, 8, 77, 12], [5, 9, 17], [9]]
 
@@ -78,13 +78,13 @@ def test_a_copy_of_an_adapted_model_is_rounded_after_the_adapter_is_merged():
 def test_int8_has_255_levels_and_leaves_vectors():
     torch.manual_seed(0)
     weight = torch.randn(3, 4000)
-    quantised = converted(weight, "int8")
+    quantised = round_trip(weight, "int8")
     for row, got in zip(weight, quantised, strict=True):
         step = row.abs().max() / 127
         assert len(got.unique()) <= 255
         assert (got - row).abs().max() <= step / 2 * 1.0001
-    assert torch.equal(converted(weight[0], "int8"), weight[0])
-    assert not converted(torch.zeros(2, 2), "int8").any()
+    assert torch.equal(round_trip(weight[0], "int8"), weight[0])
+    assert not round_trip(torch.zeros(2, 2), "int8").any()
 
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.7, 0), (1.0, 5), (0.5, 20), (1e-9, 0), (1.0, 1)])
@@ -114,7 +114,7 @@ def test_a_copy_is_as_old_as_its_lag():
         decoder, version = copies.next(model, step)
         versions.append(version)
         assert isinstance(decoder, Decoder)
-        assert torch.equal(decoder._norm, torch.full_like(decoder._norm, version + 1.0))
+        assert torch.equal(decoder._last_norm, torch.full_like(decoder._last_norm, version + 1.0))
     assert versions == [0, 0, 0, 3, 6]
 
 

@@ -179,7 +179,7 @@ def test_the_models_own_generation_config_is_honoured(tmp_path, name, value):
 )
 def test_the_decoder_leaves_sampling_to_another_engine(tmp_path, name, value, words):
     trainer = build(tmp_path, *BUILT)
-    setattr(trainer, name, value)
+    setattr(trainer if name == "rollout_func" else trainer.args, name, value)
     assert words in declined(trainer)
 
 
@@ -194,10 +194,11 @@ def test_the_decoder_samples_with_an_adapter_in_training(tmp_path):
 def test_what_tools_add_is_scored_by_a_pass():
     phase = Generating(sampled=[[[-1.0, -2.0], [-3.0]]])
     plain = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    known = phase.known(plain, 2)
+    known = phase.decoder_logps(plain, 2)
     assert known is not None and known.tolist() == [[-1.0, -2.0], [-3.0, 0.0]]
-    assert phase.known(torch.ones(2, 3), 2) is None  # the second has become longer
-    assert Generating(sampled=[[[-1.0]], [[-1.0]]]).known(torch.ones(1, 2), 1) is None  # two turns
+    assert phase.decoder_logps(torch.ones(2, 3), 2) is None  # the second has become longer
+    turns = Generating(sampled=[[[-1.0]], [[-1.0]]])
+    assert turns.decoder_logps(torch.ones(1, 2), 1) is None
 
 
 def test_suppressed_tokens_are_not_sampled(tmp_path):

@@ -8,7 +8,7 @@ from llamas import KINDS, small_llama
 from trl_runs import assert_same_weights, constrained
 
 from trustclip.engines.trl.scoring.forward import use_head
-from trustclip.engines.trl.scoring.sharing import regrouped, share_prompts
+from trustclip.engines.trl.scoring.sharing import regroup, share_prompts
 
 #: Ten tokens of room; prompts of three lengths, one of them for three rows apart from each other.
 PROMPTS = [[5, 9, 17], [4, 3, 8, 7, 12, 5], [5, 9, 17], [9], [5, 9, 17], [4, 3, 8, 7, 12, 5]]
@@ -98,7 +98,7 @@ def test_completions_of_a_prompt_come_together_within_an_update():
     rows = [
         {"prompt_ids": part, "n": [int(x) for x in part], "all": 7} for part in prompts.split(2)
     ]
-    found = regrouped(rows, 2)
+    found = regroup(rows, 2)
     assert [part["prompt_ids"][:, 0].tolist() for part in found] == [[3, 3], [4, 5], [4, 3], [3, 5]]
     assert [part["n"] for part in found] == [[3, 3], [4, 5], [4, 3], [3, 5]]
     assert {part["all"] for part in found} == {7}
@@ -108,7 +108,7 @@ def test_a_tensor_without_a_row_for_each_completion_is_refused():
     prompts = torch.tensor([[3], [4], [3], [4]])
     parts = [{"prompt_ids": p, "pixel_values": torch.ones(6, 2)} for p in prompts.split(2)]
     with pytest.raises(ValueError, match="'pixel_values' has 6 rows for 2 completions"):
-        regrouped(parts, 2)
+        regroup(parts, 2)
 
 
 def test_exact_divergences_are_measured_in_passes_of_their_own(tmp_path):

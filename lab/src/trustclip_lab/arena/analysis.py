@@ -30,7 +30,7 @@ from trustclip_lab.stats.equivalence import (
 )
 from trustclip_lab.stats.rates import paired_rates
 
-#: What names a run: the constraint under a setting, in a cell of the design, from a seed.
+#: What identifies the cell of a run in the design.
 CELL = ("task", "depth")
 #: Difference that would matter: one point, as a share of 1.
 MARGIN = 0.01
@@ -66,11 +66,11 @@ class Runs:
         return Runs({name: values[index] for name, values in self.columns.items()})
 
     def where(self, **values: Any) -> "Runs":
-        """The runs with these values; a list stands for any of its own."""
-        kept = np.ones(len(self), dtype=bool)
+        """The runs with these values; a list matches any of its values."""
+        mask = np.ones(len(self), dtype=bool)
         for name, value in values.items():
-            kept &= np.isin(self[name], value) if isinstance(value, list) else self[name] == value
-        return self.at(kept)
+            mask &= np.isin(self[name], value) if isinstance(value, list) else self[name] == value
+        return self.at(mask)
 
     def values(self, name: str) -> list[Any]:
         """Values of a column, each once, in order of appearance."""
@@ -82,11 +82,11 @@ class Runs:
 
     def by(self, *names: str) -> dict[tuple[Any, ...], "Runs"]:
         """Runs by the values of some columns, in order of appearance; nan is a value."""
-        found: dict[tuple[Any, ...], list[int]] = {}
+        indices: dict[tuple[Any, ...], list[int]] = {}
         for place, key in enumerate(zip(*(self[name].tolist() for name in names), strict=True)):
             key = tuple("" if part != part else part for part in key)
-            found.setdefault(key, []).append(place)
-        return {key: self.at(places) for key, places in found.items()}
+            indices.setdefault(key, []).append(place)
+        return {key: self.at(places) for key, places in indices.items()}
 
     @cached_property
     def constraints(self) -> dict[str, "Runs"]:
@@ -105,20 +105,20 @@ class Runs:
           ValueError: a seed has several runs in a cell.
         """
         place = {cell: i for i, cell in enumerate(cells)}
-        found: dict[int, Floats] = {}
+        rows: dict[int, Floats] = {}
         names = (*CELL, "seed", column)
         for *cell, seed, value in zip(*(self[name].tolist() for name in names), strict=True):
             i = place.get(tuple(cell))
             if i is None:
                 continue
-            row = found.setdefault(int(seed), np.full(len(cells), np.nan))
+            row = rows.setdefault(int(seed), np.full(len(cells), np.nan))
             if not np.isnan(row[i]):
                 raise ValueError(f"seed {seed} has several runs in {cell}")
             row[i] = value
-        return {seed: row for seed, row in sorted(found.items()) if not np.isnan(row).any()}
+        return {seed: row for seed, row in sorted(rows.items()) if not np.isnan(row).any()}
 
 
-def averaged(runs: Runs, column: str, level: float = 0.95) -> stats.Interval:
+def seed_mean(runs: Runs, column: str, level: float = 0.95) -> stats.Interval:
     """Mean of a column over cells and seeds; each seed is averaged over its cells first.
 
     Args:
@@ -157,8 +157,8 @@ def _gaps(ours: Runs, theirs: Runs, column: str) -> dict[int, float]:
 
 def at_equal_score(ours: Runs, theirs: Runs, column: str = "entropy") -> stats.Difference:
     """Ours minus theirs in a column, at equal scores at the end; see `adjusted_runs`."""
-    found, ends = _gaps(ours, theirs, column), _gaps(ours, theirs, "end")
-    return adjusted_runs(np.array([*found.values()]), np.array([ends[seed] for seed in found]))
+    gaps, ends = _gaps(ours, theirs, column), _gaps(ours, theirs, "end")
+    return adjusted_runs(np.array([*gaps.values()]), np.array([ends[seed] for seed in gaps]))
 
 
 def _tasks(runs: Runs, column: str) -> list[Floats]:
@@ -236,8 +236,8 @@ def standings(runs: Runs, reference: str) -> list[Standing]:
       reference: constraint that the others are compared with.
     """
     by = runs.constraints
-    found = [_standing(name, own, by[reference], name == reference) for name, own in by.items()]
-    return sorted(found, key=lambda one: -one.end.value)
+    board = [_standing(name, own, by[reference], name == reference) for name, own in by.items()]
+    return sorted(board, key=lambda one: -one.end.value)
 
 
 def _standing(name: str, own: Runs, reference: Runs, itself: bool) -> Standing:
@@ -245,16 +245,16 @@ def _standing(name: str, own: Runs, reference: Runs, itself: bool) -> Standing:
     up = own.at(own["collapsed"] == 0)
     return Standing(
         constraint=name,
-        end=averaged(own, "end"),
+        end=seed_mean(own, "end"),
         middle=interquartile_interval(ends),
-        area=averaged(own, "area"),
+        area=seed_mean(own, "area"),
         minus=None if itself else paired_runs(differences(own, reference)),
         better=None if itself else improvement(ends, _tasks(reference, "end")),
         collapsed=rate(own, "collapsed"),
         standing=up.mean("end"),
         reached=rate(own, "reached"),
-        time=restricted(own),
-        passk=averaged(own, "passk"),
+        time=restricted_time(own),
+        passk=seed_mean(own, "passk"),
         seconds=own.mean("seconds"),
     )
 
@@ -268,7 +268,7 @@ def rate(runs: Runs, column: str) -> stats.Interval:
     return stats.mean_interval([*rows.values()])
 
 
-def restricted(runs: Runs) -> float:
+def restricted_time(runs: Runs) -> float:
     """Restricted mean time to the threshold: a run that never reached it counts as long as it ran.
 
     All runs of a cell are equally long, so this is Kaplan and Meier's restricted mean.
@@ -340,11 +340,11 @@ def answers(
       margin: the smallest difference that would matter, a share of 1.
     """
     by = runs.constraints
-    asked = [q for q in questions if q.ours in by and q.theirs in by]
-    gaps = [differences(by[q.ours], by[q.theirs]) for q in asked]
+    questions = [q for q in questions if q.ours in by and q.theirs in by]
+    gaps = [differences(by[q.ours], by[q.theirs]) for q in questions]
     return [
         replace(_answer(q, scope, gap.runs, contrast, (by[q.ours], by[q.theirs])), margin=margin)
-        for q, gap, contrast in zip(asked, gaps, contrasts(gaps, margin), strict=True)
+        for q, gap, contrast in zip(questions, gaps, contrasts(gaps, margin), strict=True)
     ]
 
 
@@ -380,7 +380,7 @@ def answers_by(column: str, runs: Runs, questions: Sequence[Question]) -> dict[s
     return {name: answers(own, questions, name) for name, own in ({ALL: runs} | parts).items()}
 
 
-def completed(runs: Runs, constraints: Collection[str], seeds: int) -> Runs:
+def complete_runs(runs: Runs, constraints: Collection[str], seeds: int) -> Runs:
     """Runs of the cells, tasks at a depth, in which every constraint has every seed.
 
     Args:

@@ -25,7 +25,7 @@ from trustclip_lab.arena.analysis import CELL, Question, Runs, differences
 from trustclip_lab.arena.tuning import TRIAL
 from trustclip_lab.stats.equivalence import paired_runs
 
-#: Times that the choice is made again.
+#: Times that the choice is repeated.
 DRAWS = 1000
 #: Fewest tuning seeds from which another choice can be imagined; with 3 the interval covers 87 %.
 FEWEST = 8
@@ -53,15 +53,15 @@ class Choice:
 
 
 def choices(
-    trials: Runs, tested: Runs, questions: Sequence[Question], draws: int = DRAWS
+    trials: Runs, tests: Runs, questions: Sequence[Question], draws: int = DRAWS
 ) -> list[Choice]:
     """Count the choice of trials in contrasts.
 
     Args:
       trials: tuning runs of one design.
-      tested: its test runs.
+      tests: its test runs.
       questions: those without runs of either kind are left out.
-      draws: how often the choice is made again.
+      draws: how often the choice is repeated.
 
     Returns:
       One for each question; none with fewer than `FEWEST` tuning seeds.
@@ -69,33 +69,35 @@ def choices(
     seeds = trials.values("seed")
     if len(seeds) < FEWEST:
         return []
-    by, rng, count = tested.constraints, np.random.default_rng(0), len(seeds)
-    drawn = {count: rng.multinomial(count, [1 / count] * count, size=draws).astype(float)}
+    by, rng, count = tests.constraints, np.random.default_rng(0), len(seeds)
+    seed_counts = {count: rng.multinomial(count, [1 / count] * count, size=draws).astype(float)}
     for k in FEWER:
         if 4 * k <= count:  # subsets of the seeds, as counts
-            drawn[k] = (rng.random((draws, count)).argsort(axis=1) < k).astype(float)
-    asked = [q for q in questions if {q.ours, q.theirs} <= by.keys() & trials.constraints.keys()]
+            seed_counts[k] = (rng.random((draws, count)).argsort(axis=1) < k).astype(float)
+    questions = [
+        q for q in questions if {q.ours, q.theirs} <= by.keys() & trials.constraints.keys()
+    ]
     scores = {
         name: [*cell_scores(trials.constraints[name], seeds)]
-        for name in dict.fromkeys(name for q in asked for name in (q.ours, q.theirs))
+        for name in dict.fromkeys(name for q in questions for name in (q.ours, q.theirs))
     }
     ends = {
-        name: {k: tuned(cells, counts) for k, counts in drawn.items()}
+        name: {k: tuned_scores(cells, counts) for k, counts in seed_counts.items()}
         for name, cells in scores.items()
     }
-    again = {name: _again(cells, drawn[count]) for name, cells in scores.items()}
-    found = []
-    for q in asked:
-        spreads = {k: float(np.std(ends[q.ours][k] - ends[q.theirs][k])) for k in drawn}
+    again = {name: _again(cells, seed_counts[count]) for name, cells in scores.items()}
+    results = []
+    for q in questions:
+        spreads = {k: float(np.std(ends[q.ours][k] - ends[q.theirs][k])) for k in seed_counts}
         gap, spread = differences(by[q.ours], by[q.theirs]), spreads.pop(count)
         # An error of the mean that has both variances.
         both = replace(gap, std=hypot(gap.std, spread * sqrt(gap.runs)))
         pair = again[q.ours], again[q.theirs]
-        found.append(Choice(q, paired_runs(both), pair, spread, spreads))
-    return found
+        results.append(Choice(q, paired_runs(both), pair, spread, spreads))
+    return results
 
 
-def tuned(cells: Sequence[Floats], counts: Floats) -> Floats:
+def tuned_scores(cells: Sequence[Floats], counts: Floats) -> Floats:
     """Score of a constraint after choices from drawn seeds, mean over its cells. [draws]
 
     Args:
@@ -105,14 +107,14 @@ def tuned(cells: Sequence[Floats], counts: Floats) -> Floats:
     Example:
       >>> import numpy as np
       >>> cell = np.array([[0.5, 0.1], [0.2, 0.6]])  # either trial may be chosen, on one seed
-      >>> tuned([cell], np.eye(2))
+      >>> tuned_scores([cell], np.eye(2))
       array([0.3, 0.4])
     """
-    found = [scores.mean(axis=1)[chosen(scores, counts)] for scores in cells]
-    return np.mean(found, axis=0)
+    means = [scores.mean(axis=1)[choose_trials(scores, counts)] for scores in cells]
+    return np.mean(means, axis=0)
 
 
-def chosen(scores: Floats, counts: Floats) -> NDArray[np.intp]:
+def choose_trials(scores: Floats, counts: Floats) -> NDArray[np.intp]:
     """The trial that each draw of seeds chooses, of several that are equal the first. [draws]
 
     Args:
@@ -124,7 +126,7 @@ def chosen(scores: Floats, counts: Floats) -> NDArray[np.intp]:
 
 def _again(cells: Sequence[Floats], counts: Floats) -> float:
     """Share of draws and cells in which all seeds' trial is chosen."""
-    same = [chosen(scores, counts) == scores.mean(axis=1).argmax() for scores in cells]
+    same = [choose_trials(scores, counts) == scores.mean(axis=1).argmax() for scores in cells]
     return float(np.mean(same))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trustclip_lab.arena.analysis import Question, Runs, completed, within
+from trustclip_lab.arena.analysis import Question, Runs, complete_runs, within
 from trustclip_lab.arena.choice import Choice, choices
 from trustclip_lab.arena.run import PLAN, TABLE, read_plan
 from trustclip_lab.arena.settings import MAIN, ArenaSettings
@@ -19,7 +19,7 @@ SHARED = ("lab", "tasks", "depths", "learning_rates", "tuning", "test", "axes")
 
 @dataclass(frozen=True)
 class Entry:
-    """Runs with the plan that they were made by."""
+    """Runs with their plan."""
 
     settings: ArenaSettings
     runs: Runs
@@ -28,7 +28,7 @@ class Entry:
     def main(self) -> Runs:
         """Test runs of the main design, of the settings in which every constraint has all seeds."""
         test = self.runs.where(stage="test", design=MAIN)
-        return completed(test, self.settings.constraints, self.settings.test.count)
+        return complete_runs(test, self.settings.constraints, self.settings.test.count)
 
     @cached_property
     def trials(self) -> Runs:
@@ -61,11 +61,11 @@ class Entry:
 
     def links(self, page: str) -> dict[str, str]:
         """Constraint -> address of its method's page, by a pattern such as ``methods/{}.html``."""
-        named = {
+        methods = {
             label: str(spec.get("name", "clip_higher"))
             for label, spec in self.settings.constraints.items()
         }
-        return {label: page.format(name) for label, name in named.items() if ":" not in name}
+        return {label: page.format(name) for label, name in methods.items() if ":" not in name}
 
 
 def read_entry(folder: Path) -> Entry:
@@ -76,26 +76,26 @@ def read_entry(folder: Path) -> Entry:
     """
     for name in (PLAN, TABLE):
         if not (folder / name).is_file():
-            raise ValueError(f"{folder} is no folder of the arena: it has no {name}.")
+            raise ValueError(f"{folder} is not a folder of the arena: it has no {name}.")
     settings = read_plan(folder / PLAN, {})
     rows = read_runs(folder / TABLE)
     return Entry(settings, Runs({name: [row[name] for row in rows] for name in COLUMNS}))
 
 
-def other_plan(entry: Entry, arena: Entry) -> list[str]:
+def plan_differences(entry: Entry, arena: Entry) -> list[str]:
     """How the plan of other runs differs from the arena's: they cannot stand side by side."""
     pairs = {
         name: (getattr(entry.settings, name), getattr(arena.settings, name)) for name in SHARED
     }
     return [
-        f"`{name}` of arena.yaml is {given}; the arena's is {planned}."
-        for name, (given, planned) in pairs.items()
-        if given != planned
+        f"`{name}` of arena.yaml is {theirs}; the arena's is {ours}."
+        for name, (theirs, ours) in pairs.items()
+        if theirs != ours
     ]
 
 
-def combined(arena: Entry, others: Sequence[Entry]) -> Entry:
-    """The arena with other constraints, made by the same plan, beside its own."""
+def combine(arena: Entry, others: Sequence[Entry]) -> Entry:
+    """The arena with other constraints, run by the same plan, beside its own."""
     every = [arena, *others]
     columns = {name: np.concatenate([one.runs[name] for one in every]) for name in COLUMNS}
     constraints = {k: v for one in every for k, v in one.settings.constraints.items()}

@@ -25,10 +25,10 @@ def scores_figure(board: Sequence[Standing], series: Series, title: str, key: st
     return Figure(f"scores{key}", f"Scores{title}", caption, panels)
 
 
-def contrasts_figure(found: Mapping[str, Sequence[Answer]]) -> Figure:
+def contrasts_figure(by_scope: Mapping[str, Sequence[Answer]]) -> Figure:
     """Every contrast over all depths and at each, with the margin."""
     panels = []
-    for scope, answers in found.items():
+    for scope, answers in by_scope.items():
         marks = [
             _points(f"{a.question.ours} − {a.question.theirs}", a.contrast.difference, NEUTRAL)
             for a in reversed(answers)
@@ -55,19 +55,19 @@ def profiles_figure(runs: Runs, series: Series) -> Figure:
 
 
 def _profile(title: str, runs: Runs, series: Series) -> Panel:
-    found = profiles(runs)
+    intervals = profiles(runs)
     ends = [
-        i for i in range(len(THRESHOLDS)) if any(0 < one[i].value < 1 for one in found.values())
+        i for i in range(len(THRESHOLDS)) if any(0 < one[i].value < 1 for one in intervals.values())
     ] or [0, len(THRESHOLDS) - 1]
-    shown = range(max(min(ends) - 1, 0), min(max(ends) + 2, len(THRESHOLDS)))
-    x = [100 * float(THRESHOLDS[i]) for i in shown]
+    visible = range(max(min(ends) - 1, 0), min(max(ends) + 2, len(THRESHOLDS)))
+    x = [100 * float(THRESHOLDS[i]) for i in visible]
     marks = []
-    for name, one in found.items():
-        low, high = ([100 * getattr(one[i], end) for i in shown] for end in ("low", "high"))
+    for name, one in intervals.items():
+        low, high = ([100 * getattr(one[i], end) for i in visible] for end in ("low", "high"))
         marks.append(Mark("band", x, [], name, series[name], low, high))
     marks += [
-        Mark("line", x, [100 * one[i].value for i in shown], name, series[name])
-        for name, one in found.items()
+        Mark("line", x, [100 * one[i].value for i in visible], name, series[name])
+        for name, one in intervals.items()
     ]
     return Panel(title, "score, percent right", "percent of runs above it", marks,
                  x_range=(x[0], x[-1]), y_range=(0, 101))  # fmt: skip
@@ -93,7 +93,7 @@ def tuning_figures(trials: Runs, series: Series) -> list[Figure]:
         "k3": "The mean distance from the policy that a generation started from.",
         "width": "Thresholds of different constraints mean different things.",
     }
-    found, reach = [], _range(curves)
+    figures, reach = [], _range(curves)
     for key, x_title, place in axes:
         panels = [
             _over(f"depth {depth}", x_title, _curves(curves, depth, series, place), reach)
@@ -103,8 +103,8 @@ def tuning_figures(trials: Runs, series: Series) -> list[Figure]:
             "Each point is a threshold at its best rate, mean over tasks, on the tuning seeds: "
             "chosen as the best of several, so a little too high, alike for all. " + notes[key]
         )
-        found.append(Figure(f"tuning-{key}", titles[key], caption, panels))
-    return found
+        figures.append(Figure(f"tuning-{key}", titles[key], caption, panels))
+    return figures
 
 
 def _over(title: str, x_title: str, marks: list[Mark], reach: tuple[float, float]) -> Panel:
@@ -151,16 +151,16 @@ def _curves(
     return marks
 
 
-def sensitivity_figure(found: Sequence[Sensitivity], reference: str, series: Series) -> Figure:
+def sensitivity_figure(ranking: Sequence[Sensitivity], reference: str, series: Series) -> Figure:
     """Mean of all trials minus the reference's, and the best of them."""
     gaps = [
         _points(one.constraint, one.minus, series.get(one.constraint, NEUTRAL))
-        for one in reversed(found)
+        for one in reversed(ranking)
         if one.minus is not None
     ]
     best = [
         Mark("points", [100 * one.best], [], one.constraint, series.get(one.constraint, NEUTRAL))
-        for one in reversed(found)
+        for one in reversed(ranking)
     ]
     panels = [
         Panel(f"Mean of all trials, minus {reference}", "points", "", gaps, across=True, rule=0.0),
@@ -191,6 +191,6 @@ def _whisker(name: str, interval: stats.Interval, series: Series) -> Mark:
     return _points(name, interval, series.get(name, NEUTRAL))
 
 
-def _points(name: str, found: stats.Interval | stats.Difference, number: int) -> Mark:
-    low, value, high = (100 * x for x in (found.low, found.value, found.high))
+def _points(name: str, estimate: stats.Interval | stats.Difference, number: int) -> Mark:
+    low, value, high = (100 * x for x in (estimate.low, estimate.value, estimate.high))
     return Mark("points", [value], [], name, number, [low], [high])

@@ -40,51 +40,51 @@ def contents(entry: Entry, links: Mapping[str, str]) -> Contents:
         raise ValueError(
             "no setting of the table is complete: a task at a depth, all constraints and seeds."
         )
-    shown = Shown(entry, dict(zip(entry.settings.constraints, count())), links)
-    found = answers_by("depth", main, entry.questions)
-    some = bool(found[ALL])
+    context = PageContext(entry, dict(zip(entry.settings.constraints, count())), links)
+    by_scope = answers_by("depth", main, entry.questions)
+    some = bool(by_scope[ALL])
     contrasts = Section(
         "contrasts",
         "Contrasts",
-        [figures.contrasts_figure(found)] if some else [],
-        _contrast_tables(found, main, entry) if some else [],
+        [figures.contrasts_figure(by_scope)] if some else [],
+        _contrast_tables(by_scope, main, entry) if some else [],
     )
     return Contents(
-        headline=headline(found[ALL]),
+        headline=headline(by_scope[ALL]),
         subject=_subject(main),
-        findings=[Finding("contrast", "note", sentence(answer)) for answer in found[ALL]],
+        findings=[Finding("contrast", "note", sentence(answer)) for answer in by_scope[ALL]],
         sections=[
-            _scores(shown, main, "", ""),
+            _scores(context, main, "", ""),
             contrasts,
-            _tuning(shown, trials),
-            *_whole(shown, main, trials),
-            *_axes(shown),
+            _tuning(context, trials),
+            *_whole(context, main, trials),
+            *_axes(context),
         ],
-        series=shown.series,
+        series=context.series,
     )
 
 
 def _contrast_tables(
-    found: Mapping[str, Sequence[Answer]], main: Runs, entry: Entry
+    by_scope: Mapping[str, Sequence[Answer]], main: Runs, entry: Entry
 ) -> list[Table]:
     entropy = tables.entropy_table(main, entry.questions)
     count = entry.settings.tuning.count
     chosen = tables.choice_table(entry.choices, count) if entry.choices else None
     by_task = answers_by("task", main, entry.questions)
     by_task = {name.removeprefix("task "): own for name, own in by_task.items() if name != ALL}
-    shown = [
-        tables.contrast_table(found),
-        tables.settings_table(found[ALL]) if len(main.cells) > 1 else None,
+    candidates = [
+        tables.contrast_table(by_scope),
+        tables.settings_table(by_scope[ALL]) if len(main.cells) > 1 else None,
         tables.tasks_table(by_task, entry.choices_by_task) if len(by_task) > 1 else None,
         chosen,
         entropy,
     ]
-    return [table for table in shown if table is not None]
+    return [table for table in candidates if table is not None]
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What every section shows alike.
+class PageContext:
+    """What all sections share.
 
     Args:
       entry: runs with their plan.
@@ -102,19 +102,19 @@ class Shown:
         return self.entry.settings.against
 
 
-def _scores(shown: Shown, runs: Runs, title: str, key: str) -> Section:
+def _scores(context: PageContext, runs: Runs, title: str, key: str) -> Section:
     """Leaderboard and negative controls of one design."""
-    board = standings(runs, shown.reference)
-    controls = tables.control_table(runs, shown.entry.controls, title)
-    table = tables.leaderboard(board, shown.reference, shown.series, shown.links, title)
-    drawn = figures.scores_figure(board, shown.series, title, key)
-    found = [table] if controls is None else [table, controls]
-    return Section(f"scores{key}", f"Scores{title}", [drawn], found)
+    board = standings(runs, context.reference)
+    controls = tables.control_table(runs, context.entry.controls, title)
+    table = tables.leaderboard(board, context.reference, context.series, context.links, title)
+    figure = figures.scores_figure(board, context.series, title, key)
+    section_tables = [table] if controls is None else [table, controls]
+    return Section(f"scores{key}", f"Scores{title}", [figure], section_tables)
 
 
-def _whole(shown: Shown, runs: Runs, trials: Runs) -> list[Section]:
+def _whole(context: PageContext, runs: Runs, trials: Runs) -> list[Section]:
     """Profiles, tasks and collapses of the main design."""
-    series = shown.series
+    series = context.series
     collapses = figures.collapse_figure(runs, series)
     chosen = tables.chosen_table(runs, trials, series)
     return [
@@ -124,28 +124,28 @@ def _whole(shown: Shown, runs: Runs, trials: Runs) -> list[Section]:
     ]
 
 
-def _axes(shown: Shown) -> list[Section]:
+def _axes(context: PageContext) -> list[Section]:
     """Scores of every further design, with the contrasts described."""
     sections = []
-    for label, axis in shown.entry.settings.axes.items():
-        runs = shown.entry.runs.where(stage="test", design=label)
-        if shown.reference in runs.values("constraint"):
+    for label, axis in context.entry.settings.axes.items():
+        runs = context.entry.runs.where(stage="test", design=label)
+        if context.reference in runs.values("constraint"):
             title = f": {label}"
-            said = answers(runs, shown.entry.questions, f"{axis.task}, depth {axis.depth}")
-            scores = _scores(shown, runs, title, f"-{label}")
-            described = [tables.described_table(said, title)] if said else []
-            sections.append(replace(scores, tables=[*scores.tables, *described]))
+            contrasts = answers(runs, context.entry.questions, f"{axis.task}, depth {axis.depth}")
+            scores = _scores(context, runs, title, f"-{label}")
+            extra = [tables.described_table(contrasts, title)] if contrasts else []
+            sections.append(replace(scores, tables=[*scores.tables, *extra]))
     return sections
 
 
-def _tuning(shown: Shown, trials: Runs) -> Section:
-    series, reference = shown.series, shown.reference
+def _tuning(context: PageContext, trials: Runs) -> Section:
+    series, reference = context.series, context.reference
     sensitive = sensitivities(trials, reference)
-    copies = {control.theirs for control in shown.entry.controls}
+    copies = {control.theirs for control in context.entry.controls}
     once = trials.where(constraint=[n for n in trials.constraints if n not in copies])
-    found = [
+    candidates = [
         tables.width_table(once, series),
-        tables.equal_table(trials, shown.entry.questions),
+        tables.equal_table(trials, context.entry.questions),
         tables.sensitivity_table(sensitive, reference, series),
     ]
     return Section(
@@ -155,14 +155,14 @@ def _tuning(shown: Shown, trials: Runs) -> Section:
             *figures.tuning_figures(trials, series),
             figures.sensitivity_figure(sensitive, reference, series),
         ],
-        [table for table in found if table is not None],
+        [table for table in candidates if table is not None],
     )
 
 
-def headline(found: Sequence[Answer]) -> str:
-    """How many contrasts came out how."""
-    words = [answer.contrast.conclusion for answer in found]
-    unlike = sum(not answer.one_number for answer in found)
+def headline(contrasts: Sequence[Answer]) -> str:
+    """How many contrasts have which conclusion."""
+    words = [answer.contrast.conclusion for answer in contrasts]
+    unlike = sum(not answer.one_number for answer in contrasts)
     differ = sum(word in ("larger", "smaller") for word in words)
     same, unknown = words.count("equivalent"), words.count("inconclusive")
     return (
@@ -191,8 +191,7 @@ def _by_setting(answer: Answer) -> str:
         return "."
     ends = sorted(answer.settings.items(), key=lambda one: one[1].mean)
     least, most = (
-        f"{percent(found.mean)} in {cell[0]} at depth {cell[1]}"
-        for cell, found in (ends[0], ends[-1])
+        f"{percent(gap.mean)} in {cell[0]} at depth {cell[1]}" for cell, gap in (ends[0], ends[-1])
     )
     p = tables.chance(answer.heterogeneity.p)
     return f"; by setting from {least} to {most} (Cochran's Q, p = {p})."
@@ -208,29 +207,29 @@ def _subject(runs: Runs) -> str:
     return " · ".join(parts)
 
 
-def write_page(found: Contents, path: Path, title: str = "Arena of constraints") -> Path:
+def write_page(page: Contents, path: Path, title: str = "Arena of constraints") -> Path:
     """Write the page as one HTML file, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(sections_page(found, title), encoding="utf-8")
+    path.write_text(sections_page(page, title), encoding="utf-8")
     return path
 
 
-def write_figures(found: Contents, folder: Path) -> list[Path]:
+def write_figures(page: Contents, folder: Path) -> list[Path]:
     """Write every figure as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = []
-    for section in found.sections:
+    paths = []
+    for section in page.sections:
         for figure in section.figures:
             pdf, svg = save(figure, folder)
             pdf.unlink()
-            kept.append(svg)
-    return kept
+            paths.append(svg)
+    return paths
 
 
-def tables_text(found: Contents) -> str:
+def tables_text(page: Contents) -> str:
     """Every table in Markdown, under the title of its section."""
     parts = []
-    for section in found.sections:
+    for section in page.sections:
         if section.tables:
             parts += [f"## {section.title}\n", *map(markdown, section.tables)]
     return "\n".join(parts)

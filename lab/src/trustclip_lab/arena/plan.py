@@ -1,4 +1,4 @@
-"""What the arena runs: trials of each constraint, and cells, each a file of its own.
+"""What the arena runs: trials of each constraint, and cells, each with its own file.
 
 A trial is a constraint at one threshold and one learning rate. Every constraint has as many.
 """
@@ -97,7 +97,7 @@ class Cell:
 
 
 def variants(settings: ArenaSettings) -> dict[str, list[Variant]]:
-    """Variants of every constraint, as many of each.
+    """Variants of every constraint, the same number of each.
 
     Raises:
       ValueError: a wrong method, or lists of different lengths.
@@ -120,8 +120,8 @@ def variants(settings: ArenaSettings) -> dict[str, list[Variant]]:
       twin-1 0.1 [0.01, 0.04]
       twin-2 0.2 [0.01, 0.04]
     """
-    found = {label: _methods(settings, label) for label in settings.constraints}
-    counts = {label: len(own) for label, own in found.items() if not isnan(own[0][0])}
+    methods = {label: _methods(settings, label) for label in settings.constraints}
+    counts = {label: len(own) for label, own in methods.items() if not isnan(own[0][0])}
     most = max(counts.values(), default=1)
     for label, count in counts.items():
         if count != most:
@@ -130,19 +130,19 @@ def variants(settings: ArenaSettings) -> dict[str, list[Variant]]:
                 f"every constraint has the same number of thresholds: {label!r} has {count}, "
                 f"{other!r} has {most}."
             )
-    return {label: _variants(settings.grid, label, own, most) for label, own in found.items()}
+    return {label: _variants(settings.grid, label, own, most) for label, own in methods.items()}
 
 
 def _variants(
-    rates: tuple[float, ...], label: str, found: Sequence[tuple[float, Method]], most: int
+    rates: tuple[float, ...], label: str, methods: Sequence[tuple[float, Method]], most: int
 ) -> list[Variant]:
-    if not isnan(found[0][0]):
+    if not isnan(methods[0][0]):
         return [
             Variant(label, f"{label}-{i}", width, method, rates)
-            for i, (width, method) in enumerate(found, start=1)
+            for i, (width, method) in enumerate(methods, start=1)
         ]
-    # Without a threshold: as many trials, each at a rate of its own.
-    every, method = finer(rates, most), found[0][1]
+    # Without a threshold: as many trials, each at its own rate.
+    every, method = finer(rates, most), methods[0][1]
     return [
         Variant(label, f"{label}-{i + 1}", nan, method, tuple(every[i::most])) for i in range(most)
     ]
@@ -152,20 +152,20 @@ def _methods(settings: ArenaSettings, label: str) -> list[tuple[float, Method]]:
     """(threshold, method) of a constraint; one with nan where it has no threshold."""
     spec = {k: v for k, v in settings.constraints[label].items() if k != "trials_of"}
     try:
-        return _bounded(settings, spec) if "bounds_of" in spec else _listed(spec)
+        return _with_bounds(settings, spec) if "bounds_of" in spec else _from_lists(spec)
     except (ValueError, TypeError) as error:
         raise ValueError(f"constraint {label!r}: {error}") from None
 
 
-def _listed(spec: Mapping[str, Any]) -> list[tuple[float, Method]]:
+def _from_lists(spec: Mapping[str, Any]) -> list[tuple[float, Method]]:
     """Lists among the hyper-parameters go in step; the first one is the threshold."""
     lists = {key: value for key, value in spec.items() if isinstance(value, list | tuple)}
     if not lists:
         return [(nan, as_method(dict(spec)))]
     lengths = {len(values) for values in lists.values()}
     if lengths & {0} or len(lengths) > 1:
-        given = ", ".join(f"{key} {len(values)}" for key, values in lists.items())
-        raise ValueError(f"lists of hyper-parameters go in step, got lengths {given}.")
+        sizes = ", ".join(f"{key} {len(values)}" for key, values in lists.items())
+        raise ValueError(f"lists of hyper-parameters go in step, got lengths {sizes}.")
     rows = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
     first = next(iter(lists))
     return [(_number(first, row[first]), as_method({**spec, **row})) for row in rows]
@@ -177,7 +177,7 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _bounded(settings: ArenaSettings, spec: Mapping[str, Any]) -> list[tuple[float, Method]]:
+def _with_bounds(settings: ArenaSettings, spec: Mapping[str, Any]) -> list[tuple[float, Method]]:
     """A clip with the bounds of another constraint, in one of `SHAPES`."""
     for key in spec:
         if key not in ("bounds_of", "shape"):
@@ -188,11 +188,11 @@ def _bounded(settings: ArenaSettings, spec: Mapping[str, Any]) -> list[tuple[flo
     if other not in settings.constraints or "bounds_of" in settings.constraints[other]:
         own = [k for k, v in settings.constraints.items() if "bounds_of" not in v]
         raise ValueError(unknown("constraint with bounds of its own", other, own))
-    found = []
+    clips = []
     for width, method in _methods(settings, other):
         low, high = (exp(bound) for bound in SHAPES[shape](*method.log_interval()))
-        found.append((width, as_method({"name": "clip_higher", "low": 1 - low, "high": high - 1})))
-    return found
+        clips.append((width, as_method({"name": "clip_higher", "low": 1 - low, "high": high - 1})))
+    return clips
 
 
 def places(settings: ArenaSettings) -> list[Setting]:
@@ -211,8 +211,8 @@ def tuning(settings: ArenaSettings, place: Setting) -> list[Cell]:
       ValueError: a wrong method or setting of the lab.
     """
     where = replace(place, design=MAIN)
-    found = variants(settings).items()
-    every = (one for label, own in found if _tuned(settings, label) == label for one in own)
+    by_label = variants(settings).items()
+    every = (one for label, own in by_label if _trials_of(settings, label) == label for one in own)
     return [_cell(settings, "tuning", where, one) for one in every]
 
 
@@ -226,18 +226,18 @@ def tests(
       place: the setting.
       chosen: by constraint with trials of its own, the label of a variant and a learning rate.
     """
-    found = variants(settings)
+    by_label = variants(settings)
     cells = []
-    for label, own in found.items():
-        tuned = _tuned(settings, label)
-        if tuned in chosen:
-            name, rate = chosen[tuned]
-            number = [one.label for one in found[tuned]].index(name)
+    for label, own in by_label.items():
+        source = _trials_of(settings, label)
+        if source in chosen:
+            name, rate = chosen[source]
+            number = [one.label for one in by_label[source]].index(name)
             cells.append(_cell(settings, "test", place, replace(own[number], rates=(rate,))))
     return cells
 
 
-def _tuned(settings: ArenaSettings, label: str) -> str:
+def _trials_of(settings: ArenaSettings, label: str) -> str:
     """The constraint whose trials decide where this one is tested: itself, or its `trials_of`."""
     return settings.constraints[label].get("trials_of", label)
 
@@ -271,8 +271,8 @@ def first(settings: ArenaSettings) -> dict[str, tuple[str, float]]:
     return {label: (own[0].label, own[0].rates[0]) for label, own in variants(settings).items()}
 
 
-def checked_plan(settings: ArenaSettings) -> Iterator[Cell]:
-    """All cells of the tuning and, with any choice, of the test: everything that can be refused."""
+def all_cells(settings: ArenaSettings) -> Iterator[Cell]:
+    """All cells of the tuning and, with any choice, of the test: everything that may be wrong."""
     choice = first(settings)
     for place in places(settings):
         if place.design == MAIN:

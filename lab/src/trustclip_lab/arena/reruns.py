@@ -1,4 +1,4 @@
-"""Runs of a folder made again: do they come out the same?"""
+"""Runs of a folder repeated: are the results the same?"""
 
 import random
 import tempfile
@@ -16,12 +16,12 @@ from trustclip_lab.arena.entry import Entry
 from trustclip_lab.arena.plan import Cell, Setting
 from trustclip_lab.arena.run import compute
 from trustclip_lab.arena.settings import MAIN
-from trustclip_lab.arena.table import COLUMNS, parsed
+from trustclip_lab.arena.table import COLUMNS, parse_row
 from trustclip_lab.stack.results import read
 
 #: Seeds of a cell that are run again.
 SEEDS = 4
-#: Columns that say how long it took, not what came out.
+#: Columns that say how long it took, not what the result was.
 TIMES = ("seconds",)
 
 
@@ -37,23 +37,23 @@ def differences(entry: Entry, count: int, source: int | None = None) -> Iterator
       source: of the random draw; another one each time if None.
 
     Yields:
-      A sentence for each run that came out otherwise.
+      A sentence for each run whose result differs.
     """
     rng = random.Random(source)
-    cells = [cell for cell in _cells(entry) if len(_stored(entry.runs, cell))]
+    cells = [cell for cell in _cells(entry) if len(_runs_of(entry.runs, cell))]
     for cell in islice(rng.sample(cells, len(cells)), count):
         first = rng.randrange(max(len(cell.seeds) - SEEDS, 0) + 1)
-        yield from _differ(replace(cell, seeds=cell.seeds[first : first + SEEDS]), entry.runs)
+        yield from _compare(replace(cell, seeds=cell.seeds[first : first + SEEDS]), entry.runs)
 
 
 def _cells(entry: Entry) -> Iterator[Cell]:
     for place in plan.places(entry.settings):
         cells = plan.tuning(entry.settings, place)
         yield from cells if place.design == MAIN else ()
-        yield from plan.tests(entry.settings, place, tested(entry, place))
+        yield from plan.tests(entry.settings, place, tested_trials(entry, place))
 
 
-def tested(entry: Entry, place: Setting) -> dict[str, tuple[str, float]]:
+def tested_trials(entry: Entry, place: Setting) -> dict[str, tuple[str, float]]:
     """By constraint, the variant and learning rate that a table of runs was tested at."""
     runs = entry.runs.where(stage="test", design=place.design, task=place.task, depth=place.depth)
     by_label = {one.label: one for own in plan.variants(entry.settings).values() for one in own}
@@ -65,44 +65,44 @@ def tested(entry: Entry, place: Setting) -> dict[str, tuple[str, float]]:
     return choice
 
 
-def _stored(runs: Runs, cell: Cell) -> Runs:
+def _runs_of(runs: Runs, cell: Cell) -> Runs:
     at = cell.setting
     return runs.where(
         stage=cell.stage, design=at.design, task=at.task, depth=at.depth, label=cell.variant.label
     )
 
 
-def _differ(cell: Cell, runs: Runs) -> Iterator[str]:
+def _compare(cell: Cell, runs: Runs) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         again = replace(cell, path=Path(folder) / "cell.csv")
         compute(again)
-        rows = [parsed(row) for row in read(again.path)]
-    stored = _stored(runs, cell).by("seed", "learning_rate")
+        rows = [parse_row(row) for row in read(again.path)]
+    by_run = _runs_of(runs, cell).by("seed", "learning_rate")
     for row in rows:
-        found = _nearest(stored, row)
+        run = _nearest(by_run, row)
         where = f"{cell.stage} run of seed {row['seed']}, {cell.variant.label}, at the rate " + (
             f"{row['learning_rate']:g}, {cell.setting.task}, depth {cell.setting.depth}"
         )
-        if found is None:
+        if run is None:
             yield f"the {where}, is not in the table."
             continue
         for name in COLUMNS:
-            again_, given = row[name], found[name][0]
-            if name not in TIMES and not _same(again_, given, COLUMNS[name]):
-                yield f"{name} of the {where}, is {given:.6g} in the table and {again_:.6g} again."
+            new, old = row[name], run[name][0]
+            if name not in TIMES and not _same(new, old, COLUMNS[name]):
+                yield f"{name} of the {where}, is {old:.6g} in the table and {new:.6g} again."
 
 
-def _nearest(stored: dict[tuple[Any, ...], Runs], row: dict[str, Any]) -> Runs | None:
-    """The stored run of a seed and rate; a file holds six digits of the rate."""
-    for (seed, rate), run in stored.items():
+def _nearest(runs: dict[tuple[Any, ...], Runs], row: dict[str, Any]) -> Runs | None:
+    """The run of a seed and rate in the table; a file holds six digits of the rate."""
+    for (seed, rate), run in runs.items():
         if seed == row["seed"] and abs(rate - row["learning_rate"]) <= 1e-5 * rate:
             return run
     return None
 
 
-def _same(again: Any, given: Any, kind: str) -> bool:
+def _same(value: Any, expected: Any, kind: str) -> bool:
     if kind == "text":
-        return again == given
+        return value == expected
     if kind == "float32":
-        again, given = np.float32(again), np.float32(given)
-    return bool(again == given or (again != again and given != given))
+        value, expected = np.float32(value), np.float32(expected)
+    return bool(value == expected or (value != value and expected != expected))

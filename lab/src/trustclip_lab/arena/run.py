@@ -1,6 +1,6 @@
 """The arena's runs: every trial on tuning seeds, the best of each constraint on fresh ones.
 
-Each cell is a file, written whole when it is done; what is there is not computed again.
+Each cell is a file, written whole when it is done; an existing file is not computed again.
 """
 
 import statistics
@@ -24,10 +24,10 @@ from trustclip.support.jsonl import plain, write_text
 from trustclip_lab.arena import plan
 from trustclip_lab.arena.plan import Cell
 from trustclip_lab.arena.settings import MAIN, ArenaSettings
-from trustclip_lab.arena.table import parsed, write_runs
-from trustclip_lab.stack.results import Curve, read, summary, written
+from trustclip_lab.arena.table import parse_row, write_runs
+from trustclip_lab.stack.results import Curve, read, summary, write_rows
 from trustclip_lab.stack.run import curves_of
-from trustclip_lab.stack.training import Trained, train
+from trustclip_lab.stack.training import TrainingResult, train
 
 #: Names of the plan and of the table in the folder of the arena.
 PLAN, TABLE = "arena.yaml", "runs.parquet"
@@ -43,7 +43,7 @@ def load(file: Path, changes: Mapping[str, Any]) -> ArenaSettings:
       ValueError: all errors, as recipes report them; or the first wrong constraint or setting.
     """
     settings = read_plan(file, changes)
-    for _ in plan.checked_plan(settings):
+    for _ in plan.all_cells(settings):
         pass
     return settings
 
@@ -79,7 +79,7 @@ def run_arena(settings: ArenaSettings, console: Console) -> list[dict[str, Any]]
             for place in plan.places(settings):
                 cells = plan.tuning(settings, place)
                 _complete(cells, pool, console)
-                _complete(plan.tests(settings, place, chosen(cells)), pool, console)
+                _complete(plan.tests(settings, place, best_trials(cells)), pool, console)
     finally:
         rows = collect(settings, console)
     return rows
@@ -106,26 +106,26 @@ def run_part(settings: ArenaSettings, console: Console, part: int, parts: int) -
     if not 1 <= part <= parts:
         raise ValueError(f"a part is one of 1/{parts} to {parts}/{parts}, got {part}/{parts}.")
     (settings.output_dir / "cells").mkdir(parents=True, exist_ok=True)
-    left, mine = 0, slice(part - 1, None, parts)
+    waiting, mine = 0, slice(part - 1, None, parts)
     with _workers(settings.jobs) as pool:
         for place in plan.places(settings):
             cells = plan.tuning(settings, place)
             _complete(cells[mine], pool, console)
             if all(cell.path.exists() for cell in cells):
-                _complete(plan.tests(settings, place, chosen(cells))[mine], pool, console)
+                _complete(plan.tests(settings, place, best_trials(cells))[mine], pool, console)
             else:
-                left += 1
-    if left:
+                waiting += 1
+    if waiting:
         console.print(
-            f"{left} settings wait for trials of other parts: give the same command again when "
+            f"{waiting} settings wait for trials of other parts: give the same command again when "
             "those have ended"
         )
-    return left
+    return waiting
 
 
 def collect(settings: ArenaSettings, console: Console) -> list[dict[str, Any]]:
     """Write the table of what is complete with its plan, and return its rows."""
-    rows, table = collected(settings), settings.output_dir / TABLE
+    rows, table = complete_rows(settings), settings.output_dir / TABLE
     if rows:
         write_text(settings.output_dir / PLAN, yaml.safe_dump(plain(settings), sort_keys=False))
         write_runs(table, rows)
@@ -133,22 +133,22 @@ def collect(settings: ArenaSettings, console: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def collected(settings: ArenaSettings) -> list[dict[str, Any]]:
+def complete_rows(settings: ArenaSettings) -> list[dict[str, Any]]:
     """Rows of the settings whose trials and tests are all on disk, in the order of the plan.
 
     A setting without one of its constraints would compare the others in fewer places.
     """
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for place in plan.places(settings):
         cells = plan.tuning(settings, place)
         if all(cell.path.exists() for cell in cells):
-            cells += plan.tests(settings, place, chosen(cells))
+            cells += plan.tests(settings, place, best_trials(cells))
             if all(cell.path.exists() for cell in cells):
-                found |= dict.fromkeys(cell.path for cell in cells)
-    return [parsed(row) for path in found for row in read(path)]
+                paths |= dict.fromkeys(cell.path for cell in cells)
+    return [parse_row(row) for path in paths for row in read(path)]
 
 
-def chosen(cells: Sequence[Cell]) -> dict[str, tuple[str, float]]:
+def best_trials(cells: Sequence[Cell]) -> dict[str, tuple[str, float]]:
     """By constraint, the variant and learning rate of the highest mean score at the end.
 
     Of equal ones the first: the lower threshold in the file, the lower rate.
@@ -158,7 +158,7 @@ def chosen(cells: Sequence[Cell]) -> dict[str, tuple[str, float]]:
     """
     best: dict[str, tuple[float, str, float]] = {}
     for cell in cells:
-        rows = [parsed(row) for row in read(cell.path)]
+        rows = [parse_row(row) for row in read(cell.path)]
         # A file rounds a rate to six digits.
         for number, rate in enumerate(cell.variant.rates):
             own = rows[number * len(cell.seeds) : (number + 1) * len(cell.seeds)]
@@ -197,24 +197,24 @@ def _complete(cells: Sequence[Cell], pool: ProcessPoolExecutor | None, console: 
 def compute(cell: Cell) -> None:
     """Train the runs of a cell and write their rows."""
     started = time.process_time()
-    trained = _trained(cell)
+    trained = _train_cell(cell)
     seconds = (time.process_time() - started) / cell.runs
-    written(cell.path, rows_of(cell, trained, cell.stack[1], seconds))
+    write_rows(cell.path, rows_of(cell, trained, cell.stack[1], seconds))
 
 
-def _trained(cell: Cell, **changes: Any) -> Trained:
+def _train_cell(cell: Cell, **changes: Any) -> TrainingResult:
     """The runs of a cell, with changes of the lab's settings."""
     torch.set_num_threads(1)  # more are `jobs`; sums, and so runs, depend on the number of threads
     return train(replace(cell.lab, **changes), *cell.stack)
 
 
 def rows_of(
-    cell: Cell, trained: Trained, rates: Sequence[float], seconds: float
+    cell: Cell, trained: TrainingResult, rates: Sequence[float], seconds: float
 ) -> Iterable[dict[str, Any]]:
     """Rows of the table, of one cell."""
-    passed = [float("nan")] * len(rates) if trained.passed is None else trained.passed.tolist()
-    for curve, rate, share in zip(curves_of(trained), rates, passed, strict=True):
-        measured = summary(curve, cell.lab.tail, cell.lab.collapse)
+    shares = [float("nan")] * len(rates) if trained.passk is None else trained.passk.tolist()
+    for curve, rate, share in zip(curves_of(trained), rates, shares, strict=True):
+        numbers = summary(curve, cell.lab.tail, cell.lab.collapse)
         yield {
             "stage": cell.stage,
             "design": cell.setting.design,
@@ -226,30 +226,30 @@ def rows_of(
             "learning_rate": rate,
             "seed": curve.seed,
             "generations": cell.lab.generations,
-            **{name: measured[name] for name in ("start", "end", "best", "area")},
-            "collapsed": measured["collapsed"],
-            "fell": measured["fell"],
-            "time": reached(curve, cell.lab.tail, cell.reaches),
+            **{name: numbers[name] for name in ("start", "end", "best", "area")},
+            "collapsed": numbers["collapsed"],
+            "fell": numbers["fell"],
+            "time": time_to(curve, cell.lab.tail, cell.reaches),
             "passk": share,
-            **{name: measured[name] for name in MEASURED},
+            **{name: numbers[name] for name in MEASURED},
             "seconds": seconds,
         }
 
 
-def reached(curve: Curve, tail: int, score: float) -> float:
-    """First generation whose settled score is at least ``score``; nan for never.
+def time_to(curve: Curve, tail: int, score: float) -> float:
+    """First generation whose mean of ``tail`` scores is at least ``score``; nan for never.
 
     Example:
-      >>> reached(Curve(0, [0.1, 0.3, 0.5], []), 1, 0.3), reached(Curve(0, [0.1], []), 1, 0.3)
+      >>> time_to(Curve(0, [0.1, 0.3, 0.5], []), 1, 0.3), time_to(Curve(0, [0.1], []), 1, 0.3)
       (1.0, nan)
     """
-    settled = curve.settled(tail)
-    return curves.reached(range(len(settled)), settled, score)
+    means = curve.tail_means(tail)
+    return curves.reached(range(len(means)), means, score)
 
 
 def estimate(settings: ArenaSettings) -> Table:
     """Runs of every setting and the CPU time that they may take, measured here."""
-    shown = Table(
+    table = Table(
         "design", "task", "depth", "runs", "done", "CPU minutes", box=None, pad_edge=False
     )
     choice, total = plan.first(settings), 0.0
@@ -260,15 +260,15 @@ def estimate(settings: ArenaSettings) -> Table:
         open_cells = [cell for cell in cells if not cell.path.exists()]
         tests = plan.tests(settings, place, choice)
         runs = sum(cell.runs for cell in [*cells, *tests])
-        left = sum(cell.runs for cell in [*open_cells, *tests])
-        total += left * seconds
-        at = (place.design, place.task, str(place.depth), str(runs), str(runs - left))
-        shown.add_row(*at, f"{left * seconds / 60:.1f}")
-    shown.caption = (
+        remaining = sum(cell.runs for cell in [*open_cells, *tests])
+        total += remaining * seconds
+        at = (place.design, place.task, str(place.depth), str(runs), str(runs - remaining))
+        table.add_row(*at, f"{remaining * seconds / 60:.1f}")
+    table.caption = (
         f"in all {total / 60:.0f} CPU minutes, from generations of each setting timed here; "
         "`done` counts trials; a test is known once its trial is chosen."
     )
-    return shown
+    return table
 
 
 def _seconds_of_a_run(cell: Cell) -> float:
@@ -276,7 +276,7 @@ def _seconds_of_a_run(cell: Cell) -> float:
 
     def took(generations: int) -> float:
         started = time.process_time()
-        _trained(cell, generations=generations, sft_steps=0)
+        _train_cell(cell, generations=generations, sft_steps=0)
         return time.process_time() - started
 
     once = took(1)

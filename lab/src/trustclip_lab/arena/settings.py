@@ -74,9 +74,9 @@ class ArenaSettings:
     lab: Changes = field(default_factory=dict)
     """Settings of the lab for every run."""
     tasks: dict[str, TaskSettings] = field(default_factory=dict)
-    """Tasks of the lab, each with the score whose time is reported and settings of its own."""
+    """Tasks of the lab, each with its own settings and the score whose time is reported."""
     depths: dict[Count, Changes] = field(default_factory=dict)
-    """Updates per generation, each with settings of its own."""
+    """Updates per generation, each with its own settings."""
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)]
     """Learning rates that every threshold is tried at."""
     tuning: Seeds
@@ -98,9 +98,9 @@ class ArenaSettings:
     """Processes at once."""
 
     def __post_init__(self) -> None:
-        wrong = next((text for _, text in _wrong(self)), None)
-        if wrong:
-            raise ValueError(wrong)
+        error = next((text for _, text in _errors(self)), None)
+        if error:
+            raise ValueError(error)
 
     @property
     def against(self) -> str:
@@ -113,8 +113,8 @@ class ArenaSettings:
         return tuple(sorted(self.learning_rates))
 
 
-def _wrong(s: ArenaSettings) -> Iterator[Complaint]:
-    """Everything that one field says wrongly of another, or not at all."""
+def _errors(s: ArenaSettings) -> Iterator[Complaint]:
+    """Every contradiction between fields, and every field that must not be empty."""
     for name in ("tasks", "depths", "constraints"):
         if not getattr(s, name):
             yield (name,), f"`{name}` should have at least one entry."
@@ -122,11 +122,11 @@ def _wrong(s: ArenaSettings) -> Iterator[Complaint]:
         yield ("learning_rates",), f"`learning_rates` has a duplicate: {list(s.learning_rates)}."
     if set(s.tuning.numbers) & set(s.test.numbers):
         yield ("test",), "`test` seeds must be fresh: some of them are `tuning` seeds."
-    names = [("constraint", one, s.constraints) for one in _named(s)]
+    names = [("constraint", one, s.constraints) for one in _references(s)]
     names += [("task", one.task, s.tasks) for one in s.axes.values()]
-    for kind, name, known in names:
-        if name not in known:
-            yield ("constraints",), unknown(kind, name, known)
+    for kind, name, valid in names:
+        if name not in valid:
+            yield ("constraints",), unknown(kind, name, valid)
     for label, axis in s.axes.items():
         if axis.depth not in s.depths:
             problem = unknown(f"depth of the axis {label!r}", str(axis.depth), map(str, s.depths))
@@ -148,7 +148,7 @@ def _wrong(s: ArenaSettings) -> Iterator[Complaint]:
                 yield ("lab",), f"`{name}` cannot be changed here: the arena sets it itself."
 
 
-def _named(s: ArenaSettings) -> list[str]:
+def _references(s: ArenaSettings) -> list[str]:
     pairs = [*s.contrasts.values(), *s.controls.values()]
     return [*([s.reference] if s.reference else []), *(name for pair in pairs for name in pair)]
 

@@ -23,15 +23,15 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def parsed(row: Mapping[str, str]) -> Row:
+def parse_row(row: Mapping[str, str]) -> Row:
     """A row of a cell's file, with its numbers.
 
     Example:
-      >>> parsed({"stage": "test", "depth": "4", "fell": "", "end": "0.5"})
+      >>> parse_row({"stage": "test", "depth": "4", "fell": "", "end": "0.5"})
       {'stage': 'test', 'depth': 4, 'fell': nan, 'end': 0.5}
     """
-    made = {"text": str, "int8": int, "int16": int, "int32": int}
-    return {name: made.get(COLUMNS[name], number)(text) for name, text in row.items()}
+    converters = {"text": str, "int8": int, "int16": int, "int32": int}
+    return {name: converters.get(COLUMNS[name], number)(text) for name, text in row.items()}
 
 
 def write_runs(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -58,7 +58,7 @@ def read_runs(path: Path) -> list[Row]:
     """Rows of a table.
 
     Raises:
-      ValueError: the file is no table of the arena.
+      ValueError: the file is not a table of the arena.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -69,5 +69,5 @@ def read_runs(path: Path) -> list[Row]:
         raise ValueError(f"{path} cannot be read as Parquet: {error}.") from error
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
-        raise ValueError(f"{path} is no table of the arena: it lacks {', '.join(missing)}.")
+        raise ValueError(f"{path} is not a table of the arena: it lacks {', '.join(missing)}.")
     return table.select(list(COLUMNS)).to_pylist()

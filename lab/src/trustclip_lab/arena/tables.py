@@ -17,10 +17,10 @@ from trustclip_lab.arena.analysis import (
     Runs,
     Standing,
     at_equal_score,
-    averaged,
     differences,
     identical,
     rate,
+    seed_mean,
 )
 from trustclip_lab.arena.choice import Choice
 from trustclip_lab.arena.tuning import NEAR, Sensitivity, at_equal, width_effects
@@ -44,7 +44,7 @@ def leaderboard(
             one.constraint,
             [
                 _share(one.end),
-                NOTHING if one.minus is None else signed(one.minus),
+                NOTHING if one.minus is None else gap_cell(one.minus),
                 _share(one.middle),
                 NOTHING if one.better is None else _share(one.better),
                 _share(one.area),
@@ -72,35 +72,35 @@ def leaderboard(
                  rows, notes)  # fmt: skip
 
 
-def contrast_table(found: Mapping[str, Sequence[Answer]]) -> Table:
+def contrast_table(by_scope: Mapping[str, Sequence[Answer]]) -> Table:
     """The fixed contrasts with their conclusions, and what else their runs show.
 
     Args:
-      found: answers by scope; those of the first scope were fixed before the runs.
+      by_scope: answers by scope; those of the first scope were fixed before the runs.
     """
-    (tested, first), *others = found.items()
+    (main_scope, first), *others = by_scope.items()
     by = {(scope, a.question): a for scope, answers in others for a in answers}
     rows = [
         TableRow(
             a.question.asks,
             [
-                concluded(a),
+                conclusion_cell(a),
                 *(_gap(by.get((scope, a.question))) for scope, _ in others),
-                *_beside(a),
+                *_extra(a),
             ],
             note=f"{a.question.ours} − {a.question.theirs}",
         )
         for a in first
     ]
-    names = [scope for scope, _ in others] + BESIDE
+    names = [scope for scope, _ in others] + FURTHER
     notes = [
         f"Points of the score at the end, paired by seed ({first[0].seeds} seeds), each with its "
         "own 95 % interval. Larger, smaller: different from 0; equivalent: surely less than "
         f"{_points(first[0].margin)} in either direction (two one-sided tests); each at 5 % after "
         "Holm's correction over the contrasts. Only these were fixed before the runs; the other "
-        "columns describe. " + ABOUT_BESIDE,
+        "columns describe. " + ABOUT_FURTHER,
     ]
-    head = [("tested", [tested]), ("described", names)]
+    head = [("tested", [main_scope]), ("described", names)]
     return Table("contrasts", "Contrasts", "question", head, rows, notes)
 
 
@@ -108,52 +108,52 @@ def described_table(answers: Sequence[Answer], title: str) -> Table:
     """The contrasts in a design whose hypotheses were not fixed: differences, no conclusion."""
     rows = [
         TableRow(
-            a.question.asks, [_gap(a), *_beside(a)], note=f"{a.question.ours} − {a.question.theirs}"
+            a.question.asks, [_gap(a), *_extra(a)], note=f"{a.question.ours} − {a.question.theirs}"
         )
         for a in answers
     ]
     notes = [
         f"Points of the score at the end, paired by seed ({answers[0].seeds} seeds), with 95 % "
-        "intervals that are not corrected. No hypothesis was fixed here. " + ABOUT_BESIDE
+        "intervals that are not corrected. No hypothesis was fixed here. " + ABOUT_FURTHER
     ]
     return Table(
         _key("contrasts", title), f"Contrasts{title}", "question",
-        [("", [answers[0].scope, *BESIDE])], rows, notes,
+        [("", [answers[0].scope, *FURTHER])], rows, notes,
     )  # fmt: skip
 
 
-#: Columns of a contrast beside the score at the end, and what they are.
-BESIDE = ["area", "better", "collapsed"]
-ABOUT_BESIDE = (
+#: Columns of a contrast after the score at the end, and what they are.
+FURTHER = ["area", "better", "collapsed"]
+ABOUT_FURTHER = (
     "Area: of the mean of all evaluations. Better: probability that a random run of the first "
     "scores above a random one of the second, percent. Collapsed: difference of the rates, of "
     "pairs of the same seed."
 )
 
 
-def _beside(answer: Answer) -> list[Cell]:
-    return [signed(answer.area), _share(answer.better), signed(answer.collapse)]
+def _extra(answer: Answer) -> list[Cell]:
+    return [gap_cell(answer.area), _share(answer.better), gap_cell(answer.collapse)]
 
 
 def _gap(answer: Answer | None) -> Cell:
-    return NOTHING if answer is None else signed(answer.contrast.difference)
+    return NOTHING if answer is None else gap_cell(answer.contrast.difference)
 
 
-def choice_table(found: Sequence[Choice], tuning_seeds: int) -> Table:
+def choice_table(choices: Sequence[Choice], tuning_seeds: int) -> Table:
     """The contrasts with the choice of their trials counted."""
-    fewer = [*found[0].fewer]
+    fewer = [*choices[0].fewer]
     rows = [
         TableRow(
             one.question.asks,
             [
-                signed(one.both),
+                gap_cell(one.both),
                 Cell(" / ".join(percent(share, 0) for share in one.again)),
                 *(Cell(percent(one.fewer[seeds])) for seeds in fewer),
                 Cell(percent(one.spread)),
             ],
             note=f"{one.question.ours} − {one.question.theirs}",
         )
-        for one in found
+        for one in choices
     ]
     notes = [
         "Points of the score at the end. All settings: each with a 95 % interval over test seeds "
@@ -190,16 +190,16 @@ def task_table(runs: Runs, series: Series) -> Table:
         depths.setdefault(task, []).append((task, depth))
     cells = [cell for own in depths.values() for cell in own]
     by = runs.by("constraint", *CELL)
-    scores = {key: averaged(own, "end") for key, own in by.items()}
+    scores = {key: seed_mean(own, "end") for key, own in by.items()}
     top = {cell: max(v.value for k, v in scores.items() if k[1:] == cell) for cell in cells}
     rows = []
     for name in runs.values("constraint"):
-        found = [scores.get((name, *cell)) for cell in cells]
-        shown = [
+        row_scores = [scores.get((name, *cell)) for cell in cells]
+        row = [
             NOTHING if score is None else _share(score, strong=score.value == top[cell])
-            for score, cell in zip(found, cells, strict=True)
+            for score, cell in zip(row_scores, cells, strict=True)
         ]
-        rows.append(TableRow(name, shown, series=series.get(name)))
+        rows.append(TableRow(name, row, series=series.get(name)))
     head = [(task, [f"depth {depth}" for _, depth in own]) for task, own in depths.items()]
     notes = ["Percent right at the end, with 95 % intervals over seeds. Bold: the highest."]
     return Table("tasks", "Tasks", "constraint", head, rows, notes)
@@ -212,9 +212,9 @@ def chosen_table(runs: Runs, trials: Runs, series: Series) -> Table:
     order = {name: own.values("label") for name, own in trials.constraints.items()}
     rows = []
     for name in runs.values("constraint"):
-        found = [by.get((name, *cell)) for cell in cells]
-        shown = [NOTHING if own is None else _trial(own, order.get(name, [])) for own in found]
-        rows.append(TableRow(name, shown, series=series.get(name)))
+        tests = [by.get((name, *cell)) for cell in cells]
+        row = [NOTHING if own is None else _trial(own, order.get(name, [])) for own in tests]
+        rows.append(TableRow(name, row, series=series.get(name)))
     head = [("", [f"{task} {depth}" for task, depth in cells])]
     notes = [
         "The best trial on the tuning seeds, by task and depth: number of the threshold in the "
@@ -252,21 +252,21 @@ def collapse_table(runs: Runs, series: Series) -> Table:
     )  # fmt: skip
 
 
-def sensitivity_table(found: Sequence[Sensitivity], reference: str, series: Series) -> Table:
+def sensitivity_table(ranking: Sequence[Sensitivity], reference: str, series: Series) -> Table:
     """How much the choice of threshold and rate matters."""
     rows = [
         TableRow(
             one.constraint,
             [
                 Cell(percent(one.mean.value)),
-                NOTHING if one.minus is None else signed(one.minus),
+                NOTHING if one.minus is None else gap_cell(one.minus),
                 Cell(percent(one.best)),
                 Cell(percent(one.near, 0)),
                 Cell(percent(one.edge, 0)),
             ],
             series=series.get(one.constraint),
         )
-        for one in found
+        for one in ranking
     ]
     notes = [
         "Tuning seeds. Mean: of the score at the end over all trials, thresholds times rates; "
@@ -280,18 +280,18 @@ def sensitivity_table(found: Sequence[Sensitivity], reference: str, series: Seri
 
 def width_table(trials: Runs, series: Series) -> Table | None:
     """Every threshold of a constraint against its middle one."""
-    found = width_effects(trials)
-    if not found or len({len(row) for row in found.values()}) > 1:
+    effects = width_effects(trials)
+    if not effects or len({len(row) for row in effects.values()}) > 1:
         return None
-    count = len(found["all"])
+    count = len(effects["all"])
     rows = [
         TableRow(
             name,
-            [NOTHING if i == count // 2 else signed(one) for i, one in enumerate(row)],
+            [NOTHING if i == count // 2 else gap_cell(one) for i, one in enumerate(row)],
             kind="base" if name == "all" else "ours",
             series=series.get(name),
         )
-        for name, row in found.items()
+        for name, row in effects.items()
     ]
     names = [f"threshold {i + 1}" for i in range(count)]
     notes = [
@@ -351,26 +351,26 @@ def entropy_table(runs: Runs, questions: Sequence[Question]) -> Table | None:
     return Table("entropy", "Entropy", "question", head, rows, notes)
 
 
-def _nats(found: stats.Difference) -> Cell:
-    text = [f"{x:+.3f}".replace("-", "−") for x in (found.value, found.low, found.high)]
+def _nats(gap: stats.Difference) -> Cell:
+    text = [f"{x:+.3f}".replace("-", "−") for x in (gap.value, gap.low, gap.high)]
     return Cell(text[0], f"[{text[1]}, {text[2]}]")
 
 
 def _at_equal(ours: Runs | None, theirs: Runs | None, column: str) -> Cell:
-    found = None if ours is None or theirs is None else at_equal(ours, theirs, column)
-    return NOTHING if found is None else signed(paired_runs(found))
+    gaps = None if ours is None or theirs is None else at_equal(ours, theirs, column)
+    return NOTHING if gaps is None else gap_cell(paired_runs(gaps))
 
 
 def _points(share: float) -> str:
     return f"{100 * share:g} point{'s' * (share != MARGIN)}"
 
 
-def concluded(answer: Answer) -> Cell:
+def conclusion_cell(answer: Answer) -> Cell:
     """A contrast's difference with its interval and conclusion."""
-    found = answer.contrast
-    shown = signed(found.difference)
-    strong = found.conclusion in ("larger", "smaller")
-    return Cell(shown.text, f"{shown.note} {in_words(answer)}", strong=strong)
+    contrast = answer.contrast
+    cell = gap_cell(contrast.difference)
+    strong = contrast.conclusion in ("larger", "smaller")
+    return Cell(cell.text, f"{cell.note} {in_words(answer)}", strong=strong)
 
 
 def chance(p: float) -> str:
@@ -380,21 +380,22 @@ def chance(p: float) -> str:
 
 def in_words(answer: Answer) -> str:
     """The conclusion of a contrast; a mean within the margin of unlike settings says so."""
-    said = answer.contrast.conclusion
-    return said if said != "equivalent" or answer.one_number else "equivalent in the mean alone"
+    if answer.contrast.conclusion == "equivalent" and not answer.one_number:
+        return "equivalent in the mean alone"
+    return answer.contrast.conclusion
 
 
-def settings_table(found: Sequence[Answer]) -> Table:
+def settings_table(answers: Sequence[Answer]) -> Table:
     """The contrasts in every task and depth, and whether they are the same in all of them."""
-    cells = sorted(found[0].settings, key=lambda cell: (cell[0], cell[1]))
+    cells = sorted(answers[0].settings, key=lambda cell: (cell[0], cell[1]))
     rows = []
-    for a in found:
+    for a in answers:
         q = a.heterogeneity
         rows.append(
             TableRow(
                 a.question.asks,
                 [
-                    *(signed(paired_runs(a.settings[cell])) for cell in cells),
+                    *(gap_cell(paired_runs(a.settings[cell])) for cell in cells),
                     Cell(f"{q.q:.0f}"),
                     Cell(chance(q.p)),
                 ],
@@ -406,7 +407,7 @@ def settings_table(found: Sequence[Answer]) -> Table:
         depths.setdefault(str(task), []).append(f"depth {depth}")
     head = [*depths.items(), ("the same in all", ["Q", "p"])]
     notes = [
-        f"Points of the score at the end, paired by seed ({found[0].seeds} seeds), with 95 % "
+        f"Points of the score at the end, paired by seed ({answers[0].seeds} seeds), with 95 % "
         "intervals that are not corrected. Q: Cochran's, of the same difference in all "
         f"{len(cells)} settings, which are taken as independent."
     ]
@@ -414,24 +415,24 @@ def settings_table(found: Sequence[Answer]) -> Table:
 
 
 def tasks_table(
-    found: Mapping[str, Sequence[Answer]], chosen: Mapping[str, Sequence[Choice]]
+    by_task: Mapping[str, Sequence[Answer]], choices: Mapping[str, Sequence[Choice]]
 ) -> Table:
     """The contrasts task by task, also with the choice of trials counted.
 
     Args:
-      found: answers by task.
-      chosen: the same with the choice counted; empty where there are too few tuning seeds.
+      by_task: answers by task.
+      choices: the same with the choice counted; empty where there are too few tuning seeds.
     """
-    tasks = [*found]
+    tasks = [*by_task]
     rows = []
-    for place, first in enumerate(found[tasks[0]]):
+    for place, first in enumerate(by_task[tasks[0]]):
         cells = []
         for task in tasks:
-            cells.append(signed(found[task][place].contrast.difference))
-            cells += [signed(chosen[task][place].both)] if chosen else []
+            cells.append(gap_cell(by_task[task][place].contrast.difference))
+            cells += [gap_cell(choices[task][place].both)] if choices else []
         q = first.question
         rows.append(TableRow(q.asks, cells, note=f"{q.ours} − {q.theirs}"))
-    names = ["these trials", *(["with the choice"] if chosen else [])]
+    names = ["these trials", *(["with the choice"] if choices else [])]
     notes = [
         "Points of the score at the end, mean of the depths, paired by seed, with 95 % intervals "
         "that are not corrected: over test seeds, and over what other tuning seeds would have "
@@ -441,7 +442,7 @@ def tasks_table(
     return Table("task-contrasts", "Contrasts by task", "question", head, rows, notes)
 
 
-def signed(difference: stats.Difference) -> Cell:
+def gap_cell(difference: stats.Difference) -> Cell:
     """A difference in points with its sign and interval."""
     points = 100 * difference.value
     sign = "" if f"{abs(points):.1f}" == "0.0" else "+" if points > 0 else "−"

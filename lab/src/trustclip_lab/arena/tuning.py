@@ -12,7 +12,7 @@ import numpy as np
 
 from trustclip import stats
 from trustclip.stats.scores import Floats
-from trustclip_lab.arena.analysis import CELL, Runs, averaged
+from trustclip_lab.arena.analysis import CELL, Runs, seed_mean
 from trustclip_lab.stats.equivalence import paired_runs
 
 #: What a trial is, of a constraint in a cell.
@@ -42,12 +42,12 @@ def curve(trials: Runs) -> list[Point]:
     Args:
       trials: tuning runs of one constraint at one depth, in any number of tasks.
     """
-    found = []
+    points = []
     for (width,), own in trials.by("width").items():
-        kept = own.at(_places(own, [_best(runs) for runs in own.by(*CELL).values()]))
+        best = own.at(_places(own, [_best(runs) for runs in own.by(*CELL).values()]))
         value = nan if width == "" else float(width)
-        found.append(Point(value, kept.mean("gated"), kept.mean("k3"), averaged(kept, "end")))
-    return sorted(found, key=lambda point: point.width)
+        points.append(Point(value, best.mean("gated"), best.mean("k3"), seed_mean(best, "end")))
+    return sorted(points, key=lambda point: point.width)
 
 
 def _best(runs: Runs) -> tuple[object, ...]:
@@ -58,14 +58,14 @@ def _best(runs: Runs) -> tuple[object, ...]:
 
 def _places(runs: Runs, keys: Sequence[tuple[object, ...]]) -> list[int]:
     every = zip(*(runs[name].tolist() for name in (*CELL, "learning_rate")), strict=True)
-    wanted = set(keys)
-    return [place for place, key in enumerate(every) if key in wanted]
+    selection = set(keys)
+    return [place for place, key in enumerate(every) if key in selection]
 
 
 def width_effects(trials: Runs) -> dict[str, list[stats.Difference]]:
     """What a constraint's thresholds, in the order of the plan, are worth against the middle one.
 
-    Each threshold is at a rate of its own: for every seed the one that is best on the other seeds,
+    Each threshold is at its own rate: for every seed the one that is best on the other seeds,
     so that no score is chosen on itself. Differences are averaged over tasks and depths, seed by
     seed.
 
@@ -76,33 +76,31 @@ def width_effects(trials: Runs) -> dict[str, list[stats.Difference]]:
       By constraint with several thresholds, and last ``"all"``, a difference for each threshold;
       that of the middle one is 0.
     """
-    found: dict[str, list[Floats]] = {}
+    gaps: dict[str, list[Floats]] = {}
     for name, own in trials.constraints.items():
         scores = [_held_out(runs) for runs in own.by("label").values()]
         if len(scores) > 1 and own["width"][0] == own["width"][0]:
             middle = scores[len(scores) // 2]
-            found[name] = [
-                np.array([one[seed] - middle[seed] for seed in middle]) for one in scores
-            ]
-    if not found:
+            gaps[name] = [np.array([one[seed] - middle[seed] for seed in middle]) for one in scores]
+    if not gaps:
         return {}
-    found["all"] = [np.mean(same, axis=0) for same in zip(*found.values(), strict=True)]
+    gaps["all"] = [np.mean(same, axis=0) for same in zip(*gaps.values(), strict=True)]
     return {
-        name: [paired_runs(stats.RunSummary.of(one)) for one in own] for name, own in found.items()
+        name: [paired_runs(stats.RunSummary.of(one)) for one in own] for name, own in gaps.items()
     }
 
 
 def _held_out(trials: Runs) -> dict[int, float]:
     """Seed -> score at the rate that is best on the other seeds, mean over tasks and depths."""
-    found: dict[int, list[float]] = {}
+    by_seed: dict[int, list[float]] = {}
     for runs in trials.by(*CELL).values():
         seeds = runs.values("seed")
         ends = [_ends(own) for own in runs.by("learning_rate").values()]
         scores = np.array([[of[seed] for seed in seeds] for of in ends])  # [rates, seeds]
         for place, seed in enumerate(seeds):
             best = int(np.delete(scores, place, axis=1).mean(axis=1).argmax())
-            found.setdefault(seed, []).append(float(scores[best, place]))
-    return {seed: float(np.mean(values)) for seed, values in found.items()}
+            by_seed.setdefault(seed, []).append(float(scores[best, place]))
+    return {seed: float(np.mean(values)) for seed, values in by_seed.items()}
 
 
 def _ends(runs: Runs) -> dict[int, float]:
@@ -144,26 +142,26 @@ def sensitivities(trials: Runs, reference: str) -> list[Sensitivity]:
     """
     by = trials.constraints
     against = _over_trials(by[reference]) if reference in by else {}
-    found = []
+    results = []
     for name, own in by.items():
         means = _over_trials(own)
         gaps = [means[seed] - against[seed] for seed in means if seed in against]
         minus = paired_runs(stats.RunSummary.of(gaps)) if name != reference and gaps else None
         mean = stats.RunSummary.of([*means.values()]).interval()
-        found.append(Sensitivity(name, mean, minus, *_of_best(own)))
-    return sorted(found, key=lambda one: -one.mean.value)
+        results.append(Sensitivity(name, mean, minus, *_of_best(own)))
+    return sorted(results, key=lambda one: -one.mean.value)
 
 
 def _of_best(trials: Runs) -> tuple[float, float, float]:
     """Score of the best trial of each cell, share of trials near it, and of it at an edge."""
-    found = []
+    numbers = []
     for runs in trials.by(*CELL).values():
         scores = {key: one.mean("end") for key, one in runs.by(*TRIAL).items()}
         top = max(scores, key=lambda key: scores[key])
         rates = runs["learning_rate"]
         near = np.mean([score >= scores[top] - NEAR for score in scores.values()])
-        found.append((scores[top], float(near), float(top[1] in (rates.min(), rates.max()))))
-    best, near, edge = np.mean(found, axis=0).tolist()
+        numbers.append((scores[top], float(near), float(top[1] in (rates.min(), rates.max()))))
+    best, near, edge = np.mean(numbers, axis=0).tolist()
     return best, near, edge
 
 
@@ -172,7 +170,7 @@ def _over_trials(trials: Runs) -> dict[int, float]:
     return {key[0]: own.mean("end") for key, own in trials.by("seed").items()}
 
 
-def at_equal(ours: Runs, theirs: Runs, measured: str) -> stats.RunSummary | None:
+def at_equal(ours: Runs, theirs: Runs, column: str) -> stats.RunSummary | None:
     """Ours minus theirs at equal measured gate share, or equal measured distance moved.
 
     In each cell and at each learning rate both have, the score of each seed is a function of what
@@ -183,18 +181,18 @@ def at_equal(ours: Runs, theirs: Runs, measured: str) -> stats.RunSummary | None
     Args:
       ours: tuning runs of a constraint.
       theirs: of another, with the same seeds.
-      measured: column, for example ``"gated"`` or ``"k3"``.
+      column: what was measured, for example ``"gated"`` or ``"k3"``.
 
     Returns:
       Differences over seeds; None where the two have no common range.
     """
     names = (*CELL, "learning_rate")
     others = theirs.by(*names)
-    found: dict[int, list[float]] = {}
+    gaps: dict[int, list[float]] = {}
     for key, own in ours.by(*names).items():
         if key not in others:
             continue
-        a, b = _lines(own, measured), _lines(others[key], measured)
+        a, b = _lines(own, column), _lines(others[key], column)
         if a is None or b is None:
             continue
         low, high = max(a[0][0], b[0][0]), min(a[0][-1], b[0][-1])
@@ -203,14 +201,14 @@ def at_equal(ours: Runs, theirs: Runs, measured: str) -> stats.RunSummary | None
         grid = np.linspace(low, high, 33)
         for seed in a[1].keys() & b[1].keys():
             gap = np.interp(grid, a[0], a[1][seed]) - np.interp(grid, b[0], b[1][seed])
-            found.setdefault(seed, []).append(float(gap.mean()))
-    rows = [float(np.mean(values)) for values in found.values()]
+            gaps.setdefault(seed, []).append(float(gap.mean()))
+    rows = [float(np.mean(values)) for values in gaps.values()]
     return stats.RunSummary.of(rows) if len(rows) > 1 else None
 
 
-def _lines(trials: Runs, measured: str) -> tuple[Floats, dict[int, Floats]] | None:
+def _lines(trials: Runs, column: str) -> tuple[Floats, dict[int, Floats]] | None:
     """Logarithm of what was measured, by width and rising, and each seed's scores there."""
-    widths = [(own.mean(measured), _ends(own)) for own in trials.by("width").values()]
+    widths = [(own.mean(column), _ends(own)) for own in trials.by("width").values()]
     widths = sorted(((x, scores) for x, scores in widths if x > 0), key=lambda width: width[0])
     if len(widths) < 2:
         return None

@@ -48,8 +48,8 @@ def run(options: IntervalOptions) -> list[Table]:
             f"Both ratio bounds of {options.tokens} tokens, threshold {options.delta:g} nats",
             ("method", "CPU ms", "× Newton", "largest difference"),
             [
-                (name, 1e3 * taken, taken / seconds["binary KL, Newton"], differs)
-                for (name, taken), differs in zip(seconds.items(), (error, None, None), strict=True)
+                (name, 1e3 * cost, cost / seconds["binary KL, Newton"], differs)
+                for (name, cost), differs in zip(seconds.items(), (error, None, None), strict=True)
             ],
             [
                 f"Median of {options.repeats}, alternating; float64.",

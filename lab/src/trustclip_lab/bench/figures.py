@@ -1,4 +1,4 @@
-"""The benchmarks' pictures: given tables, SVG text."""
+"""The benchmarks' pictures: SVG text from tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -6,11 +6,11 @@ from typing import Protocol
 from trustclip.report.draw.figures import STYLE, as_svg, plt
 from trustclip.report.draw.marks import PALETTE
 
-#: Of what nothing can be faster than.
+#: Colour of the floor, which nothing can be faster than.
 _FLOOR = "#8a8a8a"
 
 
-class Measured(Protocol):
+class SizeTable(Protocol):
     """A table whose first column is a size and whose others are named ``what, unit``."""
 
     @property
@@ -20,7 +20,7 @@ class Measured(Protocol):
     def rows(self) -> Sequence[Sequence[str | float | int | None]]: ...
 
 
-def scaling(tables: Sequence[Measured]) -> str:
+def scaling(tables: Sequence[SizeTable]) -> str:
     """Seconds and memory over one size each: a row of two panels per table."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
@@ -62,10 +62,10 @@ def bars(panels: Mapping[str, Mapping[str, float]], unit: str) -> str:
         for axis, (title, values) in zip(axes.flat, panels.items(), strict=True):
             floor = [length for name, length in values.items() if name.startswith("bare")]
             colours = [_colour(name) for name in values]
-            drawn = axis.barh(list(values), list(values.values()), color=colours, height=0.7)
+            container = axis.barh(list(values), list(values.values()), color=colours, height=0.7)
             if floor:
                 axis.axvline(min(floor), color=_FLOOR, linewidth=0.8, linestyle="--", zorder=0)
-            axis.bar_label(drawn, fmt="%.3g", padding=3, fontsize=7)
+            axis.bar_label(container, fmt="%.3g", padding=3, fontsize=7)
             axis.invert_yaxis()
             axis.tick_params(axis="y", labelsize=7)
             axis.grid(visible=False, axis="y")

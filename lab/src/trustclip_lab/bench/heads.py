@@ -16,7 +16,7 @@ REDUCED = (1024, 256, 151_936)
 #: Share of the sizes at which scaling is measured.
 _SCALES = (0.125, 0.25, 0.5, 1.0)
 
-Trained = Literal["frozen", "trained", "both"]
+HeadTraining = Literal["frozen", "trained", "both"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class HeadOptions:
     """Vocabulary V; 151936 (Qwen3) when unset."""
     model: Literal["qwen3-1.7b", "qwen3-8b"] | None = None
     """Take H and V of this model (the default on a GPU: qwen3-1.7b)."""
-    head: Trained = "both"
+    head: HeadTraining = "both"
     """Whether the head's weight is trained."""
     repeats: int = 3
     """Repetitions; the median is reported."""
@@ -112,18 +112,18 @@ def entries(trained: bool, others: bool = True) -> list[Entry]:
         return rows
     rows.append(Entry("naive logits", "naive", trained))
     rows.append(Entry("naive logits + exact KL", "naive_with_kl", trained))
-    for label, function in installed():
+    for label, function in installed_peers():
         rows.append(Entry(label, function, trained))
         rows.append(Entry(f"{label}, 50 % zero rows", function, trained, zeros=0.5))
     return rows
 
 
-def installed() -> list[tuple[str, str]]:
+def installed_peers() -> list[tuple[str, str]]:
     """Labels and functions of the installed packages to compare with."""
-    known = (("trl", "TRL", "trl"), ("liger_kernel", "Liger", "liger"))
+    packages = (("trl", "TRL", "trl"), ("liger_kernel", "Liger", "liger"))
     return [
         (f"{name} {_version(package)} chunked", function)
-        for package, name, function in known
+        for package, name, function in packages
         if importlib.util.find_spec(package) is not None
     ]
 
@@ -145,7 +145,7 @@ def _call(entry: Entry, problem: Any) -> Callable[[], Any]:
     from trustclip_lab.bench import peers, variants
 
     module = variants if hasattr(variants, entry.function) else peers
-    return getattr(module, entry.function)(problem.asked(entry.entropy, entry.zeros))
+    return getattr(module, entry.function)(problem.with_options(entry.entropy, entry.zeros))
 
 
 def _compare(shape: Any, rows: Sequence[Entry], repeats: int) -> Table:
@@ -194,11 +194,11 @@ def _notes(shape: Any, repeats: int) -> list[str]:
 
 def _disagreement(rows: Sequence[Entry], calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Difference of each variant's gradient from that of trustclip; these calls also warm up."""
-    alike = [e for e in rows if e.function != "products" and not e.zeros]
-    want = calls["trustclip"]().float()
+    comparable = [e for e in rows if e.function != "products" and not e.zeros]
+    reference = calls["trustclip"]().float()
     return {
-        e.label: float((calls[e.label]().float() - want).abs().max() / want.abs().max())
-        for e in alike
+        e.label: float((calls[e.label]().float() - reference).abs().max() / reference.abs().max())
+        for e in comparable
         if e.label != "trustclip"
     }
 
@@ -213,9 +213,9 @@ def scaling(shape: Any, axis: Literal["tokens", "vocabulary"], repeats: int) -> 
     rows = []
     for scale in _SCALES:
         part = replace(shape, **{axis: max(1, round(scale * getattr(shape, axis)))})
-        chosen = {n: Entry(n, function, trained=False) for n, function in names.items()}
-        seconds = in_turn({n: build(e, part) for n, e in chosen.items()}, repeats, part.device)
-        memory = [peak_memory(build, e, part, device=part.device) for e in chosen.values()]
+        entries = {n: Entry(n, function, trained=False) for n, function in names.items()}
+        seconds = in_turn({n: build(e, part) for n, e in entries.items()}, repeats, part.device)
+        memory = [peak_memory(build, e, part, device=part.device) for e in entries.values()]
         rows.append((getattr(part, axis), *seconds.values(), *memory))
     unit = _unit(shape)[0]
     return Table(

@@ -38,13 +38,13 @@ def in_turn(
     clock = _device_seconds if device == "cuda" else _cpu_seconds
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     gc.collect()
-    gc.freeze()  # what is there now need not be gone through before every call
+    gc.freeze()  # existing objects need not be scanned before every call
     try:
         for turn in range(-1 if device == "cuda" else 0, repeats):
             for name, call in variants.items():
-                taken = clock(call)
+                duration = clock(call)
                 if turn >= 0:
-                    seconds[name].append(taken)
+                    seconds[name].append(duration)
     finally:
         gc.unfreeze()
     return {name: statistics.median(values) for name, values in seconds.items()}
@@ -72,7 +72,7 @@ def _device_seconds(call: Callable[[], Any]) -> float:
 def peak_memory(build: Callable[..., Callable[[], Any]], *args: Any, device: str = "cpu") -> float:
     """Memory that a call needs beyond its inputs, MiB.
 
-    On a CPU a process of its own builds the inputs, notes its resident memory, resets its
+    On a CPU a separate process builds the inputs, notes its resident memory, resets its
     high-water mark where the system allows it, and calls once; on a GPU PyTorch's allocator counts.
 
     Args:
@@ -88,10 +88,10 @@ def peak_memory(build: Callable[..., Callable[[], Any]], *args: Any, device: str
 
 
 def device_peak(call: Callable[[], Any]) -> float:
-    """MiB that a call needs on the GPU beyond what is there before it."""
+    """MiB that a call needs on the GPU beyond what is allocated before it."""
     import torch
 
-    call()  # what is made once, cuBLAS's workspace say, is no one's
+    call()  # what is allocated once, cuBLAS's workspace say, counts for no variant
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     call()

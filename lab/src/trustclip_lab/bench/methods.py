@@ -46,21 +46,21 @@ def run(options: MethodOptions) -> list[Table]:
     seconds = in_turn({**calls, **({"": update} if update else {})}, options.repeats)
     step = seconds.pop("", None)  # an update has its own number of tokens
 
-    def micro(taken: float, length: int) -> float:
-        return 1e6 * taken / (options.sequences * length)
+    def micro(duration: float, length: int) -> float:
+        return 1e6 * duration / (options.sequences * length)
 
-    def share(taken: float) -> float | None:
+    def share(duration: float) -> float | None:
         if step is None:
             return None
-        return 100 * micro(taken, options.length) / micro(step, STEP_LENGTH)
+        return 100 * micro(duration, options.length) / micro(step, STEP_LENGTH)
 
     return [
         Table(
             f"Gradient weights of {options.sequences} × {options.length} tokens",
             ("method", "CPU µs a token", "× clip", "% of an update"),
             [
-                (name, micro(taken, options.length), taken / seconds["clip"], share(taken))
-                for name, taken in sorted(seconds.items(), key=lambda item: item[1])
+                (name, micro(duration, options.length), duration / seconds["clip"], share(duration))
+                for name, duration in sorted(seconds.items(), key=lambda item: item[1])
             ],
             [f"{options.repeats} repetitions. {NOTE}"],
         )

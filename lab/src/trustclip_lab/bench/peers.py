@@ -16,10 +16,10 @@ def liger(problem: Problem) -> Callable[[], Tensor]:
     )
 
     def call() -> Tensor:
-        found = Function.apply(
+        output = Function.apply(
             problem.hidden, problem.weight, problem.ids, 1.0, -100, 1, problem.entropy
         )
-        nll = found[0] if isinstance(found, tuple) else found
+        nll = output[0] if isinstance(output, tuple) else output
         return problem.backward(-nll)
 
     return call
@@ -58,10 +58,10 @@ def quack(problem: Problem) -> Callable[[], Tensor]:
 
 def compiled(problem: Problem) -> Callable[[], Tensor]:
     """Whole logits, their losses compiled by PyTorch."""
-    made: Any = torch.compile(_logprobs)
+    function: Any = torch.compile(_logprobs)
 
     def call() -> Tensor:
-        return problem.backward(made(problem.hidden, problem.weight, problem.ids)[0])
+        return problem.backward(function(problem.hidden, problem.weight, problem.ids)[0])
 
     return call
 

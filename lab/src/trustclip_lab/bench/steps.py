@@ -56,9 +56,9 @@ def run(options: StepOptions) -> list[Table]:
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for turn in range(-1, options.repeats):
         for name, settings in VARIANTS.items():
-            taken = _seconds(options, settings)
+            duration = _seconds(options, settings)
             if turn >= 0:  # the first turn fills caches and builds what is built once
-                seconds[name].append(taken)
+                seconds[name].append(duration)
     stock = statistics.median(seconds["stock TRL"])
     rows = [(name, 1e3 * statistics.median(values)) for name, values in seconds.items()]
     return [
@@ -68,7 +68,7 @@ def run(options: StepOptions) -> list[Table]:
             + (f", V = {options.vocabulary}" if options.vocabulary else "")
             + (", LoRA" if options.lora else ""),
             ("variant", "CPU ms", "× stock TRL"),
-            [(name, taken, taken / 1e3 / stock) for name, taken in rows],
+            [(name, duration, duration / 1e3 / stock) for name, duration in rows],
             [
                 f"Median of {options.repeats} runs of {options.updates} updates, alternating; a "
                 "random Qwen3 of 0.4 M parameters, float32; half of the groups have equal rewards."
@@ -98,7 +98,7 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
     from trustclip.tasks.arithmetic import Arithmetic
 
     stock = settings is None
-    chosen: dict[str, Any] = {"epsilon": 0.2} if stock else {"method": "clip", **settings}
+    loss_options: dict[str, Any] = {"epsilon": 0.2} if stock else {"method": "clip", **settings}
     args = (GRPOConfig if stock else trl.ConstrainedGRPOConfig)(
         folder,
         per_device_train_batch_size=options.completions,
@@ -117,7 +117,7 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
         bf16=False,
         gradient_checkpointing=False,
         disable_tqdm=True,
-        **chosen,
+        **loss_options,
     )
     model, tokenizer = tiny_model()
     if options.vocabulary is not None:

@@ -34,7 +34,7 @@ class Table:
     def print(self, console: Console) -> None:
         """Print it in full: a narrow terminal wraps lines, and no digit is lost."""
         table = Rich(box=None, pad_edge=False)
-        cells = [list(map(shown, row)) for row in self.rows]
+        cells = [list(map(cell_text, row)) for row in self.rows]
         widths = [
             max(map(len, [*column.split(), *(row[index] for row in cells)]))
             for index, column in enumerate(self.columns)
@@ -62,16 +62,16 @@ class Table:
           | b | – |
           <BLANKLINE>
         """
-        rows = [[shown(cell) for cell in row] for row in self.rows]
+        rows = [[cell_text(cell) for cell in row] for row in self.rows]
         table = markdown_table(self.columns, rows, numbers=True)
         return "\n".join([f"**{self.title}**", "", table, "", *self.notes])
 
 
-def shown(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     """A cell as text, numbers with three digits.
 
     Example:
-      >>> [shown(x) for x in ("a", None, 1234.5, 0.00123456, 12, 0.0)]
+      >>> [cell_text(x) for x in ("a", None, 1234.5, 0.00123456, 12, 0.0)]
       ['a', '–', '1234', '0.00123', '12', '0']
     """
     if cell is None:
@@ -85,7 +85,7 @@ def machine(device: str) -> dict[str, Any]:
     """The machine that was measured: processor, PyTorch, threads, date."""
     import torch
 
-    found = {
+    box = {
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -93,8 +93,8 @@ def machine(device: str) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
     }
     if device == "cuda":
-        found["device"] = torch.cuda.get_device_name()
-    return found
+        box["device"] = torch.cuda.get_device_name()
+    return box
 
 
 def _processor() -> str:
@@ -106,6 +106,6 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def document(tables: Sequence[Table], on: dict[str, Any]) -> dict[str, Any]:
+def document(tables: Sequence[Table], box: dict[str, Any]) -> dict[str, Any]:
     """Tables and machine as JSON values."""
-    return {"machine": on, "tables": [asdict(table) for table in tables]}
+    return {"machine": box, "tables": [asdict(table) for table in tables]}

@@ -26,9 +26,9 @@ def chunked_head() -> Callable[..., tuple[Tensor, Tensor | None]]:
         entropy: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
         outputs = ("log_probs", "entropy") if entropy else ("log_probs",)
-        found: Any = ChunkedLogProbFunction.apply(
+        output: Any = ChunkedLogProbFunction.apply(
             hidden, weight, None, ids, temperature, _COLUMNS, None, 1.0, outputs
         )
-        return found[0], found[1]
+        return output[0], output[1]
 
     return logprobs

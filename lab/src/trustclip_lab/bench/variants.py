@@ -1,4 +1,4 @@
-"""The loss head's competitors: the same values and gradients, each made in its own way."""
+"""The loss head's competitors: the same values and gradients, each computed in its own way."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -70,14 +70,14 @@ class Problem:
             entropy=True,
         )
 
-    def asked(self, entropy: bool, zeros: float) -> "Problem":
+    def with_options(self, entropy: bool, zeros: float) -> "Problem":
         """The same tensors, with entropies or not, and with a share of rows that cannot matter."""
         coefficients = self.coefficients.clone()
         coefficients[: round(zeros * len(coefficients))] = 0
         return replace(self, coefficients=coefficients, entropy=entropy)
 
     def backward(self, logp: Tensor) -> Tensor:
-        """Gradient of the hidden states; that of the weight, where it is trained, is made too."""
+        """Gradient of the hidden states; that of a trained weight is computed too."""
         return self.gradient(logp.to(self.coefficients.dtype) @ self.coefficients)
 
     def gradient(self, loss: Tensor) -> Tensor:
@@ -92,9 +92,6 @@ class Problem:
     def active(self) -> Tensor:
         """Tokens with -100 for the rows that cannot matter."""
         return torch.where(self.coefficients != 0, self.ids, -100)
-
-
-Variant = Callable[[Problem], Callable[[], Tensor]]
 
 
 @torch.no_grad()
@@ -132,7 +129,7 @@ def whole_products(problem: Problem) -> Callable[[], Tensor]:
 
     @torch.no_grad()
     def call() -> Tensor:
-        z = hidden @ weight.T
+        z = hidden @ weight.T  # [tokens, vocabulary]
         grad = z @ weight
         if trained:
             _ = z.T @ hidden
@@ -153,18 +150,18 @@ def ours(problem: Problem) -> Callable[[], Tensor]:
 
 
 def with_method(problem: Problem) -> Callable[[], Tensor]:
-    """`trustclip.head.policy_loss`: the method is known while the logits are made."""
+    """`trustclip.head.policy_loss`: the method is known while the logits are computed."""
     weight = problem.weight.detach()
     old = head.score(problem.hidden.detach(), weight, problem.ids, entropy=False).logp
     # At a ratio of 1 a token's coefficient is its advantage over the number of tokens.
     count = len(problem.ids)
     advantages = -count * problem.coefficients.to(old.dtype)
-    every = torch.ones(1, count, dtype=torch.bool, device=old.device)
-    batch = TokenBatch(old[None], old[None], advantages[None], every)
+    mask = torch.ones(1, count, dtype=torch.bool, device=old.device)
+    batch = TokenBatch(old[None], old[None], advantages[None], mask)
 
     def call() -> Tensor:
-        hidden, ids, of = problem.hidden[None], problem.ids[None], problem.weight
-        loss = head.policy_loss("clip", hidden, of, ids, batch, entropy=problem.entropy)
+        hidden, ids, head_weight = problem.hidden[None], problem.ids[None], problem.weight
+        loss = head.policy_loss("clip", hidden, head_weight, ids, batch, entropy=problem.entropy)
         return problem.gradient(loss.value)
 
     return call
@@ -210,7 +207,7 @@ def naive(problem: Problem) -> Callable[[], Tensor]:
     """Logits whole, in float32; entropies without gradient, a few rows at a time."""
 
     def call() -> Tensor:
-        logits = (problem.hidden @ problem.weight.T).float()
+        logits = (problem.hidden @ problem.weight.T).float()  # [tokens, vocabulary]
         logp = logits.gather(1, problem.ids[:, None]).squeeze(1) - logits.logsumexp(dim=1)
         if problem.entropy:
             with torch.no_grad():

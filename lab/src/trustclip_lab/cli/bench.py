@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip.cli.arguments import parse, taken
+from trustclip.cli.arguments import parse, split_option
 from trustclip.support.names import unknown
 from trustclip.support.terminal import Terminal, say
 from trustclip_lab.bench import TOPICS
@@ -27,7 +27,7 @@ def bench(argv: Sequence[str]) -> int:
         raise ValueError(unknown("topic of bench", topic, TOPICS))
     files: dict[str, str | None] = {}
     for kind in ("json", "markdown", "figure"):
-        rest, files[kind] = taken(rest, f"--{kind}")
+        rest, files[kind] = split_option(rest, f"--{kind}")
     paths = {kind: Path(file) for kind, file in files.items() if file is not None}
     name, _, options = TOPICS[topic]
     module = importlib.import_module(f"trustclip_lab.bench.{name}")
@@ -55,14 +55,14 @@ def _measure(module: Any, settings: Any, paths: dict[str, Path]) -> None:
     from trustclip_lab.bench.table import document, machine
 
     torch.set_num_threads(1)
-    tables, on = module.run(settings), machine(getattr(settings, "device", "cpu"))
+    tables, box = module.run(settings), machine(getattr(settings, "device", "cpu"))
     console = Terminal()
     for table in tables:
         table.print(console)
-    line = ", ".join(f"{name} {value}" for name, value in on.items())
+    line = ", ".join(f"{name} {value}" for name, value in box.items())
     console.print(line, style="dim", highlight=False)
     if "json" in paths:
-        text = json.dumps(document(tables, on), indent=1, allow_nan=False)
+        text = json.dumps(document(tables, box), indent=1, allow_nan=False)
         paths["json"].write_text(text + "\n", encoding="utf-8")
     if "markdown" in paths:
         text = "\n\n".join([*(table.markdown() for table in tables), line])

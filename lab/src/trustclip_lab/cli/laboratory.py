@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from trustclip.cli.arguments import changes_of, parse, reads, require, taken, takes
+from trustclip.cli.arguments import changes_of, parse, reads, require, split_option, takes
 from trustclip.settings.marks import Also, Argument
 from trustclip.support.jsonl import write_text
 from trustclip.support.terminal import Terminal, say
@@ -49,7 +49,7 @@ Methods on many seeds at once, of very small policies. The same command continue
 @takes("trustclip_lab.stack:LabSettings")
 def lab(argv: Sequence[str]) -> int:
     """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
-    from trustclip.recipes.shipped import located
+    from trustclip.recipes.shipped import locate
     from trustclip_lab.stack import LabSettings, load, run_lab
 
     if {"-h", "--help"} & set(argv):
@@ -57,7 +57,7 @@ def lab(argv: Sequence[str]) -> int:
     files, changes = changes_of(argv, LabSettings)
     if len(files) > 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip lab --help.")
-    run_lab(load(located(Path(files[0])) if files else None, changes), Terminal())
+    run_lab(load(locate(Path(files[0])) if files else None, changes), Terminal())
     return 0
 
 
@@ -77,7 +77,7 @@ best of each constraint on fresh ones. The same command continues what was inter
   --NAME VALUE   change a setting of the file by its path, such as --output-dir, --jobs,
                  --depths '{4: {}, 256: {passes: 16}}' or --axes '{}'
   page           leaderboard, contrasts, profiles, tuning curves, tasks, of a folder of runs
-  verify         make some runs of a folder again, and say whether they are the same to the last
+    verify         run some cells of a folder again, and say whether they are the same to the last
                  digit
 
 A constraint of your own: --constraints '{mine: ...}' --reference mine --contrasts '{}'
@@ -91,18 +91,18 @@ def arena(argv: Sequence[str]) -> int:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
     if argv and argv[0] in ("page", "verify"):
         return {"page": page, "verify": verify}[argv[0]](argv[1:])
-    from trustclip.recipes.shipped import located
+    from trustclip.recipes.shipped import locate
     from trustclip_lab.arena.run import collect, estimate, load, run_arena, run_part
     from trustclip_lab.arena.settings import ArenaSettings
 
     if {"-h", "--help"} & set(argv):
         parse(ArenaSettings, ["--help"], "arena", usage=ARENA)
     switches = ("--dry-run", "--collect")
-    rest, part = taken([one for one in argv if one not in switches], "--part")
+    rest, part = split_option([one for one in argv if one not in switches], "--part")
     files, changes = changes_of(rest, ArenaSettings)
     if len(files) != 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")
-    settings, console = load(located(Path(files[0])), changes), Terminal()
+    settings, console = load(locate(Path(files[0])), changes), Terminal()
     if "--dry-run" in argv:
         console.print(estimate(settings))
     elif "--collect" in argv:
@@ -137,7 +137,7 @@ def control(argv: Sequence[str]) -> int:
 
 def page(argv: Sequence[str]) -> int:
     """The page of a folder of the arena, with other folders' constraints beside its own."""
-    from trustclip_lab.arena.entry import combined, other_plan, read_entry
+    from trustclip_lab.arena.entry import combine, plan_differences, read_entry
     from trustclip_lab.arena.page import contents, write_page
 
     @dataclasses.dataclass
@@ -147,21 +147,21 @@ def page(argv: Sequence[str]) -> int:
         out: Path = Path("arena.html")
         """File of the page."""
         add: tuple[Path, ...] = ()
-        """Folders of other constraints, made by the same plan."""
+        """Folders of other constraints, run by the same plan."""
 
     options = parse(Options, argv, "arena page")
     arena = read_entry(options.folder)
     entries = [read_entry(folder) for folder in options.add]
     for folder, entry in zip(options.add, entries, strict=True):
-        if found := other_plan(entry, arena):
-            raise ValueError(f"{folder} has another plan:\n" + _list(found))
-    every = combined(arena, entries) if entries else arena
+        if problems := plan_differences(entry, arena):
+            raise ValueError(f"{folder} has another plan:\n" + _list(problems))
+    every = combine(arena, entries) if entries else arena
     say(write_page(contents(every, {}), options.out))
     return 0
 
 
 def verify(argv: Sequence[str]) -> int:
-    """Whether a folder's runs come out the same again."""
+    """Whether repeated runs of a folder are the same."""
     from trustclip_lab.arena.entry import read_entry
     from trustclip_lab.arena.reruns import differences
 
@@ -176,9 +176,9 @@ def verify(argv: Sequence[str]) -> int:
     if options.check < 1:
         raise ValueError(f"`check` is a number of cells, 1 or more; got {options.check}.")
     entry = read_entry(options.folder)
-    if found := [*differences(entry, options.check)]:
-        raise ValueError(f"{options.folder}: its runs come out otherwise here.\n" + _list(found))
-    say(f"{len(entry.runs)} runs, {options.check} cells made again are the same.")
+    if problems := [*differences(entry, options.check)]:
+        raise ValueError(f"{options.folder}: its runs differ here.\n" + _list(problems))
+    say(f"{len(entry.runs)} runs, {options.check} cells run again are the same.")
     return 0
 
 
@@ -244,7 +244,7 @@ def tabular(argv: Sequence[str]) -> int:
 
     from trustclip_lab.tabular import PRESETS, TabularSettings, run_tabular
 
-    rest, out = taken(list(argv), "--out")
+    rest, out = split_option(list(argv), "--out")
     settings = parse(TabularSettings, rest, "tabular", PRESETS)
     torch.set_num_threads(1)  # tensors this small are slower on several
     run_tabular(settings, Terminal(), None if out is None else Path(out))

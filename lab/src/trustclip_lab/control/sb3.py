@@ -2,7 +2,7 @@ r"""Stable-Baselines3's PPO under any method, without a copy of its loss.
 
 `PPO.train` reads three things from a mini-batch: advantages $A$, old log-probabilities and, from
 the policy, new ones, and minimises $-\frac1N\sum A\,e^{\log\pi - \log\pi_{old}}$ (its own clip
-opened wide), plus terms for value and entropy. It is given $A = 1$ and
+unlimited), plus terms for value and entropy. It gets $A = 1$ and
 $\log\pi = \log\pi_{old} + J - \text{sg}(J)$ with $J$ the method's objective: the gradient is that
 of $J$, also where $J$ has one through a KL divergence. Rollouts, returns, the order of
 mini-batches, the optimiser, saving and loading stay Stable-Baselines3's.
@@ -31,7 +31,7 @@ from trustclip.methods.clip import Clip
 class ConstrainedPPO(PPO):
     """`stable_baselines3.PPO` with a method in place of its clip; all else is unchanged.
 
-    A state and its action are one token, and a sequence of its own; what a method measures over a
+    A state and its action are one token, and a sequence by itself; what a method measures over a
     generation is measured over the mini-batch. `save` stores the method with the model and `load`
     restores it; the plain `PPO.load` of such a file refuses to train.
 
@@ -65,11 +65,11 @@ class ConstrainedPPO(PPO):
         method: Method | str | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        given = inspect.signature(PPO.__init__).bind(self, policy, env, *args, **kwargs).arguments
-        if method is not None and "clip_range" in given:
+        values = inspect.signature(PPO.__init__).bind(self, policy, env, *args, **kwargs).arguments
+        if method is not None and "clip_range" in values:
             raise ValueError(
-                f"clip_range={given['clip_range']!r} has no effect together with a method; set the "
-                "method its threshold, or no method for PPO's own clip."
+                f"clip_range={values['clip_range']!r} has no effect together with a method; set "
+                "the method's threshold, or no method for PPO's own clip."
             )
         self.method = method
         self.history: list[dict[str, float]] = []
@@ -104,14 +104,14 @@ class ConstrainedPPO(PPO):
         if not isinstance(method, Method):
             method = Clip(epsilon=clip_range(self._current_progress_remaining))
         updates = _Updates(self, method, self._tokens_seen)
-        # Both are done by the method's batch, so PPO's own are off.
-        self.clip_range, self.normalize_advantage = _opened, False
+        # The method's batch does both, so PPO's own are off.
+        self.clip_range, self.normalize_advantage = _unlimited, False
         try:
             with updates.between():
                 super().train()
         finally:
             self.clip_range, self.normalize_advantage = clip_range, normalize
-        self._tokens_seen = updates.seen
+        self._tokens_seen = updates.tokens
         if self.method is not None:
             self.method = updates.method
         self._log(updates)
@@ -121,9 +121,9 @@ class ConstrainedPPO(PPO):
         self.history.append(means)
         for name, value in means.items():
             self.logger.record(f"trustclip/{name}", value)
-        # PPO.train saw a policy loss of -1 and no clip.
-        logged = self.logger.name_to_value
-        loss = logged["train/loss"] + 1 - updates.objectives[-1]
+        # PPO.train computed a policy loss of -1 and no clip.
+        values = self.logger.name_to_value
+        loss = values["train/loss"] + 1 - updates.objectives[-1]
         objective = sum(updates.objectives) / len(updates.objectives)
         last_epoch = updates.k3[-(len(updates.k3) // self.n_epochs) :]
         self.logger.record("train/loss", loss)
@@ -134,7 +134,7 @@ class ConstrainedPPO(PPO):
             clip_range = self.clip_range(self._current_progress_remaining)
             self.logger.record("train/clip_range", clip_range)
         else:
-            logged.pop("train/clip_range", None)
+            values.pop("train/clip_range", None)
 
 
 class _Replaced:
@@ -150,7 +150,7 @@ class _Replaced:
         )
 
 
-def _opened(_: float) -> float:
+def _unlimited(_: float) -> float:
     return math.inf
 
 
@@ -164,11 +164,11 @@ class _Updates:
     Args:
       model: the model.
       method: its method, replaced as its thresholds adapt.
-      seen: states in earlier updates, which number this one's.
+      tokens: states in earlier updates, which number this one's.
     """
 
-    def __init__(self, model: Any, method: Method, seen: int) -> None:
-        self.method, self.seen = method, seen
+    def __init__(self, model: Any, method: Method, tokens: int) -> None:
+        self.method, self.tokens = method, tokens
         self.window = diagnostics.Window()
         self.objectives: list[float] = []
         self.k3: list[float] = []
@@ -184,15 +184,15 @@ class _Updates:
         buffer, policy = self._model.rollout_buffer, self._model.policy
         get, evaluate = buffer.get, policy.evaluate_actions
 
-        def watched(batch_size: int | None = None) -> Iterator[Any]:
+        def mini_batches(batch_size: int | None = None) -> Iterator[Any]:
             for self.data in get(batch_size):
                 yield self.data
 
-        def constrained(obs: Any, actions: Tensor) -> Any:
+        def evaluate_constrained(obs: Any, actions: Tensor) -> Any:
             values, logp, entropy = evaluate(obs, actions)
             return values, self._carrier(logp, entropy), entropy
 
-        buffer.get, policy.evaluate_actions = watched, constrained
+        buffer.get, policy.evaluate_actions = mini_batches, evaluate_constrained
         try:
             yield
         finally:
@@ -218,8 +218,8 @@ class _Updates:
         a, count = self.data.advantages.clone(), len(logp)
         if self._normalize and count > 1:
             a = (a - a.mean()) / (a.std() + 1e-8)
-        keys = torch.arange(self.seen, self.seen + count, device=logp.device)
-        self.seen += count
+        keys = torch.arange(self.tokens, self.tokens + count, device=logp.device)
+        self.tokens += count
         optional = {
             "entropy": None if entropy is None else entropy.detach()[:, None],
             "keys": keys[:, None],

@@ -21,7 +21,7 @@ from trustclip.support.checked import Count, Positive, checked
 from trustclip.support.jsonl import write_json
 from trustclip.support.terminal import print_table
 from trustclip_lab.stats.aggregates import interquartile_interval
-from trustclip_lab.stats.equivalence import concluded, equivalence_p, paired_runs
+from trustclip_lab.stats.equivalence import conclude, equivalence_p, paired_runs
 
 #: Difference that would matter, a share of the reference's return.
 MARGIN = 0.1
@@ -68,7 +68,7 @@ class ControlSettings:
             if not getattr(self, name):
                 raise ValueError(f"`{name}` needs at least one name.")
         for text in self.methods:
-            parsed(text)
+            parse_method(text)
         if self.reference not in (None, *self.methods):
             raise ValueError(f"`reference` must be one of the methods, got {self.reference!r}.")
 
@@ -78,11 +78,11 @@ class ControlSettings:
         return self.reference or ("clip" if "clip" in self.methods else self.methods[0])
 
 
-def parsed(text: str) -> Method:
+def parse_method(text: str) -> Method:
     """The method given by a text.
 
     Example:
-      >>> parsed("{name: atr, delta: 0.05}").to_dict()["delta"]
+      >>> parse_method("{name: atr, delta: 0.05}").to_dict()["delta"]
       0.05
     """
     import yaml
@@ -133,18 +133,18 @@ class Cell:
 
 def cells(settings: ControlSettings) -> Iterator[Cell]:
     """All runs in order of seed, so that complete comparisons remain after an interruption."""
-    given = dataclasses.asdict(settings)  # type: ignore[call-overload]
-    shared = {k: given[k] for k in _PPO}
+    options = dataclasses.asdict(settings)  # type: ignore[call-overload]
+    shared = {k: options[k] for k in _PPO}
     if settings.device != "cpu":  # so that the files of earlier releases keep their names
         shared["device"] = settings.device
     for seed in range(settings.seeds):
         for env in settings.envs:
             for text in settings.methods:
-                what = {"env": env, "method": parsed(text).to_dict(), "seed": seed, **shared}
-                key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
+                run = {"env": env, "method": parse_method(text).to_dict(), "seed": seed, **shared}
+                key = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:8]
                 name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{env}-{text}").strip("-")
                 path = settings.output_dir / f"{name}-seed{seed}-{key}.json"
-                yield Cell(env, text, seed, path, what)
+                yield Cell(env, text, seed, path, run)
 
 
 #: Settings of PPO, in its own names but for ``steps``.
@@ -171,19 +171,19 @@ def train(cell: Cell) -> dict[str, Any]:
         from trustclip_lab.control.sb3 import ConstrainedPPO
     except ImportError as error:
         raise ValueError(_EXTRA.format(error=error)) from error
-    given, seed = cell.settings, cell.seed
+    options, seed = cell.settings, cell.seed
     try:
         envs, held_out = (
-            env_util.make_vec_env(cell.env, n_envs=given["n_envs"], seed=first)
+            env_util.make_vec_env(cell.env, n_envs=options["n_envs"], seed=first)
             for first in (seed, seed + 10_000)
         )
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(f"environment {cell.env!r}: {error}") from error
-    settings = {name: given[name] for name in _PPO if name not in ("steps", "n_envs")}
-    method = parsed(cell.method)
+    settings = {name: options[name] for name in _PPO if name not in ("steps", "n_envs")}
+    method = parse_method(cell.method)
     model = ConstrainedPPO(
-        "MlpPolicy", envs, seed=seed, device=given.get("device", "cpu"), method=method, **settings
-    ).learn(given["steps"])
+        "MlpPolicy", envs, seed=seed, device=options.get("device", "cpu"), method=method, **settings
+    ).learn(options["steps"])
     history = model.history
     episodes = [r for rewards in envs.env_method("get_episode_rewards") for r in rewards]
     final: Any = evaluation.evaluate_policy(model, held_out, n_eval_episodes=16)[0]
@@ -210,12 +210,12 @@ def run_control(settings: ControlSettings, console: Console) -> list[dict[str, A
             write_json(cell.path, {**cell.settings, "outcome": train(cell)})
         outcome = json.loads(cell.path.read_text(encoding="utf-8"))["outcome"]
         outcomes.setdefault((cell.env, cell.method), []).append(outcome)
-    found = rows(outcomes, settings.base)
-    print_table(console, table(found, settings))
+    table_rows = rows(outcomes, settings.base)
+    print_table(console, table(table_rows, settings))
     for method, one in middles(outcomes, settings.base).items():
         shares = f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
         console.print(f"{method}: {shares} of {settings.base}'s final return, middle half of runs")
-    return found
+    return table_rows
 
 
 def middles(
@@ -260,7 +260,7 @@ def rows(
       >>> rows({("E", "clip"): two}, "clip")[0]["final"].value
       2.0
     """
-    found = []
+    table_rows = []
     for (env, method), seeds in outcomes.items():
         row: dict[str, Any] = {"env": env, "method": method}
         base = outcomes[env, reference]
@@ -274,28 +274,28 @@ def rows(
                 level = sum(other[name] for other in base) / len(base)
                 row[f"same_{name}"] = equivalence_p(gaps, MARGIN * abs(level) or MARGIN)
         means = {k: sum(o[k] for o in seeds) / len(seeds) for k in ("gated", "k3", "ess")}
-        found.append({**row, **means})
-    tested = [(row, n) for row in found for n in ("final", "training") if f"less_{n}" in row]
+        table_rows.append({**row, **means})
+    tested = [(row, n) for row in table_rows for n in ("final", "training") if f"less_{n}" in row]
     corrected = holm([row[f"less_{name}"].p for row, name in tested]).tolist()
     same = holm([row[f"same_{name}"] for row, name in tested]).tolist()
     for (row, name), p, q in zip(tested, corrected, same, strict=True):
         row[f"p_holm_{name}"], row[f"p_same_{name}"] = p, q
         value = row[f"less_{name}"].value
-        said: str = concluded(value, p, q)
-        if said == "equivalent" and p <= ALPHA:
-            said = f"{concluded(value, p, 1.0)}, equivalent"
-        row[f"so_{name}"] = said
-    return sorted(found, key=lambda row: list(outcomes).index((row["env"], row["method"])))
+        conclusion: str = conclude(value, p, q)
+        if conclusion == "equivalent" and p <= ALPHA:
+            conclusion = f"{conclude(value, p, 1.0)}, equivalent"
+        row[f"so_{name}"] = conclusion
+    return sorted(table_rows, key=lambda row: list(outcomes).index((row["env"], row["method"])))
 
 
-def table(found: Sequence[dict[str, Any]], settings: ControlSettings) -> Table:
+def table(table_rows: Sequence[dict[str, Any]], settings: ControlSettings) -> Table:
     """The rows with headings, formatted for reading."""
-    made = Table(box=None, pad_edge=False)
+    grid = Table(box=None, pad_edge=False)
     for title in COLUMNS:
-        made.add_column(title.format(reference=settings.base), overflow="fold")
-    for line in lines(found):
-        made.add_row(*line)
-    return made
+        grid.add_column(title.format(reference=settings.base), overflow="fold")
+    for line in lines(table_rows):
+        grid.add_row(*line)
+    return grid
 
 
 #: Headings of `lines`.
@@ -306,9 +306,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def lines(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+def lines(table_rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """The rows as text."""
-    for row in found:
+    for row in table_rows:
         yield (
             row["env"], row["method"],
             _interval(row["final"]), _less(row.get("less_final")), _p(row.get("p_holm_final")),

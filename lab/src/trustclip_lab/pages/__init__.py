@@ -1,4 +1,4 @@
-"""Pages of the laboratory: the report's templates with its own, and Markdown with made blocks."""
+"""Pages of the laboratory: the report's templates and its own; Markdown with computed blocks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup
 
-import trustclip
 from trustclip.findings.finding import Finding
 from trustclip.report.collect import Section
 from trustclip.report.draw import charts
-from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
-from trustclip.report.html import embedded, environment, rendered, script_hash
-from trustclip.report.page import figures, writable
+from trustclip.report.html import embedded, environment, page_of, rendered
+from trustclip.report.page import figures
 
 
 def templates() -> Environment:
@@ -38,28 +36,24 @@ def sections_page(contents: Contents, title: str) -> str:
     scripts = [Markup(charts.script()), *rendered("common.js.j2", "page.js.j2")]
     sections = [part for part in contents.sections if part.figures or part.tables]
     page = templates().get_template("sections.html.j2")
-    return writable(
-        page.render(
-            title=title,
-            contents=contents,
-            sections=sections,
-            legend=[{"label": label, "series": n} for label, n in contents.series.items()],
-            scripts=scripts,
-            hashes=[script_hash(script) for script in scripts],
-            figures=figures(sections),
-            samples=embedded({"columns": [], "problems": [], "runs": []}),
-            version=trustclip.__version__,
-            height=charts.height,
-            colours={"light": PALETTE, "dark": DARK_PALETTE},
-        )
+    return page_of(
+        page,
+        scripts,
+        title=title,
+        contents=contents,
+        sections=sections,
+        legend=[{"label": label, "series": n} for label, n in contents.series.items()],
+        figures=figures(sections),
+        samples=embedded({"columns": [], "problems": [], "runs": []}),
+        height=charts.height,
     )
 
 
-def filled(text: str, made: Mapping[str, str]) -> str:
-    """A page in Markdown with its blocks, ``<!-- NAME --> ... <!-- /NAME -->``, written anew.
+def filled(text: str, blocks: Mapping[str, str]) -> str:
+    """A page in Markdown with its blocks, ``<!-- NAME --> ... <!-- /NAME -->``, replaced.
 
     Raises:
-      KeyError: the page has a block that is not among those made.
+      KeyError: the page has a block that is not in ``blocks``.
 
     Example:
       >>> filled("<!-- n -->old<!-- /n -->", {"n": "new"}).split()
@@ -67,6 +61,6 @@ def filled(text: str, made: Mapping[str, str]) -> str:
     """
 
     def block(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- /{match[1]} -->"
+        return f"<!-- {match[1]} -->\n\n{blocks[match[1]]}\n\n<!-- /{match[1]} -->"
 
     return re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", block, text, flags=re.DOTALL)

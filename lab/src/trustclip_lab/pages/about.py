@@ -11,7 +11,7 @@ from trustclip_lab.pages.mathml import mathml
 
 _FORMULA = re.compile(r"\$\$(.*?)\$\$", re.DOTALL)
 #: Code, a formula, a link with its text, the number of a paper.
-_MARKED = re.compile(
+_MARKUP = re.compile(
     r"``(?P<code>[^`]+)``|\$(?P<math>[^$]+)\$|`(?P<text>[^`<]+?)\s*<(?P<url>https?://[^>]+)>`_"
     r"|arXiv (?P<paper>\d{4}\.\d{5})",
     re.DOTALL,
@@ -43,8 +43,8 @@ def about(cls: type[Method]) -> About:
     """
     text = inspect.getdoc(cls) or ""
     first = text.splitlines()[0].partition(": ")[2] if text else ""
-    found = _FORMULA.search(text)
-    formula = Markup(mathml(found[1], "block")) if found else Markup("")
+    formula_match = _FORMULA.search(text)
+    formula = Markup(mathml(formula_match[1], "block")) if formula_match else Markup("")
     source = " ".join(text.partition("References:")[2].split())
     return About(inline(first[:1].upper() + first[1:]), formula, inline(source))
 
@@ -56,14 +56,14 @@ def inline(text: str) -> Markup:
       >>> str(inline("as ``a & b`` <i>"))
       'as <code>a &amp; b</code> &lt;i&gt;'
     """
-    made, end = Markup(""), 0
-    for match in _MARKED.finditer(text):
-        made += escape(text[end : match.start()]) + _marked(match)
+    html, end = Markup(""), 0
+    for match in _MARKUP.finditer(text):
+        html += escape(text[end : match.start()]) + _markup(match)
         end = match.end()
-    return made + escape(text[end:])
+    return html + escape(text[end:])
 
 
-def _marked(match: re.Match[str]) -> Markup:
+def _markup(match: re.Match[str]) -> Markup:
     if match["code"]:
         return Markup("<code>{}</code>").format(match["code"])
     if match["math"]:

@@ -1,7 +1,7 @@
 """The atlas as a page: every method's gradient weight, with sliders for its hyper-parameters.
 
 The page computes weights and intervals itself, with the gate algebra that all pages share
-(``templates/gates.js.j2``); here is decided what can be moved, and between which values.
+(``templates/gates.js.j2``); this module decides what can be moved, and between which values.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from markupsafe import Markup
 
-import trustclip
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import interval, method
-from trustclip.report.draw.marks import DARK_PALETTE, PALETTE
-from trustclip.report.html import embedded, script_hash
+from trustclip.report.html import embedded, page_of
 from trustclip.report.weights import P_OLD, weights
 from trustclip_lab.pages import templates
 from trustclip_lab.pages.about import about
@@ -30,7 +28,7 @@ PROBABILITIES = (0.001, 0.003, 0.01, 0.03, 0.1, P_OLD, 0.5, 0.7, 0.9, 0.99)
 FACTORS = tuple(2 ** (k / 4) for k in range(-8, 9))
 #: Positions where there is no default: of thresholds, and of what must be above 1.
 POSITIONS = ((0.02, 0.05, 0.1, 0.15, 0.3), (2.0, 3.0, 10.0))
-#: Methods in one picture; more could not be told apart.
+#: Methods in one picture; more could not be distinguished.
 MOST_COMPARED = 4
 
 
@@ -53,12 +51,12 @@ def dials(name: str) -> list[Dial]:
     """
     chosen = method(name)
     hints = get_type_hints(type(chosen), include_extras=False)
-    found = []
+    sliders = []
     for item in fields(chosen):  # type: ignore[arg-type]
         dial = _dial(chosen, item.name, getattr(chosen, item.name), hints[item.name])
         if dial is not None and _matters(chosen, dial):
-            found.append(dial)
-    return found
+            sliders.append(dial)
+    return sliders
 
 
 def _dial(chosen: Method, name: str, default: Any, hint: Any) -> Dial | None:
@@ -67,8 +65,8 @@ def _dial(chosen: Method, name: str, default: Any, hint: Any) -> Dial | None:
     elif isinstance(default, float):
         candidates = [float(f"{default * factor:.4g}") for factor in FACTORS]
     elif default is None and float in get_args(hint):
-        allowed = [c for c in POSITIONS if any(_with(chosen, name, value) for value in c)]
-        candidates = [None, *(allowed[0] if allowed else ())]
+        positions = [c for c in POSITIONS if any(_with(chosen, name, value) for value in c)]
+        candidates = [None, *(positions[0] if positions else ())]
     else:
         return None
     values = tuple(value for value in candidates if _with(chosen, name, value) is not None)
@@ -76,11 +74,11 @@ def _dial(chosen: Method, name: str, default: Any, hint: Any) -> Dial | None:
 
 
 def _with(chosen: Method, name: str, value: Any) -> Method | None:
-    """The method with another value; None where it cannot be, or cannot be drawn."""
+    """The method with another value; None where that is not allowed, or cannot be drawn."""
     try:
-        changed = replace(chosen, **{name: value})  # type: ignore[type-var]
-        weights(changed, RATIOS[:3], (P_OLD,))
-        return changed
+        variant = replace(chosen, **{name: value})  # type: ignore[type-var]
+        weights(variant, RATIOS[:3], (P_OLD,))
+        return variant
     except ValueError:
         return None
 
@@ -121,22 +119,22 @@ def entry(name: str) -> Entry:
     conflicts = [
         (*one, *other)
         for one, other in combinations(places, 2)
-        if one[0] != other[0] and _made(chosen, setting[one] | setting[other]) is None
+        if one[0] != other[0] and _with_all(chosen, setting[one] | setting[other]) is None
     ]
-    reason = _unbounded(chosen)
-    moved = {place: _made(chosen, setting[place]) for place in places}
-    unstated = [p for p, made in moved.items() if not reason and made and _unbounded(made)]
+    reason = _why_unbounded(chosen)
+    variants = {place: _with_all(chosen, setting[place]) for place in places}
+    unstated = [p for p, m in variants.items() if not reason and m and _why_unbounded(m)]
     return Entry(chosen.to_dict(), every, conflicts, reason, unstated)
 
 
-def _made(chosen: Method, setting: dict[str, Any]) -> Method | None:
+def _with_all(chosen: Method, setting: dict[str, Any]) -> Method | None:
     try:
         return replace(chosen, **setting)  # type: ignore[type-var]
     except ValueError:
         return None
 
 
-def _unbounded(chosen: Method) -> str:
+def _why_unbounded(chosen: Method) -> str:
     try:
         interval(chosen, torch.tensor([P_OLD], dtype=torch.float64))
     except ValueError as error:
@@ -164,12 +162,10 @@ def atlas_page() -> str:
     }
     pages = templates()
     scripts = [Markup(pages.get_template(n).render()) for n in ("gates.js.j2", "atlas.js.j2")]
-    return pages.get_template("atlas.html.j2").render(
+    return page_of(
+        pages.get_template("atlas.html.j2"),
+        scripts,
         data=embedded(whole),
         about={name: about(cls) for name, cls in methods().items()},
-        scripts=scripts,
-        hashes=[script_hash(script) for script in scripts],
-        version=trustclip.__version__,
-        colours={"light": PALETTE, "dark": DARK_PALETTE},
         most=MOST_COMPARED,
     )

@@ -17,13 +17,13 @@ def mathml(latex: str, display: str = "inline") -> str:
       >>> mathml(r"\delta").partition("<mi>")[2].partition("</mi>")[0]
       '&#x003B4;'
     """
-    # Within \text the translator takes every character as it is.
+    # Within \text the translator takes every character literally.
     text = " ".join(latex.split()).replace("\\_", "_")
     try:
-        found = convert(text, display=display)
+        markup = convert(text, display=display)
     except Exception as error:  # the converter's errors share no base class
         raise ValueError(f"formula not translated: {text} ({error})") from error
     # An unknown command comes through as its own name.
-    if "\\" in found:
+    if "\\" in markup:
         raise ValueError(f"formula not understood: {text}")
-    return found
+    return markup

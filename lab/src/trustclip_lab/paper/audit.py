@@ -23,7 +23,7 @@ from trustclip_lab.paper.cells import (
     Spread,
     average_of,
     count_of,
-    printed,
+    printed_rows,
     single_run_faults,
     spreads_of,
 )
@@ -64,7 +64,7 @@ _FIT_PAIRS = [(True, False), (False, True), (True, True), (False, False)]
 class Claim:
     """ATR against one baseline, three runs each, in points, tested in two ways.
 
-    Welch's test with Holm's correction lets every method have a variance of its own, estimated
+    Welch's test with Holm's correction lets every method have its own variance, estimated
     from three runs, and has little power. Dunnett's test gives all methods one variance,
     estimated from all 36 runs, and corrects for the family of baselines by itself; it is wrong
     where the variances differ.
@@ -186,15 +186,15 @@ def audit() -> Audit:
     """Audit the printed numbers of Tables 2 and 3; all of it is computed from the shipped tables.
 
     Example:
-      >>> found = audit()
-      >>> [(cell.method, cell.mean, cell.repair) for cell in found.impossible]
+      >>> result = audit()
+      >>> [(cell.method, cell.mean, cell.repair) for cell in result.impossible]
       [('Clip (ε = 0.329)', 40.18, 40.16)]
-      >>> [claim.baseline for claim in found.claims if claim.survives]
+      >>> [claim.baseline for claim in result.claims if claim.survives]
       []
-      >>> sum(claim.survives_pooled for claim in found.claims)
+      >>> sum(claim.survives_pooled for claim in result.claims)
       11
     """
-    single, repeated = printed("paper_table2.csv"), printed("paper_table3.csv")
+    single, repeated = printed_rows("paper_table2.csv"), printed_rows("paper_table3.csv")
     cells = [(row, spreads_of(row, metric)) for row in repeated for metric in METRICS]
     spreads = [spread for _, of_row in cells for spread in of_row]
     conventions = Conventions.of([(len(s.population) > 0, len(s.sample) > 0) for s in spreads])
@@ -258,14 +258,14 @@ def _claims(metric: str, repeated: Sequence[Row], population: bool) -> list[Clai
     summaries = _summaries(metric, repeated, population)
     atr = summaries.pop(ATR_REPEATED)
     baselines = [_three_runs(summary) for summary in summaries.values()]
-    found = [welch(atr, baseline, LEVEL) for baseline in summaries.values()]
-    adjusted = holm([difference.p for difference in found]).tolist()
+    tests = [welch(atr, baseline, LEVEL) for baseline in summaries.values()]
+    adjusted = holm([difference.p for difference in tests]).tolist()
     pooled = dunnett(*baselines, control=_three_runs(atr), rng=np.random.default_rng(0)).pvalue
     aime = {row["method"]: _without_amc(row, metric) for row in repeated}
     gaps = [aime[ATR_REPEATED] - aime[baseline] for baseline in summaries]
     return [
         Claim(metric, *of_baseline)
-        for of_baseline in zip(summaries, found, gaps, adjusted, pooled.tolist(), strict=True)
+        for of_baseline in zip(summaries, tests, gaps, adjusted, pooled.tolist(), strict=True)
     ]
 
 

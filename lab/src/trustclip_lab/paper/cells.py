@@ -25,7 +25,7 @@ Runs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def printed(name: str) -> list[Row]:
+def printed_rows(name: str) -> list[Row]:
     """Rows of one of the tables in ``data``, as printed.
 
     Args:
@@ -40,19 +40,19 @@ def answers_of(benchmark: str, metric: str) -> int:
     return BENCHMARKS[benchmark] * (SAMPLES if metric == "mean8" else 1)
 
 
-def count_of(printed: float, answers: int) -> int | None:
+def count_of(percentage: float, answers: int) -> int | None:
     """The whole number of right answers that prints as this percentage, or None.
 
     Args:
-      printed: percentage with two decimals.
+      percentage: as printed, with two decimals.
       answers: denominator.
 
     Example:
       >>> count_of(41.72, 664), count_of(41.75, 664)
       (277, None)
     """
-    nearest = round(printed * answers / 100)
-    return nearest if abs(100 * nearest / answers - printed) <= HALF_DIGIT else None
+    nearest = round(percentage * answers / 100)
+    return nearest if abs(100 * nearest / answers - percentage) <= HALF_DIGIT else None
 
 
 def run_counts(mean: float, std: float, answers: int, ddof: int) -> Runs:
@@ -177,11 +177,11 @@ def spreads_of(row: Row, metric: str) -> list[Spread]:
         cells.append(Spread(row["method"], benchmark, metric, mean, std, population, sample))
     impossible = [index for index, cell in enumerate(cells) if not cell.possible]
     if len(impossible) == 1:
-        cells[impossible[0]] = _repaired(row, cells, impossible[0])
+        cells[impossible[0]] = _repair(row, cells, impossible[0])
     return cells
 
 
-def _repaired(row: Row, cells: Sequence[Spread], index: int) -> Spread:
+def _repair(row: Row, cells: Sequence[Spread], index: int) -> Spread:
     cell = cells[index]
     total = round(cell.mean * RUNS * cell.answers / 100)
     for step in sorted(range(-10, 11), key=abs):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from trustclip.constraints.registry import interval
 from trustclip.engines.schedule import Schedule
 from trustclip.methods.atr import ATR
-from trustclip_lab.paper.cells import BENCHMARKS, printed
+from trustclip_lab.paper.cells import BENCHMARKS, printed_rows
 
 #: ATR's threshold in Tables 2 and 3.
 DELTA = 0.07
@@ -41,10 +41,10 @@ def context() -> Context:
     """What the tables leave out, computed where it can be.
 
     Example:
-      >>> found = context()
-      >>> found.inert, found.twin_tested, found.contaminated, found.amc
+      >>> result = context()
+      >>> result.inert, result.twin_tested, result.contaminated, result.amc
       (True, False, 55, 83)
-      >>> print("[{:.3f}, {:.3f}]".format(*found.interval))
+      >>> print("[{:.3f}, {:.3f}]".format(*result.interval))
       [0.671, 1.422]
     """
     low, high = (float(bound) for bound in interval(ATR(delta=DELTA)))
@@ -53,7 +53,7 @@ def context() -> Context:
         updates_per_generation=SCHEDULE.updates_per_generation,
         inert=SCHEDULE.inert,
         interval=(low, high),
-        twin_tested=any(row["method"] == twin for row in printed("paper_table3.csv")),
+        twin_tested=any(row["method"] == twin for row in printed_rows("paper_table3.csv")),
         contaminated=CONTAMINATED,
         amc=BENCHMARKS["amc23"],
     )

@@ -45,8 +45,8 @@ def power_of(metric: str, summaries: Sequence[RunSummary], level: float = 0.95) 
       level: confidence of the family of comparisons.
 
     Example:
-      >>> found = power_of("mean8", [RunSummary(20.0, 0.76, 3)] * 12)
-      >>> [round(chance, 1) for chance in found.welch + found.dunnett]
+      >>> result = power_of("mean8", [RunSummary(20.0, 0.76, 3)] * 12)
+      >>> [round(chance, 1) for chance in result.welch + result.dunnett]
       [0.0, 0.1, 0.2, 0.6, 0.1, 0.6, 1.0, 1.0]
     """
     baselines = len(summaries) - 1

@@ -11,7 +11,7 @@ from trustclip.constraints.registry import as_method
 from trustclip.report.reference import TITLES, Column, Reference
 from trustclip.report.results import head_of
 from trustclip.report.tables import Cell, Table, TableRow
-from trustclip_lab.paper.cells import SAMPLES, printed
+from trustclip_lab.paper.cells import SAMPLES, printed_rows
 
 #: A row as printed, percent: ``method`` and cells such as ``avg_mean8_final`` and
 #: ``avg_mean8_best`` of one run, or ``avg_mean8_mean`` and ``avg_mean8_std`` of several.
@@ -51,8 +51,8 @@ REPEATED_MODEL = "Qwen3-1.7B"
 #: Runs behind each row of Table 3.
 REPEATED_RUNS = 3
 
-#: What is printed of Figure 4, percent by K: ATR-GRPO, averaged over the benchmarks. Of Mean@K the
-#: text says "around 0.23" for every K.
+#: What Figure 4 prints, percent by K: ATR-GRPO, averaged over the benchmarks. The text gives
+#: Mean@K as "around 0.23" for every K.
 BUDGET_PASS = {1: 24.36, 128: 56.29}
 BUDGET_MEAN = 23.0
 
@@ -60,7 +60,7 @@ BUDGET_MEAN = 23.0
 @cache
 def rows(table: str) -> tuple[Row, ...]:
     """Rows of ``"table2"`` or ``"table3"`` as printed, percent."""
-    return tuple(printed(f"paper_{table}.csv"))
+    return tuple(printed_rows(f"paper_{table}.csv"))
 
 
 def models() -> list[str]:
@@ -90,21 +90,21 @@ class Paper(Reference):
 
     def base(self, model: str, columns: Sequence[Column]) -> list[TableRow]:
         """The row of Table 2 of a model before training."""
-        return _shown(_row("table2", "Base Model", model_of(model)), columns)
+        return _table_rows(_row("table2", "Base Model", model_of(model)), columns)
 
     def trained(
         self, model: str, method: Method | None, columns: Sequence[Column], *, repeated: bool
     ) -> list[TableRow]:
         """The row of Table 2 or, repeated, of Table 3."""
-        return _shown((repeated_runs if repeated else single_run)(model, method), columns)
+        return _table_rows((repeated_runs if repeated else single_run)(model, method), columns)
 
     def score(
         self, model: str, method: Method | None, tasks: Collection[str], metric: str
     ) -> stats.Interval | None:
         """Of Table 3 the mean with Student's interval over the three runs, else of Table 2."""
         row = repeated_runs(model, method) or single_run(model, method)
-        known = set(tasks) == set(TASKS) or (len(tasks) == 1 and set(tasks) < {*TASKS})
-        if row is None or not known:
+        comparable = set(tasks) == set(TASKS) or (len(tasks) == 1 and set(tasks) < {*TASKS})
+        if row is None or not comparable:
             return None
         task = "avg" if len(tasks) > 1 else next(iter(tasks))
         cell = f"{task}_{metric.replace('@', '')}"
@@ -131,8 +131,8 @@ class Paper(Reference):
         for model in models():
             single.append(TableRow(model, kind="section"))
             for row in rows("table2"):
-                single += _shown(row, columns) if row["model"] == model else []
-        repeated = [shown for row in rows("table3") for shown in _shown(row, columns)]
+                single += _table_rows(row, columns) if row["model"] == model else []
+        repeated = [table_row for row in rows("table3") for table_row in _table_rows(row, columns)]
         title = f"The paper's Table 3: {REPEATED_MODEL}, mean ± population std of three runs"
         head = head_of(columns)
         return [
@@ -177,7 +177,7 @@ def _row(table: str, method: str, model: str | None) -> Row | None:
     )
 
 
-def _shown(row: Row | None, columns: Sequence[Column]) -> list[TableRow]:
+def _table_rows(row: Row | None, columns: Sequence[Column]) -> list[TableRow]:
     """A row for some columns, if it has any of them."""
     if row is None:
         return []
@@ -185,9 +185,9 @@ def _shown(row: Row | None, columns: Sequence[Column]) -> list[TableRow]:
     for task, metric in columns:
         name = "avg" if task is None else task
         cell = f"{name}_{metric.replace('@', '')}"
-        known = any(key.startswith(f"{cell}_") for key in row)
-        texts.append(_printed(row, cell) if known else "-")
-    # An average over other tasks than the paper's has nothing beside it.
+        present = any(key.startswith(f"{cell}_") for key in row)
+        texts.append(_cell_text(row, cell) if present else "-")
+    # An average over other tasks than the paper's has no counterpart in it.
     if {task for task, _ in columns if task is not None} != set(TASKS):
         texts = ["-" if col[0] is None else text for col, text in zip(columns, texts, strict=True)]
     if all(text == "-" for text in texts):
@@ -195,7 +195,7 @@ def _shown(row: Row | None, columns: Sequence[Column]) -> list[TableRow]:
     return [TableRow(f"paper: {row['method']}", [Cell(text) for text in texts], "paper")]
 
 
-def _printed(row: Row, name: str) -> str:
+def _cell_text(row: Row, name: str) -> str:
     if f"{name}_mean" in row:
         return f"{row[f'{name}_mean']} ± {row[f'{name}_std']}"
     best = row[f"{name}_best"]

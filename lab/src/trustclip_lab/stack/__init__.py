@@ -2,6 +2,6 @@
 
 from trustclip_lab.stack.run import Cell, cells, load, run_lab
 from trustclip_lab.stack.settings import LabSettings
-from trustclip_lab.stack.training import Trained, train
+from trustclip_lab.stack.training import TrainingResult, train
 
-__all__ = ["Cell", "LabSettings", "Trained", "cells", "load", "run_lab", "train"]
+__all__ = ["Cell", "LabSettings", "TrainingResult", "cells", "load", "run_lab", "train"]

@@ -1,7 +1,7 @@
 r"""Policies of many seeds in one stack of weights: every product is a batched one.
 
-A policy is a list of tensors ``[seeds, ...]`` and a function from what it has seen at each position
-to logits. Matrices are stored as in `torch.nn.Linear`, ``[seeds, out, in]``.
+A policy is a list of tensors ``[seeds, ...]`` and a function from its inputs at each position to
+logits. Matrices are stored as in `torch.nn.Linear`, ``[seeds, out, in]``.
 """
 
 import math
@@ -33,20 +33,20 @@ class Policy(ABC):
 
     def __init__(self, task: Task, width: int, layers: int = 1) -> None:
         self.task, self.width, self.layers = task, width, layers
-        #: What is seen at one position: the prompt's features, the token before, the position.
-        self.inputs = task.features + task.vocabulary + 1 + task.length
+        #: Numbers of one position: the prompt's features, the token before, the position.
+        self.input_size = task.features + task.vocabulary + 1 + task.length
 
     @abstractmethod
     def initial(self, stream: Stream) -> Weights:
         """First weights of each seed."""
 
     @abstractmethod
-    def logits(self, weights: Weights, seen: Tensor) -> Tensor:
+    def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         """Logits after each position.
 
         Args:
           weights: of all seeds.
-          seen: from `seen`. Shape [seeds, n, time, inputs].
+          inputs: from `Policy.inputs`. Shape [seeds, n, time, inputs].
 
         Returns:
           Shape [seeds, n, time, vocabulary].
@@ -54,11 +54,11 @@ class Policy(ABC):
 
     @abstractmethod
     def reader(self, weights: Weights) -> Callable[[Tensor], Tensor]:
-        """A function that is given what is seen at the next position, from `seen_at`, and gives the
-        logits after it, [seeds, n, vocabulary]; it remembers the positions before."""
+        """A function from the input at the next position, from `input_at`, to the logits after it,
+        [seeds, n, vocabulary]; it remembers the positions before."""
 
-    def seen(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """What is seen at each position of answers.
+    def inputs(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """Inputs at each position of answers.
 
         Args:
           features: of the prompts. Shape [seeds, n, length, features].
@@ -69,14 +69,14 @@ class Policy(ABC):
         """
         start = torch.full_like(tokens[..., :1], self.task.vocabulary)
         before = torch.cat([start, tokens[..., :-1]], dim=-1)
-        return self._joined(features, before, torch.arange(self.task.length, device=tokens.device))
+        return self._join(features, before, torch.arange(self.task.length, device=tokens.device))
 
-    def seen_at(self, features: Tensor, before: Tensor, t: int) -> Tensor:
-        """What is seen at position ``t``. Shape [seeds, n, 1, inputs]."""
+    def input_at(self, features: Tensor, before: Tensor, t: int) -> Tensor:
+        """Inputs at position ``t``. Shape [seeds, n, 1, inputs]."""
         place = torch.tensor([t], device=before.device)
-        return self._joined(features[:, :, t : t + 1], before[..., None], place)
+        return self._join(features[:, :, t : t + 1], before[..., None], place)
 
-    def _joined(self, features: Tensor, before: Tensor, places: Tensor) -> Tensor:
+    def _join(self, features: Tensor, before: Tensor, places: Tensor) -> Tensor:
         position = one_hot(places, self.task.length).to(features.dtype)
         parts = [
             features,
@@ -91,19 +91,19 @@ class Window(Policy):
 
     def initial(self, stream: Stream) -> Weights:
         out = self.task.vocabulary
-        first = stream.normal(self.width, self.inputs) / math.sqrt(self.inputs)
+        first = stream.normal(self.width, self.input_size) / math.sqrt(self.input_size)
         last = 0.3 * stream.normal(out, self.width) / math.sqrt(self.width)
         seeds = len(first)
         return [first, first.new_zeros(seeds, self.width), last, last.new_zeros(seeds, out)]
 
-    def logits(self, weights: Weights, seen: Tensor) -> Tensor:
+    def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
         first, first_bias, last, last_bias = weights
-        x = seen.flatten(1, 2)  # [seeds, n * time, inputs]
+        x = inputs.flatten(1, 2)  # [seeds, n * time, inputs]
         hidden = torch.tanh(_affine(x, first, first_bias))
-        return _affine(hidden, last, last_bias).unflatten(1, seen.shape[1:3])
+        return _affine(hidden, last, last_bias).unflatten(1, inputs.shape[1:3])
 
     def reader(self, weights: Weights) -> Callable[[Tensor], Tensor]:
-        return lambda seen: self.logits(weights, seen)[:, :, 0]
+        return lambda inputs: self.logits(weights, inputs)[:, :, 0]
 
 
 class Transformer(Policy):
@@ -126,30 +126,30 @@ class Transformer(Policy):
             return scale * stream.normal(rows, columns) / math.sqrt(columns)
 
         small = 1 / math.sqrt(2 * self.layers)  # sums of residual branches keep their size
-        weights = [matrix(d, self.inputs)]
+        weights = [matrix(d, self.input_size)]
         for _ in range(self.layers):
             weights += [matrix(3 * d, d), matrix(d, d, small)]
             weights += [matrix(4 * d, d), matrix(d, 4 * d, small)]
         return [*weights, matrix(self.task.vocabulary, d, 0.3)]
 
-    def logits(self, weights: Weights, seen: Tensor) -> Tensor:
-        return self._read(weights, seen, {})
+    def logits(self, weights: Weights, inputs: Tensor) -> Tensor:
+        return self._read(weights, inputs, {})
 
     def reader(self, weights: Weights) -> Callable[[Tensor], Tensor]:
         past: Past = {}
-        return lambda seen: self._read(weights, seen, past)[:, :, 0]
+        return lambda inputs: self._read(weights, inputs, past)[:, :, 0]
 
-    def _read(self, weights: Weights, seen: Tensor, past: Past) -> Tensor:
-        """Logits after each position of ``seen``: all of an answer, or its next one.
+    def _read(self, weights: Weights, inputs: Tensor, past: Past) -> Tensor:
+        """Logits after each position of ``inputs``: all of an answer, or its next one.
 
         ``past`` holds the keys and values of the positions before it, and gets its own.
         """
         embedding, *blocks, last = weights
-        x = torch.bmm(seen.flatten(1, 2), embedding.mT)  # [seeds, n * time, width]
+        x = torch.bmm(inputs.flatten(1, 2), embedding.mT)  # [seeds, n * time, width]
         for i in range(0, len(blocks), 4):
             project, mix, up, down = blocks[i : i + 4]
-            projected = torch.bmm(_norm(x), project.mT).unflatten(1, seen.shape[1:3]).flatten(0, 1)
-            parts = projected.unflatten(-1, (3, -1, self.head)).permute(2, 0, 3, 1, 4)
+            qkv = torch.bmm(_norm(x), project.mT).unflatten(1, inputs.shape[1:3]).flatten(0, 1)
+            parts = qkv.unflatten(-1, (3, -1, self.head)).permute(2, 0, 3, 1, 4)
             query, key, value = parts  # each [seeds * n, heads, time, head]
             if i in past:
                 key, value = (
@@ -160,7 +160,7 @@ class Transformer(Policy):
             x = x + torch.bmm(mixed.transpose(1, 2).reshape(x.shape), mix.mT)
             hidden = torch.nn.functional.gelu(torch.bmm(_norm(x), up.mT))
             x = x + torch.bmm(hidden, down.mT)
-        return torch.bmm(_norm(x), last.mT).unflatten(1, seen.shape[1:3])
+        return torch.bmm(_norm(x), last.mT).unflatten(1, inputs.shape[1:3])
 
 
 def _affine(x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
@@ -189,10 +189,10 @@ def sample(
       Tokens, int64, and their log-probabilities. Both [seeds, n, length].
     """
     before = torch.full(features.shape[:2], policy.task.vocabulary, device=features.device)
-    read = policy.reader(weights)
+    next_logits = policy.reader(weights)
     tokens, logps = [], []
     for t in range(policy.task.length):
-        logp = read(policy.seen_at(features, before, t)).log_softmax(-1)
+        logp = next_logits(policy.input_at(features, before, t)).log_softmax(-1)
         cumulative = logp.exp().cumsum(-1)  # [seeds, n, vocabulary]
         # Rounding leaves the last sum off 1; a policy of NaN draws the first token.
         below = uniform[..., t : t + 1] * cumulative[..., -1:] >= cumulative

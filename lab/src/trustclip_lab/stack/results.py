@@ -26,10 +26,10 @@ class Curve:
     scores: Sequence[float]
     rows: Sequence[Mapping[str, float]]
 
-    def settled(self, tail: int) -> list[float]:
+    def tail_means(self, tail: int) -> list[float]:
         """Means of ``tail`` scores in a row: of fewer at the beginning."""
-        found = [self.scores[max(i - tail + 1, 0) : i + 1] for i in range(len(self.scores))]
-        return [sum(few) / len(few) for few in found]
+        windows = [self.scores[max(i - tail + 1, 0) : i + 1] for i in range(len(self.scores))]
+        return [sum(few) / len(few) for few in windows]
 
     def fell(self, tail: int, margin: float) -> int | None:
         """First generation after which the run stays ``margin`` or more below its best till the
@@ -41,9 +41,9 @@ class Curve:
           >>> Curve(0, [0.1, 0.5, 0.2, 0.45], []).fell(1, 0.2) is None
           True
         """
-        settled = self.settled(tail)
-        best, fallen = settled[0], None
-        for generation, value in enumerate(settled):
+        means = self.tail_means(tail)
+        best, fallen = means[0], None
+        for generation, value in enumerate(means):
             best = max(best, value)
             if best - value < margin:
                 fallen = None
@@ -59,17 +59,17 @@ def summary(curve: Curve, tail: int, margin: float) -> dict[str, float]:
     the generation of a collapse, else empty (nan).
 
     Example:
-      >>> found = summary(Curve(0, [0.1, 0.5, 0.3], [{"k3": 0.1}, {"k3": 0.3}]), 1, 0.1)
-      >>> found["end"], found["best"], found["collapsed"], found["fell"], found["k3"]
+      >>> row = summary(Curve(0, [0.1, 0.5, 0.3], [{"k3": 0.1}, {"k3": 0.3}]), 1, 0.1)
+      >>> row["end"], row["best"], row["collapsed"], row["fell"], row["k3"]
       (0.3, 0.5, 1, 2, 0.2)
     """
-    settled, fell = curve.settled(tail), curve.fell(tail, margin)
+    tail_means, fell = curve.tail_means(tail), curve.fell(tail, margin)
     names = curve.rows[0] if curve.rows else {}
     means = {name: sum(row[name] for row in curve.rows) / len(curve.rows) for name in names}
     return {
         "start": curve.scores[0],
-        "end": settled[-1],
-        "best": max(settled),
+        "end": tail_means[-1],
+        "best": max(tail_means),
         "area": sum(curve.scores) / len(curve.scores),
         "collapsed": int(fell is not None),
         "fell": float("nan") if fell is None else fell,
@@ -77,7 +77,7 @@ def summary(curve: Curve, tail: int, margin: float) -> dict[str, float]:
     }
 
 
-def written(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write rows as CSV, whole or not at all; numbers with six significant digits, nan empty.
 
     A file that ends in ``.parquet`` gets the same text, compressed.
@@ -102,7 +102,7 @@ def _text(value: object) -> str:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Rows of a file of `written`, as text."""
+    """Rows of a file of `write_rows`, as text."""
     if path.suffix == ".parquet":
         from pyarrow import parquet
 
@@ -120,19 +120,19 @@ def curves(rows: Sequence[Mapping[str, str]]) -> list[Curve]:
     """Runs from the rows of a cell's file, which `rows_of` made."""
     seeds = dict.fromkeys(row[SEED] for row in rows)
     names = [name for name in rows[0] if name not in (SEED, GENERATION, SCORE)]
-    found = []
+    runs = []
     for seed in seeds:
         own = [row for row in rows if row[SEED] == seed]
-        measured = [{name: number(row[name]) for name in names} for row in own[1:]]
-        found.append(Curve(int(seed), [number(row[SCORE]) for row in own], measured))
-    return found
+        generations = [{name: number(row[name]) for name in names} for row in own[1:]]
+        runs.append(Curve(int(seed), [number(row[SCORE]) for row in own], generations))
+    return runs
 
 
 def rows_of(curve: Curve) -> list[dict[str, object]]:
     """A run as rows: the score before training, then a row for each generation."""
     first = dict.fromkeys(curve.rows[0] if curve.rows else {}, float("nan"))
-    measured = [first, *curve.rows]
+    generations = [first, *curve.rows]
     return [
         {SEED: curve.seed, GENERATION: i, SCORE: score, **row}
-        for i, (score, row) in enumerate(zip(curve.scores, measured, strict=True))
+        for i, (score, row) in enumerate(zip(curve.scores, generations, strict=True))
     ]

@@ -1,7 +1,7 @@
 """A table of trainings: every method under every swept setting, from many seeds, resumable.
 
-The generations of a cell are one file, written whole when the cell is done; what is there is not
-computed again. ``results.csv``, one row for each run, is made of them.
+The generations of a cell are one file, written whole when the cell is done; existing files are
+not computed again. ``results.csv``, one row for each run, is made of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +22,12 @@ from trustclip.support.jsonl import plain, write_text
 from trustclip.support.names import unknown
 from trustclip.support.terminal import print_table
 from trustclip_lab.stack import results
-from trustclip_lab.stack.constrained import SUPPLY
+from trustclip_lab.stack.methods import SUPPLY
 from trustclip_lab.stack.settings import LabSettings
 from trustclip_lab.stack.table import table
-from trustclip_lab.stack.training import Trained, train
+from trustclip_lab.stack.training import TrainingResult, train
 
-#: Settings that a sweep may not set: each has a place of its own.
+#: Settings that a sweep may not set: each has its own place.
 OWN = ("name", "output_dir", "method", "methods", "sweep", "reference", "seeds", "first_seed")
 
 #: Settings that say what is made of the generations, not how they are computed.
@@ -40,20 +40,20 @@ class Cell:
 
     Args:
       label: of the method.
-      shown: swept values, or their labels, by path.
+      values: swept values, or their labels, by path.
       settings: of the training.
       path: file of its generations.
     """
 
     label: str
-    shown: Mapping[str, Scalar]
+    values: Mapping[str, Scalar]
     settings: LabSettings
     path: Path
 
     @property
     def keys(self) -> dict[str, Scalar]:
         """What names its rows in a results file."""
-        return {"method": self.label, **{k.rpartition(".")[2]: v for k, v in self.shown.items()}}
+        return {"method": self.label, **{k.rpartition(".")[2]: v for k, v in self.values.items()}}
 
 
 @complaints.register
@@ -90,31 +90,31 @@ def cells(settings: LabSettings) -> list[Cell]:
     """
     for path in settings.sweep:
         if path.partition(".")[0] in OWN:
-            raise ValueError(f"`sweep` may not set {path!r}: the lab has a key of its own for it.")
-    wrong: list[Any] = []
-    labelled = labelled_methods(settings.methods, wrong) if settings.methods else None
-    if wrong:
-        raise ValueError("\n".join(text for _, text in wrong))
+            raise ValueError(f"`sweep` may not set {path!r}: the lab has its own key for it.")
+    errors: list[Any] = []
+    labelled = labelled_methods(settings.methods, errors) if settings.methods else None
+    if errors:
+        raise ValueError("\n".join(text for _, text in errors))
     methods = {settings.method.name: settings.method} if labelled is None else labelled
     if settings.reference not in (None, *methods):
         raise ValueError(unknown("label", settings.reference, methods))
     return [
-        _cell(settings, label, method, swept)
-        for swept in combinations(settings.sweep)
+        _cell(settings, label, method, combination)
+        for combination in combinations(settings.sweep)
         for label, method in methods.items()
     ]
 
 
-def _cell(settings: LabSettings, label: str, method: Method, swept: Any) -> Cell:
+def _cell(settings: LabSettings, label: str, method: Method, combination: Any) -> Cell:
     content = {**plain(settings), "methods": {}, "sweep": {}, "reference": None}
-    changes = {**swept.changes, "method": method.to_dict()}
+    changes = {**combination.changes, "method": method.to_dict()}
     try:
-        made = build(LabSettings, content, Source(changes=changes))
+        lab = build(LabSettings, content, Source(changes=changes))
     except ValueError as error:
-        raise ValueError(f"{label}{suffix(swept.shown)}: {error}") from None
-    what = {key: value for key, value in plain(made).items() if key not in ABOUT_RESULTS}
-    name = f"{label}{suffix(swept.shown)}-{digest(what)}.csv"
-    return Cell(label, swept.shown, made, settings.output_dir / "cells" / name)
+        raise ValueError(f"{label}{suffix(combination.shown)}: {error}") from None
+    what = {key: value for key, value in plain(lab).items() if key not in ABOUT_RESULTS}
+    name = f"{label}{suffix(combination.shown)}-{digest(what)}.csv"
+    return Cell(label, combination.shown, lab, settings.output_dir / "cells" / name)
 
 
 def run_lab(settings: LabSettings, console: Console) -> list[dict[str, Any]]:
@@ -127,16 +127,16 @@ def run_lab(settings: LabSettings, console: Console) -> list[dict[str, Any]]:
     Returns:
       A row for each run: method, swept values, seed, and `trustclip_lab.stack.results.summary`.
     """
-    found = cells(settings)
+    all_cells = cells(settings)
     folder = settings.output_dir
     (folder / "cells").mkdir(parents=True, exist_ok=True)
     write_text(folder / "lab.yaml", yaml.safe_dump(plain(settings), sort_keys=False))
-    for number, cell in enumerate(found, start=1):
+    for number, cell in enumerate(all_cells, start=1):
         if not cell.path.exists():
-            with console.status(f"{number} of {len(found)}: {cell.path.stem}"):
+            with console.status(f"{number} of {len(all_cells)}: {cell.path.stem}"):
                 _compute(cell)
-    rows = [row for cell in found for row in _rows(cell)]
-    results.written(folder / "results.csv", rows)
+    rows = [row for cell in all_cells for row in _rows(cell)]
+    results.write_rows(folder / "results.csv", rows)
     print_table(console, table(settings, rows), keys=1 + len(settings.sweep))
     console.print(f"results: {folder / 'results.csv'}", highlight=False)
     return rows
@@ -146,10 +146,10 @@ def _compute(cell: Cell) -> None:
     first = cell.settings.first_seed
     trained = train(cell.settings, range(first, first + cell.settings.seeds))
     rows = [row for curve in curves_of(trained) for row in results.rows_of(curve)]
-    results.written(cell.path, rows)
+    results.write_rows(cell.path, rows)
 
 
-def curves_of(trained: Trained) -> list[results.Curve]:
+def curves_of(trained: TrainingResult) -> list[results.Curve]:
     """The runs of a training, one for each seed."""
     return [
         results.Curve(seed, trained.scores[:, s].tolist(), [rows[s] for rows in trained.rows])

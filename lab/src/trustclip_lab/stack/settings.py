@@ -89,11 +89,11 @@ class LabSettings:
     """Where to compute."""
 
     def __post_init__(self) -> None:
-        used, of = self.prompts * self.group * self.passes, self.depth
-        if used % of:
+        answers, depth = self.prompts * self.group * self.passes, self.depth
+        if answers % depth:
             raise ValueError(
                 f"`depth` must divide the answers of a generation, prompts x group x passes = "
-                f"{used}, got {of}."
+                f"{answers}, got {depth}."
             )
         if self.methods and self.method != method("atr"):
             raise ValueError("give either `method` or `methods`, not both.")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trustclip_lab.stack.policies import Weights
 
-#: Adam's decay of the mean and of the mean square, and what keeps it from dividing by 0.
+#: Adam's decay of the mean and of the mean square, and what prevents a division by 0.
 DECAY, DECAY_SQUARE, EPSILON = 0.9, 0.999, 1e-8
 
 
@@ -41,15 +41,15 @@ class Step:
 
     def down(self, losses: Tensor) -> None:
         """One update on the loss of each seed. Shape [seeds]."""
-        found = torch.autograd.grad(losses.sum(), self.weights)
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in found]).sum(0)
+        gradients = torch.autograd.grad(losses.sum(), self.weights)
+        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
         norm = squares.sqrt()  # [seeds]
         finite = norm.isfinite()
         self.skipped += ~finite
         scale = torch.where(finite, (self._bound / (norm + 1e-6)).clamp(max=1.0), 0.0)
         if not finite.all():
-            found = [torch.where(_wide(finite, g), g, 0.0) for g in found]
-        self._adam([g * _wide(scale, g) for g in found])
+            gradients = [torch.where(_wide(finite, g), g, 0.0) for g in gradients]
+        self._adam([g * _wide(scale, g) for g in gradients])
 
     @torch.no_grad()
     def _adam(self, gradients: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Random numbers of many seeds at once: every seed has its own streams, whatever seeds run beside.
+"""Random numbers of many seeds at once: every seed has its own streams, whatever seeds run with it.
 
 All are drawn on the CPU, so that a seed means the same on every device, and a result never depends
 on how many seeds share a stack.
@@ -39,23 +39,23 @@ class Stream:
         # A seed that is in the stack several times has one generator, whose numbers all share.
         self._index = None if len(each) == len(seeds) else [each.index(seed) for seed in seeds]
 
-    def drawn(self, draw: Callable[[torch.Generator], Tensor]) -> Tensor:
-        """``draw`` called with the generator of each seed. Shape [seeds, ...]."""
-        drawn = torch.stack([draw(g) for g in self._generators])
-        return (drawn if self._index is None else drawn[self._index]).to(self._device)
+    def draw(self, sample: Callable[[torch.Generator], Tensor]) -> Tensor:
+        """``sample`` called with the generator of each seed. Shape [seeds, ...]."""
+        numbers = torch.stack([sample(g) for g in self._generators])
+        return (numbers if self._index is None else numbers[self._index]).to(self._device)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal numbers. Shape [seeds, *shape]."""
-        return self.drawn(lambda g: torch.randn(*shape, generator=g))
+        return self.draw(lambda g: torch.randn(*shape, generator=g))
 
     def uniform(self, *shape: int) -> Tensor:
         """Numbers in [0, 1). Shape [seeds, *shape]."""
-        return self.drawn(lambda g: torch.rand(*shape, generator=g))
+        return self.draw(lambda g: torch.rand(*shape, generator=g))
 
     def integers(self, below: int, *shape: int) -> Tensor:
         """int64 in [0, below). Shape [seeds, *shape]."""
-        return self.drawn(lambda g: torch.randint(below, shape, generator=g))
+        return self.draw(lambda g: torch.randint(below, shape, generator=g))
 
     def order(self, n: int) -> Tensor:
         """int64, a random order of 0 to n - 1. Shape [seeds, n]."""
-        return self.drawn(lambda g: torch.randperm(n, generator=g))
+        return self.draw(lambda g: torch.randperm(n, generator=g))

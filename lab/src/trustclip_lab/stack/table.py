@@ -14,10 +14,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 def cells_of(rows: Rows, names: Sequence[str]) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
     """Rows by the values of some columns, in order of appearance."""
-    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    cells: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(tuple(str(row[name]) for name in names), []).append(row)
-    return found
+        cells.setdefault(tuple(str(row[name]) for name in names), []).append(row)
+    return cells
 
 
 def mean(rows: Rows, column: str, level: float = 0.95) -> Interval:
@@ -58,22 +58,22 @@ def table(settings: LabSettings, rows: Rows) -> Table:
     reference = settings.reference or next(iter(groups))[0]
     level = 1 - 0.05 / max(len(groups) - len(cells_of(rows, swept)), 1)
     names = ["method", *swept, "end %", f"minus {reference}", "collapsed", "sampler/k3"]
-    shown = Table(*names, box=None, pad_edge=False)
+    grid = Table(*names, box=None, pad_edge=False)
     for key, members in groups.items():
         against = groups.get((reference, *key[1:]))
         own = key[0] == reference or against is None
         difference = "" if own else _points(paired(members, against or [], "end", level), "+")
         fallen = f"{sum(int(row['collapsed']) for row in members)} of {len(members)}"
         distance = f"{mean(members, 'sampler/k3').value:.2g}"
-        shown.add_row(*key, _points(mean(members, "end")), difference, fallen, distance)
+        grid.add_row(*key, _points(mean(members, "end")), difference, fallen, distance)
     first = settings.first_seed
-    shown.caption = (
+    grid.caption = (
         f"{settings.task}: seeds {first} to {first + settings.seeds - 1}, {settings.generations} "
         f"generations of {settings.depth} updates. end: mean of the last {settings.tail} "
         "evaluations, ± 95 % over seeds. minus: paired by seed, simultaneous 95 % over all rows. "
         f"collapsed: {100 * settings.collapse:g} points or more below the best at the end."
     )
-    return shown
+    return grid
 
 
 def _points(interval: Interval, sign: str = "") -> str:

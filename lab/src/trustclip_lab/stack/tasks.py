@@ -1,6 +1,6 @@
 """Problems with a verified answer, small enough for many seeds at once, and different in kind.
 
-Every seed has a problem of its own, drawn from the same family. A policy writes ``length`` tokens,
+Every seed has its own problem, drawn from the same family. A policy writes ``length`` tokens,
 one at a time; it sees the prompt's features at each position and the token before. The reward is 1
 for a right answer and 0 for any other.
 """
@@ -21,7 +21,7 @@ class Task(ABC):
     """One family of problems, for every seed of a stack.
 
     Args:
-      own: stream that a seed's problem is drawn from.
+      stream: that a seed's problem is drawn from.
     """
 
     #: Tokens of an answer.
@@ -33,22 +33,22 @@ class Task(ABC):
     #: Updates on worked answers after which one sampled answer in ten to three is right.
     fine_tuning: ClassVar[int]
 
-    def __init__(self, own: Stream) -> None:
-        del own  # a family without parameters of its own needs none
+    def __init__(self, stream: Stream) -> None:
+        del stream  # a family without parameters needs none
 
     def at(self, index: Tensor) -> Self:
         """The problems of the seeds at ``index``, which may name a seed several times."""
-        made = copy.copy(self)
+        subset = copy.copy(self)
         for name, value in vars(self).items():
-            setattr(made, name, value[index] if isinstance(value, Tensor) else value)
-        return made
+            setattr(subset, name, value[index] if isinstance(value, Tensor) else value)
+        return subset
 
     @abstractmethod
     def prompts(self, n: int, stream: Stream) -> Tensor:
         """``n`` prompts of each seed. Shape [seeds, n, ...]."""
 
     @abstractmethod
-    def seen(self, prompts: Tensor) -> Tensor:
+    def encode(self, prompts: Tensor) -> Tensor:
         """What the policy sees of prompts. Shape [seeds, n, length, features]."""
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def worked(self, prompts: Tensor, stream: Stream) -> Tensor:
+    def solve(self, prompts: Tensor, stream: Stream) -> Tensor:
         """A right answer to each prompt, to fine-tune on. int64. Shape [seeds, n, length]."""
 
 
@@ -78,22 +78,22 @@ class Teacher(Task):
     fine_tuning = 400
     needed = 3
 
-    def __init__(self, own: Stream) -> None:
-        self._teacher = own.normal(self.length, self.features, self.vocabulary)
+    def __init__(self, stream: Stream) -> None:
+        self._teacher = stream.normal(self.length, self.features, self.vocabulary)
 
     def prompts(self, n: int, stream: Stream) -> Tensor:
         return stream.normal(n, self.features)
 
-    def seen(self, prompts: Tensor) -> Tensor:
+    def encode(self, prompts: Tensor) -> Tensor:
         return prompts[:, :, None].expand(-1, -1, self.length, -1)
 
-    def worked(self, prompts: Tensor, stream: Stream) -> Tensor:
-        return self._chosen(prompts)
+    def solve(self, prompts: Tensor, stream: Stream) -> Tensor:
+        return self._answers(prompts)
 
     def rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        return ((tokens == self._chosen(prompts)).sum(-1) >= self.needed).float()
+        return ((tokens == self._answers(prompts)).sum(-1) >= self.needed).float()
 
-    def _chosen(self, prompts: Tensor) -> Tensor:
+    def _answers(self, prompts: Tensor) -> Tensor:
         choices = [torch.bmm(prompts, self._teacher[:, t]).argmax(-1) for t in range(self.length)]
         return torch.stack(choices, dim=-1)
 
@@ -115,7 +115,7 @@ class Chain(Task):
         operations = stream.integers(self.operations, n, self.length)
         return torch.cat([start, operands, operations], dim=-1)  # [seeds, n, 1 + 2 * length]
 
-    def seen(self, prompts: Tensor) -> Tensor:
+    def encode(self, prompts: Tensor) -> Tensor:
         start, operands, operations = prompts.split([1, self.length, self.length], dim=-1)
         first = one_hot(start, self.vocabulary).float()
         later = torch.zeros_like(first).expand(-1, -1, self.length - 1, -1)
@@ -126,7 +126,7 @@ class Chain(Task):
         ]
         return torch.cat(parts, dim=-1)
 
-    def worked(self, prompts: Tensor, stream: Stream) -> Tensor:
+    def solve(self, prompts: Tensor, stream: Stream) -> Tensor:
         return self._results(prompts)
 
     def rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ class Chain(Task):
         results = []
         for t in range(self.length):
             operand, operation = prompts[..., 1 + t], prompts[..., 1 + self.length + t]
-            done = torch.stack([now + operand, now - operand, now * operand])
-            now = done.gather(0, operation[None])[0] % self.vocabulary
+            candidates = torch.stack([now + operand, now - operand, now * operand])  # [3, seeds, n]
+            now = candidates.gather(0, operation[None])[0] % self.vocabulary
             results.append(now)
         return torch.stack(results, dim=-1)
 
@@ -155,8 +155,8 @@ class Needle(Task):
     fine_tuning = 60
     decisive = 2
 
-    def __init__(self, own: Stream) -> None:
-        self._teacher = own.normal(self.features - 1, self.vocabulary)
+    def __init__(self, stream: Stream) -> None:
+        self._teacher = stream.normal(self.features - 1, self.vocabulary)
 
     def prompts(self, n: int, stream: Stream) -> Tensor:
         numbers = stream.normal(n, self.features - 1)
@@ -164,21 +164,21 @@ class Needle(Task):
         marks = places >= places.topk(self.decisive, dim=-1).values[..., -1:]
         return torch.cat([numbers, marks.float()], dim=-1)  # [seeds, n, features - 1 + length]
 
-    def seen(self, prompts: Tensor) -> Tensor:
+    def encode(self, prompts: Tensor) -> Tensor:
         numbers, marks = self._parts(prompts)
         # A prompt is seen where it matters only: elsewhere there is nothing to learn from it.
         return torch.cat([numbers[:, :, None] * marks[..., None], marks[..., None]], dim=-1)
 
-    def worked(self, prompts: Tensor, stream: Stream) -> Tensor:
+    def solve(self, prompts: Tensor, stream: Stream) -> Tensor:
         _, marks = self._parts(prompts)
         anything = stream.integers(self.vocabulary, *prompts.shape[1:2], self.length)
-        return torch.where(marks.bool(), self._right(prompts), anything)
+        return torch.where(marks.bool(), self._answers(prompts), anything)
 
     def rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         _, marks = self._parts(prompts)
-        return ((tokens == self._right(prompts)) | ~marks.bool()).all(-1).float()
+        return ((tokens == self._answers(prompts)) | ~marks.bool()).all(-1).float()
 
-    def _right(self, prompts: Tensor) -> Tensor:
+    def _answers(self, prompts: Tensor) -> Tensor:
         numbers, _ = self._parts(prompts)
         return torch.bmm(numbers, self._teacher).argmax(-1)[..., None]  # [seeds, n, 1]
 
@@ -199,15 +199,15 @@ class Many(Task):
     def prompts(self, n: int, stream: Stream) -> Tensor:
         return stream.integers(self.features, n, self.length)
 
-    def seen(self, prompts: Tensor) -> Tensor:
+    def encode(self, prompts: Tensor) -> Tensor:
         return one_hot(prompts, self.features).float()
 
-    def worked(self, prompts: Tensor, stream: Stream) -> Tensor:
-        drawn = stream.integers(self.vocabulary // self.features, *prompts.shape[1:])
+    def solve(self, prompts: Tensor, stream: Stream) -> Tensor:
+        choices = stream.integers(self.vocabulary // self.features, *prompts.shape[1:])
         tokens = [torch.zeros_like(prompts[..., 0])]
         for t in range(self.length):
             remainder = (prompts[..., t] - tokens[-1]) % self.features
-            tokens.append(remainder + self.features * drawn[..., t])
+            tokens.append(remainder + self.features * choices[..., t])
         return torch.stack(tokens[1:], dim=-1)
 
     def rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def task(name: str, own: Stream) -> Task:
+def task(name: str, stream: Stream) -> Task:
     """The family of problems of that name, with each seed's own problem.
 
     Raises:
@@ -231,4 +231,4 @@ def task(name: str, own: Stream) -> Task:
     """
     if name not in TASKS:
         raise ValueError(unknown("task", name, TASKS))
-    return TASKS[name](own)
+    return TASKS[name](stream)

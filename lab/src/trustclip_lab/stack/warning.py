@@ -1,4 +1,4 @@
-"""Early warning: whether a number of a run, seen early, tells that the run will collapse."""
+"""Early warning: whether an early number of a run predicts that the run will collapse."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What is known of one run for a warning.
+class Observation:
+    """One run as an early warning sees it.
 
     Args:
       seed: of the run; runs of one seed share a problem and the first weights.
       among: what it is compared within, a sampler say.
-      collapsed: whether it did, after it was looked at.
-      value: the number that was seen, higher for more danger.
+      collapsed: whether it did so later.
+      value: the early number, higher for more danger.
     """
 
     seed: int
@@ -32,14 +32,14 @@ class Watched:
     value: float
 
 
-def auc(runs: Sequence[Watched]) -> float:
+def auc(runs: Sequence[Observation]) -> float:
     r"""Area under the ROC curve: $P(v_{collapsed} > v_{other}) + \frac12 P(=)$ over pairs of runs.
 
     Only pairs within the same `Watched.among` count. nan where there is no such pair.
 
     Example:
-      >>> runs = [Watched(0, "a", True, 2.0), Watched(1, "a", False, 1.0),
-      ...         Watched(0, "b", True, 0.5), Watched(1, "b", False, 0.5)]
+      >>> runs = [Observation(0, "a", True, 2.0), Observation(1, "a", False, 1.0),
+      ...         Observation(0, "b", True, 0.5), Observation(1, "b", False, 0.5)]
       >>> auc(runs), auc(runs[:1])
       (0.75, nan)
     """
@@ -47,11 +47,11 @@ def auc(runs: Sequence[Watched]) -> float:
     return float(won.sum() / pairs.sum()) if pairs.sum() else nan
 
 
-def _pairs(runs: Sequence[Watched]) -> tuple[Floats, Floats]:
+def _pairs(runs: Sequence[Observation]) -> tuple[Floats, Floats]:
     """Pairs that the collapsed run wins, and all pairs, by both seeds. Each [seeds, seeds]."""
     place = {seed: i for i, seed in enumerate(sorted({run.seed for run in runs}))}
     won, pairs = np.zeros((len(place),) * 2), np.zeros((len(place),) * 2)
-    groups: dict[Hashable, list[Watched]] = {}
+    groups: dict[Hashable, list[Observation]] = {}
     for run in runs:
         groups.setdefault(run.among, []).append(run)
     for members in groups.values():
@@ -67,7 +67,7 @@ def _pairs(runs: Sequence[Watched]) -> tuple[Floats, Floats]:
     return won, pairs
 
 
-def auc_interval(runs: Sequence[Watched], level: float = 0.95, seed: int = 0) -> Interval:
+def auc_interval(runs: Sequence[Observation], level: float = 0.95, seed: int = 0) -> Interval:
     """`auc` with a percentile interval of a bootstrap over seeds, which the runs are clustered by.
 
     Args:
@@ -81,25 +81,25 @@ def auc_interval(runs: Sequence[Watched], level: float = 0.95, seed: int = 0) ->
     # How often each seed is drawn; a pair counts as often as both its seeds. [resamples, seeds]
     times = random.multinomial(seeds, np.full(seeds, 1 / max(seeds, 1)), RESAMPLES).astype(float)
     above, below = (((times @ m) * times).sum(1) for m in (won, pairs))
-    known = above[below > 0] / below[below > 0]
-    if not known.size:
+    areas = above[below > 0] / below[below > 0]
+    if not areas.size:
         return Interval(auc(runs), nan, nan)
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(areas, [(1 - level) / 2, (1 + level) / 2])
     return Interval(auc(runs), float(low), float(high))
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """How an alarm at a threshold would have done.
+    """How an alarm at a threshold would have performed.
 
     Args:
       threshold: that a share of the runs without a collapse ever exceed.
-      seen: share of the collapses that it preceded.
+      recall: share of the collapses that it preceded.
       lead: median generations between alarm and collapse, of those.
     """
 
     threshold: float
-    seen: float
+    recall: float
     lead: float
 
 
@@ -115,7 +115,7 @@ def alarm(
 
     Example:
       >>> alarm([([0.1, 0.9, 0.9], 2), ([0.1, 0.1, 0.1], 2)], [[0.2, 0.3]] * 20, 0.05)
-      Alarm(threshold=0.3, seen=0.5, lead=1.0)
+      Alarm(threshold=0.3, recall=0.5, lead=1.0)
     """
     threshold = float(np.quantile([max(values) for values in others], 1 - false))
     leads = []
@@ -123,5 +123,5 @@ def alarm(
         first = next((i for i, value in enumerate(values[:fell]) if value > threshold), None)
         if first is not None:
             leads.append(fell - first)
-    seen = len(leads) / len(fallen) if fallen else nan
-    return Alarm(threshold, seen, float(np.median(leads)) if leads else nan)
+    recall = len(leads) / len(fallen) if fallen else nan
+    return Alarm(threshold, recall, float(np.median(leads)) if leads else nan)

@@ -1,1 +1,1 @@
-"""Statistics of many runs on many tasks, beside those of trustclip."""
+"""Statistics of many runs on many tasks, in addition to those of trustclip."""

@@ -2,7 +2,7 @@
 
 The definitions are those of Agarwal et al., "Deep Reinforcement Learning at the Edge of the
 Statistical Precipice", arXiv 2108.13264. Runs are resampled seed by seed within each task, and a
-seed takes all its runs of the task along: what two runs share, no resample tears apart.
+seed takes all its runs of the task along, so what two runs share stays together.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ RESAMPLES, SOURCE = 2000, 0
 def interquartile_mean(scores: Floats) -> float:
     r"""Mean of the middle half of all scores.
 
-    The $\lfloor n/4 \rfloor$ lowest and as many of the highest of $n$ are left out.
+    The $\lfloor n/4 \rfloor$ lowest and the same number of the highest of $n$ are left out.
 
     Args:
       scores: of any shape.
@@ -29,9 +29,9 @@ def interquartile_mean(scores: Floats) -> float:
       >>> interquartile_mean(np.array([0.0, 0.4, 0.5, 0.9]))
       0.45
     """
-    found = np.sort(np.asarray(scores, dtype=float).ravel())
-    cut = found.size // 4
-    return float(found[cut : found.size - cut].mean())
+    ordered = np.sort(np.asarray(scores, dtype=float).ravel())
+    cut = ordered.size // 4
+    return float(ordered[cut : ordered.size - cut].mean())
 
 
 def interquartile_interval(
@@ -51,14 +51,14 @@ def interquartile_interval(
     """
     values = np.concatenate([task.ravel() for task in tasks])
     weights = np.concatenate(
-        [np.repeat(c, task.shape[1], axis=1) for c, task in _resampled(tasks, resamples)], axis=1
+        [np.repeat(c, task.shape[1], axis=1) for c, task in _resamples(tasks, resamples)], axis=1
     )
     order = np.argsort(values, kind="stable")
     cut = values.size // 4
     # Of the sorted resample, the places before each value and after it, within the middle half.
     ends = np.clip(np.cumsum(weights[:, order], axis=1), cut, values.size - cut)
-    kept = np.diff(ends, axis=1, prepend=cut)
-    means = kept @ values[order] / (values.size - 2 * cut)
+    counts = np.diff(ends, axis=1, prepend=cut)
+    means = counts @ values[order] / (values.size - 2 * cut)
     return _percentiles(interquartile_mean(values), means, level)
 
 
@@ -77,13 +77,13 @@ def profile(
       resamples: of the seeds of each task.
 
     Example:
-      >>> [found.value for found in profile([np.array([[0.2], [0.6]])], np.array([0.1, 0.5, 0.9]))]
+      >>> [share.value for share in profile([np.array([[0.2], [0.6]])], np.array([0.1, 0.5, 0.9]))]
       [1.0, 0.5, 0.0]
     """
     above = [(task[..., None] > thresholds).mean(axis=1) for task in tasks]
-    drawn = np.mean([c @ a / len(a) for c, a in _resampled(above, resamples)], axis=0)
+    means = np.mean([c @ a / len(a) for c, a in _resamples(above, resamples)], axis=0)
     values = np.mean([a.mean(axis=0) for a in above], axis=0)
-    return [_percentiles(float(v), drawn[:, i], level) for i, v in enumerate(values)]
+    return [_percentiles(float(v), means[:, i], level) for i, v in enumerate(values)]
 
 
 def improvement(
@@ -116,18 +116,18 @@ def improvement(
     value = float(np.mean([w.mean() for w in wins]))
     # A resample would compare a seed's run with its own partner, and no other pair is as alike,
     # more often than the runs do: the spread is that of the other pairs.
-    drawn = []
-    for c, w in _resampled(wins, resamples):
+    estimates = []
+    for c, w in _resamples(wins, resamples):
         pairs = (c @ w * c).sum(1) - c**2 @ np.diag(w)
-        drawn.append(pairs / np.maximum(c.sum(1) ** 2 - (c**2).sum(1), 1))
-    spread = np.mean(drawn, axis=0)
+        estimates.append(pairs / np.maximum(c.sum(1) ** 2 - (c**2).sum(1), 1))
+    spread = np.mean(estimates, axis=0)
     return _percentiles(value, spread - spread.mean() + value, level)
 
 
 def crossed_interval(values: Floats, level: float = 0.95, resamples: int = RESAMPLES) -> Interval:
     """Mean of a table whose rows and columns are both random, with its bootstrap percentiles.
 
-    Rows and columns are drawn anew independently of each other, with what stands where they
+    Rows and columns are resampled independently of each other, with the values where they
     cross (Owen, "The pigeonhole bootstrap", 2007): seeds of a training and problems of its test,
     say. It errs on the wide side.
 
@@ -142,23 +142,23 @@ def crossed_interval(values: Floats, level: float = 0.95, resamples: int = RESAM
       >>> print(f"{result.value:.2f} [{result.low:.2f}, {result.high:.2f}]")
       0.25 [0.20, 0.30]
     """
-    rows, columns = (_drawn(i, size, resamples) / size for i, size in enumerate(values.shape))
-    drawn = np.einsum("br,rc,bc->b", rows, values, columns, optimize=True)
-    return _percentiles(float(values.mean()), drawn, level)
+    rows, columns = (_counts(i, size, resamples) / size for i, size in enumerate(values.shape))
+    means = np.einsum("br,rc,bc->b", rows, values, columns, optimize=True)
+    return _percentiles(float(values.mean()), means, level)
 
 
-def _resampled(tasks: Sequence[Floats], resamples: int) -> list[tuple[Floats, Floats]]:
-    """How often each resample holds each seed [resamples, seeds], beside the task's array."""
-    return [(_drawn(i, len(task), resamples), task) for i, task in enumerate(tasks)]
+def _resamples(tasks: Sequence[Floats], resamples: int) -> list[tuple[Floats, Floats]]:
+    """How often each resample holds each seed [resamples, seeds], with the task's array."""
+    return [(_counts(i, len(task), resamples), task) for i, task in enumerate(tasks)]
 
 
 @lru_cache(maxsize=32)
-def _drawn(task: int, seeds: int, resamples: int) -> Floats:
+def _counts(task: int, seeds: int, resamples: int) -> Floats:
     rng = np.random.default_rng([SOURCE, task])
     return rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples).astype(float)
 
 
-def _percentiles(value: float, drawn: Floats, level: float) -> Interval:
+def _percentiles(value: float, estimates: Floats, level: float) -> Interval:
     tail = (1 - level) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail])
+    low, high = np.quantile(estimates, [tail, 1 - tail])
     return Interval(value, float(low), float(high))

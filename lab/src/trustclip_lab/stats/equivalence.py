@@ -1,4 +1,4 @@
-"""Differences of runs paired by seed: is there one, and is there surely none that matters?"""
+"""Differences of runs paired by seed: does one exist, and is it surely too small to matter?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from trustclip.stats.scores import Floats
 Conclusion = Literal["larger", "smaller", "equivalent", "inconclusive"]
 
 
-def adjusted_runs(values: Floats, beside: Floats, level: float = 0.95) -> Difference:
+def adjusted_runs(values: Floats, covariate: Floats, level: float = 0.95) -> Difference:
     r"""What a difference would be in runs that are equal in something else.
 
     The intercept $a$ of the least-squares line $y_i = a + b x_i$ through the differences of each
@@ -25,30 +25,30 @@ def adjusted_runs(values: Floats, beside: Floats, level: float = 0.95) -> Differ
 
     Args:
       values: differences (ours - theirs) of each seed, three or more.
-      beside: differences of what is held equal, of the same seeds.
+      covariate: differences of what is held equal, of the same seeds.
       level: confidence, in (0, 1).
 
     Returns:
-      `Difference`; nan bounds and p where `beside` does not vary.
+      `Difference`; nan bounds and p where `covariate` does not vary.
 
     Example:
       >>> import numpy as np
-      >>> beside = np.array([0.0, 0.1, 0.2, 0.3])
-      >>> result = adjusted_runs(0.5 + 2 * beside + np.array([0.01, -0.01, -0.01, 0.01]), beside)
+      >>> x = np.array([0.0, 0.1, 0.2, 0.3])
+      >>> result = adjusted_runs(0.5 + 2 * x + np.array([0.01, -0.01, -0.01, 0.01]), x)
       >>> print(f"{result.value:.2f} [{result.low:.2f}, {result.high:.2f}]")
       0.50 [0.45, 0.55]
     """
-    x, y = beside - beside.mean(), values - values.mean()
+    x, y = covariate - covariate.mean(), values - values.mean()
     squares, freedom = float(x @ x), len(values) - 2
     if squares == 0 or freedom < 1:
         return Difference(float(values.mean()), nan, nan, nan)
     slope = float(x @ y) / squares
-    found = float(values.mean() - slope * beside.mean())
-    left = float(((y - slope * x) ** 2).sum()) / freedom
-    error = sqrt(left * (1 / len(values) + float(beside.mean()) ** 2 / squares))
+    intercept = float(values.mean() - slope * covariate.mean())
+    variance = float(((y - slope * x) ** 2).sum()) / freedom
+    error = sqrt(variance * (1 / len(values) + float(covariate.mean()) ** 2 / squares))
     half = t_quantile(level, freedom) * error
-    p = 2 * float(stdtr(freedom, -abs(found) / error)) if error else float(found == 0)
-    return Difference(found, found - half, found + half, p)
+    p = 2 * float(stdtr(freedom, -abs(intercept) / error)) if error else float(intercept == 0)
+    return Difference(intercept, intercept - half, intercept + half, p)
 
 
 def equivalence_p(differences: RunSummary, margin: float) -> float:
@@ -102,8 +102,8 @@ def heterogeneity(differences: Sequence[RunSummary]) -> Heterogeneity:
       `Heterogeneity`; nan where a difference does not spread or there is only one.
 
     Example:
-      >>> found = heterogeneity([RunSummary(0.05, 0.1, 100), RunSummary(-0.01, 0.1, 100)])
-      >>> print(f"{found.q:.1f} {found.freedom} {found.p:.1e}")
+      >>> result = heterogeneity([RunSummary(0.05, 0.1, 100), RunSummary(-0.01, 0.1, 100)])
+      >>> print(f"{result.q:.1f} {result.freedom} {result.p:.1e}")
       18.0 1 2.2e-05
     """
     means = np.array([d.mean for d in differences])
@@ -123,7 +123,7 @@ class Contrast:
       difference: with its own interval and p.
       p_holm: of "no difference", corrected over the contrasts.
       p_equivalent: of "a difference of the margin or more", corrected over the contrasts.
-      conclusion: in words, see `concluded`.
+      conclusion: in words, see `conclude`.
     """
 
     difference: Difference
@@ -144,19 +144,19 @@ def contrasts(
 
     Example:
       >>> both = [RunSummary(0.05, 0.02, 64), RunSummary(0.001, 0.01, 64)]
-      >>> [found.conclusion for found in contrasts(both, margin=0.01)]
+      >>> [contrast.conclusion for contrast in contrasts(both, margin=0.01)]
       ['larger', 'equivalent']
     """
-    found = [paired_runs(d, level) for d in differences]
-    some = holm([f.p for f in found]).tolist()
-    none = holm([equivalence_p(d, margin) for d in differences]).tolist()
+    tests = [paired_runs(d, level) for d in differences]
+    p_holm = holm([test.p for test in tests]).tolist()
+    p_equivalent = holm([equivalence_p(d, margin) for d in differences]).tolist()
     return [
-        Contrast(f, p, q, concluded(f.value, p, q, level))
-        for f, p, q in zip(found, some, none, strict=True)
+        Contrast(test, p, q, conclude(test.value, p, q, level))
+        for test, p, q in zip(tests, p_holm, p_equivalent, strict=True)
     ]
 
 
-def concluded(value: float, p: float, p_equivalent: float, level: float = 0.95) -> Conclusion:
+def conclude(value: float, p: float, p_equivalent: float, level: float = 0.95) -> Conclusion:
     """What two tests of a difference say together.
 
     Equivalence goes first: a difference that is surely not 0 and surely below the margin is one
@@ -169,7 +169,7 @@ def concluded(value: float, p: float, p_equivalent: float, level: float = 0.95) 
       level: confidence, in (0, 1).
 
     Example:
-      >>> concluded(-0.03, 0.001, 0.9), concluded(0.002, 0.01, 0.01), concluded(0.01, 0.2, 0.4)
+      >>> conclude(-0.03, 0.001, 0.9), conclude(0.002, 0.01, 0.01), conclude(0.01, 0.2, 0.4)
       ('smaller', 'equivalent', 'inconclusive')
     """
     alpha = 1 - level + 1e-12

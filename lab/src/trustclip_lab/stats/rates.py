@@ -16,7 +16,7 @@ def mcnemar(ours_alone: int, theirs_alone: int) -> float:
     Under "no difference" each seed on which the two differ is a fair coin.
 
     Args:
-      ours_alone: seeds of which something holds in ours and not in theirs.
+      ours_alone: seeds on which the event occurs in ours and not in theirs.
       theirs_alone: the other way round.
 
     Returns:

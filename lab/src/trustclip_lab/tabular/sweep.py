@@ -49,7 +49,7 @@ class TabularSettings:
         UNCONSTRAINED, "clip", "clip_higher", "atr", "full_kl", "trpo", "soft_gate",
     )  # fmt: skip
     """Methods: a name, or "{name: atr, delta: 0.05}"; "none" is a gate that never closes, "all"
-    stands for every method at its defaults."""
+    every method at its defaults."""
     reference: str = "clip"
     """Method that the others are compared with."""
     environments: tuple[Literal["bandit", "tree"], ...] = ("bandit", "tree")
@@ -71,7 +71,7 @@ class TabularSettings:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            made(name)
+            parse_method(name)
         if self.reference not in self.names:
             raise ValueError(f"`reference` must be one of the methods, got {self.reference!r}.")
         if self.episodes % GROUP:
@@ -83,11 +83,11 @@ class TabularSettings:
         return (UNCONSTRAINED, *methods()) if self.methods == (ALL,) else self.methods
 
 
-def made(text: str) -> Method:
+def parse_method(text: str) -> Method:
     """The method given by a text.
 
     Example:
-      >>> made("{name: atr, delta: 0.05}").to_dict()["delta"]
+      >>> parse_method("{name: atr, delta: 0.05}").to_dict()["delta"]
       0.05
     """
     import yaml
@@ -173,7 +173,7 @@ def run_tabular(settings: TabularSettings, console: Console, out: Path | None = 
         print_table(console, _table(settings, block, f"{environment}, lr {rate:g}"))
         rows += block
     for environment in settings.environments:
-        if best := tuned(rows, environment):
+        if best := at_best_rates(rows, environment):
             print_table(console, _table(settings, best, f"{environment}, best lr"))
     console.print(_legend(settings), highlight=False)
     if out is not None:
@@ -188,49 +188,49 @@ def _block(settings: TabularSettings, environment: str, rate: float) -> Iterator
     )  # fmt: skip
     for name in settings.names:
         outcomes = [
-            train(ENVIRONMENTS[environment](seed), made(name), schedule, seed)
+            train(ENVIRONMENTS[environment](seed), parse_method(name), schedule, seed)
             for seed in range(settings.seeds)
         ]
         yield Row(environment, rate, name, tuple(outcomes))
 
 
-def tuned(rows: Sequence[Row], environment: str) -> list[Row]:
+def at_best_rates(rows: Sequence[Row], environment: str) -> list[Row]:
     """Each method at the rate that was best on the first quarter of the problems, on the others.
 
     Returns:
       A row for each method; none where there is one rate, or there are fewer than 8 problems.
     """
-    by: dict[str, list[Row]] = {}
+    by_method: dict[str, list[Row]] = {}
     for row in rows:
         if row.environment == environment:
-            by.setdefault(row.method, []).append(row)
-    found = []
-    for own in by.values():
+            by_method.setdefault(row.method, []).append(row)
+    best_rows = []
+    for own in by_method.values():
         first = int(TUNING * len(own[0].outcomes))
         if len(own) > 1 and first > 1:
             best = max(own, key=lambda row: sum(row.values("returns")[:first]))
-            found.append(replace(best, outcomes=best.outcomes[first:]))
-    return found
+            best_rows.append(replace(best, outcomes=best.outcomes[first:]))
+    return best_rows
 
 
 def against(rows: Sequence[Row], reference: str) -> dict[str, Contrast]:
     """Method -> its return minus the reference's, tested both ways, Holm's correction over all."""
     base = next(row for row in rows if row.method == reference)
     others = [row for row in rows if row is not base]
-    found = contrasts([row.minus(base) for row in others], MARGIN)
-    return {row.method: one for row, one in zip(others, found, strict=True)}
+    results = contrasts([row.minus(base) for row in others], MARGIN)
+    return {row.method: contrast for row, contrast in zip(others, results, strict=True)}
 
 
 def lines(rows: Sequence[Row], reference: str) -> Iterator[list[str]]:
     """The rows of one table as text."""
-    found = against(rows, reference)
+    by_method = against(rows, reference)
     for row in rows:
         cells = [f"{row.method} ({row.learning_rate:g})", "", "", _middle(row.middle)]
-        if row.method in found:
-            gap = found[row.method].difference
+        if row.method in by_method:
+            gap = by_method[row.method].difference
             cells[1] = f"{percent(gap.value)} {bracket(gap.low, gap.high)}"
-            cells[2] = found[row.method].conclusion
-        yield [*cells, *(_shown(row.interval(field), f) for field, f in COLUMNS.values())]
+            cells[2] = by_method[row.method].conclusion
+        yield [*cells, *(_mean_text(row.interval(field), f) for field, f in COLUMNS.values())]
 
 
 def head(title: str, reference: str) -> list[str]:
@@ -244,17 +244,17 @@ def markdown(rows: Sequence[Row], reference: str, title: str) -> str:
 
 
 def _table(settings: TabularSettings, rows: Sequence[Row], title: str) -> Table:
-    made = Table(*head(title, settings.reference), box=None, pad_edge=False)
+    table = Table(*head(title, settings.reference), box=None, pad_edge=False)
     for line in lines(rows, settings.reference):
-        made.add_row(*line)
-    return made
+        table.add_row(*line)
+    return table
 
 
 def _middle(interval: Interval) -> str:
     return f"{percent(interval.value)} {bracket(interval.low, interval.high)}"
 
 
-def _shown(interval: Interval, factor: float) -> str:
+def _mean_text(interval: Interval, factor: float) -> str:
     digits = 1 if factor == 100 else 3
     half = interval.high - interval.value
     return f"{factor * interval.value:.{digits}f} ± {factor * half:.{digits}f}"

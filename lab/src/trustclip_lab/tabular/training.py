@@ -94,13 +94,13 @@ class Generation:
 
     def batch(self, method: Method, logits: Tensor) -> TokenBatch:
         """The tokens under ``logits``, with all fields that the method requires, exact."""
-        logp, logp_old = logits.log_softmax(-1), self.logits.log_softmax(-1)
+        logp, logp_old = logits.log_softmax(-1), self.logits.log_softmax(-1)  # [states, actions]
         optional: dict[str, Any] = {
             name: self._optional(name, logp, logp_old) for name in method.requires
         }
-        chosen = (self.states, self.actions)
+        tokens = (self.states, self.actions)
         return TokenBatch(
-            logp[chosen], logp_old[chosen], self.advantages,
+            logp[tokens], logp_old[tokens], self.advantages,
             torch.ones_like(self.advantages, dtype=torch.bool), **optional,
         )  # fmt: skip
 
@@ -163,10 +163,10 @@ def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
     for number in range(schedule.generations):
         generation = Generation.of(tree, logits, schedule, number, random)
         for update in range(schedule.updates):
-            compared = generation.gates(logits, schedule.delta)
-            logits, shut = _updated(generation, method, logits, schedule.learning_rate)
+            errors = generation.gates(logits, schedule.delta)
+            logits, gated_share = _step(generation, method, logits, schedule.learning_rate)
             if update:
-                gates.append((*compared, shut))
+                gates.append((*errors, gated_share))
         returns.append(tree.exact(logits).returns)
         moves.append(tree.kl(generation.logits, logits))
     fell = sum(b < a - 1e-12 for a, b in pairwise(returns)) / schedule.generations
@@ -177,13 +177,13 @@ def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
     )  # fmt: skip
 
 
-def _updated(
+def _step(
     generation: Generation, method: Method, logits: Tensor, learning_rate: float
 ) -> tuple[Tensor, float]:
     """Logits after one step of gradient ascent, and the share of tokens without gradient."""
     leaf = logits.detach().requires_grad_()
     surrogate = method.surrogate(generation.batch(method, leaf))
-    (gradient,) = torch.autograd.grad(surrogate.objective.mean(), leaf)
+    (gradient,) = torch.autograd.grad(surrogate.objective.mean(), leaf)  # [states, actions]
     gated = 1 - surrogate.kept.double().mean().item()
     return (leaf + learning_rate * gradient).detach(), gated
 

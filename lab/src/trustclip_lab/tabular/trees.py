@@ -63,13 +63,13 @@ class Tree:
           ``depth``, the second to 1.
         """
         chances = logits.softmax(-1)
-        reached, level, first = [], torch.ones(1, dtype=logits.dtype), 0
+        levels, level, first = [], torch.ones(1, dtype=logits.dtype), 0
         for _ in range(self.depth):
-            reached.append(level)
+            levels.append(level)
             last = first + len(level)
             level = (level[:, None] * chances[first:last]).flatten()
             first = last
-        return torch.cat(reached), level
+        return torch.cat(levels), level
 
     def exact(self, logits: Tensor) -> Exact:
         """Return and entropy of a policy. Logits of shape [states, actions]."""

@@ -105,8 +105,8 @@ def no_ratio_clip(cases: Iterable[Case], method: Method) -> tuple[float, float] 
             (kept_at if keeps else cut_at)[w > 1].append(w)
     pairs = [(min(cut_at[True], default=math.inf), max(kept_at[True])),
              (max(cut_at[False], default=0.0), min(kept_at[False]))]  # fmt: skip
-    found = [(cut, keep) for cut, keep in pairs if (keep - cut) * (cut - 1) > 0]
-    return max(found, key=lambda pair: abs(math.log(pair[1] / pair[0])), default=None)
+    inversions = [(cut, keep) for cut, keep in pairs if (keep - cut) * (cut - 1) > 0]
+    return max(inversions, key=lambda pair: abs(math.log(pair[1] / pair[0])), default=None)
 
 
 # Theorem 4.2 -----------------------------------------------------------------------------------

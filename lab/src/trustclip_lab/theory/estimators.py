@@ -48,8 +48,8 @@ def exact_divergences(case: Case) -> dict[str, float]:
     Example:
       >>> p = [[0.5, 0.3, 0.15, 0.05], [0.4, 0.35, 0.1, 0.15]]
       >>> old, new = torch.tensor(p, dtype=torch.float64)
-      >>> found = exact_divergences(Case(new.log(), old.log(), torch.zeros(4)))
-      >>> {name: round(value, 7) for name, value in found.items()}
+      >>> exact = exact_divergences(Case(new.log(), old.log(), torch.zeros(4)))
+      >>> {name: round(value, 7) for name, value in exact.items()}
       {'kl_old_new': 0.0712157, 'kl_new_old': 0.0889406, 'chi2': 0.245}
     """
     old, new = case.logp_old.exp().tolist(), case.logp.exp().tolist()
@@ -82,7 +82,7 @@ def moments(case: Case, name: str) -> Moments:
     return Moments(mean.item(), variance.sqrt().item(), exact_divergences(case)[target])
 
 
-def moved(logits_old: Tensor, direction: Tensor, distance: float) -> Case:
+def move(logits_old: Tensor, direction: Tensor, distance: float) -> Case:
     r"""The case in which the logits have moved by ``distance`` along ``direction``."""
     return Case(logits_old + distance * direction, logits_old, torch.zeros_like(logits_old))
 
@@ -110,12 +110,12 @@ def crossing(logits_old: Tensor, direction: Tensor) -> float | None:
     from scipy.optimize import brentq
 
     def excess(distance: float) -> float:
-        case = moved(logits_old, direction, distance)
+        case = move(logits_old, direction, distance)
         return moments(case, "k3").std - moments(case, "k1").std
 
     step = 0.05
     for i in range(1, 400):
         if excess((i + 1) * step) > 0:
             root: Any = brentq(excess, i * step, (i + 1) * step)
-            return exact_divergences(moved(logits_old, direction, root))["kl_old_new"]
+            return exact_divergences(move(logits_old, direction, root))["kl_old_new"]
     return None

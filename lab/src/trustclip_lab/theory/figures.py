@@ -25,9 +25,9 @@ def draw_all(folder: Path) -> list[Path]:
       Paths of the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {"constraint": _constraint(), "entropy": _entropy(), "estimators": _estimators()}
+    figures = {"constraint": _constraint(), "entropy": _entropy(), "estimators": _estimators()}
     paths = []
-    for name, svg in drawn.items():
+    for name, svg in figures.items():
         paths.append(folder / f"{name}.svg")
         paths[-1].write_text(svg, encoding="utf-8")
     return paths
@@ -57,7 +57,7 @@ def _estimators() -> str:
     panels, exact = {}, {}
     for title, (logits, direction) in moves.items():
         distances = torch.logspace(-2, 0.6, 40, dtype=DOUBLE).tolist()
-        cases = [estimators.moved(logits, direction, d) for d in distances]
+        cases = [estimators.move(logits, direction, d) for d in distances]
         exact[title] = [estimators.exact_divergences(c)["kl_old_new"] for c in cases]
         panels[title] = {}
         for name in estimators.ESTIMATORS:

@@ -107,17 +107,17 @@ def _beside_one(count: int) -> Iterator[Interval]:
 def _clips(pairs: list[tuple[Case, Interval]]) -> Iterator[Sides]:
     for case, (low, high) in pairs:
         for side in SIDES:
-            chosen = method("clip_higher", low=1 - low, high=high - 1, side=side)
-            yield clipping.method_equality(case, chosen, clipping.ratio_operator(low, high), side)
+            clip = method("clip_higher", low=1 - low, high=high - 1, side=side)
+            yield clipping.method_equality(case, clip, clipping.ratio_operator(low, high), side)
 
 
 def _full_kl(count: int) -> Iterator[Sides]:
     for case in random_cases(count):
         satisfied = torch.full_like(case.logits, case.divergence() <= 0.2, dtype=torch.bool)
         for side in SIDES:
-            chosen = method("full_kl", delta=0.2, side=side)
+            constraint = method("full_kl", delta=0.2, side=side)
             operator = clipping.general_operator(satisfied)
-            yield clipping.method_equality(case, chosen, operator, side)
+            yield clipping.method_equality(case, constraint, operator, side)
 
 
 def _interval_without_one(pairs: list[tuple[Case, Interval]]) -> Check:
@@ -135,8 +135,8 @@ def _interval_without_one(pairs: list[tuple[Case, Interval]]) -> Check:
     )  # fmt: skip
 
 
-def _no_clip_is(name: str, chosen: Method, count: int) -> Check:
-    pair = clipping.no_ratio_clip(random_cases(count, distance=1.5), chosen)
+def _no_clip_is(name: str, constraint: Method, count: int) -> Check:
+    pair = clipping.no_ratio_clip(random_cases(count, distance=1.5), constraint)
     cut, kept = pair or (math.nan, math.nan)
     return Check(
         f"4.1 a constraint on {name} is a clip of the ratio", count, None, pair is None,
@@ -182,13 +182,13 @@ def _clips_like_atr() -> Iterator[Sides]:
 def _equivalence(deltas: list[float]) -> Check:
     x = torch.linspace(-25, 5, 4001, dtype=DOUBLE)
     value, ratio = divergences.k3(x), x.exp()
-    wrong, tried = 0, 0
+    wrong, count = 0, 0
     for delta in deltas:
         low, high = clipping.bisected_bounds(delta)
         clear = (value - delta).abs() > 1e-12 * delta
         wrong += int(((value <= delta) != ((low <= ratio) & (ratio <= high)))[clear].sum())
-        tried += int(clear.sum())
-    return Check("4.2 k3 <= delta is l <= w <= u", tried, None, wrong == 0)
+        count += int(clear.sum())
+    return Check("4.2 k3 <= delta is l <= w <= u", count, None, wrong == 0)
 
 
 def _slopes() -> Check:

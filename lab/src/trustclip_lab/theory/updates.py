@@ -55,10 +55,10 @@ def indicator(case: Case, delta: float, event: Event, side: Side = "strict") -> 
     """
     low, high = intervals.k3(delta)
     w = case.ratio
-    chosen = (2 - high <= w) & (w < low) if event == "X-" else (2 - low < w) & (w <= high)
+    event_holds = (2 - high <= w) & (w < low) if event == "X-" else (2 - low < w) & (w <= high)
     if side == "outward":
-        chosen &= case.advantages < 0 if event == "X-" else case.advantages > 0
-    return chosen.double()
+        event_holds &= case.advantages < 0 if event == "X-" else case.advantages > 0
+    return event_holds.double()
 
 
 def logit_difference(
@@ -91,8 +91,8 @@ def logit_difference(
     )
 
 
-def _formula(case: Case, chosen: Tensor, event: Event) -> Tensor:
-    p, weighted = case.logp.exp(), case.advantages * chosen
+def _formula(case: Case, indicators: Tensor, event: Event) -> Tensor:
+    p, weighted = case.logp.exp(), case.advantages * indicators
     sign = -1 if event == "X-" else 1
     return sign * case.visits * p * (weighted - (p * weighted).sum())
 

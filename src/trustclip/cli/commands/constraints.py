@@ -67,12 +67,12 @@ def _list_methods(rows: Sequence[Sequence[str]], console: Terminal) -> None:
 
 
 def _other_names() -> list[tuple[str, str]]:
-    """Aliases of methods, each with what it stands for, as on a command line."""
+    """Aliases of methods, each with the command line that it abbreviates."""
     from trustclip.constraints.base import ALIASES
 
     return [
-        (alias, " ".join([name, *(f"--{key} {value}" for key, value in made_by.items())]))
-        for alias, (name, made_by) in ALIASES.items()
+        (alias, " ".join([name, *(f"--{key} {value}" for key, value in arguments.items())]))
+        for alias, (name, arguments) in ALIASES.items()
     ]
 
 
@@ -122,27 +122,27 @@ def bounds(argv: Sequence[str]) -> int:
     from trustclip.constraints.adaptive import Adaptive
 
     name, *rest = argv
-    chosen = method_from(name, rest, f"bounds {name}")
-    if isinstance(chosen, Adaptive):
-        _print_thresholds(chosen)
+    method = method_from(name, rest, f"bounds {name}")
+    if isinstance(method, Adaptive):
+        _print_thresholds(method)
     else:
-        say(chosen)
-        _print_interval(chosen)
-        print_twins(chosen)
+        say(method)
+        _print_interval(method)
+        print_twins(method)
     return 0
 
 
-def _print_interval(chosen: Any) -> None:
+def _print_interval(method: Any) -> None:
     """Print the interval, a table of it by old probability, or why there is none."""
     from trustclip.constraints.registry import interval
 
     try:
-        low, high = interval(chosen)
+        low, high = interval(method)
     except ValueError as error:
         if "p_old" in str(error):
-            _print_by_probability(chosen)
+            _print_by_probability(method)
         else:
-            say((chosen.__doc__ or "").strip().splitlines()[0])
+            say((method.__doc__ or "").strip().splitlines()[0])
             say(f"no interval     {error}")
         return
     assert isinstance(low, float) and isinstance(high, float)
@@ -151,49 +151,49 @@ def _print_interval(chosen: Any) -> None:
     say("log-ratio       [{:.12f}, {:.12f}]".format(*logs))
 
 
-def _print_thresholds(chosen: Any) -> None:
+def _print_thresholds(method: Any) -> None:
     """The interval at the initial thresholds, and with each at the ends of its range."""
     from trustclip.constraints.registry import interval
 
-    say(chosen.inner)
+    say(method.inner)
     try:
-        interval(chosen.inner)
+        interval(method.inner)
     except ValueError:
         say("at its initial threshold, which adapts:")
-        return _print_interval(chosen.inner)
+        return _print_interval(method.inner)
     table = Table("threshold", "", "low", "high", box=None, pad_edge=False)
-    for name, one in chosen.controllers:
-        start = getattr(chosen.inner, name)
-        lowest, highest = one.between(start)
+    for name, controller in method.controllers:
+        start = getattr(method.inner, name)
+        lowest, highest = controller.between(start)
         for where, value in (("initial", start), ("lowest", lowest), ("highest", highest)):
-            low, high = interval(dataclasses.replace(chosen.inner, **{name: value}))
+            low, high = interval(dataclasses.replace(method.inner, **{name: value}))
             table.add_row(f"{name} = {value:g}", where, f"{low:.6f}", f"{high:.6f}")
     Terminal().print(table)
     say("the threshold adapts: no stock setting of TRL or verl is its twin")
 
 
-def _print_by_probability(chosen: Any) -> None:
+def _print_by_probability(method: Any) -> None:
     import torch
 
     from trustclip.constraints.registry import interval
 
     table = Table("p_old", "low", "high", "largest possible (1/p)", box=None, pad_edge=False)
     for p in (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99):
-        low, high = interval(chosen, p_old=torch.tensor(p, dtype=torch.float64))
+        low, high = interval(method, p_old=torch.tensor(p, dtype=torch.float64))
         table.add_row(f"{p:g}", f"{float(low):.6f}", f"{float(high):.6f}", f"{1 / p:.4g}")
     Terminal().print(table)
     say("the interval depends on the token's old probability")
 
 
-def print_twins(chosen: Any) -> None:
+def print_twins(method: Any) -> None:
     """Print `Method.twins` in the notation of each trainer."""
-    if not chosen.twins:
+    if not method.twins:
         say("no setting of stock TRL or verl is known to have this gradient")
         return
-    where = ", where a sequence's tokens share their advantage," if _by_sequence(chosen) else ""
+    where = ", where a sequence's tokens share their advantage," if _by_sequence(method) else ""
     say(f"the same gradient{where} in")
-    width = max(map(len, chosen.twins))
-    for trainer, settings in chosen.twins.items():
+    width = max(map(len, method.twins))
+    for trainer, settings in method.twins.items():
         if trainer == "trustclip":
             words = [f"--{key} {value}" for key, value in settings.items() if key != "name"]
             words = [settings["name"], *words]

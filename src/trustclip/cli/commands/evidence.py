@@ -71,7 +71,7 @@ class Power:
     gap: float = 3.0
     """Difference that would matter, in points of the score."""
     power: float = 0.8
-    """Chance to find it."""
+    """Probability of detecting it."""
     comparisons: int | None = None
     """Number of methods that the planned experiment compares with its reference; those of the
     pilot when unset."""
@@ -108,10 +108,10 @@ class Report:
     """Run directories, the folder of a suite, logs of TRL, verl and prime-rl, tokens, or the
     runs.parquet of another report."""
     output_dir: Annotated[Path, Also(("-o",))] = Path("report")
-    """Where the page, the tables and the figures go."""
+    """Folder of the page, the tables and the figures."""
     reaches: float | None = None
     """Also report how many updates it takes to score this, a share of 1 such as 0.9; a suite
-    file may say it as well."""
+    file may set it as well."""
     serve: bool = False
     """Instead of writing files, show the page to this machine's browser and follow the runs
     while they train, until Ctrl-C."""

@@ -21,67 +21,67 @@ T = TypeVar("T")
 
 @takes(DemoSettings)
 def demo(argv: Sequence[str]) -> int:
-    chosen = settings(DemoSettings, argv, "demo")
+    options = settings(DemoSettings, argv, "demo")
     require("transformers", "trl", "plotly", "jinja2")  # the last two of the page it ends with
     _be_quiet()
     from trustclip.recipes.demo import demo as run
 
     console = Terminal()
-    done = run(chosen, console)
-    if done.leads and done.summary.get("finished"):
+    directory = run(options, console)
+    if directory.leads and directory.summary.get("finished"):
         from trustclip.report.page import write_page
 
-        page = write_page(done.path, "A small policy learns")
+        page = write_page(directory.path, "A small policy learns")
         for label, name in (("summary", "summary.json"), ("report", page)):
-            console.print(f"{label:>8}: {done.path / name}", highlight=False)
+            console.print(f"{label:>8}: {directory.path / name}", highlight=False)
     return 0
 
 
 @takes(SFTSettings)
 def sft(argv: Sequence[str]) -> int:
-    chosen, dry = _stage(SFTSettings, argv, "sft")
+    options, dry = _stage(SFTSettings, argv, "sft")
     if dry:
         from trustclip.recipes.preflight.stages import dry_sft
 
-        return dry_sft(chosen, Terminal())
+        return dry_sft(options, Terminal())
     from trustclip.recipes.sft import sft as run
 
-    run(chosen, Terminal())
+    run(options, Terminal())
     return 0
 
 
 @takes(RLSettings)
 def rl(argv: Sequence[str]) -> int:
-    chosen, dry = _stage(RLSettings, argv, "rl")
+    options, dry = _stage(RLSettings, argv, "rl")
     if dry:
         from trustclip.recipes.preflight.stages import dry_rl
 
-        return dry_rl(chosen, Terminal())
+        return dry_rl(options, Terminal())
     from trustclip.recipes.rl import rl as run
 
-    run(chosen, Terminal())
+    run(options, Terminal())
     return 0
 
 
 @takes(EvalSettings)
 def evaluate(argv: Sequence[str]) -> int:
-    chosen, dry = _stage(EvalSettings, argv, "eval")
+    options, dry = _stage(EvalSettings, argv, "eval")
     if dry:
         from trustclip.recipes.preflight.stages import dry_eval
 
-        return dry_eval(chosen, Terminal())
+        return dry_eval(options, Terminal())
     from trustclip.recipes.eval import run_evaluation
 
-    run_evaluation(chosen, Terminal())
+    run_evaluation(options, Terminal())
     return 0
 
 
 def _stage(cls: type[T], argv: Sequence[str], name: str) -> tuple[T, bool]:
     """Settings of a stage, and whether ``--dry-run`` asks for what it would do."""
     rest, dry = _dry(argv)
-    chosen = settings(cls, rest, name)
+    options = settings(cls, rest, name)
     _be_quiet()
-    return chosen, dry
+    return options, dry
 
 
 def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:
@@ -100,7 +100,7 @@ def _be_quiet() -> None:
 RUN_USAGE = """\
 usage: trustclip run FILE [--dry-run] [--SECTION.NAME VALUE ...]
 
-Run a recipe (fine-tuning, training, evaluations), or continue it from what its output_dir holds.
+Run a recipe (fine-tuning, training, evaluations), or continue the one in its output_dir.
 FILE is yours, or the name of one that comes with trustclip: trustclip recipes.
 SIGTERM or Ctrl-C saves and exits with status 0.
 
@@ -108,8 +108,8 @@ SIGTERM or Ctrl-C saves and exits with status 0.
   --SECTION.NAME VALUE  override a value of the file, e.g. --rl.learning-rate 1e-5 --seed 1;
                         --method NAME and --method.NAME VALUE set the method and its
                         hyper-parameters, --trl.NAME VALUE sets any field of TRL's GRPOConfig
-  --output-dir FOLDER   where the run goes: the file's output_dir when unset, and with another
-                        method or seed beside it, as in runs/tiny-clip-seed1
+  --output-dir FOLDER   run directory: the file's output_dir when unset, and with another
+                        method or seed a folder beside it, as in runs/tiny-clip-seed1
 
 Options of the sections: trustclip sft --help, trustclip rl --help, trustclip eval --help."""
 
@@ -121,13 +121,13 @@ def run(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     from trustclip.recipes.files import ALIASES, load_recipe
     from trustclip.recipes.folders import with_folder
-    from trustclip.recipes.shipped import located
+    from trustclip.recipes.shipped import locate
 
     rest, dry = _dry(argv)
     files, changes = changes_of(rest, Recipe, ALIASES)
     if len(files) != 1:
         raise ValueError(f"give one recipe file, got {len(files)}; see trustclip run --help.")
-    file = located(Path(files[0]))
+    file = locate(Path(files[0]))
     recipe = load_recipe(file, with_folder(file, changes))
     console = Terminal()
     _be_quiet()
@@ -137,9 +137,9 @@ def run(argv: Sequence[str]) -> int:
         return dry_run(recipe, console)
     from trustclip.recipes.pipeline import run_recipe
 
-    done = run_recipe(recipe, console)
-    if done.summary.get("finished"):
-        console.print(f"for a page about it: trustclip report {done.path}", highlight=False)
+    directory = run_recipe(recipe, console)
+    if directory.summary.get("finished"):
+        console.print(f"for a page about it: trustclip report {directory.path}", highlight=False)
     return 0
 
 
@@ -150,9 +150,9 @@ Continue a run by the settings in its folder, whichever command began it; a fini
 given more updates. With a constant learning rate it ends bit for bit as if it had had them from
 the start; with another schedule the command says what differs.
 
-  --max-steps N  updates in total, more than the run was to have
-  --NAME VALUE   what no result depends on, e.g. --save-steps 10, or --rl.save-steps 10 where a
-                 recipe began the run"""
+  --max-steps N  updates in total, more than the run had
+  --NAME VALUE   a setting that no result depends on, e.g. --save-steps 10, or --rl.save-steps 10 if
+                 a recipe began the run"""
 
 
 @takes(Recipe)
@@ -169,7 +169,7 @@ def resume(argv: Sequence[str]) -> int:
         )
     command, cls, content = of_run(Path(folders[0]))
     _, changes = changes_of(argv, cls, ALIASES if command == "run" else {})
-    chosen = build(cls, content, Source(f"{folders[0]}/config.yaml", {}, changes))
+    options = build(cls, content, Source(f"{folders[0]}/config.yaml", {}, changes))
     _be_quiet()
     from trustclip.recipes.eval import run_evaluation
     from trustclip.recipes.pipeline import run_recipe
@@ -177,7 +177,7 @@ def resume(argv: Sequence[str]) -> int:
     from trustclip.recipes.sft import sft as tune
 
     of_command = {"rl": reinforce, "sft": tune, "eval": run_evaluation, "run": run_recipe}
-    of_command[command](chosen, Terminal())
+    of_command[command](options, Terminal())
     return 0
 
 
@@ -207,21 +207,21 @@ class Suite:
 
 @reads(Suite)
 def suite(options: Suite) -> int:
-    from trustclip.recipes.shipped import located
+    from trustclip.recipes.shipped import locate
     from trustclip.suite import run_suite
     from trustclip.suite.launchers.base import resources_of
 
     places = ("gpus", "cpus", "extra", "hours", "partition")
-    given = {name: getattr(options, name) for name in places}
+    resources = {name: getattr(options, name) for name in places}
     if options.on == "local" and not options.dry_run:
-        resources_of(options.on, given)  # a wrong option is told before a missing package
+        resources_of(options.on, resources)  # a wrong option is reported before a missing package
         require("transformers", "trl", "datasets", "accelerate", "peft")  # or every run would fail
     return run_suite(
-        located(options.file),
+        locate(options.file),
         Terminal(),
         max_parallel=options.max_parallel,
         on=options.on,
-        resources=given,
+        resources=resources,
         dry_run=options.dry_run,
     )
 
@@ -231,17 +231,17 @@ class Recipes:
     """List the recipes and suites that come with trustclip, or copy one to change it."""
 
     name: Argument[str | None] = None
-    """The one to copy; all are listed when unset."""
+    """The one to copy; lists all when unset."""
     to: Argument[Path] = Path()
     """Folder or file of the copy."""
 
 
 @reads(Recipes)
 def recipes(options: Recipes) -> int:
-    from trustclip.recipes.shipped import command_of, copied, shipped, title
+    from trustclip.recipes.shipped import command_of, copy_shipped, shipped, title
 
     if options.name is not None:
-        copy = copied(options.name, options.to)
+        copy = copy_shipped(options.name, options.to)
         command = command_of(shipped()[options.name])
         say(f"{copy} is yours to change; then: trustclip {command} {copy}")
         return 0

@@ -1,4 +1,4 @@
-"""Commands on one stored run: its tokens, its hashes, its metrics to a tracker, its model out."""
+"""Commands on one stored run: show tokens, check files, send metrics, push the model."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ class Microscope:
     """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export, TRL's
     completions, verl's rollouts, UNIPO's steps; without one, a sample. The page opens more."""
     out: Annotated[Path, Also(("-o",))] = Path("microscope.html")
-    """Where the page goes."""
+    """File of the page."""
     open: bool = False
     """Show it in the browser."""
 
@@ -63,7 +63,7 @@ class Microscope:
 def microscope(options: Microscope) -> int:
     if not options.out.absolute().parent.is_dir():
         raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
-    from trustclip.report.page import token_page
+    from trustclip.report.microscope import token_page
     from trustclip.support.jsonl import write_text
 
     write_text(options.out, token_page(options.files, "Microscope"))
@@ -77,7 +77,7 @@ def microscope(options: Microscope) -> int:
 
 @dataclasses.dataclass
 class Verify:
-    """What of a run directory is whole, changed or missing."""
+    """Which files of a run are whole, changed or missing."""
 
     run: Argument[Path]
     """A run directory, finished or not."""
@@ -89,17 +89,17 @@ class Verify:
 def verify(options: Verify) -> int:
     from trustclip.runs.verify import verify as verify_run
 
-    found = verify_run(options.run)
+    result = verify_run(options.run)
     if options.json:
-        head = {"run": str(options.run), "whole": found.whole, "finished": found.finished}
-        say(json.dumps({**head, "files": [vars(entry) for entry in found.checked]}, indent=1))
+        head = {"run": str(options.run), "whole": result.whole, "finished": result.finished}
+        say(json.dumps({**head, "files": [vars(entry) for entry in result.checked]}, indent=1))
     else:
-        width = max(len(entry.name) for entry in found.checked)
-        for entry in found.checked:
+        width = max(len(entry.name) for entry in result.checked)
+        for entry in result.checked:
             say(f"{entry.state:<10}  {entry.name:<{width}}  {entry.text}".rstrip())
-        state = "finished" if found.finished else "not finished"
-        say(f"{options.run} ({state}) is {found.conclusion}")
-    return 0 if found.whole else 1
+        state = "finished" if result.finished else "not finished"
+        say(f"{options.run} ({state}) is {result.conclusion}")
+    return 0 if result.whole else 1
 
 
 @dataclasses.dataclass
@@ -126,17 +126,17 @@ class Push:
     """Put a run's model and its card into a repository of the Hugging Face hub."""
 
     run: Argument[Path]
-    """A finished run: all of its final/ goes."""
+    """A finished run: everything in its final/ is uploaded."""
     repo: Argument[str]
-    """The repository, owner/name; created if there is none."""
+    """The repository, owner/name; created if it does not exist."""
     public: bool = False
-    """Let everybody see it; otherwise a new repository is private."""
+    """Make a new repository public; otherwise it is private."""
     report: bool = False
     """Add the run's page as report.html, with prompts and completions in it."""
     dry_run: bool = False
-    """Say what would go where, and send nothing."""
+    """Print what would be uploaded, and upload nothing."""
     yes: bool = False
-    """Do not ask before anything is sent; needed where there is no terminal to ask in."""
+    """Upload without asking; required where there is no terminal to ask in."""
 
 
 @reads(Push)

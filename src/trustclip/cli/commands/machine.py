@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from trustclip.cli.arguments import parse, reads, taken, takes
-from trustclip.settings.marks import Argument, Shown
+from trustclip.cli.arguments import parse, reads, split_option, takes
+from trustclip.settings.marks import Argument, Metavar
 from trustclip.support.terminal import say
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Schema:
     """
 
     kind: Argument[Literal["recipe", "suite"]] = "recipe"
-    """Which of them."""
+    """The kind of file."""
 
 
 @reads(Schema)
@@ -72,15 +72,15 @@ class Doctor:
     """Micro-batches per update."""
     method: str = "atr"
     """Name of the constraint."""
-    verl: Annotated[tuple[str, ...], Shown("ARGUMENT")] = ()
+    verl: Annotated[tuple[str, ...], Metavar("ARGUMENT")] = ()
     """Check a configuration of verl, given as verl takes it: the arguments of its trainer."""
-    distributed: Annotated[tuple[str, ...], Shown("RECIPE")] = ()
+    distributed: Annotated[tuple[str, ...], Metavar("RECIPE")] = ()
     """Check the processes of a job, started by the launcher that will train, against a recipe or
     against options: trustclip doctor --distributed --help."""
-    sampler: Annotated[tuple[str, ...], Shown("RECIPE|FILE.jsonl")] = ()
+    sampler: Annotated[tuple[str, ...], Metavar("RECIPE|FILE.jsonl")] = ()
     """Compare the sampler with the trainer on the first completions of a recipe, or on recorded
     ones; a running server with a model: trustclip doctor --sampler --server URL --model MODEL.
-    --length N tells the damage at N tokens."""
+    --length N estimates the damage at N tokens."""
 
 
 @takes(Doctor)
@@ -97,12 +97,12 @@ def doctor(argv: Sequence[str]) -> int:
     from trustclip.engines.schedule import Schedule
     from trustclip.runs.directory import environment
 
-    found = environment()
-    for name, version in found["versions"].items():
+    facts = environment()
+    for name, version in facts["versions"].items():
         say(f"{name:<14}{version}")
-    say(f"{'platform':<14}{found['platform']}")
+    say(f"{'platform':<14}{facts['platform']}")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    say(f"{'devices':<14}{', '.join(devices) or 'CPU only'} ({found['processors']} processors)")
+    say(f"{'devices':<14}{', '.join(devices) or 'CPU only'} ({facts['processors']} processors)")
     schedule = Schedule(
         options.steps_per_generation or options.gradient_accumulation_steps,
         options.num_iterations,
@@ -140,7 +140,7 @@ def _verl(arguments: Sequence[str]) -> int:
 
 @dataclasses.dataclass
 class Job:
-    """The processes of a job, as its launcher started them, against the settings of a training."""
+    """The processes of a job, as its launcher started them, against settings of training."""
 
     method: str = "atr"
     """Name of the constraint."""
@@ -167,7 +167,7 @@ def _distributed(arguments: Sequence[str]) -> int:
     from trustclip.engines.remarks import Remark
     from trustclip.recipes.checks import absent, schedule_of
     from trustclip.recipes.files import load_recipe
-    from trustclip.recipes.preflight.ranks import Load, described, found, remarks
+    from trustclip.recipes.preflight.ranks import Load, describe, inspect_ranks, remarks
     from trustclip.settings.stages import RLStage
 
     if arguments and not arguments[0].startswith("-"):
@@ -186,13 +186,13 @@ def _distributed(arguments: Sequence[str]) -> int:
         str(stage.trl.get("vllm_mode", "colocate")) if stage.use_vllm else "",
         stage.save_steps > 0,
     )
-    world = found(stage.trl)
+    world = inspect_ranks(stage.trl)
     if os.environ.get("RANK", "0") != "0":
         return 0  # the first rank reports for all
-    for label, text in described(world, load):
+    for label, text in describe(world, load):
         say(f"{label:<14}{text}")
-    lacking = (Remark("error", text) for text in absent(stage))
-    return _report([*remarks(world, load), *lacking])
+    missing = (Remark("error", text) for text in absent(stage))
+    return _report([*remarks(world, load), *missing])
 
 
 def _sampler(arguments: Sequence[str]) -> int:
@@ -200,12 +200,12 @@ def _sampler(arguments: Sequence[str]) -> int:
     from pathlib import Path
 
     from trustclip.cli.arguments import changes_of
-    from trustclip.recipes.preflight.sampler import first_completions, recorded
+    from trustclip.recipes.preflight.sampler import first_completions, read_pairs
     from trustclip.settings.stages import Recipe
 
     arguments, length = _length(arguments)
     if any(part.partition("=")[0] == "--server" for part in arguments):
-        return _judged(_of_server(arguments), length)
+        return _report_verdict(_of_server(arguments), length)
     positional, changes = changes_of(arguments, Recipe)
     if len(positional) != 1:
         raise ValueError(
@@ -216,17 +216,17 @@ def _sampler(arguments: Sequence[str]) -> int:
     if path.suffix == ".jsonl":
         if changes:
             raise ValueError(f"a file of completions takes no options, got {', '.join(changes)}.")
-        return _judged(recorded(path), length)
+        return _report_verdict(read_pairs(path), length)
     from trustclip.recipes.files import load_recipe
 
     recipe = load_recipe(path, changes)
     pairs = first_completions(recipe)
-    return _judged(pairs, length or recipe.rl.max_completion_length, recipe.rl.method)
+    return _report_verdict(pairs, length or recipe.rl.max_completion_length, recipe.rl.method)
 
 
 def _length(arguments: Sequence[str]) -> tuple[list[str], int]:
     """The arguments without ``--length N``, and N; 0 where it is not given."""
-    rest, length = taken([*arguments], "--length")
+    rest, length = split_option([*arguments], "--length")
     if length is not None and not (length.isdigit() and int(length)):
         raise ValueError(f"--length is a number of tokens, 1 or more; got {length!r}.")
     return rest, int(length or 0)
@@ -243,16 +243,16 @@ class OfServer:
     served: str = ""
     """The server's name of its model; the first that it has, if empty."""
     tasks: str = "word-sums"
-    """Problems to ask."""
+    """Problems to send."""
     prompt_style: str = "plain"
     """Format of the prompt."""
     completions: int = 32
-    """How many to ask for."""
+    """Number of completions."""
 
 
 def _of_server(arguments: Sequence[str]) -> "Pairs":
     """Completions of a running server, scored by it and by a model here."""
-    from trustclip.recipes.preflight.foreign import asked
+    from trustclip.recipes.preflight.foreign import server_pairs
     from trustclip.settings.stages import EvalSettings
     from trustclip.support.http import check_address
 
@@ -267,19 +267,19 @@ def _of_server(arguments: Sequence[str]) -> "Pairs":
     from trustclip.tasks.prompts import messages
 
     with tempfile.TemporaryDirectory() as folder:
-        given = {name: getattr(options, name) for name in ("model", "tasks", "prompt_style")}
+        shared = {name: getattr(options, name) for name in ("model", "tasks", "prompt_style")}
         settings = EvalSettings(
-            output_dir=Path(folder) / "run", limit=options.completions, max_tokens=1, **given
+            output_dir=Path(folder) / "run", limit=options.completions, max_tokens=1, **shared
         )
         refuse(settings)
         tasks = test_problems(settings, RunDirectory(settings.output_dir, "eval", settings))
     problems = [problem for problems in tasks.values() for problem in problems]
     prompts = [messages(problem.problem, settings.style) for problem in problems]
-    return asked(options.server, options.model, settings.style, prompts, options.served)
+    return server_pairs(options.server, options.model, settings.style, prompts, options.served)
 
 
-def _judged(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> int:
-    """Print the verdict, where the two differ, and what that costs at a length in tokens.
+def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> int:
+    """Print the verdict, where the two differ, and the damage at a length in tokens.
 
     Returns:
       0 if they agree, or differ as half precision or other kernels make them; 1 otherwise.
@@ -297,7 +297,7 @@ def _judged(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> 
     if not length and pairs.position is not None:
         length = int(pairs.position.max()) + 1
     if verdict.adds_up and length:
-        for text in damage.told(pairs, length):
+        for text in damage.sentences(pairs, length):
             say(text)
     if method is not None and (text := damage.too_tight(method, pairs, length)):
         say(text)
@@ -305,10 +305,10 @@ def _judged(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> 
     return 0 if verdict.harmless else 1
 
 
-def _report(found: "Sequence[Remark]") -> int:
+def _report(remarks: "Sequence[Remark]") -> int:
     """Print remarks; 1 if any is an error."""
-    for remark in found:
+    for remark in remarks:
         say(f"{remark.level + ':':<7}{remark.text}")
-    errors = sum(finding.level == "error" for finding in found)
+    errors = sum(remark.level == "error" for remark in remarks)
     say(f"{errors} error{'' if errors == 1 else 's'}" if errors else "no errors")
     return 1 if errors else 0

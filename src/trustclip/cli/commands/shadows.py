@@ -1,4 +1,4 @@
-"""Commands that put other methods in the place of the acting one, on a file of tokens."""
+"""Commands that replay other methods in place of the acting one, on a file of tokens."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from trustclip.cli.arguments import method_from, reads, taken
+from trustclip.cli.arguments import method_from, reads, split_option
 from trustclip.settings.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.support.text import percent
@@ -24,12 +24,12 @@ Methods: """
 
 @dataclasses.dataclass
 class Shadow:
-    """What other methods would have cut of the tokens of a run."""
+    """Which tokens of a run other methods would have cut."""
 
     logs: Argument[tuple[Path, ...]]
     """Files of tokens (.jsonl or .parquet), folders of them, or run directories."""
     methods: str = "all"
-    """Methods, such as "atr, {name: clip, epsilon: 0.1}"; or all that the log suffices for."""
+    """Methods, such as "atr, {name: clip, epsilon: 0.1}"; or all for which the log has the data."""
     acting: str = "clip"
     """Method to compare with, where the log does not record what acted."""
     figure: Path | None = None
@@ -44,33 +44,33 @@ def shadow(options: Shadow) -> int:
     from trustclip.constraints.registry import method
     from trustclip.constraints.shadow import shadow_methods
     from trustclip.runs.watched import able, supplied, watch
-    from trustclip.settings.stages import listed
+    from trustclip.settings.stages import yaml_list
 
     fields, left_out = supplied(options.logs), {}
     if options.methods == "all":
-        chosen, left_out = able([method(name) for name in every()], fields)
+        shadows, left_out = able([method(name) for name in every()], fields)
     else:
-        chosen = shadow_methods(listed(options.methods), fields, "this log")
-    (acting,) = shadow_methods(listed(options.acting), fields, "this log")
-    seen = watch(options.logs, chosen, acting)
-    _print_shadows(seen, Terminal())
+        shadows = shadow_methods(yaml_list(options.methods), fields, "this log")
+    (acting,) = shadow_methods(yaml_list(options.acting), fields, "this log")
+    result = watch(options.logs, shadows, acting)
+    _print_shadows(result, Terminal())
     for reason in left_out.values():
         say(f"left out: {reason}")
     if options.figure is not None:
         from trustclip.findings.shadows import matrix
         from trustclip.report.draw.figures import matrices
 
-        drawn = matrix(seen.acting, seen.metrics)
-        assert drawn is not None  # there is at least one method
-        options.figure.write_text(matrices(drawn.names, drawn.panels), encoding="utf-8")
+        grid = matrix(result.acting, result.metrics)
+        assert grid is not None  # there is at least one method
+        options.figure.write_text(matrices(grid.names, grid.panels), encoding="utf-8")
         say(options.figure)
     return 0
 
 
-def _print_shadows(seen: Any, console: Terminal) -> None:
+def _print_shadows(result: Any, console: Terminal) -> None:
     say(
-        f"{seen.tokens:,} tokens of {seen.completions:,} completions with an advantage; "
-        f"{seen.acting} gated {percent(seen.metrics['gated'], 2)} % of them."
+        f"{result.tokens:,} tokens of {result.completions:,} completions with an advantage; "
+        f"{result.acting} gated {percent(result.metrics['gated'], 2)} % of them."
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("method", no_wrap=True)
@@ -78,9 +78,9 @@ def _print_shadows(seen: Any, console: Terminal) -> None:
         table.add_column(title, justify="right")
 
     def of(label: str, key: str) -> float | None:
-        return seen.metrics.get(f"shadow/{label}/{key}")
+        return result.metrics.get(f"shadow/{label}/{key}")
 
-    for label in sorted(seen.labels, key=lambda name: -(of(name, "gated") or 0)):
+    for label in sorted(result.labels, key=lambda name: -(of(name, "gated") or 0)):
         shares = [percent(of(label, "gated"), 2)]
         shares += [percent(of(label, key)) for key in ("precision", "recall", "jaccard")]
         cosine = of(label, "cosine")
@@ -95,18 +95,18 @@ def suggest(argv: Sequence[str]) -> int:
         say(_SUGGEST + ", ".join(methods()))
         return 0 if argv else 2
     name, *rest = argv
-    rest, share = taken(rest, "--share")
+    rest, text = split_option(rest, "--share")
     from trustclip.runs.suggest import suggest as find
 
     logs, flags = _split(rest)
     if not logs:
         raise ValueError("give at least one file of tokens.")
-    chosen = method_from(name, flags, f"suggest {name}")
+    method = method_from(name, flags, f"suggest {name}")
     try:
-        wanted = float("0.02" if share is None else share)
+        share = float("0.02" if text is None else text)
     except ValueError:
-        raise ValueError(f"--share must be a number such as 0.02, got {share!r}.") from None
-    _print_suggestion(find(chosen, wanted, logs))
+        raise ValueError(f"--share must be a number such as 0.02, got {text!r}.") from None
+    _print_suggestion(find(method, share, logs))
     return 0
 
 
@@ -125,18 +125,18 @@ def _split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
     return paths, flags
 
 
-def _print_suggestion(found: Any) -> None:
+def _print_suggestion(suggestion: Any) -> None:
     from trustclip.cli.commands.constraints import print_twins
 
-    share = found.share
-    say(found.method)
+    interval = suggestion.share
+    say(suggestion.method)
     say(
-        f"would have cut {percent(share.value, 2)} % [{percent(share.low, 2)}, "
-        f"{percent(share.high, 2)}] of {found.tokens:,} tokens (95 % interval over "
-        f"{found.clusters} {found.unit})"
+        f"would have cut {percent(interval.value, 2)} % [{percent(interval.low, 2)}, "
+        f"{percent(interval.high, 2)}] of {suggestion.tokens:,} tokens (95 % interval over "
+        f"{suggestion.clusters} {suggestion.unit})"
     )
-    if len(found.moved) > 1:
-        say(f"moved together, their ratios kept: {', '.join(found.moved)}")
-    for name, (low, value, high) in found.moved.items():
+    if len(suggestion.moved) > 1:
+        say(f"moved together, their ratios kept: {', '.join(suggestion.moved)}")
+    for name, (low, value, high) in suggestion.moved.items():
         say(f"{name} = {value:.4g} [{low:.4g}, {high:.4g}]")
-    print_twins(found.method)
+    print_twins(suggestion.method)

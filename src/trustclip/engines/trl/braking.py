@@ -31,14 +31,14 @@ class Braking(TrainerCallback):
         """Add the completions of a micro-batch; nothing while the brake is off."""
         if not self.brake.on:
             return
-        given = has_rollout(batch)
+        available = has_rollout(batch)  # [batch, time]
         # A completion with one unknown token has an unknown weight.
-        whole = (given | ~batch.mask).all(dim=1) & given.any(dim=1)  # [batch]
-        total = sequence_sum(batch.against("rollout").log_ratio, given)
-        self._log_weights.append(torch.where(whole, total, torch.nan))
+        complete = (available | ~batch.mask).all(dim=1) & available.any(dim=1)  # [batch]
+        total = sequence_sum(batch.against("rollout").log_ratio, available)  # [batch]
+        self._log_weights.append(torch.where(complete, total, torch.nan))
 
     def forget(self) -> None:
-        """Drop the micro-batches of an update that was given up."""
+        """Drop the micro-batches of an abandoned update."""
         self._log_weights.clear()
 
     def measure(self, gather: Callable[[Tensor], Tensor]) -> float:

@@ -173,7 +173,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         return self.method
 
     def sampling(self) -> Sampler:
-        """In what the policy that samples differs from the one in training."""
+        """How the policy that samples differs from the one in training."""
         return as_sampler(self.sampler)
 
     def cut_off(self) -> Iterator[str]:
@@ -204,7 +204,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         return {**super().to_dict(), "method": self.constraint().to_dict(), "shadows": watched}
 
     def schedule(self) -> Schedule:
-        """The update schedule: how many updates are made with one generation."""
+        """The update schedule: how many updates use one generation."""
         return Schedule(
             int(self.steps_per_generation or 1),
             self.num_iterations,
@@ -249,8 +249,8 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         return
     if args.candidates is not None:
         yield "`candidates` are the sampler's kept tokens under `replay`: leave `candidates` out."
-    elif "candidates" not in (given := supply(args)).fields:
-        yield f"`replay` needs the tokens that the sampler kept: {given.missing['candidates']}."
+    elif "candidates" not in (supplied := supply(args)).fields:
+        yield f"`replay` needs the tokens that the sampler kept: {supplied.missing['candidates']}."
     own = args.sampling()
     if not any((args.top_p < 1, args.top_k, args.min_p, own.top_p < 1, own.top_k)):
         yield (
@@ -284,7 +284,7 @@ def undecodable(args: ConstrainedGRPOConfig) -> Iterator[str]:
 
 
 def shadows(
-    specs: Iterable[Any], method: Method, given: Supply = limits.ENGINES["TRL"]
+    specs: Iterable[Any], method: Method, supplied: Supply = limits.ENGINES["TRL"]
 ) -> list[Method]:
     """Shadows beside a method, checked: they get what the engine has at no cost.
 
@@ -292,7 +292,7 @@ def shadows(
       ValueError: one of them is unknown, listed twice, or needs more than that.
     """
     exact = {name for name in method.requires if name.startswith("kl_")}
-    free = {"entropy", "keys", "logp_rollout", *exact} & given.fields
+    free = {"entropy", "keys", "logp_rollout", *exact} & supplied.fields
     return shadow_methods(specs, free, "TRL")
 
 
@@ -303,8 +303,8 @@ def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"must be at least {least}, got {values[name]}."
 
 
-def _with_server(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
-    """What a server does not go with."""
+def _server_conflicts(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
+    """Settings that cannot be combined with a server."""
     if args.server == "none":
         return
     if args.use_vllm or args.use_transformers_continuous_batching:
@@ -332,13 +332,13 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
             yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
     if args.share_prompts and args.head == "trl":
         yield "share_prompts needs trustclip's head, and head='trl' asks for TRL's: leave one out."
-    if problem := limits.refusal(chosen, given := supply(args)):
+    if problem := limits.refusal(chosen, supplied := supply(args)):
         yield problem
-    elif args.candidates and "candidates" not in given.fields:
-        yield f"`candidates` cannot be kept: {given.missing['candidates']}."
+    elif args.candidates and "candidates" not in supplied.fields:
+        yield f"`candidates` cannot be kept: {supplied.missing['candidates']}."
     yield from _no_replay(args, chosen)
-    if args.braking().on and "logp_rollout" not in (given := supply(args)).fields:
-        yield f"`brake` weighs completions by the sampler, and {given.missing['logp_rollout']}."
+    if args.braking().on and "logp_rollout" not in (supplied := supply(args)).fields:
+        yield f"`brake` weighs completions by the sampler, and {supplied.missing['logp_rollout']}."
     cut = (f"a copy does not apply {setting}" for setting in args.cut_off())
     reason = next(iter([*undecodable(args), *cut]), None)
     if reason and not args.sampling().exact:
@@ -346,7 +346,7 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
             f"`sampler` copies the policy, and no copy can sample here: {reason}; leave `sampler` "
             "out."
         )
-    yield from _with_server(args, chosen)
+    yield from _server_conflicts(args, chosen)
     if (
         Trait.CORRECTS_SAMPLER in chosen.traits
         and args.use_vllm

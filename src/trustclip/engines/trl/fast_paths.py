@@ -22,8 +22,8 @@ from trustclip.engines.trl.scoring.foresight import KNOWN_BEFORE, LOSS_TYPES
 from trustclip.engines.trl.upstream import FUSED_HEAD
 from trustclip.head import measured
 
-#: trustclip's output head, its decoding loop, skipping completions that cannot move the policy, and
-#: making the gradient of a trained head while its logits are made, and one pass over each prompt.
+#: trustclip's output head, its decoding loop, skipping completions that cannot move the policy,
+#: computing the gradient of a trained head along with its logits, and one pass over each prompt.
 FastPath = Literal["head", "decoder", "skipping", "foresight", "sharing"]
 
 #: Precision of the decoder by that of the trainer's passes; None for that of the weights.
@@ -40,18 +40,18 @@ def unrecorded(trainer: Any) -> str | None:
     serves = trainer.use_vllm or trainer.rollout_func or trainer.args.server != "none"
     if serves or obstacle("decoder", trainer) is None:
         return None
-    return next(_unrecorded(trainer), None)
+    return next(_recording_obstacles(trainer), None)
 
 
 def check_sampler(trainer: Any) -> None:
     """Refuse, as a ValueError, what depends on a model and is known only now."""
     brake = trainer.args.braking()
     methods = (trainer.method, *trainer.args.watched())
-    needy = [repr(method.name) for method in methods if "logp_rollout" in method.requires]
-    needy += ["`brake`"] * brake.on
-    if needy and (reason := unrecorded(trainer)):
+    dependents = [repr(method.name) for method in methods if "logp_rollout" in method.requires]
+    dependents += ["`brake`"] * brake.on
+    if dependents and (reason := unrecorded(trainer)):
         raise ValueError(
-            f"{needy[0]} needs `logp_rollout`, the log-probabilities that completions were "
+            f"{dependents[0]} needs `logp_rollout`, the log-probabilities that completions were "
             f"sampled with, and they cannot be recorded here: {reason}. Set use_vllm=True with "
             "vllm_importance_sampling_correction=False, or pass a rollout_func."
         )
@@ -76,12 +76,12 @@ def check_sampler(trainer: Any) -> None:
             "shard them: use DDP, or another anchor."
         )
     # TRL refuses it in its own config, and does not see it in a file of accelerate's.
-    by = trainer.accelerator.parallelism_config
-    if by is not None and (by.cp_enabled or by.sp_enabled):
+    sizes = trainer.accelerator.parallelism_config
+    if sizes is not None and (sizes.cp_enabled or sizes.sp_enabled):
         raise ValueError(
-            f"`parallelism_config` has cp_size = {by.cp_size} and sp_size = {by.sp_size}, which "
-            "share out the tokens of each completion, and GRPOTrainer of TRL does not split what "
-            "it has sampled itself: set both to 1 (verl splits sequences)."
+            f"`parallelism_config` has cp_size = {sizes.cp_size} and sp_size = {sizes.sp_size}, "
+            "which share out the tokens of each completion, and GRPOTrainer of TRL does not split "
+            "what it has sampled itself: set both to 1 (verl splits sequences)."
         )
     exact = any(name.startswith(("kl_", "top_k_")) for name in trainer.method.requires)
     flat = trainer.accelerator.distributed_type == "FSDP" and not trainer.accelerator.is_fsdp2
@@ -90,16 +90,16 @@ def check_sampler(trainer: Any) -> None:
             "the exact KL divergence needs the output head outside of the model's pass, and FSDP 1 "
             "has it flattened among other weights there: set `fsdp_version: 2`."
         )
-    if not trainer.args.sampling().exact and (reason := next(_uncopied(trainer), None)):
+    if not trainer.args.sampling().exact and (reason := next(_copy_obstacles(trainer), None)):
         raise ValueError(f"`sampler` copies the policy, and no copy can sample here: {reason}.")
 
 
 def _check_candidates(trainer: Any) -> None:
     if not trainer.args.kept_candidates():
         return
-    needy = "replay" if trainer.args.replay else "candidates"
+    dependent = "replay" if trainer.args.replay else "candidates"
     if "candidates" in trainer.method.requires:
-        needy = trainer.method.name
+        dependent = trainer.method.name
     reasons = [f"trustclip's head does not serve this model: {reason}" for reason in _head(trainer)]
     if trainer.rollout_func is not None:
         reasons.append("rollout_func returns that of the sampled token alone")
@@ -111,12 +111,12 @@ def _check_candidates(trainer: Any) -> None:
         reasons.append("tools make completions of several turns")
     if reasons:
         raise ValueError(
-            f"{needy!r} needs `candidates`, the sampler's log-probabilities of further tokens, and "
-            f"they cannot be kept here: {reasons[0]}."
+            f"{dependent!r} needs `candidates`, the sampler's log-probabilities of further tokens, "
+            f"and they cannot be kept here: {reasons[0]}."
         )
 
 
-def _unrecorded(trainer: Any) -> Iterator[str]:
+def _recording_obstacles(trainer: Any) -> Iterator[str]:
     if trainer.use_transformers_continuous_batching:
         yield "continuous batching returns none"
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -150,25 +150,23 @@ def _head(trainer: Any) -> Iterator[str]:
     if reason := hidden.unusual(model):
         yield reason
     trained = head.weight.requires_grad
-    asked = trainer.args.head == "trustclip" or trainer.args.kept_candidates()
-    if not asked and not measured.serves(trainer.accelerator.device, trained):
+    requested = trainer.args.head == "trustclip" or trainer.args.kept_candidates()
+    if not requested and not measured.serves(trainer.accelerator.device, trained):
         yield "TRL's Triton kernels serve this device, and nothing faster was measured on it"
 
 
-def _uncopied(trainer: Any) -> Iterator[str]:
+def _copy_obstacles(trainer: Any) -> Iterator[str]:
     if obstacle("decoder", trainer) is None:
         return
-    yield from _elsewhere(trainer)
+    yield from _other_samplers(trainer)
     if reason := uncopied(trainer.accelerator.unwrap_model(trainer.model)):
         yield reason
-    yield from _unrecorded(trainer)
+    yield from _recording_obstacles(trainer)
 
 
-def _elsewhere(trainer: Any) -> Iterator[str]:
+def _other_samplers(trainer: Any) -> Iterator[str]:
     """Why neither the decoder nor a copy samples, whatever the model."""
     yield from undecodable(trainer.args)
-    if trainer.use_vllm or trainer.use_transformers_continuous_batching:
-        yield "another engine samples (vLLM or continuous batching)"
     if trainer.rollout_func is not None:
         yield "rollout_func samples"
     if trainer.accelerator.mixed_precision not in DTYPES:
@@ -178,7 +176,7 @@ def _elsewhere(trainer: Any) -> Iterator[str]:
 
 
 def _decoder(trainer: Any) -> Iterator[str]:
-    yield from _elsewhere(trainer)
+    yield from _other_samplers(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
     yield from unlike_generate(model, trainer.generation_config.to_dict())
 

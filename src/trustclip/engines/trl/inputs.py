@@ -47,9 +47,9 @@ def token_batch(
     position = torch.arange(logp.shape[1], device=logp.device)
     # Tools can lengthen a completion past its limit; 2^20 positions hold any context.
     keys = (first_key + inputs["sample_index"])[:, None] * (1 << 20) + position
-    kept = "old_per_token_logps" in inputs  # else the policy in training is the old one
+    has_old = "old_per_token_logps" in inputs  # else the policy in training is the old one
     optional: dict[str, Any] = {
-        "entropy_old": inputs.get("entropy_old") if kept else measured.get("entropy"),
+        "entropy_old": inputs.get("entropy_old") if has_old else measured.get("entropy"),
         "keys": keys,
         "logp_rollout": inputs.get("sampling_per_token_logps"),
         "lag": None if (lag := inputs.get(LAG)) is None else lag.long()[:, None].expand_as(keys),
@@ -76,21 +76,21 @@ def inject(
     clip. Where a kept token's objective differs from $c$ (soft gates, stopped gradients), its
     value in the loss is $-c$.
 
-    What the method does to tokens that were not sampled is in the gradient of the advantages: TRL
-    multiplies them by $w$, or by the bound, and by whatever weighs the token in its loss.
+    The method's gradient in tokens that were not sampled is attached to the advantages: TRL
+    multiplies them by $w$, or by the bound, and by the token's weight in its loss.
 
     Args:
       inputs: gets ``advantages``, and ``old_per_token_logps`` that are finite where masked.
       batch: the tokens.
       c: gradient of the objective in each log-probability, see `trustclip.coefficient`.
         Shape [batch, time].
-      surrogate: what the method made of the tokens.
+      surrogate: the method's, of these tokens.
       pull: of value 0, with the gradient of the objective in the candidates. Shape [batch, time].
 
     Returns:
       (low, high): offsets $\epsilon, \epsilon'$ of the clip. Both [batch, time].
     """
-    x = batch.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    x = batch.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # [batch, time], as all below
     w = x.exp()
     if (old := inputs.get("old_per_token_logps")) is not None:
         # TRL takes the exponential of every token, masked ones and runaways too.
@@ -98,14 +98,15 @@ def inject(
         inputs["old_per_token_logps"] = torch.where(harmless, old, batch.logp - x)
     value = surrogate.objective.detach()
     positive = value > 0
+    # Bounds of the clip that the ratio exceeds on the side that the minimum selects.
     beyond = torch.where(positive, (w / 2).clamp(max=1), (w * 2).clamp(min=1))
     cut = (c == 0) & (value != 0) & ~(beyond < _LEAST_BOUND)
     high = torch.where(cut & positive, beyond - 1, torch.inf)
     low = torch.where(cut & ~positive, 1 - beyond, torch.inf)
-    held = torch.where(positive, 1 + high, 1 - low)  # as TRL computes it
-    advantages = torch.where(cut, value / held, c / w)
+    bound = torch.where(positive, 1 + high, 1 - low)  # as TRL computes it
+    advantages = torch.where(cut, value / bound, c / w)
     if pull is not None:
         with torch.enable_grad():
-            advantages = advantages + pull / torch.where(cut, held, w)
+            advantages = advantages + pull / torch.where(cut, bound, w)
     inputs["advantages"] = advantages
     return low, high

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-#: Most tokens that are asked of vLLM at a position: each is an object of Python there.
+#: Most tokens requested from vLLM at a position: each is a Python object there.
 MOST = 1024
 
 #: In place of a number: all tokens that can be drawn.
@@ -34,8 +34,8 @@ def likeliest(logps: Tensor, k: int) -> Likeliest:
     can be drawn (the others are -inf), as many as the row with the most has.
 
     Example:
-      >>> found = likeliest(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]).log(), 2)
-      >>> found.ids[0].tolist(), found.complete.tolist()
+      >>> top = likeliest(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]).log(), 2)
+      >>> top.ids[0].tolist(), top.complete.tolist()
       ([1, 2], [False, True])
     """
     drawable = logps.isfinite().sum(dim=1)  # [rows]
@@ -48,24 +48,24 @@ def likeliest(logps: Tensor, k: int) -> Likeliest:
     return Likeliest(ids.int(), top, drawable <= k)
 
 
-def joined(steps: Sequence[Likeliest]) -> Likeliest:
-    """One after another, those with fewer tokens filled up."""
-    found = []
+def join(steps: Sequence[Likeliest]) -> Likeliest:
+    """Concatenate positions, padding those with fewer tokens."""
+    fields = []
     for parts, fill in zip(zip(*steps, strict=True), (0, -torch.inf, True), strict=True):
         if parts[0].dim() > 1:
             most = max(part.shape[1] for part in parts)
             parts = [F.pad(part, (0, most - part.shape[1]), value=fill) for part in parts]
-        found.append(torch.cat(list(parts)))
-    return Likeliest(*found)
+        fields.append(torch.cat(list(parts)))
+    return Likeliest(*fields)
 
 
-def padded(rows: Sequence[Likeliest], length: int, device: torch.device) -> Likeliest:
-    """Completions of different lengths as [batch, length, ...]; behind the end is no candidate."""
-    whole = joined(rows)
+def pad(rows: Sequence[Likeliest], length: int, device: torch.device) -> Likeliest:
+    """Completions of different lengths as [batch, length, ...]; no candidates after the end."""
+    whole = join(rows)
     lengths = [len(row.complete) for row in rows]
-    found = []
+    fields = []
     for part, fill in zip(whole, (0, -torch.inf, True), strict=True):
         batch = pad_sequence([*part.split(lengths)], batch_first=True, padding_value=fill)
         more = batch.new_full((len(batch), length - batch.shape[1], *batch.shape[2:]), fill)
-        found.append(torch.cat([batch, more], dim=1).to(device))
-    return Likeliest(*found)
+        fields.append(torch.cat([batch, more], dim=1).to(device))
+    return Likeliest(*fields)

@@ -52,7 +52,7 @@ def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
     acting = stock_method(trainer.args)
     sampler = ("logp_rollout",) if trainer.use_vllm or trainer.rollout_func else ()
     watched = shadow_methods(shadows, {"entropy", *sampler}, "this trainer")
-    # A subclass made on the spot: `super()` is whatever class the trainer has.
+    # A subclass created on the spot: `super()` is whatever class the trainer has.
     observed: Any = trainer
     observed.__class__ = type(f"Observed{cls.__name__}", (_Observed, cls), {})
     observed.method, observed._scored = acting, None
@@ -73,26 +73,26 @@ def stock_method(args: Any) -> Method:
       >>> stock_method(args)
       ClipHigher(low=0.1, high=0.3, side='outward', level='token')
     """
-    if problems := list(_unstated(args)):
+    if problems := list(_inexpressible(args)):
         raise ValueError(f"no method has the gradient of these settings: {'; '.join(problems)}.")
-    found = _of_loss(args)
+    inner = _method_of_loss(args)
     if args.off_policy_mask_threshold is not None:
         anchor = "rollout" if args.use_vllm else "old"
-        found = method("opsm", inner=found, delta=args.off_policy_mask_threshold, anchor=anchor)
-    if _corrects(args) and args.loss_type != "vespo":
+        inner = method("opsm", inner=inner, delta=args.off_policy_mask_threshold, anchor=anchor)
+    if _corrects_sampler(args) and args.loss_type != "vespo":
         level, _, how = getattr(args, f"{_SAMPLER}_mode").partition("_")
         bounds = {"ceiling": getattr(args, f"{_SAMPLER}_clip_max") or NEVER, "level": level}
         if how == "truncate":
-            return method("tis", inner=found, **bounds)
-        return method("icepop", inner=found, floor=getattr(args, f"{_SAMPLER}_clip_min"), **bounds)
-    return found
+            return method("tis", inner=inner, **bounds)
+        return method("icepop", inner=inner, floor=getattr(args, f"{_SAMPLER}_clip_min"), **bounds)
+    return inner
 
 
-def _corrects(args: Any) -> bool:
+def _corrects_sampler(args: Any) -> bool:
     return args.use_vllm and getattr(args, f"{_SAMPLER}_correction")
 
 
-def _unstated(args: Any) -> Iterator[str]:
+def _inexpressible(args: Any) -> Iterator[str]:
     """Settings that change which tokens have a gradient in a way that no method does."""
     if args.top_entropy_quantile < 1:
         yield f"top_entropy_quantile={args.top_entropy_quantile:g} drops tokens by their entropy"
@@ -102,10 +102,10 @@ def _unstated(args: Any) -> Iterator[str]:
         yield f"delta={args.delta:g} cuts at sequence level, or below the clip's own upper bound"
     if args.loss_type == "luspo" and not _by_sequence(args):
         yield "loss_type='luspo' at token level"
-    if _corrects(args) and args.loss_type == "vespo":
+    if _corrects_sampler(args) and args.loss_type == "vespo":
         yield "loss_type='vespo' with a correction of the sampler"
     truncates = getattr(args, f"{_SAMPLER}_mode").endswith("truncate")
-    if _corrects(args) and truncates and getattr(args, f"{_SAMPLER}_clip_min") is not None:
+    if _corrects_sampler(args) and truncates and getattr(args, f"{_SAMPLER}_clip_min") is not None:
         yield f"{_SAMPLER}_clip_min raises the weights of tokens"
 
 
@@ -117,7 +117,7 @@ def _by_sequence(args: Any) -> bool:
     return args.importance_sampling_level == "sequence"
 
 
-def _of_loss(args: Any) -> Method:
+def _method_of_loss(args: Any) -> Method:
     """The method of the loss type alone."""
     if args.loss_type == "cispo":
         return method("cispo", high=_high(args) - 1)
@@ -144,7 +144,7 @@ def _of_loss(args: Any) -> Method:
 
 
 class _Observed(Recorded, GRPOTrainer):
-    """Methods in front of those of a trainer; `observe` makes a class of both."""
+    """Mixin in front of a trainer's class; `observe` combines the two."""
 
     method: Method  # with the gradient of this trainer's loss
     #: Log-probabilities and entropies of the loss being computed; None outside of it.

@@ -11,7 +11,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from trustclip.engines.trl.config import ConstrainedGRPOConfig, too_small
 from trustclip.support.checked import NUMBER, Count, Positive, Share, UpToOne, Whole, explain
-from trustclip.support.consent import allowed
+from trustclip.support.consent import is_allowed
 from trustclip.support.names import nearest, unknown
 
 _Decay = Annotated[float, Field(ge=0, lt=1), NUMBER]
@@ -39,7 +39,7 @@ _OTHER_LOSS = "belongs to a loss of TRL that is not used here; set it in `rl.met
 _SKEWS = "changes the distribution of the samples, which the ratio would not take into account"
 
 #: Fields that a recipe does not pass on, and why: the run sets them for all its parts to agree; or
-#: another value than the default would be ignored, or make the training wrong.
+#: another value than the default would be ignored, or render the training wrong.
 _REFUSED = {
     **dict.fromkeys(("output_dir", "seed", "report_to", "disable_tqdm"), _SET),
     **dict.fromkeys(("reward_weights", "use_cpu"), _SET),
@@ -71,30 +71,30 @@ _NEUTRAL = (
 #: Values within ``model_init_kwargs`` with which Transformers runs a repository's kernels.
 _KERNELS = re.compile(r"(allow_all|use)_kernels|kernel_config|_implementation\W+([\w|.-]+/[\w.-]+)")
 
-#: Keys of ``generation_kwargs`` that leave the distribution of completions as it is.
+#: Keys of ``generation_kwargs`` that do not change the distribution of completions.
 _HARMLESS = {"cache_implementation", "disable_compile", "stop_strings", "use_cache"}
 
 
-def complaints(given: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple[str, str]]:
+def complaints(values: Mapping[str, Any], own: Collection[str]) -> Iterator[tuple[str, str]]:
     """Invalid or unsupported fields among those to pass through, each with what is wrong.
 
     ``own`` are the names of the settings of a recipe's section ``rl``, which are set there.
     """
     fields = {f.name: f for f in dataclasses.fields(ConstrainedGRPOConfig) if f.init}
     hints = get_type_hints(ConstrainedGRPOConfig)
-    for name, value in given.items():
+    for name, value in values.items():
         if name in own:
             yield name, f"`trl.{name}` is a setting of the recipe: set `rl.{name}`."
         elif _REFUSED.get(name) == _SET:
             yield name, f"`trl.{name}` {_SET}."
         elif name not in fields:
             yield name, _unknown(name, passed_through(own), own)
-        elif wrong := [*_wrong(hints[name], value), *_wrong(_RANGES.get(name, Any), value)]:
+        elif wrong := [*_errors(hints[name], value), *_errors(_RANGES.get(name, Any), value)]:
             yield name, f"`trl.{name}` {wrong[0]}" + "." * (not wrong[0].endswith("?"))
         elif name in _REFUSED and value != fields[name].default:
             yield name, f"`trl.{name}` {_REFUSED[name]}."
         elif name == "generation_kwargs":
-            yield from ((name, text) for text in _skewing(value))
+            yield from ((name, text) for text in _skewing_keys(value))
         elif name == "model_init_kwargs" and "trust_remote_code" in str(value):
             # A text is JSON to TRL, which loads the reference model with these.
             yield name, f"`trl.{name}`: 'trust_remote_code' {_REFUSED['trust_remote_code']}."
@@ -121,25 +121,25 @@ def changes_nothing(name: str) -> bool:
 
 
 def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:
-    """The error for a field that there is not; one that the recipe sets itself may be meant."""
+    """The error for an unknown field; one that the recipe sets itself may be meant."""
     near = nearest(name, {*fields, *own})
     if near in own:
         return f"unknown field of GRPOConfig {name!r}; did you mean the recipe's own `rl.{near}`?"
     return unknown("field of GRPOConfig", name, fields)
 
 
-def _foreign_kernels(given: Any) -> str:
+def _foreign_kernels(value: Any) -> str:
     """The error for compiled code that Transformers would download; empty where it is allowed."""
-    found = _KERNELS.search(str(given))
-    if found is None or allowed(found[0]):
+    match = _KERNELS.search(str(value))
+    if match is None or is_allowed(match[0]):
         return ""
     return (
-        f"`trl.model_init_kwargs`: {found[2] or found[0]!r} downloads kernels from a repository, "
+        f"`trl.model_init_kwargs`: {match[2] or match[0]!r} downloads kernels from a repository, "
         "whose code then runs here: if you trust it, allow it with --allow-code."
     )
 
 
-def _wrong(hint: Any, value: Any) -> Iterator[str]:
+def _errors(hint: Any, value: Any) -> Iterator[str]:
     """Type errors of a value; types are strict: neither a text nor a bool is a number."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f"should be a finite number, got {value}"
@@ -152,11 +152,11 @@ def _wrong(hint: Any, value: Any) -> Iterator[str]:
         return  # a third-party type that pydantic cannot check
 
 
-def _skewing(given: Any) -> Iterator[str]:
+def _skewing_keys(value: Any) -> Iterator[str]:
     """Errors for keys of ``generation_kwargs`` that change the sampling distribution."""
-    if not isinstance(given, Mapping):
-        yield f"`trl.generation_kwargs` should be a mapping, got {given!r}."
+    if not isinstance(value, Mapping):
+        yield f"`trl.generation_kwargs` should be a mapping, got {value!r}."
         return
-    for key in given:
+    for key in value:
         if key not in _HARMLESS:
             yield f"`trl.generation_kwargs`: {key!r} {_SKEWS}."

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.batch import Surrogate, TokenBatch
-from trustclip.engines.trl.likeliest import Likeliest, padded
+from trustclip.engines.trl.likeliest import Likeliest, pad
 from trustclip.engines.trl.scoring.exact_kl import Evidence
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a pass over the completions gave and left."""
+class PassResult:
+    """Results of a pass over the completions."""
 
-    logps: Tensor | None  # that TRL got. [batch, time]
-    evidence: Evidence | None = None  # for exact divergences, if it was wanted
+    logps: Tensor | None  # as returned to TRL. [batch, time]
+    evidence: Evidence | None = None  # for exact divergences, if requested
     entropies: Tensor | None = None  # if the method requires them. [batch, time]
     further: Tensor | None = None  # of the sampler's likeliest tokens, if kept. [batch, time, k]
 
@@ -27,20 +27,20 @@ class Generating:
 
     #: Log-probabilities that our decoder sampled with, by its calls and completions.
     sampled: list[list[list[float]]] = field(default_factory=list)
-    passes: list[Seen] = field(default_factory=list)
+    passes: list[PassResult] = field(default_factory=list)
     lag: int = 0  # updates since the weights of the sampler, where it is an older copy
     #: The sampler's likeliest tokens, by its calls and completions, where they are kept.
     likeliest: list[list[Likeliest]] = field(default_factory=list)
 
-    def seen(self, logps: Tensor | None) -> "Seen":
-        """What the pass left that gave these very log-probabilities; nothing if there was none."""
-        return next((seen for seen in self.passes if seen.logps is logps), Seen(None))
+    def result_of(self, logps: Tensor | None) -> "PassResult":
+        """Results of the pass that returned this very tensor; empty ones if there was none."""
+        return next((result for result in self.passes if result.logps is logps), PassResult(None))
 
     def further(self, length: int, device: torch.device) -> Likeliest | None:
         """The sampler's likeliest tokens, of completions padded to a length, where they are kept.
 
         Raises:
-          RuntimeError: completions are made of several calls.
+          RuntimeError: the completions come from several calls.
         """
         if not self.likeliest:
             return None
@@ -49,9 +49,9 @@ class Generating:
                 "the completions were sampled in several turns, and candidates are those of one: "
                 "leave the tools out, or `candidates` and the method that needs them."
             )
-        return padded(self.likeliest[0], length, device)
+        return pad(self.likeliest[0], length, device)
 
-    def known(self, attention_mask: Tensor, length: int) -> Tensor | None:
+    def decoder_logps(self, attention_mask: Tensor, length: int) -> Tensor | None:
         """Log-probabilities of the completions, if the decoder sampled them from this policy.
 
         ``attention_mask`` is that of prompts and completions, [batch, prompt + length].
@@ -67,7 +67,7 @@ class Generating:
 
 @dataclass
 class Training:
-    """The loss of a micro-batch is computed; what the method makes of it is there once TRL asks."""
+    """The loss of a micro-batch is computed; the gate is set once TRL asks for its scores."""
 
     inputs: dict[str, Any]  # a copy of TRL's
     gate: tuple[TokenBatch, Surrogate] | None = None

@@ -25,12 +25,12 @@ def respread(
     if any(batches is None for batches in buffered):
         return None
     return [
-        {name: _own([b[name] for b in batches], name, rank, world, filler) for name in batches[0]}
+        {name: _share([b[name] for b in batches], name, rank, world, filler) for name in batches[0]}
         for batches in zip(*buffered, strict=True)  # type: ignore[arg-type]
     ]
 
 
-def _own(parts: Sequence[Any], name: str, rank: int, world: int, filler: int) -> Any:
+def _share(parts: Sequence[Any], name: str, rank: int, world: int, filler: int) -> Any:
     first = parts[0]
     if first is None or (isinstance(first, Tensor) and first.dim() == 0):
         return first
@@ -41,13 +41,13 @@ def _own(parts: Sequence[Any], name: str, rank: int, world: int, filler: int) ->
         )
     if first.dim() > 1:
         length, fill = max(part.shape[1] for part in parts), filler * name.endswith("_ids")
-        parts = [_padded(part, length - part.shape[1], name in _LEFT, fill) for part in parts]
+        parts = [_pad(part, length - part.shape[1], name in _LEFT, fill) for part in parts]
     rows = torch.cat(list(parts))
     size = len(rows) // world
     return rows[rank * size : (rank + 1) * size].clone()
 
 
-def _padded(x: Tensor, missing: int, left: bool, fill: int) -> Tensor:
+def _pad(x: Tensor, missing: int, left: bool, fill: int) -> Tensor:
     """Pad the second axis. Shape [rows, time, ...]."""
     ends = (missing, 0) if left else (0, missing)
     return pad(x, [0, 0] * (x.dim() - 2) + [*ends], value=fill)

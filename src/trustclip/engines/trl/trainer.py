@@ -36,7 +36,7 @@ from trustclip.engines.trl import fast_paths, redistribute
 from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
-from trustclip.engines.trl.phases import Generating, Seen, Training
+from trustclip.engines.trl.phases import Generating, PassResult, Training
 from trustclip.engines.trl.recording.records import (
     Recorded,
     attach_recorders,
@@ -44,7 +44,8 @@ from trustclip.engines.trl.recording.records import (
     stored_logs,
 )
 from trustclip.engines.trl.recording.shares import clip_ratios
-from trustclip.engines.trl.sampling import returned, sampled, stopping
+from trustclip.engines.trl.sampling import returned, sampled
+from trustclip.engines.trl.sampling.generate import stoppable
 from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
 from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing, skipping
@@ -138,7 +139,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
-        fast_paths.check_sampler(self)  # refuses before a server is asked or the model is changed
+        fast_paths.check_sampler(self)  # before a server is contacted or the model is changed
         self._braking = Braking(args.braking())
         if self._braking.brake.on:
             self.add_callback(self._braking)
@@ -147,11 +148,11 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             self.rollout_func = sampled.same_lengths(self.rollout_func)
         decay = average.decay_of(self.method)
         self._average = None if decay is None else average.Average(self._unwrapped(), decay)
-        self._examined = not args.sampling().exact  # whether samples have been looked at
+        self._examined = not args.sampling().exact  # whether samples have been checked
         self._copies = Copies(args.sampling(), args.kept_candidates())
         if self.use_vllm and self._copies.likeliest:
-            returned.allow(self.vllm_generation, self._asked_of_vllm())
-        self._request = self._put_head()  # before the divergences, which take what this head finds
+            returned.allow(self.vllm_generation, self._vllm_logprobs())
+        self._request = self._install_head()  # before the divergences, which use this head's scores
         self._watch = KLWatch(
             self._unwrapped(),
             self.method,
@@ -167,7 +168,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
                 "from 1 before any update. Set disable_dropout=True, and lora_dropout=0.",
                 stacklevel=2,
             )
-        attach_recorders(self)  # last: they write down settings of a trainer that will train
+        attach_recorders(self)  # last: they record a trainer that has passed all checks
 
     def _takes(self, path: fast_paths.FastPath) -> bool:
         """Whether a fast path is taken; the reason for declining it is logged once."""
@@ -177,7 +178,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             logger.info("fast path %r is not taken: %s.", path, reason)
         return reason is None
 
-    def _put_head(self) -> Request | None:
+    def _install_head(self) -> Request | None:
         """Install trustclip's output head in the model if that is requested or faster."""
         if self.args.share_prompts and (reason := fast_paths.obstacle("sharing", self)):
             raise ValueError(f"share_prompts cannot serve this model: {reason}. Leave it out.")
@@ -195,7 +196,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     def get_train_dataloader(self) -> Any:
         loader: Any = super().get_train_dataloader()
         if self.accelerator.device.type == "cpu":
-            loader.device = None  # a batch holds texts only; walking through it costs time
+            loader.device = None  # a batch holds texts only; moving it would search it for tensors
         return loader
 
     # -- generating: samples, the policy that made them, rewards -----------------------------------
@@ -209,15 +210,15 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         finally:
             self._phase, self.unfinished = None, "update"
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
-        self._number_completions(output)  # first: keys of tokens and all records go by the numbers
+        self._number_completions(output)  # first: keys of tokens and all records use the numbers
         output["sampled"] = output["generated"] - phase.lag
-        seen = phase.seen(old)
-        if seen.entropies is not None:
-            output["entropy_old"] = seen.entropies
-        if seen.evidence is not None and old is not None:
-            output |= self._watch.keep(self._unwrapped(), seen.evidence, ids, old)
+        scored = phase.result_of(old)
+        if scored.entropies is not None:
+            output["entropy_old"] = scored.entropies
+        if scored.evidence is not None and old is not None:
+            output |= self._watch.keep(self._unwrapped(), scored.evidence, ids, old)
         if (further := phase.further(ids.shape[1], ids.device)) is not None:
-            output |= candidates.stored(further, seen.further)
+            output |= candidates.input_entries(further, scored.further)
         if old is not None and self.method.statistics_over == "generation":
             statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
             output |= {STATISTICS + name: value for name, value in statistics.items()}
@@ -231,12 +232,13 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         inputs, parts = super()._prepare_inputs(generation_batch), self._buffered_inputs
         window = self.args.gradient_accumulation_steps
         # A loss that a micro-batch normalises alone depends on which completions it has.
-        apart = self.loss_type == "bnpo" or self.method.statistics_over == "micro_batch"
-        shares = self._request is not None and self._request.shares and not apart
+        alone = self.loss_type == "bnpo" or self.method.statistics_over == "micro_batch"
+        shares = self._request is not None and self._request.shares and not alone
         whole = self.args.whole_groups
+        # Once a generation: TRL has then replaced its buffer of micro-batches.
         if parts is before or not parts or not (whole or (shares and len(parts) % window == 0)):
             return inputs
-        self._buffered_inputs = sharing.regrouped(parts, len(parts) if whole else window)
+        self._buffered_inputs = sharing.regroup(parts, len(parts) if whole else window)
         return self._buffered_inputs[self._step % len(parts)]
 
     def _generate(self, prompts: Any) -> Any:
@@ -251,7 +253,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         return output
 
     def _sample(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """Completions of one turn; of a run that is to stop, what there is of them."""
+        """Completions of one turn; unfinished ones where the run is to stop."""
         turn = partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
         phase = self._phase
         if not isinstance(phase, Generating):
@@ -263,16 +265,16 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if not copied and not self._takes("decoder"):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
-            turn = stopping.stoppable(model, self.stopping, turn)
-            if self.use_vllm and (k := self._asked_of_vllm()):
-                every = 0 < self.args.top_k <= k
-                with returned.with_likeliest(self.vllm_generation, k, every) as further:
-                    output = turn()
-                phase.likeliest.append(further)
-                return output
-            if supplied:
-                return turn()
-            tokens, logps, further = sampled.with_logps(model, turn, self._copies.likeliest)
+            with stoppable(model, self.stopping):
+                if self.use_vllm and (k := self._vllm_logprobs()):
+                    every = 0 < self.args.top_k <= k
+                    with returned.with_likeliest(self.vllm_generation, k, every) as further:
+                        output = turn()
+                    phase.likeliest.append(further)
+                    return output
+                if supplied:
+                    return turn()
+                tokens, logps, further = sampled.with_logps(model, turn, self._copies.likeliest)
             phase.likeliest += [further] if further else []
             return tokens, logps
         copies = self._copies
@@ -282,18 +284,19 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         decoder, version = copies.next(self._unwrapped(), self.state.global_step, dtype)
         phase.lag = self.state.global_step - version
         limit, ends = self.max_completion_length, set(end_tokens(self))
-        given = (prompt_ids, limit, ends, self.temperature)
-        decoded = decoder.decode(*given, **copies.cut_off, stop=self.stopping)
+        decoded = decoder.decode(
+            prompt_ids, limit, ends, self.temperature, stop=self.stopping, **copies.cut_off
+        )
         logps = [completion.logps for completion in decoded]
         if copies.likeliest:
             further = [one.likeliest for one in decoded if one.likeliest is not None]
             phase.likeliest.append(further)
-        if copies.exact and decoder.dtype == torch.float32:  # else passes round otherwise
+        if copies.exact and decoder.dtype == torch.float32:  # else the passes round differently
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
 
-    def _asked_of_vllm(self) -> int:
-        """How many of its likeliest tokens vLLM returns: all that top-k leaves, for a replay."""
+    def _vllm_logprobs(self) -> int:
+        """Likeliest tokens that vLLM returns at a position: all that top-k leaves, for a replay."""
         return self.args.top_k if self.args.replay else self._copies.likeliest
 
     # -- scoring: TRL asks for log-probabilities in both phases ------------------------------------
@@ -301,50 +304,51 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        given = (model, input_ids, attention_mask, *args)
+        arguments = (model, input_ids, attention_mask, *args)
         match self._phase:
             case Generating() as phase:
-                return self._score_sampled(phase, *given, **kwargs)
+                return self._score_sampled(phase, *arguments, **kwargs)
             case Training() as phase:
-                return self._score_trained(phase, *given, **kwargs)
+                return self._score_trained(phase, *arguments, **kwargs)
             case None:
-                return self._score(None, *given, **kwargs)
+                return self._score(None, *arguments, **kwargs)[:3]
 
     def _score(
         self, policy: Any, model: Any, input_ids: Tensor, mask: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """TRL's scores and the evidence of a pass of ``policy`` (``"old"`` or ``"new"``)."""
+        """TRL's scores, and the evidence of a pass of ``policy`` (``"old"``, ``"new"`` or None)."""
         if self._request is not None:
             self._request.entropy = kwargs.get("compute_entropy", False)
-        ask = super()._get_per_token_logps_and_entropies
+        score = super()._get_per_token_logps_and_entropies
         if policy is None:
-            return ask(model, input_ids, mask, *args, **kwargs)
-        with self._watch.watching(self.accelerator.unwrap_model(model), policy) as seen:
-            scores = ask(model, input_ids, mask, *args, **kwargs)
-        return *scores, seen.of_completions(scores[0].shape[1])
+            return *score(model, input_ids, mask, *args, **kwargs), None
+        with self._watch.watching(self.accelerator.unwrap_model(model), policy) as passes:
+            scores = score(model, input_ids, mask, *args, **kwargs)
+        return *scores, passes.of_completions(scores[0].shape[1])
 
     def _score_sampled(
         self, phase: Generating, model: Any, input_ids: Tensor, mask: Tensor, *args: Any, **kw: Any
     ) -> Any:
         """Log-probabilities under the sampling policy; the decoder's own where it sampled."""
-        known = None if self.beta else phase.known(mask, args[0])
+        # Not with beta: TRL then scores the reference policy through here, too.
+        recorded = None if self.beta else phase.decoder_logps(mask, args[0])  # [batch, time]
         policy = "old" if self._watch.wants_generation(self.state.global_step) else None
         entropy = "entropy_old" in self.method.requires
         sampler = phase.further(args[0], input_ids.device)
-        if known is not None and policy is None and not entropy:
-            phase.passes.append(Seen(known, further=None if sampler is None else sampler.logps))
-            return known, None, None
+        of_sampler = None if sampler is None else sampler.logps  # [batch, time, k]
+        if recorded is not None and policy is None and not entropy:
+            phase.passes.append(PassResult(recorded, further=of_sampler))
+            return recorded, None, None
         kw |= {"compute_entropy": True} if entropy else {}
         ids = None if sampler is None else sampler.ids
-        with self._leaving_between_passes(model), candidates.asking(self._request, ids) as asked:
-            logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
-        further = None if asked is None else asked.logps
-        if known is not None:
-            logps, further = known, None if sampler is None else sampler.logps
+        with self._leaving_between_passes(model), candidates.querying(self._request, ids) as query:
+            logps, entropies, aux, old = self._score(policy, model, input_ids, mask, *args, **kw)
+        further = None if query is None else query.logps
+        if recorded is not None:
+            logps, further = recorded, of_sampler
         elif self.args.replay and further is not None and sampler is not None:
-            logps, further = candidates.replayed(logps, further, sampler.logps)
-        of_pass = Seen(logps, seen[0] if seen else None, entropies if entropy else None, further)
-        phase.passes.append(of_pass)
+            logps, further = candidates.replay(logps, further, sampler.logps)
+        phase.passes.append(PassResult(logps, old, entropies if entropy else None, further))
         return logps, entropies, aux
 
     @contextmanager
@@ -356,11 +360,11 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if self.accelerator.num_processes > 1 and self._takes("decoder"):
             yield
             return
-        ask = model.register_forward_pre_hook(lambda *_: self.leave_if_asked(), prepend=True)
+        hook = model.register_forward_pre_hook(lambda *_: self.leave_if_asked(), prepend=True)
         try:
             yield
         finally:
-            ask.remove()
+            hook.remove()
 
     def _score_trained(
         self, phase: Training, model: Any, input_ids: Tensor, mask: Tensor, *args: Any, **kw: Any
@@ -368,44 +372,45 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         """Log-probabilities under the policy in training, on which the method acts."""
         inputs = phase.inputs
         generated = inputs.get("generated")
-        # All completions were sampled from the current policy, so that ratios are 1.
+        # Where all completions were sampled from the current policy, ratios are 1. [batch]
         on_policy = generated is not None and bool((generated == self.state.global_step).all())
         skips = self._mode == "train" and self._takes("skipping")
         rows = skipping.rows_that_matter(inputs) if skips else None
-        if rows is not None:
-            input_ids, mask = input_ids[rows], mask[rows]
+
+        def select(values: Tensor) -> Tensor:
+            return values if rows is None else values[rows]
+
+        input_ids, mask = select(input_ids), select(mask)
         anchor = None
-        # Before the pass with a graph, whose weights must be the policy's until backward.
+        # Before the pass with a graph, whose weights must remain the policy's until backward.
         if self._average is not None:
             self._average.follow(self.state.global_step)
             with self._average.in_place():
                 anchor, *_ = self._score(None, model, input_ids, mask, *args, **kw)
         policy = "new" if self._watch.wants(inputs) and not on_policy else None
         foresees = self._mode == "train" and self._request is not None and self._takes("foresight")
-        told = foresight.told(self, inputs, rows, on_policy) if foresees else nullcontext()
+        announced = foresight.announce(self, inputs, rows, on_policy) if foresees else nullcontext()
         ids = inputs.get(candidates.CANDIDATES[0])
-        ids = ids if ids is None or rows is None else ids[rows]
-        with told, candidates.asking(self._request, ids) as asked:
-            logps, entropies, aux, *seen = self._score(policy, model, input_ids, mask, *args, **kw)
-        further = None if asked is None else asked.logps
+        ids = None if ids is None else select(ids)
+        with announced, candidates.querying(self._request, ids) as query:
+            logps, entropies, aux, new = self._score(policy, model, input_ids, mask, *args, **kw)
+        further = None if query is None else query.logps
         if self.args.replay and further is not None:
-            rollout = inputs[candidates.CANDIDATES[1]]
-            rollout = rollout if rows is None else rollout[rows]
-            logps, further = candidates.replayed(logps, further, rollout)
+            rollout = select(inputs[candidates.CANDIDATES[1]])
+            logps, further = candidates.replay(logps, further, rollout)
         unwrapped = self.accelerator.unwrap_model(self.model)
-        new = seen[0] if seen else None
         kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
         if rows is not None:
-            logps, entropies = skipping.widened(inputs, rows, logps, entropies)
-        if on_policy:  # so that the ratio is exactly 1; not sooner: skipped rows take the old ones
+            logps, entropies = skipping.widen(inputs, rows, logps, entropies)
+        if on_policy:  # so that the ratio is exactly 1; not earlier: skipped rows use the old ones
             inputs.pop("old_per_token_logps", None)
-        measured = {"entropy": entropies.detach(), **kl}
+        measured = {"entropy": entropies.detach(), **kl}  # [batch, time] each
         if anchor is not None:  # a skipped completion counts as one at ratio 1
             whole = anchor if rows is None else skipping.spread(anchor, rows, logps)
             measured["logp_average"] = whole
         if further is not None:
             measured["candidates"] = candidates.of_inputs(inputs, further, rows, on_policy)
-        # TRL goes on from here to its loss, and finds our advantages and bounds in its place.
+        # When TRL goes on to its loss, our advantages and bounds must be in place of its own.
         phase.gate = self._constrain(inputs, logps.detach(), measured)
         self._measure(phase, rows)
         return logps, entropies, aux
@@ -415,8 +420,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._phase = phase = Training(dict(inputs))
         if "sampled" in inputs:
-            # Updates since the sampler's weights, of each completion. [batch]
-            phase.inputs[LAG] = self.state.global_step - inputs["sampled"]
+            # Updates since the sampler's weights, of each completion.
+            phase.inputs[LAG] = self.state.global_step - inputs["sampled"]  # [batch]
         try:
             loss = super()._compute_loss(model, phase.inputs)
         finally:
@@ -447,12 +452,14 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             self._examined = True
             if notice := sampled.oddity(batch):
                 warnings.warn(notice, stacklevel=2)
+        # Before the gradient, which reads them; those of a generation came with the inputs.
         if self.method.statistics_over and batch.statistics is None:
             batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
         pull = None
         if Trait.MOVES_CANDIDATES in self.method.traits:
-            c, among, surrogate = gradient_with_candidates(self.method, batch)
-            pull = candidates.pull(among, measured["candidates"].logp)
+            # c [batch, time] for the sampled tokens, the other [batch, time, k] for the candidates.
+            c, of_candidates, surrogate = gradient_with_candidates(self.method, batch)
+            pull = candidates.pull(of_candidates, measured["candidates"].logp)
         else:
             c, surrogate = gradient(self.method, batch)  # [batch, time]
         self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate, pull)
@@ -464,17 +471,17 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
         assert phase.gate is not None
         batch, surrogate = phase.gate
-        seen = batch if rows is None else skipping.only_what_matters(batch)
-        self._windows[self._mode].add(seen, surrogate, self.method, phase.coefficient)
+        scored = batch if rows is None else skipping.only_what_matters(batch)
+        self._windows[self._mode].add(scored, surrogate, self.method, phase.coefficient)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
-        if self.accelerator.num_processes > 1:  # alone it is known without waiting for a GPU
+        if self.accelerator.num_processes > 1:  # one rank knows it without waiting for a GPU
             skipped = self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
         self._metrics[self._mode]["trustclip/skipped"].append(skipped)
         if self._mode == "train":
             if Trait.ADAPTS in self.method.traits:
-                self._update.add(batch, surrogate)  # of all tokens: then none is skipped
+                self._update.add(batch, surrogate)  # of all tokens: nothing is skipped then
             self._braking.add(batch)
-            self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, seen)
+            self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, scored)
 
     def _finish_update(self) -> None:
         # Gradients are complete and the optimizer has not stepped: the brake's factor is in time.
@@ -529,14 +536,15 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:
         own, ranks = super()._redistributed(stored), self._ranks
         buffered = [each["carried"]["_buffered_inputs"] for each in stored]
-        given = (ranks.rank, ranks.world, self.processing_class.pad_token_id or 0)
-        spread = {"_buffered_inputs": redistribute.respread(buffered, *given)}
+        filler = self.processing_class.pad_token_id or 0
+        micro_batches = redistribute.respread(buffered, ranks.rank, ranks.world, filler)
+        carried = {**own["carried"], "_buffered_inputs": micro_batches}
         windows = redistribute.summed([each["windows"] for each in stored], ranks.rank)
-        return {**own, "carried": {**own["carried"], **spread}, "windows": windows}
+        return {**own, "carried": carried, "windows": windows}
 
     def _restore(self, progress: dict[str, Any]) -> None:
         super()._restore(progress)
-        # A checkpoint lies between two updates: nothing of the one that was given up may count.
+        # A checkpoint lies between two updates: nothing of an abandoned update may count.
         self._update = diagnostics.Window()
         self._braking.forget()
         self._forget_update()
@@ -545,6 +553,6 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         self.method = self.method.restored(progress["method"])
         self._watch.old_head = progress["old_head"]
         self._copies.restore(progress.get("copies", []))
-        if self._average and (kept := progress.get("average")):
-            self._average.restore(kept)
+        if self._average and (state := progress.get("average")):
+            self._average.restore(state)
         restore_logs(self._logs, progress["logs"])

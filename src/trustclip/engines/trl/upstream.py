@@ -127,12 +127,12 @@ def announced_level(args: Any, method: Method) -> Iterator[None]:
     twin = method.twins.get("TRL")
     own = getattr(method, "level", "token")
     level = own if twin is None else twin.get("importance_sampling_level", "token")
-    kept = args.importance_sampling_level
-    args.importance_sampling_level = "sequence" if level == "sequence" else kept
+    original = args.importance_sampling_level
+    args.importance_sampling_level = "sequence" if level == "sequence" else original
     try:
         yield
     finally:
-        args.importance_sampling_level = kept
+        args.importance_sampling_level = original
 
 
 def end_tokens(trainer: Any) -> list[int]:
@@ -145,22 +145,22 @@ def end_tokens(trainer: Any) -> list[int]:
 
 def lacking(trainer: type) -> list[str]:
     """Members and keys of the lists above that a class does not mention anywhere in its code."""
-    found = set(vars(trainer))
+    names = set(vars(trainer))
     for value in vars(trainer).values():
         function = getattr(value, "__wrapped__", value)
         if isinstance(function, FunctionType):
-            found |= _mentioned(function.__code__)
-    return sorted({*MEMBERS, *INPUT_KEYS} - {"eos_token_ids"} - found)
+            names |= _mentioned_names(function.__code__)
+    return sorted({*MEMBERS, *INPUT_KEYS} - {"eos_token_ids"} - names)
 
 
-def _mentioned(code: CodeType) -> set[str]:
-    found: set[str] = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
+def _mentioned_names(code: CodeType) -> set[str]:
+    names: set[str] = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            found |= _mentioned(constant)
+            names |= _mentioned_names(constant)
         elif isinstance(constant, tuple | frozenset):
-            found |= {c for c in constant if isinstance(c, str)}
-    return found
+            names |= {c for c in constant if isinstance(c, str)}
+    return names
 
 
 def check_release(release: str, trainer: type) -> None:

@@ -1,24 +1,9 @@
 """verl: a policy loss for any method, through verl's own registry; see `loss`.
 
-`TrustclipLossConfig` is what ``policy_loss._target_`` names in verl's configuration.
+`TrustclipLossConfig` is what ``policy_loss._target_`` names in verl's configuration. verl is
+imported with the loss alone: the checks of a configuration do without it.
 """
 
-from typing import TYPE_CHECKING, Any
+from trustclip.support.lazy import public
 
-if TYPE_CHECKING:
-    from trustclip.engines.verl.loss import TrustclipLossConfig as TrustclipLossConfig
-
-__all__ = ["TrustclipLossConfig"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "TrustclipLossConfig":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # verl is imported with the loss alone: the checks of a configuration do without it.
-    from trustclip.engines.verl import loss
-
-    return loss.TrustclipLossConfig
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = public(__name__)

@@ -41,7 +41,7 @@ BYPASS = f"{CORRECTION}.bypass_mode"
 CALCULATE = "actor_rollout_ref.rollout.calculate_log_probs"
 
 #: Settings that only verl's own losses read, with their defaults.
-_UNREAD = {
+_IGNORED = {
     **{f"{ACTOR}.{name}": 0.2 for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high")},
     f"{ACTOR}.clip_ratio_c": 3.0,
     f"{ACTOR}.tau_pos": 1.0,
@@ -61,7 +61,7 @@ _KEYS = {
     "loss_mode",
     "rollout_correction",
     *_OWN_KEYS,
-    *(key.removeprefix(f"{POLICY_LOSS}.") for key in _UNREAD if key.startswith(POLICY_LOSS)),
+    *(key.removeprefix(f"{POLICY_LOSS}.") for key in _IGNORED if key.startswith(POLICY_LOSS)),
 }
 
 
@@ -86,9 +86,9 @@ def installed() -> Installed:
         return Installed(None)
     modes = importlib.import_module("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
-    named = {name.strip() for name in policy.split(",")}
+    plugins = {name.strip() for name in policy.split(",")}
     entry_points = {point.name for point in metadata.entry_points(group="verl.plugins")}
-    allowed = policy == "auto" or LOSS_MODE in named
+    allowed = policy == "auto" or LOSS_MODE in plugins
     return Installed(version, tuple(modes), LOSS_MODE in entry_points and allowed)
 
 
@@ -112,15 +112,15 @@ def remarks(config: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
 
     Example:
       >>> config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "trustclip_art"}}}}
-      >>> for found in remarks(config, Installed("0.9.1")):
-      ...     print(found.level, found.text[:61])
+      >>> for remark in remarks(config, Installed("0.9.1")):
+      ...     print(remark.level, remark.text[:61])
       error unknown loss_mode 'trustclip_art'; did you mean 'trustclip_at
     """
     yield from _environment(verl)
     settings = read(config, POLICY_LOSS, {})
     mode = read(settings, "loss_mode", "vanilla")
     if not str(mode).startswith(LOSS_MODE):
-        yield from _foreign(mode, settings, verl)
+        yield from _other_loss(mode, settings, verl)
         return
     chosen = None
     try:
@@ -132,11 +132,11 @@ def remarks(config: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
             chosen = constraint(settings)
     except ValueError as error:
         yield _error(str(error))
-    yield from _reached(config, settings, verl)
+    yield from _import_problems(config, settings, verl)
     if mode == WATCH:
         return
-    yield from _replaced(config)
-    yield from _unread(config, settings)
+    yield from _bypass_mode(config)
+    yield from _ignored_settings(config, settings)
     if chosen is not None:
         yield from _turns(config, chosen)
         yield from _sampler(config, settings, chosen)
@@ -153,7 +153,7 @@ def _environment(verl: Installed) -> Iterator[Remark]:
         yield Remark("note", f"verl {verl.version} is untested; known to work: 0.9.")
 
 
-def _foreign(mode: object, settings: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
+def _other_loss(mode: object, settings: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
     """Errors for a loss mode that is not trustclip's."""
     near = nearest(mode, LOSS_MODES)
     if mode not in verl.loss_modes:
@@ -167,7 +167,7 @@ def _foreign(mode: object, settings: Mapping[str, Any], verl: Installed) -> Iter
         yield _error(f"loss_mode={mode!r} is verl's own: no method of trustclip acts{hint}.")
 
 
-def _reached(
+def _import_problems(
     config: Mapping[str, Any], settings: Mapping[str, Any], verl: Installed
 ) -> Iterator[Remark]:
     """Errors if verl's processes would not import trustclip or not accept its settings."""
@@ -189,7 +189,7 @@ def _reached(
             yield _error(unknown(f"key of {POLICY_LOSS}", key, _KEYS))
 
 
-def _replaced(config: Mapping[str, Any]) -> Iterator[Remark]:
+def _bypass_mode(config: Mapping[str, Any]) -> Iterator[Remark]:
     """Remarks about bypass mode, in which some of verl's trainers replace the policy loss."""
     if not read(config, BYPASS, False):
         return
@@ -225,16 +225,16 @@ def _sampler(
     """Remarks about where a method's log-probabilities of the sampler come from."""
     if "logp_rollout" not in chosen.requires:
         return
-    made, forwarded = read(config, CORRECTION, {}) or {}, settings["rollout_correction"]
+    own, forwarded = read(config, CORRECTION, {}) or {}, settings["rollout_correction"]
     for key in DECISIVE:
-        if (made.get(key) or None) != (forwarded.get(key) or None):
+        if (own.get(key) or None) != (forwarded.get(key) or None):
             yield _error(
-                f"{CORRECTION}.{key}={made.get(key)}, but {FORWARDED}.{key}={forwarded.get(key)}: "
+                f"{CORRECTION}.{key}={own.get(key)}, but {FORWARDED}.{key}={forwarded.get(key)}: "
                 f"the loss would misread verl's weights; set '+{FORWARDED}=${{{CORRECTION}}}'."
             )
     if not read(config, CALCULATE, True):
         yield _error(f"{CALCULATE}=False: {chosen.name!r} needs what it computes; set it to True.")
-    if not made.get("bypass_mode"):
+    if not own.get("bypass_mode"):
         yield Remark(
             "note",
             f"{CORRECTION}.rollout_is: the weights give {chosen.name!r} the log-probabilities of "
@@ -242,9 +242,9 @@ def _sampler(
         )
 
 
-def _unread(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Remark]:
+def _ignored_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Remark]:
     """Errors for changed settings that only verl's own losses read."""
-    for path, default in _UNREAD.items():
+    for path, default in _IGNORED.items():
         value = read(config, path, default)
         if value != default:
             instead = "dual_clip" if path.endswith("clip_ratio_c") else "the method"

@@ -36,9 +36,9 @@ def load(arguments: Sequence[str], parse: Callable[[str], Any] = yaml.safe_load)
         )
     first, *rest = arguments
     if first.startswith("--config-name="):
-        return _composed(HOME, first.partition("=")[2], rest)
+        return _compose(HOME, first.partition("=")[2], rest)
     if "=" in first or not first.endswith((".yaml", ".yml")):
-        return _composed(HOME, NAME, arguments)
+        return _compose(HOME, NAME, arguments)
     path = Path(first)
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path} is larger than {MOST_BYTES // 2**20} MiB: no configuration.")
@@ -46,11 +46,11 @@ def load(arguments: Sequence[str], parse: Callable[[str], Any] = yaml.safe_load)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no configuration: expected a mapping.")
     if "defaults" in content:
-        return _composed(str(path.resolve().parent), path.stem, rest)
-    return _resolved(content, rest)
+        return _compose(str(path.resolve().parent), path.stem, rest)
+    return _resolve(content, rest)
 
 
-def _composed(folder: str, name: str, overrides: Sequence[str]) -> dict[str, Any]:
+def _compose(folder: str, name: str, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         from hydra import compose, initialize_config_dir, initialize_config_module
         from hydra.errors import HydraException
@@ -67,12 +67,12 @@ def _composed(folder: str, name: str, overrides: Sequence[str]) -> dict[str, Any
         search = [f"hydra.searchpath=[{HOME}]"]
     try:
         with initialized:
-            return _container(compose(name, overrides=[*search, *overrides]))
+            return _to_dict(compose(name, overrides=[*search, *overrides]))
     except HydraException as error:
         raise ValueError(f"Hydra refuses the configuration: {error}") from None
 
 
-def _resolved(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def _resolve(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     try:
         from omegaconf import OmegaConf
     except ImportError:
@@ -82,10 +82,10 @@ def _resolved(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
             ) from None
         return content
     changes = OmegaConf.from_dotlist([change.lstrip("+") for change in overrides])
-    return _container(OmegaConf.merge(OmegaConf.create(content), changes))
+    return _to_dict(OmegaConf.merge(OmegaConf.create(content), changes))
 
 
-def _container(config: Any) -> dict[str, Any]:
+def _to_dict(config: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(config, resolve=True, throw_on_missing=False)  # type: ignore[return-value]

@@ -85,12 +85,12 @@ def shadows(settings: Mapping[str, Any]) -> list[Method]:
     Raises:
       ValueError: one of them is unknown, listed twice, or needs what verl cannot give.
     """
-    return list(_shadows(json.dumps(settings.get("shadows") or [], default=_plain)))
+    return list(_parse_shadows(json.dumps(settings.get("shadows") or [], default=_to_plain)))
 
 
 @functools.lru_cache(maxsize=16)
-def _shadows(given: str) -> tuple[Method, ...]:
-    return tuple(shadow_methods(json.loads(given), (), "verl"))
+def _parse_shadows(text: str) -> tuple[Method, ...]:
+    return tuple(shadow_methods(json.loads(text), (), "verl"))
 
 
 def check_watched(settings: Mapping[str, Any], loss_modes: Collection[str]) -> str:
@@ -130,12 +130,12 @@ def constraint(settings: Mapping[str, Any]) -> Method:
       KL2(delta=0.05, side='outward')
     """
     correction = settings.get("rollout_correction") or {}
-    read = {name: correction.get(name) for name in DECISIVE if correction.get(name) is not None}
-    given = [settings.get(name) for name in ("loss_mode", "method", "method_args")]
-    return _constraint(json.dumps([*given, read], default=_plain))
+    decisive = {name: correction.get(name) for name in DECISIVE if correction.get(name) is not None}
+    spec = [settings.get(name) for name in ("loss_mode", "method", "method_args")]
+    return _build(json.dumps([*spec, decisive], default=_to_plain))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """OmegaConf containers as Python ones, methods as mappings."""
     if isinstance(value, Method):
         return value.to_dict()
@@ -143,22 +143,22 @@ def _plain(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=16)
-def _constraint(given: str) -> Method:
-    mode, spec, arguments, correction = json.loads(given)
+def _build(text: str) -> Method:
+    mode, spec, arguments, correction = json.loads(text)
     if not str(mode).startswith(LOSS_MODE):
         raise ValueError(
             f"loss_mode={mode!r} is verl's own and ignores the method; set it to {LOSS_MODE!r}."
         )
     if mode not in LOSS_MODES:
         raise ValueError(unknown("loss_mode", mode, {*LOSS_MODES, WATCH}))
-    named = LOSS_MODES[mode]
+    preset = LOSS_MODES[mode]
     name = spec.get("name") if isinstance(spec, dict) else spec
-    if named and name not in (None, named):
+    if preset and name not in (None, preset):
         raise ValueError(
             f"loss_mode={mode!r} and method={name!r} name two methods; set loss_mode="
             f"{LOSS_MODE!r} with `method`, or leave `method` out."
         )
-    chosen = as_method(with_arguments(spec or named or DEFAULT, arguments))
+    chosen = as_method(with_arguments(spec or preset or DEFAULT, arguments))
     if problem := limits.refusal(chosen, supply({"rollout_correction": correction})):
         raise ValueError(problem)
     return chosen

@@ -41,7 +41,7 @@ from trustclip.engines.verl.watch import shadow_means
 class TrustclipLossConfig(PolicyLossConfig):
     """`verl.workers.config.PolicyLossConfig` with a method: what ``policy_loss._target_`` names.
 
-    verl makes it before anything starts, so a mistake is reported within seconds.
+    verl creates it before anything starts, so a mistake is reported within seconds.
 
     Args:
       loss_mode: ``"trustclip"``, or ``"trustclip_<name>"``; ``"trustclip_watch"`` trains with
@@ -106,20 +106,20 @@ def policy_loss(
     Returns:
       (loss, metrics): a scalar that summed over micro-batches and averaged over ranks is the loss
       of the whole mini-batch; Python floats, which verl averages over micro-batches and ranks:
-      ``trustclip/*``, and what dashboards made for verl show.
+      ``trustclip/*``, and those that dashboards for verl show.
     """
     mask = response_mask.bool()
     method = constraint(config.policy_loss)
     rollout = _logp_rollout(config.policy_loss, old_log_prob, rollout_is_weights, mask)
     batch = TokenBatch(log_prob, old_log_prob, advantages, mask, logp_rollout=rollout)
-    per_token, surrogate = per_token_loss(method, batch)
+    per_token, surrogate = per_token_loss(method, batch)  # [batch, time]
     if rollout_is_weights is not None and "logp_rollout" not in method.requires:
         per_token = per_token * zero_masked(rollout_is_weights, mask)
     loss = agg_loss(per_token, mask, loss_agg_mode, **config.global_batch_info)
-    seen = as_floats(means(batch, surrogate, method=method))
-    own = {"actor/pg_clipfrac": seen["trustclip/gated"], "actor/ppo_kl": seen["trustclip/k1"]}
+    metrics = as_floats(means(batch, surrogate, method=method))
+    own = {"actor/pg_clipfrac": metrics["trustclip/gated"], "actor/ppo_kl": metrics["trustclip/k1"]}
     watching = shadow_means(shadows(config.policy_loss), batch, surrogate.kept)
-    return loss, {**seen, **own, **watching}
+    return loss, {**metrics, **own, **watching}
 
 
 def _logp_rollout(

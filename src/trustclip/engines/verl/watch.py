@@ -1,7 +1,7 @@
-"""verl: watch a loss of its own, or of anyone, without touching it: ``loss_mode=trustclip_watch``.
+"""verl: watch verl's or any other loss without changing it: ``loss_mode=trustclip_watch``.
 
-The configured loss is called as it is, and its value is returned as it is. Which tokens it gated is
-read off its own gradient in the log-probabilities: those with an advantage and a gradient of 0.
+The configured loss is called and its value returned, both unchanged. Which tokens it gated is read
+off its gradient in the log-probabilities: those with an advantage and a gradient of 0.
 """
 
 from collections.abc import Sequence
@@ -26,52 +26,37 @@ _OF_ALL = ("gated", "both", *(f"gated/{name}" for name in QUADRANTS))
 
 
 @register_policy_loss(WATCH)
-def watched_loss(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Any]]:
+def watched_loss(**arguments: Any) -> tuple[Tensor, dict[str, Any]]:
     """The loss that ``policy_loss.watched`` names (``vanilla`` unless set), and our metrics.
 
-    Arguments are those of `trustclip.engines.verl.loss.policy_loss`. All tensors are [batch, time].
+    Arguments, by keyword as verl calls it, are those of `trustclip.engines.verl.loss.policy_loss`.
     """
-    settings = config.policy_loss
-    loss, metrics = get_policy_loss_fn(settings.get("watched") or WATCHED)(
-        old_log_prob=old_log_prob,
-        log_prob=log_prob,
-        advantages=advantages,
-        response_mask=response_mask,
-        loss_agg_mode=loss_agg_mode,
-        config=config,
-        rollout_is_weights=rollout_is_weights,
-    )
+    settings = arguments["config"].policy_loss
+    loss, metrics = get_policy_loss_fn(settings.get("watched") or WATCHED)(**arguments)
     if not loss.requires_grad:
         return loss, metrics
-    # The graph between the two tensors alone: the model behind it is not entered.
-    (slope,) = torch.autograd.grad(loss, log_prob, retain_graph=True)
-    batch = TokenBatch(log_prob.detach(), old_log_prob, advantages, response_mask.bool())
+    logp, mask = arguments["log_prob"], arguments["response_mask"].bool()
+    # Only the graph between the two tensors, which is kept for verl's own backward pass.
+    (slope,) = torch.autograd.grad(loss, logp, retain_graph=True)  # [batch, time]
+    batch = TokenBatch(logp.detach(), arguments["old_log_prob"], arguments["advantages"], mask)
     unmoved = slope == 0
-    if rollout_is_weights is not None:
-        unmoved &= rollout_is_weights != 0
+    if (weights := arguments.get("rollout_is_weights")) is not None:
+        unmoved &= weights != 0
     kept = batch.mask & ~(unmoved & (batch.advantages != 0))
-    seen = means(batch, Surrogate(torch.zeros_like(batch.logp), kept))
-    return loss, {**metrics, **as_floats(seen), **shadow_means(shadows(settings), batch, kept)}
+    own = means(batch, Surrogate(torch.zeros_like(batch.logp), kept))
+    return loss, {**metrics, **as_floats(own), **shadow_means(shadows(settings), batch, kept)}
 
 
 def shadow_means(methods: Sequence[Method], batch: TokenBatch, kept: Tensor) -> dict[str, float]:
     """Metrics of shadows that verl averages correctly; ``kept`` [batch, time] is the loss's."""
     if not methods:
         return {}
-    found = Shadows(methods)
+    totals = Shadows(methods)
     # Without coefficients of the acting loss: no mean over tokens is a cosine.
-    found.add(batch, torch.zeros_like(batch.logp_old), kept)
-    wanted = {
+    totals.add(batch, torch.zeros_like(batch.logp_old), kept)
+    names = {
         f"shadow/{name}/{key}"
-        for i, name in enumerate(found.labels)
-        for key in (*_OF_ALL, *(f"both/{other}" for other in found.labels[i + 1 :]))
+        for i, name in enumerate(totals.labels)
+        for key in (*_OF_ALL, *(f"both/{other}" for other in totals.labels[i + 1 :]))
     }
-    return {f"trustclip/{k}": v for k, v in found.read().items() if k in wanted}
+    return {f"trustclip/{k}": v for k, v in totals.read().items() if k in names}

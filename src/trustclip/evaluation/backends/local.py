@@ -60,11 +60,11 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Conversation], n: int = 1) -> l
 class Local:
     """A Hugging Face model in this process.
 
-    `generate` of Transformers samples, and with it everything that the model's own
-    ``generation_config`` sets applies (suppressed tokens, a repetition penalty). Where nothing but
-    a temperature is left, a model of the Llama family on a CPU is decoded by a faster loop.
+    Transformers' `generate` samples, so that everything that the model's ``generation_config`` sets
+    applies (suppressed tokens, a repetition penalty). Where only a temperature applies, a model of
+    the Llama family on a CPU is decoded by a faster loop.
 
-    ``stop`` is asked after each token: True ends all completions there, and they are worth nothing.
+    ``stop`` is called after each token: True ends all completions there, to be discarded.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Local:
     def _tokens(self, ids: list[list[int]], length: int, limit: int) -> list[list[int]]:
         """New tokens of each row, with or without those after the end token."""
         from trustclip.engines.trl.sampling.decoding import Decoder
+        from trustclip.engines.trl.sampling.generate import criteria
         from trustclip.engines.trl.sampling.plain import unlike_generate
-        from trustclip.engines.trl.sampling.stopping import criteria
 
         settings = {"top_k": 0, "top_p": self._sampling.top_p}
         if next(unlike_generate(self._model, settings), None) is None:

@@ -7,15 +7,15 @@ from typing import Any
 
 from trustclip.evaluation.backends.local import Completion, Conversation, Sampling, derived_seed
 from trustclip.support.http import ask, check_address, start_of
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 
 class Served:
     """A model behind ``POST BASE_URL/chat/completions``.
 
-    Asked as by `trustclip.support.http.ask`. What a request leaves open the server decides: vLLM's
-    takes ``top_k`` and the like from the model's generation_config.json unless it was started with
-    ``--generation-config vllm``.
+    Requests go through `trustclip.support.http.ask`. What one leaves open, the server decides:
+    vLLM's takes ``top_k`` and the like from the model's generation_config.json unless it was
+    started with ``--generation-config vllm``.
 
     Args:
       base_url: address up to the version, e.g. ``http://127.0.0.1:8000/v1``.
@@ -47,7 +47,7 @@ class Served:
     ) -> None:
         check_address(base_url)
         self._url = base_url.rstrip("/") + "/chat/completions"
-        self._shown = redacted(self._url)  # in errors
+        self._public_url = redact(self._url)  # for errors
         self._model, self._sampling, self._concurrency = model, sampling, concurrency
         extra = {"chat_template_kwargs": {"enable_thinking": thinking}}
         self._extra: dict[str, Any] = {} if thinking is None else extra
@@ -70,7 +70,7 @@ class Served:
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 
     def _complete(self, prompt: Conversation, seed: int) -> Completion:
-        body = ask(self._url, self._question(prompt, seed))
+        body = ask(self._url, self._request(prompt, seed))
         try:
             reply = json.loads(body)
             choice = reply["choices"][0]
@@ -81,10 +81,10 @@ class Served:
             )
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"{self._shown} returned no chat completion: {start_of(body)}"
+                f"{self._public_url} returned no chat completion: {start_of(body)}"
             ) from error
 
-    def _question(self, prompt: Conversation, seed: int) -> dict[str, Any]:
+    def _request(self, prompt: Conversation, seed: int) -> dict[str, Any]:
         return {
             "model": self._model,
             "messages": prompt,
@@ -104,18 +104,18 @@ class Served:
         Raises:
           ValueError: the server refused, could not be reached, or names no ids.
         """
-        asked = self._question(prompt, seed) | {
+        request = self._request(prompt, seed) | {
             **{"logprobs": True, "top_logprobs": 1},  # llama.cpp has none at 0
             **{"top_k": 0, "min_p": 0.0},  # vLLM takes the model's own where none is given
             "return_tokens_as_token_ids": True,  # vLLM
         }
-        body = ask(self._url, asked)
+        body = ask(self._url, request)
         try:
             tokens = json.loads(body)["choices"][0]["logprobs"]["content"]
             return [(_id(token), float(token["logprob"])) for token in tokens]
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"{self._shown} returned no token ids with log-probabilities, as vLLM's and "
+                f"{self._public_url} returned no token ids with log-probabilities, as vLLM's and "
                 f"llama.cpp's do: {start_of(body)}"
             ) from error
 

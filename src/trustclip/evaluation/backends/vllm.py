@@ -29,7 +29,7 @@ CODE = {
     *("logits_processors", "io_processor_plugin", "reasoning_parser_plugin"),
     *("kv_transfer_config", "ec_transfer_config", "pooler_config", "stat_loggers"),
 }
-#: A line of a log that names an exception: its class, and what it says.
+#: A line of a log that names an exception: its class and its message.
 _ERROR = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)")
 #: What vLLM raises over another error, which it has printed before.
 _ABOVE = re.compile(r"Engine core|EngineDead|EngineCore encountered|See root cause|failed to start")
@@ -37,7 +37,7 @@ _ABOVE = re.compile(r"Engine core|EngineDead|EngineCore encountered|See root cau
 
 @dataclass(frozen=True)
 class Engine:
-    """How an engine is made."""
+    """How an engine is built."""
 
     #: Of vLLM's ``EngineArgs``, by name, with hyphens or underscores.
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -70,9 +70,9 @@ class VLLM:
         vllm = _package()
         self._params: Any = vllm.SamplingParams
         self._log = engine.log
-        given = _parsed(vllm, engine.arguments)
-        with _told(self._log):
-            self._llm: Any = vllm.LLM(model=model, seed=seed, **given)
+        arguments = _parse(vllm, engine.arguments)
+        with _reporting(self._log):
+            self._llm: Any = vllm.LLM(model=model, seed=seed, **arguments)
         self._sampling = sampling
         tokenizer = self._llm.get_tokenizer()
         set_chat_template(tokenizer, style)
@@ -80,7 +80,7 @@ class VLLM:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What its samples depend on beside the model: precision, compilation, sizes."""
+        """What its samples depend on besides the model: precision, compilation, sizes."""
         config = self._llm.llm_engine.vllm_config
         return {
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -93,7 +93,7 @@ class VLLM:
 
     def close(self) -> None:
         """End the engine's processes, which would otherwise be killed at exit, with warnings."""
-        with _told(self._log):
+        with _reporting(self._log):
             self._llm.llm_engine.engine_core.shutdown()
 
     def generate(
@@ -114,15 +114,15 @@ class VLLM:
             )
             for number in range(len(prompts))
         ]
-        with _told(self._log):
+        with _reporting(self._log):
             replies = self._llm.chat(
                 list(prompts), params, chat_template=self._template, use_tqdm=False
             )
-        drawn = [
+        groups = [
             [Completion(o.text, len(o.token_ids), o.finish_reason == "length") for o in r.outputs]
             for r in replies
         ]
-        return [completions * (n // draws) for completions in drawn]
+        return [group * (n // draws) for group in groups]
 
 
 class TrainingVLLM:
@@ -150,15 +150,15 @@ class TrainingVLLM:
         theirs = {name: getattr(self._generation, name) for name in ours}
         vars(self._generation).update(ours)
         try:
-            _, drawn, *_ = self._generation.generate(
+            _, token_ids, *_ = self._generation.generate(
                 prompt_ids(self._tokenizer, prompts, n), None, n
             )
         finally:
             vars(self._generation).update(theirs)
-        flat = [self._finished(list(tokens)) for tokens in drawn]
+        flat = [self._completion(list(tokens)) for tokens in token_ids]
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 
-    def _finished(self, tokens: list[int]) -> Completion:
+    def _completion(self, tokens: list[int]) -> Completion:
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
         ended = bool(tokens) and tokens[-1] == self._tokenizer.eos_token_id
         return Completion(text, len(tokens), truncated=not ended)
@@ -171,7 +171,7 @@ def complaints(arguments: Mapping[str, Any]) -> Iterator[str]:
       ValueError: vLLM is not installed.
     """
     try:
-        _parsed(_package(), arguments)
+        _parse(_package(), arguments)
     except ValueError as error:
         yield one_line(str(error))
 
@@ -184,7 +184,7 @@ def _package() -> Any:
     return package  # a type checker finds this file under the name of the package
 
 
-def _parsed(vllm: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _parse(vllm: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as vLLM's own command line reads them."""
     if not arguments:
         return {}
@@ -197,22 +197,22 @@ def _parsed(vllm: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"`vllm`: {message.removeprefix('argument ')}.")
 
     parser = vllm.EngineArgs.add_cli_args(Parser(add_help=False))
-    known = {action.dest: action for action in parser._actions}
+    actions = {action.dest: action for action in parser._actions}
     words: list[str] = []
-    named = {str(name).replace("-", "_"): value for name, value in arguments.items()}
-    for name, value in named.items():
-        shown = name.replace("_", "-")
+    values = {str(name).replace("-", "_"): value for name, value in arguments.items()}
+    for name, value in values.items():
+        option = name.replace("_", "-")
         if name in OWN:
-            raise ValueError(f"`vllm.{shown}` is `{name}` of the evaluation: set it there.")
+            raise ValueError(f"`vllm.{option}` is `{name}` of the evaluation: set it there.")
         if name in CODE:
-            raise ValueError(f"`vllm.{shown}` could run code that comes with a model or a file.")
-        if name not in known:
-            allowed = [other for other in known if other not in (*OWN, *CODE)]
+            raise ValueError(f"`vllm.{option}` could run code that comes with a model or a file.")
+        if name not in actions:
+            allowed = [other for other in actions if other not in (*OWN, *CODE)]
             raise ValueError(f"`vllm`: {unknown('argument of vLLM', name, allowed)}")
-        words += _words(shown, value)
-    # It looks the model up: this folder is there, and no hub is asked.
-    found = vllm.EngineArgs.from_cli_args(parser.parse_args([*words, "--model", "."]))
-    return {name: getattr(found, name) for name in named}
+        words += _words(option, value)
+    # It looks the model up: this folder exists, so that no hub is queried.
+    parsed = vllm.EngineArgs.from_cli_args(parser.parse_args([*words, "--model", "."]))
+    return {name: getattr(parsed, name) for name in values}
 
 
 def _words(name: str, value: Any) -> list[str]:
@@ -230,8 +230,8 @@ def _name(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def _told(log: Path | None) -> Iterator[None]:
-    """Send what this process and those it starts print to a file; one sentence where vLLM fails."""
+def _reporting(log: Path | None) -> Iterator[None]:
+    """Send what this process and its children print to a file; one sentence where vLLM fails."""
     start = log.stat().st_size if log and log.exists() else 0
     with _printing_to(log):
         try:
@@ -241,7 +241,7 @@ def _told(log: Path | None) -> Iterator[None]:
         else:
             return
     text = log.read_bytes()[start:].decode(errors="replace") if log else ""
-    raise ValueError(_why(failure, text) + (f" All it said: {log}." if log else "")) from failure
+    raise ValueError(_explain(failure, text) + (f" Full log: {log}." if log else "")) from failure
 
 
 @contextlib.contextmanager
@@ -251,9 +251,9 @@ def _printing_to(log: Path | None) -> Iterator[None]:
         return
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    kept = [(number, os.dup(number)) for number in (1, 2)]
+    copies = [(number, os.dup(number)) for number in (1, 2)]
     with log.open("ab") as file:
-        for number, _ in kept:
+        for number, _ in copies:
             os.dup2(file.fileno(), number)
     try:
         yield
@@ -261,24 +261,24 @@ def _printing_to(log: Path | None) -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
-        for number, copy in kept:
+        for number, copy in copies:
             os.dup2(copy, number)
             os.close(copy)
 
 
-def _why(failure: Exception, log: str) -> str:
+def _explain(failure: Exception, log: str) -> str:
     """vLLM's last error as a sentence, and what helps against it.
 
     Example:
-      >>> _why(RuntimeError("Engine core initialization failed. See root cause above."),
-      ...      "(EngineCore pid=7) ERROR [core.py:9] torch.OutOfMemoryError: CUDA out of memory.")
+      >>> _explain(RuntimeError("Engine core initialization failed. See root cause above."),
+      ...          "(EngineCore) ERROR [core.py:9] torch.OutOfMemoryError: CUDA out of memory.")
       'vLLM failed: OutOfMemoryError: CUDA out of memory. Less memory: --vllm.max-model-len, \
 --vllm.gpu-memory-utilization, --vllm.tensor-parallel-size, --vllm.enforce-eager true.'
     """
     text = f"{type(failure).__name__}: {failure}"
     if _ABOVE.search(text):
-        printed = [(kind.rpartition(".")[2], said) for kind, said in _ERROR.findall(log)]
-        causes = [f"{kind}: {said}" for kind, said in printed if not _ABOVE.search(said + kind)]
+        errors = [(kind.rpartition(".")[2], words) for kind, words in _ERROR.findall(log)]
+        causes = [f"{kind}: {words}" for kind, words in errors if not _ABOVE.search(words + kind)]
         text = causes[-1] if causes else f"its engine died without an error (killed?). {failure}"
     text = one_line(text).rstrip(".")
     memory = re.search(r"memory|killed|KV cache|max_model_len|max seq len", text, re.IGNORECASE)

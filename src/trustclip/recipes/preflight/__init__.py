@@ -1,1 +1,1 @@
-"""Checks before a training starts: its plan, memory, longest batch and ranks."""
+"""Checks before training starts: its plan, memory, longest batch and ranks."""

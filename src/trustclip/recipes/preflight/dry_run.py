@@ -23,12 +23,12 @@ from trustclip.recipes.preflight.longest import (
 from trustclip.recipes.preflight.memory import LIBRARIES, PHASES, Memory, estimate, tuning
 from trustclip.recipes.prompting import differences, show
 from trustclip.recipes.rewarding import Rewards
-from trustclip.recipes.services import answers, check_sampling, incapable, unanswered, vllm_server
+from trustclip.recipes.services import answers, check_sampling, incapable, no_answer, vllm_server
 from trustclip.settings.stages import Recipe, RLStage
-from trustclip.support.terminal import quoted, told
+from trustclip.support.terminal import announce, quote
 from trustclip.support.text import readable
 from trustclip.tasks.problem import Problem
-from trustclip.tasks.prompts import rendered, written
+from trustclip.tasks.prompts import rendered, right_completion
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Plan:
     updates_per_generation: float
     prompts: int  # per generation
     completions: int  # per generation
-    all_completions: int  # of the training, without evaluations
+    all_completions: int  # of training, without evaluations
     update_sequences: int  # that one update learns from
     update_prompts: float  # the same in problems, if groups stay together
     passes: float | None  # over the training problems; None where their number is not known
     acts: bool  # whether the constraint can act
     why: str  # the reason, as text
     evaluations: int
-    evaluated: int | None  # completions sampled by all of them; None where tasks are not known
+    answers: int | None  # sampled by all of them; None where tasks are not known
     checkpoints: int  # written in total
     kept: int  # of them at the end
 
@@ -63,8 +63,8 @@ def plan(
     Example:
       >>> rl = RLStage(dataset="arithmetic", max_steps=96, per_device_train_batch_size=16,
       ...     gradient_accumulation_steps=1, steps_per_generation=4, num_iterations=1)
-      >>> made = plan(Recipe(name="tiny", model="tiny", output_dir="runs/tiny", rl=rl), 1024)
-      >>> made.generations, made.prompts, made.completions, made.passes, made.acts
+      >>> numbers = plan(Recipe(name="tiny", model="tiny", output_dir="runs/tiny", rl=rl), 1024)
+      >>> numbers.generations, numbers.prompts, numbers.completions, numbers.passes, numbers.acts
       (24, 8, 64, 0.1875, True)
     """
     rl = recipe.rl
@@ -77,11 +77,11 @@ def plan(
     completions = batch * schedule.steps_per_generation
     prompts = completions // rl.num_generations
     sequences = batch * rl.gradient_accumulation_steps
-    evaluated_at = set()
+    evaluation_steps = set()
     if recipe.eval is not None:
-        evaluated_at = {0, rl.max_steps} | _multiples(recipe.eval.every, rl.max_steps)
-    saved_at = _multiples(rl.save_steps, rl.max_steps) | (evaluated_at - {0})
-    saved_at |= {rl.max_steps} if rl.save_steps else set()
+        evaluation_steps = {0, rl.max_steps} | _multiples(recipe.eval.every, rl.max_steps)
+    checkpoint_steps = _multiples(rl.save_steps, rl.max_steps) | (evaluation_steps - {0})
+    checkpoint_steps |= {rl.max_steps} if rl.save_steps else set()
     acts, why = _acts(rl)
     answers = None if tests is None or recipe.eval is None else recipe.eval.k * tests
     return Plan(
@@ -96,10 +96,10 @@ def plan(
         passes=generations * prompts / problems if problems else None,
         acts=acts,
         why=why,
-        evaluations=len(evaluated_at),
-        evaluated=None if answers is None else answers * len(evaluated_at),
-        checkpoints=len(saved_at),
-        kept=min(len(saved_at), rl.save_total_limit or len(saved_at)),
+        evaluations=len(evaluation_steps),
+        answers=None if answers is None else answers * len(evaluation_steps),
+        checkpoints=len(checkpoint_steps),
+        kept=min(len(checkpoint_steps), rl.save_total_limit or len(checkpoint_steps)),
     )
 
 
@@ -134,61 +134,61 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     settings = recipe.rl
     try:
-        problems, tests, solved = _problems(recipe, console)
+        problems, tests, solutions = _problems(recipe, console)
         config, tokenizer = model_shape(recipe.model, settings.style)
     except ValueError:
         console.print(_plan_table(recipe, plan(recipe, processes=processes), None))
         raise
     hardest = longest(problems, tokenizer, settings)
     memory = _estimate(config, recipe, hardest, device, console)
-    made = plan(recipe, len(problems), tests, processes)
-    console.print(_plan_table(recipe, made, memory))
+    numbers = plan(recipe, len(problems), tests, processes)
+    console.print(_plan_table(recipe, numbers, memory))
     _preview(recipe, problems[0], tokenizer, console)
-    for text in _lacking(settings, recipe.model):
+    for text in _missing(settings, recipe.model):
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
     if memory is not None:
         console.print(_memory_table(memory, device))
-        needs = {"reinforcement learning": memory.peak, **_tuned(recipe, config, solved, device)}
+        needs = {"reinforcement learning": memory.peak, **_needs(recipe, config, solutions, device)}
         console.print(_at_most(needs, device), highlight=False, markup=False)
     return run_longest(recipe, console, hardest, memory) if batch else 0
 
 
-def _lacking(settings: RLStage, model: str) -> list[str]:
-    """What is missing here; a server that is not up yet may be so when the run needs it."""
+def _missing(settings: RLStage, model: str) -> list[str]:
+    """What is missing here; a server that is down now may be up when the run needs it."""
     url = vllm_server(settings)
-    lacks = ""
+    problem = ""
     if url is not None:
-        lacks = incapable(url) if answers(f"{url}/health", healthy=True) else unanswered(url)
+        problem = incapable(url) if answers(f"{url}/health", healthy=True) else no_answer(url)
     try:
         check_sampling(settings, model)
     except ValueError as error:
-        lacks = str(error)
-    return [*absent(settings), *filter(None, [lacks])]
+        problem = str(error)
+    return [*absent(settings), *filter(None, [problem])]
 
 
 def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console) -> None:
     """Show a prompt as the model gets it, and what each reward gives two completions of it."""
     settings = recipe.rl
     show(console, differences(recipe))
-    told(console, f"a prompt, style {settings.style.name}:")
-    quoted(console, rendered(tokenizer, problem.problem, settings.style))
-    texts = {"nothing": "", "its gold answer": written(problem, settings.style)}
+    announce(console, f"a prompt, style {settings.style.name}:")
+    quote(console, rendered(tokenizer, problem.problem, settings.style))
+    texts = {"nothing": "", "its gold answer": right_completion(problem, settings.style)}
     if recipe.eval is not None:
         Measures(recipe.eval.reward, recipe.eval.style.extraction).close()
     rewards = Rewards(settings, settings.style.extraction, recipe.seed)
     try:
-        given = rewards.tried(problem, settings, list(texts.values()))
+        by_label = rewards.preview(problem, settings, list(texts.values()))
     finally:
         rewards.close()
-    for name, values in given.items():
+    for name, values in by_label.items():
         each = (f"{value} for {what}" for what, value in zip(texts, values, strict=True))
-        told(console, f"reward {name}: {', '.join(each)}")
+        announce(console, f"reward {name}: {', '.join(each)}")
 
 
 def _problems(
     recipe: Recipe, console: Console
 ) -> tuple[Sequence[Problem], int | None, Sequence[Problem]]:
-    """Training problems, the number of test problems, and what is fine-tuned on."""
+    """Training problems, the number of test problems, and the solutions to fine-tune on."""
     from trustclip.recipes.problems import overlap_text, recipe_problems
     from trustclip.recipes.rl import short_enough
 
@@ -213,8 +213,8 @@ def _estimate(
         return None
 
 
-def _tuned(recipe: Recipe, config: Any, problems: Sequence[Problem], device: str) -> dict[str, int]:
-    """Bytes that fine-tuning needs at its peak; nothing without one, or without an estimate."""
+def _needs(recipe: Recipe, config: Any, problems: Sequence[Problem], device: str) -> dict[str, int]:
+    """Bytes that fine-tuning needs at its peak; empty without one, or without an estimate."""
     if recipe.sft is None or not problems:
         return {}
     tokenizer = model_shape(recipe.model, recipe.sft.style)[1]
@@ -222,7 +222,7 @@ def _tuned(recipe: Recipe, config: Any, problems: Sequence[Problem], device: str
     try:
         return {"fine-tuning": tuning(config, recipe.sft, length, device, recipe.dtype)}
     except ValueError:
-        return {}  # as of reinforcement learning, which has been told
+        return {}  # already reported for reinforcement learning
 
 
 def _at_most(needs: Mapping[str, int], device: str) -> str:
@@ -233,15 +233,15 @@ def _at_most(needs: Mapping[str, int], device: str) -> str:
     return f"at its peak, in {stage}, the run needs about {size}{beside}, evaluations aside."
 
 
-def _plan_table(recipe: Recipe, made: Plan, memory: Memory | None) -> Table:
+def _plan_table(recipe: Recipe, plan: Plan, memory: Memory | None) -> Table:
     size = "" if memory is None else f", {readable(_checkpoint(memory))} each"
     tuning = "none"
     if (sft := recipe.sft) is not None:
         epochs = f"{sft.num_train_epochs:g} epochs"
         tuning = f"{sft.max_steps} updates" if sft.max_steps > 0 else epochs
         tuning += f" on {sft.dataset}"
-    passes = "" if made.passes is None else f": {made.passes:.3g} passes over the problems"
-    answers = "" if made.evaluated is None else f", {made.evaluated:,} completions in total"
+    passes = "" if plan.passes is None else f": {plan.passes:.3g} passes over the problems"
+    answers = "" if plan.answers is None else f", {plan.answers:,} completions in total"
 
     def of(problems: float) -> str:
         return f" of {problems:,g} problem{'s' * (problems != 1)}"
@@ -250,13 +250,13 @@ def _plan_table(recipe: Recipe, made: Plan, memory: Memory | None) -> Table:
         "model": recipe.model,
         "fine-tuning": tuning,
         "constraint": str(recipe.rl.method),
-        "can it act?": ("yes: " if made.acts else "NO: ") + made.why,
-        "updates": f"{made.updates:,}, {made.updates_per_generation:g} per generation",
-        "an update": f"{made.update_sequences:,} completions{of(made.update_prompts)}",
-        "a generation": f"{made.completions:,} completions{of(made.prompts)}",
-        "total": f"{made.generations:,} generations, {made.all_completions:,} completions{passes}",
-        "evaluations": f"{made.evaluations}{answers}",
-        "checkpoints": f"{made.checkpoints} written, {made.kept} kept{size}",
+        "can it act?": ("yes: " if plan.acts else "NO: ") + plan.why,
+        "updates": f"{plan.updates:,}, {plan.updates_per_generation:g} per generation",
+        "an update": f"{plan.update_sequences:,} completions{of(plan.update_prompts)}",
+        "a generation": f"{plan.completions:,} completions{of(plan.prompts)}",
+        "total": f"{plan.generations:,} generations, {plan.all_completions:,} completions{passes}",
+        "evaluations": f"{plan.evaluations}{answers}",
+        "checkpoints": f"{plan.checkpoints} written, {plan.kept} kept{size}",
     }
     table = Table(box=None, pad_edge=False, show_header=False, title=Text(recipe.name))
     table.title_justify = "left"
@@ -270,8 +270,8 @@ def _plan_table(recipe: Recipe, made: Plan, memory: Memory | None) -> Table:
 def _checkpoint(memory: Memory) -> int:
     """Bytes of a checkpoint: trained weights, their two moments, and samples in use."""
     sizes = {part.name: part.size for part in memory.parts}
-    stored = ("gradients", "optimizer", "rollout buffer", "old hidden states", "old output head")
-    return sum(sizes.get(name, 0) for name in stored)
+    parts = ("gradients", "optimizer", "rollout buffer", "old hidden states", "old output head")
+    return sum(sizes.get(name, 0) for name in parts)
 
 
 def _memory_table(memory: Memory, device: str) -> Table:
@@ -282,8 +282,8 @@ def _memory_table(memory: Memory, device: str) -> Table:
     for phase in PHASES:
         table.add_column(phase, justify="right")
     for part in memory.parts:
-        shown = (readable(part.size) if phase in part.phases else "" for phase in PHASES)
-        table.add_row(part.name, *shown)
+        cells = (readable(part.size) if phase in part.phases else "" for phase in PHASES)
+        table.add_row(part.name, *cells)
     sums = (readable(memory.of(phase)) for phase in PHASES)
     table.add_row("total", *sums, style="bold")
     return table

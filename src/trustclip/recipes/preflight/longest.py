@@ -1,4 +1,4 @@
-"""The longest batch that a training can encounter, found in its data and run once."""
+"""The longest batch that training can encounter, found in its data and run once."""
 
 import copy
 import gc
@@ -46,16 +46,16 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
     count = max(1, samples // settings.num_generations)
 
     # Only what is long in characters can be long in tokens; tokenising everything takes minutes.
-    some = sorted(problems, key=lambda problem: -len(problem.problem))[: 4 * count + 64]
-    lengths = [tokens_of(tokenizer, problem, settings.style) for problem in some]
+    candidates = sorted(problems, key=lambda problem: -len(problem.problem))[: 4 * count + 64]
+    lengths = [tokens_of(tokenizer, problem, settings.style) for problem in candidates]
     ranked = sorted(((length, n) for n, length in enumerate(lengths)), reverse=True)
-    return Longest(tuple(some[n] for _, n in ranked[:count]), ranked[0][0])
+    return Longest(tuple(candidates[n] for _, n in ranked[:count]), ranked[0][0])
 
 
 def longest_solution(problems: Sequence[Problem], tokenizer: Any, style: PromptStyle) -> int:
     """Tokens of the longest prompt with its solution."""
-    some = sorted(problems, key=lambda p: -len(p.problem) - len(p.solution or ""))[:64]
-    return max(tokens_of(tokenizer, problem, style, solved=True) for problem in some)
+    candidates = sorted(problems, key=lambda p: -len(p.problem) - len(p.solution or ""))[:64]
+    return max(tokens_of(tokenizer, problem, style, solved=True) for problem in candidates)
 
 
 def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
@@ -65,7 +65,7 @@ def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
         return model.config, tokenizer
     from trustclip.recipes.models import check_tokenizer
 
-    config, stored = _stored(name)
+    config, stored = _config_and_tokenizer(name)
     tokenizer = copy.copy(stored)
     set_chat_template(tokenizer, style)
     check_tokenizer(tokenizer, config, name)
@@ -73,8 +73,8 @@ def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=1)
-def _stored(name: str) -> tuple[Any, Any]:
-    """Configuration and tokenizer as a model has them; a dry run asks for several styles of it."""
+def _config_and_tokenizer(name: str) -> tuple[Any, Any]:
+    """Configuration and tokenizer of a model as stored; a dry run needs them in several styles."""
     from transformers import AutoConfig
 
     from trustclip.recipes.models import base_of, stored_tokenizer
@@ -103,9 +103,9 @@ def run_longest(
     if not torch.cuda.is_available() and (reason := _too_much(recipe, memory, hardest)):
         console.print(f"longest batch: not run. {reason}", highlight=False, markup=False)
         return 0
-    started = time.monotonic()
+    start = time.monotonic()
     try:
-        used = _measured(lambda: _train_once(recipe, hardest))
+        used = _peak_bytes(lambda: _train_once(recipe, hardest))
     except (torch.OutOfMemoryError, MemoryError) as error:
         reason = str(error).partition("\n")[0]
         console.print(f"longest batch: OUT OF MEMORY. {reason}", highlight=False, markup=False)
@@ -113,8 +113,8 @@ def run_longest(
     line = f"longest batch: {readable(used)} at the peak"
     if memory is not None:
         line += f", estimated {readable(memory.peak)} ({used / memory.peak - 1:+.0%})"
-    taken = time.monotonic() - started
-    console.print(f"{line}, two updates in {taken:.0f} s.", highlight=False, markup=False)
+    seconds = time.monotonic() - start
+    console.print(f"{line}, two updates in {seconds:.0f} s.", highlight=False, markup=False)
     if not torch.cuda.is_available():
         console.print(
             "On a CPU the peak is that of the whole process; libraries dominate small models."
@@ -142,7 +142,7 @@ def _too_much(recipe: Recipe, memory: Memory | None, hardest: Longest) -> str | 
     tokens = (4 * samples + 2 * 6 * update) * length
     cores = torch.get_num_threads()
     seconds = weights / 4 * tokens / (CORE_FLOPS * cores)
-    if not elsewhere(settings):
+    if not samples_elsewhere(settings):
         config = model_shape(recipe.model, settings.style)[0].get_text_config()
         token = weights / CORE_BYTES + PER_LAYER * config.num_hidden_layers
         seconds += settings.max_completion_length * token
@@ -151,29 +151,29 @@ def _too_much(recipe: Recipe, memory: Memory | None, hardest: Longest) -> str | 
     return f"On this CPU it would take about {seconds / 60:.0f} minutes; run it on a GPU."
 
 
-def elsewhere(settings: RLStage) -> bool:
+def samples_elsewhere(settings: RLStage) -> bool:
     """Whether another program samples: vLLM, or a server."""
     return settings.use_vllm or settings.server != "none"
 
 
 def _train_once(recipe: Recipe, hardest: Longest) -> None:
     settings = recipe.rl
-    forced = {"min_new_tokens": settings.max_completion_length}
-    passed = {name: value for name, value in settings.trl.items() if "vllm" not in name}
-    passed["generation_kwargs"] = {**(passed.get("generation_kwargs") or {}), **forced}
+    full_length = {"min_new_tokens": settings.max_completion_length}
+    trl = {name: value for name, value in settings.trl.items() if "vllm" not in name}
+    trl["generation_kwargs"] = {**(trl.get("generation_kwargs") or {}), **full_length}
     once = replace(
         settings,
         max_steps=2,
         use_vllm=False,
         server="none",
         mask_truncated_completions=False,
-        trl=passed,
+        trl=trl,
     )
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rollout_func")
-        made_up = _made_up if elsewhere(settings) else None
+        rollout = _synthetic_rollout if samples_elsewhere(settings) else None
         short = replace(recipe, rl=once)
-        trial(short, hardest.problems, Path(folder), rollout_func=made_up).train()
+        trial(short, hardest.problems, Path(folder), rollout_func=rollout).train()
 
 
 def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: Any) -> Any:
@@ -207,7 +207,7 @@ def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: 
     return trainer
 
 
-def _made_up(prompts: Sequence[Any], trainer: Any) -> Mapping[str, Any]:
+def _synthetic_rollout(prompts: Sequence[Any], trainer: Any) -> Mapping[str, Any]:
     """Completions of full length, in place of vLLM's."""
     tokenizer, length = trainer.processing_class, trainer.max_completion_length
     token = next(n for n in range(len(tokenizer)) if n not in tokenizer.all_special_ids)
@@ -218,7 +218,7 @@ def _made_up(prompts: Sequence[Any], trainer: Any) -> Mapping[str, Any]:
     }
 
 
-def _measured(action: Callable[[], None]) -> int:
+def _peak_bytes(action: Callable[[], None]) -> int:
     """Peak bytes of an action, by CUDA's allocator or else by this process's memory."""
     import torch
 

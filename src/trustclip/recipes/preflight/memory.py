@@ -1,4 +1,4 @@
-"""Peak memory of a training, estimated from the shape of the model alone.
+"""Peak memory of training, estimated from the shape of the model alone.
 
 Weights, adapters and what autograd keeps for the backward pass are not counted by formulas of one
 architecture: the model is built and run forward on PyTorch's meta device, where tensors have shapes
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimate of a training's memory on one device."""
+    """Estimate of the memory of training on one device."""
 
     parts: tuple[Part, ...]
 
@@ -72,7 +72,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Sizes of a model and a batch found on the meta device, in bytes."""
+    """Sizes of a model and a batch, computed on the meta device, in bytes."""
 
     width: int  # of one number of the model
     weights: int  # of the model as loaded
@@ -119,28 +119,28 @@ def estimate(
     text = model_config.get_text_config()
     batch = settings.per_device_train_batch_size
     length = prompt_length + settings.max_completion_length
-    found = footprint(model_config, settings, batch, length, device, dtype)
+    sizes = footprint(model_config, settings, batch, length, device, dtype)
     samples = batch * schedule_of(settings).steps_per_generation
     before_step, layers = ("backward", "step"), text.num_hidden_layers
-    kept = found.kept
+    kept = sizes.kept
     if settings.gradient_checkpointing:
-        kept = layers * batch * length * text.hidden_size * found.width + found.kept // layers
-    head = _head(text, settings, found, prompt_length, device)
+        kept = layers * batch * length * text.hidden_size * sizes.width + sizes.kept // layers
+    head = _head(text, settings, sizes, prompt_length, device)
     # Gradients of other micro-batches are there from the start; else they replace what was kept.
-    accumulated = settings.gradient_accumulation_steps > 1
+    accumulates = settings.gradient_accumulation_steps > 1
     parts = [
-        Part("weights", found.weights),
-        Part("LoRA adapters", found.adapters),
-        Part("reference model", found.weights if settings.beta and not settings.lora_r else 0),
-        Part("optimizer", 2 * found.trained),
-        Part("average of the weights", _average(settings, found)),
-        Part("gradients", found.trained, before_step if accumulated else ("step",)),
-        Part("activations", kept + WORKING * found.largest, ("backward",)),
+        Part("weights", sizes.weights),
+        Part("LoRA adapters", sizes.adapters),
+        Part("reference model", sizes.weights if settings.beta and not settings.lora_r else 0),
+        Part("optimizer", 2 * sizes.trained),
+        Part("average of the weights", _average(settings, sizes)),
+        Part("gradients", sizes.trained, before_step if accumulates else ("step",)),
+        Part("activations", kept + WORKING * sizes.largest, ("backward",)),
         Part("output head", head, ("backward",)),
         Part("rollout buffer", 48 * samples * length),
-        *_exact_kl(text, settings, found, (samples, length), device, head),
+        *_exact_kl(text, settings, sizes, (samples, length), device, head),
         *_candidates(text, settings, samples),
-        *_generation(text, settings, found, samples, prompt_length),
+        *_generation(text, settings, sizes, samples, prompt_length),
     ]
     whole = Memory(tuple(parts)).peak
     driver = CONTEXT if device == "cuda" else 0
@@ -160,37 +160,37 @@ def tuning(
     ``length`` is that of the longest prompt with its solution, in tokens.
     """
     batch, length = settings.per_device_train_batch_size, min(length, settings.max_length)
-    found = footprint(model_config, settings, batch, length, device, dtype)
+    sizes = footprint(model_config, settings, batch, length, device, dtype)
     logits = 4 * TUNING * batch * length * model_config.get_text_config().vocab_size
-    backward = found.kept + WORKING * found.largest + logits
+    backward = sizes.kept + WORKING * sizes.largest + logits
     # Gradients replace what was kept, or are there from the start.
-    accumulated = settings.gradient_accumulation_steps > 1
-    last = found.trained + backward if accumulated else max(found.trained, backward)
-    whole = found.weights + found.adapters + 2 * found.trained + last
+    accumulates = settings.gradient_accumulation_steps > 1
+    last = sizes.trained + backward if accumulates else max(sizes.trained, backward)
+    whole = sizes.weights + sizes.adapters + 2 * sizes.trained + last
     return int((1 + FRAGMENTATION) * whole) + (CONTEXT if device == "cuda" else 0)
 
 
-def _average(settings: RLStage, found: Footprint) -> int:
+def _average(settings: RLStage, sizes: Footprint) -> int:
     """The average of the trained weights that a method is anchored at, in float32."""
     if "logp_average" not in settings.method.requires:
         return 0
-    return found.trained * (1 if settings.lora_r else 4 // found.width)  # adapters are in float32
+    return sizes.trained * (1 if settings.lora_r else 4 // sizes.width)  # adapters are in float32
 
 
 def _own_head(settings: RLStage, device: str) -> bool:
     """Whether trustclip's output head is used; see `trustclip.engines.trl.config`."""
-    wanted = settings.trl.get("head", "auto")
-    return wanted == "trustclip" or (wanted == "auto" and device == "cpu")
+    head = settings.trl.get("head", "auto")
+    return head == "trustclip" or (head == "auto" and device == "cpu")
 
 
-def _head(text: Any, settings: RLStage, found: Footprint, prompt: int, device: str) -> int:
+def _head(text: Any, settings: RLStage, sizes: Footprint, prompt: int, device: str) -> int:
     """Backward pass of the output head: tiles of logits, gradients in float32."""
     tokens = settings.per_device_train_batch_size * settings.max_completion_length
     if _own_head(settings, device):
         logits = tokens * text.vocab_size
         tile = min(TILE_LOGITS[device], logits)
         # A trained head may keep the weights of a block of tokens over the whole vocabulary.
-        kept = min(KEPT[device], logits) if found.head else 0
+        kept = min(KEPT[device], logits) if sizes.head else 0
         # On a GPU weights in half precision are alive with a tile of logits; on a CPU they are it.
         tiles = 4 * tile + 2 * max(tile, kept) if device == "cuda" else 4 * max(tile, kept)
     else:
@@ -199,13 +199,13 @@ def _head(text: Any, settings: RLStage, found: Footprint, prompt: int, device: s
         # On a GPU a tile's buffer counts in full, on a CPU only the part that is written.
         tiles = 2 * rows * TILE[1] if device == "cuda" else 4 * CPU_TILES * rows * columns
     gradients = 4 * tokens * text.hidden_size
-    if found.head:
-        gradients += 4 * text.vocab_size * text.hidden_size + found.head
+    if sizes.head:
+        gradients += 4 * text.vocab_size * text.hidden_size + sizes.head
     return tiles + gradients
 
 
 def _exact_kl(
-    text: Any, settings: RLStage, found: Footprint, samples: tuple[int, int], device: str, head: int
+    text: Any, settings: RLStage, sizes: Footprint, samples: tuple[int, int], device: str, head: int
 ) -> list[Part]:
     """Tensors of the old policy kept for exact KL divergences, and their working memory."""
     needs = {n for n in settings.method.requires if n[:3] == "kl_"}
@@ -214,18 +214,18 @@ def _exact_kl(
     if not needs:
         return []
     count, length = samples
-    completion, state = settings.max_completion_length, text.hidden_size * found.width
+    completion, state = settings.max_completion_length, text.hidden_size * sizes.width
     parts = [
         Part("old hidden states", count * completion * state),
         Part("hidden states being scored", count * length * state, ("generation",)),
     ]
-    if _own_head(settings, device) and not found.head:  # computed from the results of both passes
+    if _own_head(settings, device) and not sizes.head:  # computed from the results of both passes
         mean = 4 * text.hidden_size if "kl_old_new" in needs else 0
         return [*parts, Part("old log-partitions and means", count * completion * (8 + mean))]
     logits = settings.per_device_train_batch_size * completion * text.vocab_size
     return [
         *parts,
-        Part("old output head", found.head),
+        Part("old output head", sizes.head),
         # Freed before the head's backward pass begins, which takes the same memory.
         Part("exact KL", max(0, 8 * min(CHUNK_LOGITS[device], logits) - head), ("backward",)),
     ]
@@ -233,23 +233,23 @@ def _exact_kl(
 
 def _candidates(text: Any, settings: RLStage, samples: int) -> list[Part]:
     """The sampler's likeliest tokens, or those it kept, and their working memory."""
-    needed = "candidates" in settings.method.requires
-    k = DEFAULT * needed if settings.candidates is None else settings.candidates
+    required = "candidates" in settings.method.requires
+    k = DEFAULT * required if settings.candidates is None else settings.candidates
     if settings.replay:  # how many top-p keeps is known only while it samples
         k = settings.sampler.top_k or text.vocab_size
     if not k:
         return []
     k, length = min(k, text.vocab_size), settings.max_completion_length
-    once = settings.per_device_train_batch_size * length * k
+    micro_batch = settings.per_device_train_batch_size * length * k
     return [
         Part("candidates", 12 * samples * length * k),
         # Log-probabilities, coefficients and their gradients in float32.
-        Part("candidates being scored", 24 * once, ("backward",)),
+        Part("candidates being scored", 24 * micro_batch, ("backward",)),
     ]
 
 
 def _generation(
-    text: Any, settings: RLStage, found: Footprint, samples: int, prompt: int
+    text: Any, settings: RLStage, sizes: Footprint, samples: int, prompt: int
 ) -> list[Part]:
     """Generation by TRL with Transformers: all samples of a generation at once."""
     if settings.use_vllm or settings.server != "none":
@@ -258,13 +258,13 @@ def _generation(
     shared = getattr(text, "num_key_value_heads", None) or heads
     dimension = getattr(text, "head_dim", None) or text.hidden_size // heads
     length = prompt + settings.max_completion_length
-    layer = 2 * shared * dimension * samples * length * found.width
+    layer = 2 * shared * dimension * samples * length * sizes.width
     # A layer's keys and values are copied when a token is appended, and once per query head used.
     copies = layer * (1 + (heads // shared if heads != shared else 0))
     tokens = settings.per_device_train_batch_size * length
     prefill = (
-        WORKING * found.largest * samples * prompt // tokens
-        + samples * prompt * length * found.width
+        WORKING * sizes.largest * samples * prompt // tokens
+        + samples * prompt * length * sizes.width
     )
     return [
         Part("KV cache", layer * text.num_hidden_layers + copies, ("generation",)),
@@ -305,8 +305,8 @@ def footprint(
             ids = torch.zeros(batch, length, dtype=torch.long)
             mask = torch.ones(batch, 1, length, length, dtype=torch.bool)
             model.train()
-            with _AsTrained(dtype):
-                kept = _kept(
+            with _MetaEmulation(dtype):
+                kept = _saved_bytes(
                     model, lambda: model.base_model(ids, attention_mask=mask, use_cache=False)
                 )
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
@@ -329,25 +329,25 @@ def _bytes(tensors: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _kept(model: torch.nn.Module, run: Callable[[], Any]) -> Mapping[int, int]:
-    """Bytes of every storage, but the model's own, that autograd keeps while ``run`` runs."""
+def _saved_bytes(model: torch.nn.Module, run: Callable[[], Any]) -> Mapping[int, int]:
+    """Bytes of every storage, except the model's own, that autograd saves while ``run`` runs."""
     own = {t.untyped_storage()._cdata for t in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     alive: list[Any] = []  # so that no address is reused while it identifies a storage
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own and storage._cdata not in kept:
-            kept[storage._cdata] = storage.nbytes()
+        if storage._cdata not in own and storage._cdata not in sizes:
+            sizes[storage._cdata] = storage.nbytes()
             alive.append(storage)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         run()
-    return kept
+    return sizes
 
 
-class _AsTrained(TorchFunctionMode):
+class _MetaEmulation(TorchFunctionMode):
     """Emulates what the meta device lacks: mixed precision, and fused attention."""
 
     def __init__(self, dtype: torch.dtype) -> None:

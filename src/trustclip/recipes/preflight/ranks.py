@@ -17,7 +17,7 @@ from trustclip.engines.remarks import Remark
 from trustclip.engines.schedule import Schedule
 
 #: Environment variables by which Accelerate records the requested model wrapper.
-_ASKED = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpeed"}
+_WRAPPERS = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpeed"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Load:
     saves: bool = False  # whether checkpoints are to be kept
 
 
-def found(trl: Mapping[str, Any]) -> World:
+def inspect_ranks(trl: Mapping[str, Any]) -> World:
     """Join the other ranks and describe what was started. Collective: every rank must call it.
 
     Of the settings of TRL, ``fsdp`` and ``deepspeed`` are read.
@@ -68,9 +68,9 @@ def found(trl: Mapping[str, Any]) -> World:
         cpu=not torch.cuda.is_available(),
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config) if config else None,
     )
-    asked = [
+    wrappers = [
         name
-        for variable, name in _ASKED.items()
+        for variable, name in _WRAPPERS.items()
         if os.environ.get(variable, "").lower() in ("1", "true")
     ]
     deepspeed = accelerator.state.deepspeed_plugin
@@ -83,7 +83,7 @@ def found(trl: Mapping[str, Any]) -> World:
         backend,
         "DeepSpeedEngine" if deepspeed else _wrapper(accelerator),
         asked_ranks(_parents(), os.environ),
-        "".join(asked[-1:]),
+        "".join(wrappers[-1:]),
         deepspeed.zero_stage if deepspeed else 0,
     )
 
@@ -136,7 +136,7 @@ def _of_accelerate(arguments: list[str]) -> int | None:
     return getattr(load_config_from_file(options.config_file), "num_processes", None)
 
 
-def described(world: World, load: Load) -> Iterator[tuple[str, str]]:
+def describe(world: World, load: Load) -> Iterator[tuple[str, str]]:
     """Describe what would really run, as labels with a line of text each."""
     backend = world.backend or "no process group"
     yield "ranks", f"{world.ranks} ({backend})"
@@ -173,7 +173,7 @@ def _head(world: World) -> str:
 
 
 def remarks(world: World, load: Load) -> Iterator[Remark]:
-    """Settings that would fail or be ignored; every sentence names the remedy."""
+    """Settings that would fail or be ignored, each with the remedy."""
     for text in (*_wrong_world(world), *_wrong_load(world, load)):
         yield Remark("error", text)
     if load.method.requires and world.wrapper.startswith("FSDP"):
@@ -185,13 +185,13 @@ def remarks(world: World, load: Load) -> Iterator[Remark]:
 
 
 def _wrong_world(world: World) -> Iterator[str]:
-    asked = world.asked_ranks
-    if asked is not None and asked > world.ranks:
+    requested = world.asked_ranks
+    if requested is not None and requested > world.ranks:
         yield (
-            f"{asked} ranks were asked for and {world.ranks} "
+            f"{requested} ranks were asked for and {world.ranks} "
             f"{'was' if world.ranks == 1 else 'were'} started: accelerate launch starts several "
             "processes on a CPU only through mpirun, and srun alone starts processes that do not "
-            f"form one group. Use `torchrun --nproc-per-node {asked} -m trustclip ...`."
+            f"form one group. Use `torchrun --nproc-per-node {requested} -m trustclip ...`."
         )
     if world.asked_wrapper and not world.wrapper.startswith(world.asked_wrapper):
         yield (

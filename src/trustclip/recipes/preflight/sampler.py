@@ -25,8 +25,8 @@ OPTIONAL = ("entropy", "tokens", "lag", *FLOOR)
 _PLACE = ("position", "completion")
 
 
-class _Enough(Exception):
-    """The first completions have been seen."""
+class _StopTraining(Exception):
+    """Ends the training once the first completions are scored."""
 
 
 def first_completions(recipe: Recipe) -> Pairs:
@@ -37,11 +37,11 @@ def first_completions(recipe: Recipe) -> Pairs:
     Raises:
       ValueError: data or a model that cannot be used, or a sampler without log-probabilities.
     """
-    seen: list[Pairs] = []
+    first: list[Pairs] = []
 
     def stop(pairs: Pairs) -> None:
-        seen.append(pairs)
-        raise _Enough
+        first.append(pairs)
+        raise _StopTraining
 
     problems = training_problems(recipe.rl, None, recipe.seed)
     tokenizer = model_shape(recipe.model, recipe.rl.style)[1]
@@ -49,19 +49,19 @@ def first_completions(recipe: Recipe) -> Pairs:
     once = replace(recipe, rl=replace(recipe.rl, max_steps=1))
     with tempfile.TemporaryDirectory() as folder:
         trainer = trial(once, problems, Path(folder))
-        trainer.recorder, trainer.mismatch.listener = _Nothing(), stop
+        trainer.recorder, trainer.mismatch.listener = _NullRecorder(), stop
         try:
             trainer.train()
-        except _Enough:
+        except _StopTraining:
             model = trainer.accelerator.unwrap_model(trainer.model)
-            return with_floor(seen[0], model, trainer.temperature)
+            return with_floor(first[0], model, trainer.temperature)
     raise ValueError(
         "this recipe's sampler reports no log-probabilities to compare with; vLLM (use_vllm), "
         "continuous batching and trustclip's own decoder do."
     )
 
 
-class _Nothing:
+class _NullRecorder:
     """A recorder that keeps nothing; with one, the trainer looks at single tokens."""
 
     def generation(self, generation: Any) -> None:
@@ -74,7 +74,7 @@ class _Nothing:
         pass
 
 
-def recorded(path: Path) -> Pairs:
+def read_pairs(path: Path) -> Pairs:
     """Log-probabilities that any trainer has written: a JSON object per completion.
 
     Each line holds ``logp_old`` and ``logp_rollout``, lists of one number per token, nats, and may
@@ -92,40 +92,40 @@ def recorded(path: Path) -> Pairs:
                 f"{path}, line {number}: no {missing[0]!r}, got {', '.join(row)}; needed are "
                 f"{' and '.join(REQUIRED)}, lists of one number per token, in nats."
             )
-        given = [name for name in (*REQUIRED, *OPTIONAL) if name in row]
-        lengths = {name: len(row[name]) for name in given}
+        names = [name for name in (*REQUIRED, *OPTIONAL) if name in row]
+        lengths = {name: len(row[name]) for name in names}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{path}, line {number}: lists of different lengths, {lengths}.")
-        for name in given:
+        for name in names:
             columns[name] += row[name]
         columns["position"] += range(lengths[REQUIRED[0]])
         columns["completion"] += [number - 1] * lengths[REQUIRED[0]]
     if not columns["position"]:
         raise ValueError(f"{path} holds no completions.")
-    return _finite(columns)
+    return _finite_pairs(columns)
 
 
-def _finite(columns: dict[str, list[Any]]) -> Pairs:
-    whole = len(columns["position"])
+def _finite_pairs(columns: dict[str, list[Any]]) -> Pairs:
+    count = len(columns["position"])
     tensors = {
         name: torch.tensor([float("nan") if v is None else v for v in values]).double()
         for name, values in columns.items()
-        if len(values) == whole
+        if len(values) == count
     }
     old, rollout = (tensors[name] for name in REQUIRED)
-    known = old.isfinite() & rollout.isfinite()
+    finite = old.isfinite() & rollout.isfinite()
 
     def of(name: str) -> Tensor | None:
-        return tensors[name][known] if name in tensors else None
+        return tensors[name][finite] if name in tensors else None
 
     def whole_numbers(name: str) -> Tensor | None:
-        found = of(name)
-        return None if found is None else found.long()
+        values = of(name)
+        return None if values is None else values.long()
 
     floor = {way: of(name) for way, name in zip(WAYS, FLOOR, strict=True) if name in tensors}
     return Pairs(
-        trainer=old[known],
-        sampler=rollout[known],
+        trainer=old[finite],
+        sampler=rollout[finite],
         entropy=of("entropy"),
         position=whole_numbers("position"),
         token=whole_numbers("tokens"),

@@ -10,8 +10,8 @@ from trustclip.recipes.checks import refuse
 from trustclip.recipes.preflight.dry_run import dry_run
 from trustclip.recipes.preflight.longest import model_shape
 from trustclip.recipes.problems import (
+    exclude_tests,
     further_tests,
-    kept_apart,
     overlap_text,
     test_problems,
     training_problems,
@@ -19,7 +19,7 @@ from trustclip.recipes.problems import (
 from trustclip.recipes.prompting import show, unlike
 from trustclip.settings.marks import fields_of
 from trustclip.settings.stages import EvalSettings, Recipe, RLSettings, RLStage, SFTSettings
-from trustclip.support.terminal import quoted, told, warn
+from trustclip.support.terminal import announce, quote, warn
 from trustclip.tasks.prompts import completion, rendered
 
 
@@ -40,9 +40,9 @@ def dry_sft(settings: SFTSettings, console: Console) -> int:
 
     refuse(settings)
     loaded = training_problems(settings, None, settings.seed, solutions=True)
-    problems, overlap = kept_apart(loaded, further_tests(settings, None), settings)
+    problems, overlap = exclude_tests(loaded, further_tests(settings, None), settings)
     for line in overlap_text({"sft": overlap}):
-        told(console, line)
+        announce(console, line)
     show(console, unlike(settings.model, settings.style))
     _, tokenizer = model_shape(settings.model, settings.style)
     problems = format_examples(problems, tokenizer, settings)
@@ -56,18 +56,22 @@ def dry_sft(settings: SFTSettings, console: Console) -> int:
     if steps < 0:
         steps = math.ceil(settings.num_train_epochs * math.ceil(len(problems) / batch))
     passes = steps * batch / len(problems)
-    told(console, f"sft: {settings.model} on {len(problems)} solutions, in {settings.output_dir}")
-    told(console, f"{steps} updates of {batch} solutions: {passes:.3g} passes over the solutions")
+    announce(
+        console, f"sft: {settings.model} on {len(problems)} solutions, in {settings.output_dir}"
+    )
+    announce(
+        console, f"{steps} updates of {batch} solutions: {passes:.3g} passes over the solutions"
+    )
     longest = max(lengths)
-    told(console, f"longest solution with its prompt: {longest} tokens")
+    announce(console, f"longest solution with its prompt: {longest} tokens")
     if cut := sum(length > settings.max_length for length in lengths):
         warn(
             console,
             f"warning: {cut} of {len(lengths)} are longer than max_length = "
             f"{settings.max_length} and lose their ends, where the answers are.",
         )
-    told(console, f"an example, style {settings.style.name}:")
-    quoted(console, texts[0])
+    announce(console, f"an example, style {settings.style.name}:")
+    quote(console, texts[0])
     return 0
 
 
@@ -78,10 +82,10 @@ def dry_eval(settings: EvalSettings, console: Console) -> int:
     Measures(settings.reward, settings.style.extraction).close()
     show(console, unlike(settings.model, settings.style))
     count = sum(map(len, tasks.values()))
-    told(console, f"eval: {settings.model} by {settings.backend}, in {settings.output_dir}")
+    announce(console, f"eval: {settings.model} by {settings.backend}, in {settings.output_dir}")
     for task, problems in tasks.items():
-        told(console, f"  {task}: {len(problems)} problems")
-    told(
+        announce(console, f"  {task}: {len(problems)} problems")
+    announce(
         console,
         f"{count * settings.k:,} completions, {settings.k} of each of {count} problems, of at most "
         f"{settings.max_tokens:,} tokens",
@@ -89,6 +93,6 @@ def dry_eval(settings: EvalSettings, console: Console) -> int:
     if settings.backend != "openai":
         _, tokenizer = model_shape(settings.model, settings.style)
         first = next(problem for problems in tasks.values() for problem in problems)
-        told(console, f"a prompt, style {settings.style.name}:")
-        quoted(console, rendered(tokenizer, first.problem, settings.style))
+        announce(console, f"a prompt, style {settings.style.name}:")
+        quote(console, rendered(tokenizer, first.problem, settings.style))
     return 0

@@ -47,7 +47,7 @@ class Verdict:
 
     cause: Cause  # the likeliest one; "none" if the two agree
     text: str  # the numbers, the cause, and what to set
-    harmless: bool  # whether training can go on as it is
+    harmless: bool  # whether training can go on unchanged
     title: str  # the verdict in a few words
 
     @property
@@ -59,7 +59,7 @@ class Verdict:
 def compare(pairs: Pairs) -> Verdict:
     """Compare trainer and sampler on the same tokens, and name the likeliest cause.
 
-    Without entropies, neither a temperature nor another prompt is told from other causes.
+    Without entropies, a temperature or another prompt cannot be distinguished from other causes.
 
     Raises:
       ValueError: fewer than `FEWEST_TOKENS` tokens.
@@ -79,10 +79,10 @@ def compare(pairs: Pairs) -> Verdict:
         )
     marks = marks_of(pairs)
     cause = cause_of(marks)
-    # Up to which mean difference training can go on. Weights a few updates old have a tail as
+    # The largest mean with which training can go on. Weights a few updates old have a tail as
     # routing has, on top of more than half precision makes.
-    most = {"none": marks.other, "precision": marks.other, "tail": marks.half}.get(cause, -1.0)
-    slight = marks.mean <= most
+    limit = {"none": marks.other, "precision": marks.other, "tail": marks.half}.get(cause, -1.0)
+    slight = marks.mean <= limit
     sharper = slight and likely(marks)
     parts = [_numbers(marks), _floor(marks), _WHY[cause](marks, pairs)]
     parts += [_SHARPER] if sharper else []
@@ -104,7 +104,7 @@ def _numbers(marks: Marks) -> str:
 
 
 def _floor(marks: Marks) -> str:
-    """What the trainer differs by from itself."""
+    """How much the trainer differs from itself."""
     floor = marks.floor
     if floor is None or marks.mean <= KERNELS:
         return ""
@@ -136,7 +136,7 @@ def _precision(marks: Marks, pairs: Pairs) -> str:
 
 
 def _size(marks: Marks) -> str:
-    """Of noise on both sides: what makes so much."""
+    """Noise on both sides: possible causes of its size."""
     floor, half = marks.floor, f"{HALF_PRECISION:g}"
     if marks.between and floor is not None:
         eighth = FINER * floor.half
@@ -175,11 +175,11 @@ def _tail(marks: Marks, pairs: Pairs) -> str:
         "token to other experts: replay the sampler's routing if the engine can, or mask these "
         "tokens (icepop), and watch sampler/sequence_ess. In a dense model no precision does: then "
         "the sampler's weights are some updates old, or single tokens are wrong (gates.jsonl, "
-        f"column `worst`).{_of_itself(marks)}"
+        f"column `worst`).{_floor_tail(marks)}"
     )
 
 
-def _of_itself(marks: Marks) -> str:
+def _floor_tail(marks: Marks) -> str:
     """Whether the trainer has such a tail against itself, which only routing makes."""
     if marks.floor is None:
         return ""
@@ -191,7 +191,7 @@ def _of_itself(marks: Marks) -> str:
     return " The trainer has no such tail against itself."
 
 
-def _grown(growth: Growth) -> str:
+def _growth(growth: Growth) -> str:
     return f"{growth.last:.2g} nats against {growth.first:.2g}, {growth.times:.1f} times as much"
 
 
@@ -199,7 +199,7 @@ def _depth(marks: Marks, pairs: Pairs) -> str:
     assert marks.depth is not None
     return (
         "The two agree at the beginning of a completion and drift apart along it: in the last "
-        f"quarter of the places the difference, over 1 - p, is {_grown(marks.depth)} as in the "
+        f"quarter of the places the difference, over 1 - p, is {_growth(marks.depth)} as in the "
         "first. No precision does this: the engines read another context. Suspect the sampler's "
         "cache of keys and values (precision, eviction, prefix sharing), positions (RoPE scaling, "
         "padding), or a sliding window that one of them has not."
@@ -210,9 +210,9 @@ def _stale(marks: Marks, pairs: Pairs) -> str:
     assert marks.stale is not None
     return (
         "It grows with the age of a sample: on tokens from older weights the difference, over "
-        f"1 - p, is {_grown(marks.stale)} as on the freshest. The engines agree and the samples "
-        "are stale: a smaller lag (max_staleness, fewer generations in flight) mends it, a "
-        "correction (tis, icepop, or anchor 'rollout') makes up for it."
+        f"1 - p, is {_growth(marks.stale)} as on the freshest. The engines agree and the samples "
+        "are stale: a smaller lag (max_staleness, fewer generations in flight) fixes it, a "
+        "correction (tis, icepop, or anchor 'rollout') compensates for it."
     )
 
 
@@ -253,7 +253,7 @@ def _truncation(marks: Marks, pairs: Pairs) -> str:
 def _outliers(marks: Marks, pairs: Pairs) -> str:
     far = (pairs.trainer - pairs.sampler).abs() > max(10 * marks.median, marks.largest / 10)
     text = (
-        f"They agree but on {int(far.sum())} tokens, which have {marks.top:.0%} of the difference: "
+        f"They agree except on {int(far.sum())} tokens, with {marks.top:.0%} of the difference: "
         "usually tokens that were decoded and tokenised again, special tokens, or a vocabulary of "
         "another size. Send token ids, not text, from the sampler to the trainer."
     )

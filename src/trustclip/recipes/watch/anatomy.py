@@ -16,7 +16,7 @@ _PROBABILITIES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 def lines(pairs: Pairs) -> Iterator[tuple[str, str]]:
-    """(what the tokens are told apart by, mean absolute differences of each kind), nats.
+    """(the criterion that splits the tokens, mean absolute differences of each kind), nats.
 
     In brackets the trainer's own, between float32 and bfloat16, where that was measured. Kinds of
     fewer than `PART` tokens are left out.
@@ -50,40 +50,40 @@ def lines(pairs: Pairs) -> Iterator[tuple[str, str]]:
 
 def _kinds(pairs: Pairs) -> dict[str, Mapping[str, Tensor]]:
     p = pairs.trainer.exp()
-    found: dict[str, Mapping[str, Tensor]] = {
+    kinds: dict[str, Mapping[str, Tensor]] = {
         "by probability": {
             f"{'up to' if not low else 'to'} {high:g}": (p > low) & (p <= high)
             for low, high in pairwise(_PROBABILITIES)
         }
     }
     if pairs.entropy is not None:
-        found["by entropy"] = _quarters(pairs.entropy.double(), "{:.2g}")
+        kinds["by entropy"] = _quarters(pairs.entropy.double(), "{:.2g}")
     if pairs.position is not None:
-        found["by place"] = _quarters(pairs.position.double(), "{:.0f}")
+        kinds["by place"] = _quarters(pairs.position.double(), "{:.0f}")
     if pairs.lag is not None:
         ages = pairs.lag.unique().tolist()
-        found["by age"] = {f"{age:.0f} updates": pairs.lag == age for age in ages}
-    return found
+        kinds["by age"] = {f"{age:.0f} updates": pairs.lag == age for age in ages}
+    return kinds
 
 
 def _quarters(values: Tensor, form: str) -> dict[str, Tensor]:
     at = torch.tensor([0.25, 0.5, 0.75], dtype=values.dtype, device=values.device)
     edges = [*values.quantile(at).unique().tolist(), values.max().item()]
-    found, below = {}, torch.zeros_like(values, dtype=torch.bool)
+    quarters, below = {}, torch.zeros_like(values, dtype=torch.bool)
     for edge in dict.fromkeys(edges):
-        found[f"{'to' if found else 'up to'} {form.format(edge)}"] = (values <= edge) & ~below
+        quarters[f"{'to' if quarters else 'up to'} {form.format(edge)}"] = (values <= edge) & ~below
         below = values <= edge
-    return found
+    return quarters
 
 
 def _means(size: Tensor, kinds: Mapping[str, Tensor], own: Tensor | None) -> Iterator[str]:
-    for label, among in kinds.items():
-        if among.sum() < PART:
+    for label, mask in kinds.items():
+        if mask.sum() < PART:
             continue
-        text = f"{label} {size[among].mean():.2g}"
-        there = None if own is None else own[among & own.isfinite()]
-        yield text if there is None or not len(there) else f"{text} ({there.mean():.2g})"
+        text = f"{label} {size[mask].mean():.2g}"
+        noise = None if own is None else own[mask & own.isfinite()]
+        yield text if noise is None or not len(noise) else f"{text} ({noise.mean():.2g})"
 
 
-def _percent(among: Tensor) -> str:
-    return percent(among.double().mean().item())
+def _percent(mask: Tensor) -> str:
+    return percent(mask.double().mean().item())

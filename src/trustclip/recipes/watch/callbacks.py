@@ -19,7 +19,7 @@ class Recorder(TrainerCallback):
         self._run, self._stage, self._name, self._sink = run, stage, name, sink
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._shown = state.global_step
+        self._last = state.global_step
         self._stage.resume(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -29,8 +29,8 @@ class Recorder(TrainerCallback):
         self._run.log(row)
         if self._sink is not None:
             self._sink.log(row)
-        self._stage.step(row, state.global_step - self._shown)
-        self._shown = state.global_step
+        self._stage.step(row, state.global_step - self._last)
+        self._last = state.global_step
 
 
 class FirstGeneration(TrainerCallback):
@@ -46,12 +46,12 @@ class FirstGeneration(TrainerCallback):
         if self._done or not state.is_world_process_zero or "loss" not in (logs or {}):
             return
         self._done = True
-        for sign in of_generation({"step": state.global_step, **logs}, self._limit):
-            warn(self._console, f"warning at update {sign.evidence['step']}: {sign.text}")
+        for finding in of_generation({"step": state.global_step, **logs}, self._limit):
+            warn(self._console, f"warning at update {finding.evidence['step']}: {finding.text}")
 
 
 class Checkups(TrainerCallback):
-    """Evaluations before, after and every so many updates of a training; 0 for no others.
+    """Evaluations before, after and every so many updates of a training run; 0 for no others.
 
     Each comes after a checkpoint of its step, so that an interruption costs no update.
     """
@@ -69,7 +69,7 @@ class Checkups(TrainerCallback):
             control.should_save = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # At the begin of a step, the checkpoint of the previous one has been written, or loaded.
+        # At the beginning of a step, the previous checkpoint has been written, or loaded.
         if self._due(state):
             self._evaluate(self.trainer)
 

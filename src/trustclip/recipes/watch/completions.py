@@ -1,4 +1,4 @@
-"""Completions of a training, as rows of ``samples.jsonl``."""
+"""Completions of a training run, as rows of ``samples.jsonl``."""
 
 import hashlib
 import json
@@ -27,11 +27,11 @@ class Completions:
         notice: Notice | None = None,
         rows: Callable[[Sequence[Mapping[str, Any]]], None] = lambda rows: None,
     ) -> None:
-        self._run, self._notice, self._given = run, notice, rows
+        self._run, self._notice, self._on_rows = run, notice, rows
 
     def generation(self, generation: Any) -> None:
         """Write a line for each completion of a `Generation` of the TRL engine."""
-        self._given(generation.rows)
+        self._on_rows(generation.rows)
         self._run.sample(self._rows(generation))
 
     def gates(self, row: dict[str, Any]) -> None:
@@ -55,10 +55,10 @@ class Completions:
                 "gold": problem.answer or None,
                 "response": text_of(generation.completions[place]),
                 "tokens": len(generation.tokens[place]),
-                **self._rewarded(generation, place, row),
+                **self._reward_row(generation, place, row),
             }
 
-    def _rewarded(self, generation: Any, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _reward_row(self, generation: Any, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """Columns of the reward: the sum that is trained on, and its parts if there are several."""
         parts = {name: values[place] for name, values in generation.rewards.items()}
         several = {name: None if math.isnan(v) else v for name, v in parts.items()}
@@ -79,10 +79,10 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
     text = prompt if isinstance(prompt, str) else text_of([m for m in prompt][-1:])
     gold = next((row[name] for name in _GOLD if row.get(name) is not None), "")
     answer = gold if isinstance(gold, str) else json.dumps(gold, default=str)
-    named = row.get("id")
-    if named is None:
-        named = hashlib.sha256(json.dumps([prompt, answer], default=str).encode()).hexdigest()[:10]
-    return Problem(str(named), text, answer)
+    key = row.get("id")
+    if key is None:
+        key = hashlib.sha256(json.dumps([prompt, answer], default=str).encode()).hexdigest()[:10]
+    return Problem(str(key), text, answer)
 
 
 def text_of(completion: Any) -> str:
@@ -99,14 +99,14 @@ def text_of(completion: Any) -> str:
     """
     if isinstance(completion, str):
         return completion
-    turns = [_said(message) for message in completion]
+    turns = [_turn_text(message) for message in completion]
     if len(turns) == 1:
         return turns[0]
     roles = [str(message.get("role", "assistant")) for message in completion]
-    return "\n".join(f"[{role}] {said}" for role, said in zip(roles, turns, strict=True))
+    return "\n".join(f"[{role}] {text}" for role, text in zip(roles, turns, strict=True))
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _turn_text(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     if not isinstance(content, str):  # parts, of which some are images
         content = "".join(str(part.get("text", "")) for part in content)

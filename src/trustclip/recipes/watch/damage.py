@@ -8,22 +8,22 @@ import torch
 from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.noise import (
+    block_sample,
     capped_weight,
     cut_by_noise,
-    drawn,
-    dropped,
+    cut_share,
     effective_share,
     signs,
     variance,
 )
-from trustclip.constraints.registry import method as made
+from trustclip.constraints.registry import method as build
 from trustclip.constraints.sampler import Pairs
 from trustclip.findings.facts import CUT_BY_NOISE
 from trustclip.findings.rows import percent
 
 #: The usual cap of a weight of whole completions, and TRL's of its mask.
 CAP = 2.0
-#: Corrections whose share of dropped tokens is told: by name, with their arguments.
+#: Corrections whose share of dropped tokens is reported: by name, with their arguments.
 CORRECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "icepop": ("icepop", {}),
     "kpop": ("kpop", {}),
@@ -37,7 +37,7 @@ CORRECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def told(pairs: Pairs, length: int) -> Iterator[str]:
+def sentences(pairs: Pairs, length: int) -> Iterator[str]:
     """Sentences about the damage at a length of completions, in tokens.
 
     The differences are shifted so that their ratios have the mean 1, as those of samples of the
@@ -53,11 +53,11 @@ def told(pairs: Pairs, length: int) -> Iterator[str]:
         f"{few} % of their number, and capped at {CAP:g} a mean of "
         f"{capped_weight(v, length, CAP):.2g} in place of 1."
     )
-    at = drawn(length, len(d))
+    at = block_sample(length, len(d))
     old = pairs.trainer.double().cpu()[at]
     batch = TokenBatch(old, old, signs(old), torch.ones_like(old).bool(), logp_rollout=old - d[at])
     parts = [
-        f"{label} {percent(dropped(made(name, **options), batch))}"
+        f"{label} {percent(cut_share(build(name, **options), batch))}"
         for label, (name, options) in CORRECTIONS.items()
     ]
     capped = percent((d > torch.tensor(CAP).log()).double().mean().item())

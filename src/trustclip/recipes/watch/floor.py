@@ -1,8 +1,8 @@
 """The noise floor of a comparison: the trainer against itself on the same tokens.
 
-A sampler cannot be nearer to the trainer than that is to itself, and what another batch, another
+A sampler cannot be closer to the trainer than that is to itself, and what another batch, another
 order of the head's sums and half precision make differs from model to model by a factor of a
-hundred. So all three are measured where the model is at hand, each by one forward pass more.
+hundred. So all three are measured where the model is at hand, each by one more forward pass.
 """
 
 import contextlib
@@ -52,31 +52,31 @@ def floor_of(model: nn.Module, pairs: Pairs, temperature: float = 1.0) -> dict[s
 
 
 def _floor(
-    model: nn.Module, pairs: Pairs, some: Sequence[tuple[Sequence[int], Sequence[int]]], t: float
+    model: nn.Module, pairs: Pairs, samples: Sequence[tuple[Sequence[int], Sequence[int]]], t: float
 ) -> dict[str, Tensor]:
-    def aligned(logps: Sequence[Tensor]) -> Tensor:
+    def align(logps: Sequence[Tensor]) -> Tensor:
         """Values of the completions as values of the tokens."""
         assert pairs.completion is not None and pairs.position is not None
-        table = pad_sequence(list(logps), batch_first=True, padding_value=torch.nan)
-        found = torch.full((len(pairs.trainer),), torch.nan, dtype=torch.float64)
-        there = pairs.completion.cpu() < len(some)
-        found[there] = table[pairs.completion.cpu()[there], pairs.position.cpu()[there]]
-        return found
+        table = pad_sequence(list(logps), batch_first=True, padding_value=torch.nan)  # [B, T]
+        values = torch.full((len(pairs.trainer),), torch.nan, dtype=torch.float64)
+        covered = pairs.completion.cpu() < len(samples)
+        values[covered] = table[pairs.completion.cpu()[covered], pairs.position.cpu()[covered]]
+        return values
 
-    own, chunked = _scored(model, some, t, BATCH, chunks=unusual(model) is None)
-    base = aligned(own)
-    found = {"batch": aligned(_scored(model, some, t, 1)[0]) - base}
+    own, chunked = _score(model, samples, t, BATCH, chunks=unusual(model) is None)
+    base = align(own)
+    differences = {"batch": align(_score(model, samples, t, 1)[0]) - base}
     if chunked:
-        found["head"] = aligned(chunked) - base
+        differences["head"] = align(chunked) - base
     with _in_other_precision(model) as cast:
         if cast:
-            found["precision"] = aligned(_scored(model, some, t, BATCH)[0]) - base
-    return {name: d for name, d in found.items() if d.isfinite().any()}
+            differences["precision"] = align(_score(model, samples, t, BATCH)[0]) - base
+    return {name: d for name, d in differences.items() if d.isfinite().any()}
 
 
-def _scored(
+def _score(
     model: Any,
-    some: Sequence[tuple[Sequence[int], Sequence[int]]],
+    samples: Sequence[tuple[Sequence[int], Sequence[int]]],
     temperature: float,
     size: int,
     *,
@@ -85,25 +85,25 @@ def _scored(
     """Log-probabilities of completions, and with ``chunks`` again by the chunked head."""
     device = next(model.parameters()).device
     plain: list[Tensor] = []
-    again: list[Tensor] = []
-    for first in range(0, len(some), size):
-        part = some[first : first + size]
+    chunked: list[Tensor] = []
+    for first in range(0, len(samples), size):
+        part = samples[first : first + size]
         rows = [torch.tensor([*prompt, *completion]) for prompt, completion in part]
-        ids = pad_sequence(rows, batch_first=True).to(device)
+        ids = pad_sequence(rows, batch_first=True).to(device)  # [B, T]
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(device)
         states: list[Tensor] = []
         with captured(model, states) if chunks else contextlib.nullcontext():
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits  # [B, T, V]
         for row, (prompt, completion) in enumerate(part):
             tokens = torch.tensor(list(completion), device=device)
             here = slice(len(prompt) - 1, len(prompt) - 1 + len(completion))
-            z = logits[row, here].float() / temperature
+            z = logits[row, here].float() / temperature  # [completion, V]
             plain.append(z.log_softmax(-1).gather(1, tokens[:, None])[:, 0].double().cpu())
             if chunks:
-                made = head_of(model, temperature)
-                logp, _ = selected_logprobs(states[0][row, here], made, tokens, entropy=False)
-                again.append(logp.double().cpu())
-    return plain, again
+                head = head_of(model, temperature)
+                logp, _ = selected_logprobs(states[0][row, here], head, tokens, entropy=False)
+                chunked.append(logp.double().cpu())
+    return plain, chunked
 
 
 @contextlib.contextmanager
@@ -117,19 +117,19 @@ def _in_other_precision(model: nn.Module) -> Iterator[bool]:
     if not _fits(model, other):
         yield False
         return
-    kept = {name: p.data for name, p in model.named_parameters()}
+    weights = {name: p.data for name, p in model.named_parameters()}
     try:
         for p in model.parameters():
             p.data = p.data.to(other) if p.is_floating_point() else p.data
         yield True
     finally:
         for name, p in model.named_parameters():
-            p.data = kept[name]
+            p.data = weights[name]
 
 
 def _fits(model: nn.Module, dtype: torch.dtype) -> bool:
     """Whether a copy of the weights in a precision takes at most half of the free memory."""
-    needed = sum(p.numel() for p in model.parameters()) * torch.finfo(dtype).bits // 8
+    size = sum(p.numel() for p in model.parameters()) * torch.finfo(dtype).bits // 8
     device = next(model.parameters()).device
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
@@ -139,7 +139,7 @@ def _fits(model: nn.Module, dtype: torch.dtype) -> bool:
         free = psutil.virtual_memory().available
     else:
         return False
-    return needed <= free / 2
+    return size <= free / 2
 
 
 def with_floor(pairs: Pairs, model: nn.Module, temperature: float = 1.0) -> Pairs:

@@ -93,7 +93,7 @@ class Guards(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """State for checkpoints: a resumed run keeps its counts and reports nothing twice."""
-        return {"args": {}, "attributes": {name: getattr(self, name) for name in _KEPT}}
+        return {"args": {}, "attributes": {name: getattr(self, name) for name in _STATE}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Note whether this process is the one that reports."""
@@ -180,8 +180,8 @@ class Guards(TrainerCallback, ExportableState):
         if entropy is None or len(self._first_entropies) < FIRST_ROWS:
             return None
         first = sorted(self._first_entropies)[FIRST_ROWS // 2]
-        solved = self._accuracy is not None and self._accuracy >= MASTERED
-        if solved or entropy >= COLLAPSED * first:
+        mastered = self._accuracy is not None and self._accuracy >= MASTERED
+        if mastered or entropy >= COLLAPSED * first:
             return ""
         return words.entropy_collapse(entropy, first, self._accuracy)
 
@@ -232,7 +232,7 @@ _WATCHES: dict[str, Callable[[Guards, Row], str | None]] = {
 }
 
 #: Attributes of `Guards` that a checkpoint keeps: numbers, texts, lists and dictionaries.
-_KEPT = (
+_STATE = (
     "_told",
     "_skipped",
     "_recent_skips",

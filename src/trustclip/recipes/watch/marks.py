@@ -61,7 +61,7 @@ Cause = Literal[
 
 @dataclass(frozen=True)
 class Floor:
-    """What the trainer differs by from itself: means of the absolute differences, nats."""
+    """How much the trainer differs from itself: means of the absolute differences, nats."""
 
     kernels: float  # in one precision: another batch, another order of the head's sums
     half: float  # that, or bfloat16 against float32, whichever is larger
@@ -100,14 +100,14 @@ class Marks:
 
     @property
     def half(self) -> float:
-        """Mean difference up to which it is that of half precision."""
+        """Largest mean difference that half precision explains."""
         if self.floor is None:
             return HALF_PRECISION
         return WITHIN_FLOOR * max(self.floor.half, KERNELS)
 
     @property
     def other(self) -> float:
-        """Mean difference from which on it is that of other weights."""
+        """Mean difference above which it is that of other weights."""
         if self.floor is None:
             return OTHER_WEIGHTS
         return OTHER_THAN_FLOOR * max(self.floor.half, KERNELS)
@@ -137,20 +137,20 @@ class Growth(NamedTuple):
 def marks_of(pairs: Pairs) -> Marks:
     a, d = pairs.trainer.double(), pairs.trainer.double() - pairs.sampler.double()
     size = d.abs()
-    most = size.sort(descending=True).values[: max(len(d) // 50, 1)].sum() / size.sum()
+    top = size.sort(descending=True).values[: max(len(d) // 50, 1)].sum() / size.sum()
     # A difference of logits moves log p by 1 - p of it.
-    moved = per_room(size, a)
-    tail = in_tail(size, moved)
-    kept = d.clamp(max=10.0).exp()
+    relative = per_room(size, a)
+    tail = in_tail(size, relative)
+    ratios = d.clamp(max=10.0).exp()
     explained = slope = surprise = error = 0.0
     if pairs.entropy is not None:
         score = a + pairs.entropy.double()
         surprise, error = score.mean().item(), (score.std() / len(score) ** 0.5).item()
-        varied, off = score - score.mean(), d - d.mean()
-        both = (varied * off).sum().item()
-        if varied.any() and off.any():
-            slope = both / varied.square().sum().item()
-            explained = slope * both / off.square().sum().item()  # R²
+        centred_score, centred_d = score - score.mean(), d - d.mean()
+        covariance = (centred_score * centred_d).sum().item()
+        if centred_score.any() and centred_d.any():
+            slope = covariance / centred_score.square().sum().item()
+            explained = slope * covariance / centred_d.square().sum().item()  # R²
     return Marks(
         tokens=len(d),
         mean=size.mean().item(),
@@ -160,20 +160,20 @@ def marks_of(pairs: Pairs) -> Marks:
         identical=(d == 0).double().mean().item(),
         up=d.clamp(min=0).sum().item(),
         down=(-d).clamp(min=0).sum().item(),
-        top=most.nan_to_num().item(),
+        top=top.nan_to_num().item(),
         tail=tail.double().mean().item(),
         tail_weight=(d[tail].square().sum() / d.square().sum()).nan_to_num().item(),
         tail_mean=size[tail].mean().nan_to_num().item(),
         bulk=size[~tail].mean().nan_to_num().item(),
-        left_out=1 - kept.mean().item(),
-        left_out_z=_errors(1 - kept) if d.std() < SKEWED else 0.0,
+        left_out=1 - ratios.mean().item(),
+        left_out_z=_errors(1 - ratios) if d.std() < SKEWED else 0.0,
         explained=explained,
         slope=slope,
         surprise=surprise,
         surprise_z=surprise / max(error, 1e-30),
-        early=_early(pairs, moved),
-        depth=_depth(pairs, moved),
-        stale=_stale(pairs, moved),
+        early=_early(pairs, relative),
+        depth=_depth(pairs, relative),
+        stale=_stale(pairs, relative),
         floor=_floor_of(pairs, d),
     )
 
@@ -183,9 +183,9 @@ def per_room(size: Tensor, logp: Tensor) -> Tensor:
     return size / (1 - logp.double().exp()).clamp(min=1e-3)
 
 
-def in_tail(size: Tensor, moved: Tensor) -> Tensor:
+def in_tail(size: Tensor, relative: Tensor) -> Tensor:
     """Which tokens differ by far more than the others. Shape [tokens]."""
-    return (moved > TAIL * moved.median()) & (size > TAIL_LEAST)
+    return (relative > TAIL * relative.median()) & (size > TAIL_LEAST)
 
 
 def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
@@ -201,11 +201,11 @@ def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
     tail = follows = 0.0
     if half > KERNELS:
         change = pairs.floor["precision"].double()
-        there = change.isfinite()
-        change, moved = change[there], per_room(change[there].abs(), pairs.trainer[there])
-        tail = in_tail(change.abs(), moved).double().mean().item()
-        both = torch.stack([d[there], -change])
-        follows = torch.corrcoef(both)[0, 1].nan_to_num().item() if len(change) > 1 else 0.0
+        finite = change.isfinite()
+        change, relative = change[finite], per_room(change[finite].abs(), pairs.trainer[finite])
+        tail = in_tail(change.abs(), relative).double().mean().item()
+        columns = torch.stack([d[finite], -change])
+        follows = torch.corrcoef(columns)[0, 1].nan_to_num().item() if len(change) > 1 else 0.0
     return Floor(kernels, max(half, kernels), largest, tail, follows)
 
 
@@ -213,41 +213,41 @@ def _parts(first: Tensor, last: Tensor) -> Growth | None:
     """Means of two parts, without what lies beyond the 99th percentile of both."""
     if min(len(first), len(last)) < PART:
         return None
-    most = torch.cat([first, last]).quantile(0.99)
-    first, last = first.clamp(max=most), last.clamp(max=most)
+    cap = torch.cat([first, last]).quantile(0.99)
+    first, last = first.clamp(max=cap), last.clamp(max=cap)
     error = (first.var() / len(first) + last.var() / len(last)).sqrt().item()
     a, b = first.mean().item(), last.mean().item()
     return Growth(a, b, (b - a) / max(error, 1e-30))
 
 
-def _early(pairs: Pairs, moved: Tensor) -> Growth | None:
+def _early(pairs: Pairs, relative: Tensor) -> Growth | None:
     if pairs.position is None:
         return None
     early = pairs.position < EARLY
-    return _parts(moved[~early], moved[early])
+    return _parts(relative[~early], relative[early])
 
 
-def _depth(pairs: Pairs, moved: Tensor) -> Growth | None:
+def _depth(pairs: Pairs, relative: Tensor) -> Growth | None:
     """From the first quarter of the places to the last, beyond what the floor does there."""
     if pairs.position is None or len(pairs.position) < FEWEST_TOKENS:
         return None
     place = pairs.position.double()
     low, high = place.quantile(torch.tensor([0.25, 0.75], dtype=place.dtype, device=place.device))
     first, last = place <= low, place >= high
-    found = _parts(moved[first], moved[last])
+    growth = _parts(relative[first], relative[last])
     change = (pairs.floor or {}).get("precision")
-    if found is None or change is None:
-        return found
-    own, there = per_room(change.abs(), pairs.trainer), change.isfinite()
-    usual = _parts(own[first & there], own[last & there])
-    return found if usual is None else found._replace(last=found.last / max(usual.times, 1.0))
+    if growth is None or change is None:
+        return growth
+    own, finite = per_room(change.abs(), pairs.trainer), change.isfinite()
+    usual = _parts(own[first & finite], own[last & finite])
+    return growth if usual is None else growth._replace(last=growth.last / max(usual.times, 1.0))
 
 
-def _stale(pairs: Pairs, moved: Tensor) -> Growth | None:
+def _stale(pairs: Pairs, relative: Tensor) -> Growth | None:
     if pairs.lag is None or pairs.lag.min() == pairs.lag.max():
         return None
     lag = pairs.lag.double()
-    return _parts(moved[lag == lag.min()], moved[lag >= lag[lag > lag.min()].median()])
+    return _parts(relative[lag == lag.min()], relative[lag >= lag[lag > lag.min()].median()])
 
 
 def _grows(growth: Growth | None) -> bool:
@@ -265,7 +265,7 @@ def cause_of(marks: Marks) -> Cause:
     concentrated = marks.top >= OUTLIERS and marks.median <= OUTLIERS_MEDIAN
     if concentrated and marks.tail_mean > FAR:
         return "outliers"
-    if _scaled(marks):
+    if _is_temperature(marks):
         return "temperature"
     below = marks.left_out > SHIFT_BELOW and marks.left_out_z > SHIFT
     if marks.up <= ONE_SIDED * marks.down or below:
@@ -274,11 +274,11 @@ def cause_of(marks: Marks) -> Cause:
     above = marks.left_out < -SHIFT_ABOVE and marks.left_out_z < -SHIFT
     if marks.down <= ONE_SIDED * marks.up or above:
         return "padding"
-    return _two_sided(marks, concentrated)
+    return _two_sided_cause(marks, concentrated)
 
 
-def _two_sided(marks: Marks, concentrated: bool) -> Cause:
-    """Of noise on both sides."""
+def _two_sided_cause(marks: Marks, concentrated: bool) -> Cause:
+    """The cause of noise on both sides."""
     if _grows(marks.stale):
         return "stale"
     if _grows(marks.depth):
@@ -294,7 +294,7 @@ def _two_sided(marks: Marks, concentrated: bool) -> Cause:
     return "precision" if marks.mean <= marks.other else "weights"
 
 
-def _scaled(marks: Marks) -> bool:
+def _is_temperature(marks: Marks) -> bool:
     one_sided = min(marks.up, marks.down) <= ONE_SIDED * max(marks.up, marks.down)
     if marks.explained >= EXPLAINED and not one_sided:
         return True

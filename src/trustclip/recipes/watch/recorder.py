@@ -1,4 +1,4 @@
-"""A run directory of a training written in Python: `Recorder`, a callback of TRL's trainers.
+"""A run directory for training from Python: `Recorder`, a callback of TRL's trainers.
 
 The recipes write their directories with the same parts, so that ``trustclip report``, ``explain``,
 ``compare`` and ``tokens`` read both alike.
@@ -30,7 +30,7 @@ from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
 from trustclip.support.terminal import Terminal, warn
 
 #: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe; others in ``trl``.
-_NAMED = {*marked(SFTStage, Trl), *marked(RLStage, Trl), "output_dir", "seed"} - {"method"}
+_TOP_LEVEL = {*marked(SFTStage, Trl), *marked(RLStage, Trl), "output_dir", "seed"} - {"method"}
 #: Points of a stock trainer's checkpoints in the files of rows.
 _CURSORS = "cursors.jsonl"
 
@@ -39,13 +39,13 @@ _locks: dict[Path, contextlib.ExitStack] = {}
 
 
 class _Folder(RunDirectory):
-    """A run directory that was named in Python, by no option."""
+    """A run directory named in Python, not by an option."""
 
     elsewhere = "folder"
 
 
 class Recorder(TrainerCallback):
-    """Records a training of Python in a run directory, for the commands that read one.
+    """Records training from Python in a run directory, for the commands that read one.
 
     Give it to `ConstrainedGRPOTrainer` in ``callbacks``; a stock `trl.GRPOTrainer` that has it
     needs `trustclip.engines.trl.observe` as well. It changes nothing in the training. Of several
@@ -55,9 +55,9 @@ class Recorder(TrainerCallback):
 
     Args:
       path: the folder, new or of the training that is continued.
-      tokens_every: of every so many updates, one has completions recorded token by token; 0: none.
-      tokens_completions: most completions recorded of one update.
-      tokens_megabytes: most space that recorded tokens may take.
+      tokens_every: record completions of one in this many updates, token by token; 0: of none.
+      tokens_completions: maximum number of completions recorded per update.
+      tokens_megabytes: maximum space of all recorded tokens.
 
     Raises:
       ValueError: (when the trainer is made, or training begins) the folder holds another run, or
@@ -108,7 +108,7 @@ class Recorder(TrainerCallback):
         _lock(self.path)
         self._run = run = _Folder.resumed(self.path, "rl", settings_of(trainer))
         self._trainer = trainer
-        self._guards = Guards(shown_too(run, self._console))
+        self._guards = Guards(notifier(run, self._console))
         trainer.recorder = Completions(run, self._guards.report, _Problems(run))
         if hasattr(trainer, "journal"):
             trainer.journal = self
@@ -126,8 +126,8 @@ class Recorder(TrainerCallback):
           ValueError: nothing would be left of a finished run.
         """
         extent = cursor.get("metrics.jsonl", 0)
-        kept = extent if isinstance(extent, int) else extent["bytes"]
-        if self.run.summary.get("finished") and not self._trained(kept):
+        size = extent if isinstance(extent, int) else extent["bytes"]
+        if self.run.summary.get("finished") and not self._has_training(size):
             raise ValueError(
                 f"{self.path} holds a finished run, and there is no checkpoint to continue it "
                 "from; choose another folder."
@@ -142,9 +142,9 @@ class Recorder(TrainerCallback):
         assert self._guards is not None
         if run.leads and state.global_step:
             if not hasattr(self._trainer, "journal"):
-                self.rewind(self._stored(state.global_step))
+                self.rewind(self._cursor_of(state.global_step))
         elif run.leads:
-            if self._trained():
+            if self._has_training():
                 raise ValueError(
                     f"{self.path} already holds a run, which this training does not continue; "
                     "choose another folder, or continue its checkpoints (train_durably, or "
@@ -166,7 +166,7 @@ class Recorder(TrainerCallback):
             append_jsonl(self.path / _CURSORS, [row])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Write a row, and look whether something goes wrong."""
+        """Write a row, and let the guards check it."""
         if not logs or "train_runtime" in logs:
             return
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
@@ -175,7 +175,7 @@ class Recorder(TrainerCallback):
         self._guards.on_log(args, state, control, logs=numbers)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the summary, and say where everything is."""
+        """Write the summary, and print where the run is."""
         assert self._guards is not None
         finished = not getattr(self._trainer, "stopped_early", False)
         notices = self._guards.summary()["notices"]
@@ -189,8 +189,8 @@ class Recorder(TrainerCallback):
             }
         )
         if self.run.leads:
-            said = f", with {len(notices)} warning{'s' * (len(notices) > 1)}" if notices else ""
-            text = f"recorded{said}; to read it: trustclip explain {self.path}"
+            warnings = f", with {len(notices)} warning{'s' * (len(notices) > 1)}" if notices else ""
+            text = f"recorded{warnings}; to read it: trustclip explain {self.path}"
             self._console.print(text, highlight=False, soft_wrap=True)
 
     # -- evaluations -------------------------------------------------------------------------------
@@ -222,14 +222,14 @@ class Recorder(TrainerCallback):
                 self.run.log(row)
         return result
 
-    def _trained(self, size: float = math.inf) -> bool:
-        """Whether the first bytes of the metrics are of a training that has begun."""
+    def _has_training(self, size: float = math.inf) -> bool:
+        """Whether the first bytes of the metrics are of a training run that has begun."""
         metrics = self.path / "metrics.jsonl"
         lines = scan(metrics) if metrics.exists() else ()
         rows = (line.row for line in lines if line.offset < size)
         return any(row is not None and row.get("stage") == "rl" for row in rows)
 
-    def _stored(self, step: int) -> dict[str, Any]:
+    def _cursor_of(self, step: int) -> dict[str, Any]:
         """The cursor of a stock trainer's checkpoint.
 
         Raises:
@@ -249,17 +249,17 @@ class _Problems:
     """Records each problem of the data set when it is first sampled for."""
 
     def __init__(self, run: RunDirectory) -> None:
-        self._run, self._seen = run, set[str]()
+        self._run, self._ids = run, set[str]()
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        fresh = {p.id: p for p in map(problem_of, rows) if p.id not in self._seen}
-        self._seen |= fresh.keys()
+        fresh = {p.id: p for p in map(problem_of, rows) if p.id not in self._ids}
+        self._ids |= fresh.keys()
         if fresh:
             self._run.problems(fresh.values())
 
 
-def shown_too(run: RunDirectory, console: Any) -> Notice:
-    """Record what a guard notices, and show it to whoever watches the terminal."""
+def notifier(run: RunDirectory, console: Any) -> Notice:
+    """The function that records what a guard notices, and prints it."""
 
     def notice(step: int, name: str, text: str) -> None:
         run.notice(step, name, text)
@@ -271,9 +271,9 @@ def shown_too(run: RunDirectory, console: Any) -> Notice:
 def token_sampler(
     trainer: Any, budget: tuple[int, int, float], updates: int, run: RunDirectory
 ) -> TokenSampler:
-    """Records a sample of a training's completions token by token.
+    """Records a sample of a run's completions token by token.
 
-    ``budget``: of every so many updates one; most completions of it; most megabytes of all.
+    ``budget``: updates per recorded one, maximum number of its completions, megabytes in total.
     """
     args = trainer.args
     every, completions, megabytes = budget
@@ -304,10 +304,10 @@ def outcome(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """
     whole = any(row.get(SAMPLING_ENTROPY) is not None for row in history)
     entropy = SAMPLING_ENTROPY if whole else "entropy"
-    shown = {"reward": "reward", "gated": "trustclip/gated", "entropy": entropy}
+    keys = {"reward": "reward", "gated": "trustclip/gated", "entropy": entropy}
     columns = {
         name: [row[key] for row in history if row.get(key) is not None]
-        for name, key in shown.items()
+        for name, key in keys.items()
     }
     return {f"mean_{name}": sum(c) / len(c) for name, c in columns.items() if c}
 
@@ -315,26 +315,26 @@ def outcome(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def settings_of(trainer: Any) -> dict[str, Any]:
     """The settings of a trainer of TRL, laid out as a recipe's in ``config.yaml``."""
     args = trainer.args
-    given = args.to_dict()
+    values = args.to_dict()
     name = getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type
     rewards = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
-    other = {key: value for key, value in _changed(args, given) if key not in _NAMED}
+    other = {key: value for key, value in _changed_settings(args, values) if key not in _TOP_LEVEL}
     settings = {
         "model": name,
         "method": trainer.method.to_dict(),
-        **{key: given[key] for key in sorted(_NAMED) if given.get(key) is not None},
+        **{key: values[key] for key in sorted(_TOP_LEVEL) if values.get(key) is not None},
         "rewards": {key: round(weight, 9) for key, weight in rewards},
         "trl": other,
     }
     return json.loads(json.dumps(settings, default=str))
 
 
-def _changed(args: Any, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _changed_settings(args: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Settings of TRL's that are not the default and that results may depend on."""
     for name, field in type(args).__dataclass_fields__.items():
-        neutral = changes_nothing(name) or name.startswith("method") or name not in given
-        if not neutral and field.default != getattr(args, name) and given[name] is not None:
-            yield name, given[name]
+        neutral = changes_nothing(name) or name.startswith("method") or name not in values
+        if not neutral and field.default != getattr(args, name) and values[name] is not None:
+            yield name, values[name]
 
 
 def _lock(path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from trustclip.recipes.watch.sinks import SinkName, opened
+from trustclip.recipes.watch.sinks import SinkName, start_sink
 from trustclip.support.inside import refuse_links
 from trustclip.support.jsonl import read_mapping, scan
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 
 
 def send(run: Path, sink: SinkName) -> int:
@@ -30,8 +30,8 @@ def send(run: Path, sink: SinkName) -> int:
             f"{folder} exists: this run has been sent to {sink}, or logged to it while it trained. "
             "Move the folder away to send it again."
         )
-    tracker = opened(
-        sink, run.resolve().name, redacted(dict(read_mapping(run / "config.yaml"))), run
+    tracker = start_sink(
+        sink, run.resolve().name, redact(dict(read_mapping(run / "config.yaml"))), run
     )
     try:
         for row in logged:

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 from trustclip.runs.identity import flat
 from trustclip.support.names import unknown
-from trustclip.support.secrets import redacted
+from trustclip.support.secrets import redact
 from trustclip.support.text import one_line
 
 SinkName = Literal["none", "trackio", "tensorboard", "wandb", "mlflow"]
@@ -60,10 +60,10 @@ def open_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: 
         raise ValueError(unknown("sink", name, get_args(SinkName)))
     if name == "none":
         return Sink()
-    return _Guarded(name, opened(name, run_name, config, folder))
+    return _FailSafe(name, start_sink(name, run_name, config, folder))
 
 
-def opened(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Path) -> Sink:
+def start_sink(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Path) -> Sink:
     """The same, of a sink that is not none, whose failures are errors."""
     sinks: dict[str, Callable[..., Sink]] = {
         "trackio": _Trackio,
@@ -77,7 +77,7 @@ def opened(name: SinkName, run_name: str, config: Mapping[str, Any], folder: Pat
     except ImportError as error:
         raise ValueError(_cannot_import(name, str(error))) from None
     except Exception as error:
-        raise ValueError(f"the sink {name!r} cannot start: {_shown(error)}") from error
+        raise ValueError(f"the sink {name!r} cannot start: {_describe(error)}") from error
 
 
 def missing(name: SinkName) -> str | None:
@@ -90,10 +90,10 @@ def missing(name: SinkName) -> str | None:
     if name == "none":
         return None
     try:
-        found = importlib.util.find_spec(name) is not None
+        installed = importlib.util.find_spec(name) is not None
     except ValueError:  # already imported, as a module object made by hand that has no spec
-        found = True
-    return None if found else _cannot_import(name, "it is not installed")
+        installed = True
+    return None if installed else _cannot_import(name, "it is not installed")
 
 
 def viewer(name: SinkName, folder: Path) -> str | None:
@@ -142,7 +142,7 @@ def numbers(row: Row) -> dict[str, float]:
     }
 
 
-class _Guarded(Sink):
+class _FailSafe(Sink):
     """A sink that is dropped, with a warning, when it fails."""
 
     def __init__(self, name: str, sink: Sink) -> None:
@@ -161,14 +161,14 @@ class _Guarded(Sink):
         except Exception as error:
             self._sink = Sink()
             warnings.warn(
-                f"the sink {self._name!r} failed and gets no more rows ({_shown(error)}); "
+                f"the sink {self._name!r} failed and gets no more rows ({_describe(error)}); "
                 "training goes on and metrics.jsonl has everything.",
                 stacklevel=4,
             )
 
 
-def _shown(error: Exception) -> str:
-    return one_line(redacted(f"{type(error).__name__}: {error}"))
+def _describe(error: Exception) -> str:
+    return one_line(redact(f"{type(error).__name__}: {error}"))
 
 
 def _import(module: str, environment: Mapping[str, str]) -> ModuleType:
@@ -210,7 +210,7 @@ class _Wandb(Sink):
         folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             project="trustclip", name=run_name, config=config, dir=str(folder),
-            mode=os.environ["WANDB_MODE"],  # what was imported earlier may have read another
+            mode=os.environ["WANDB_MODE"],  # an earlier import may have read another
             # A resumed run keeps its id, so that its parts are one run when uploaded.
             id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16], resume="allow",
             settings=self._wandb.Settings(
@@ -261,15 +261,15 @@ class _MLflow(Sink):
         folder.mkdir(parents=True, exist_ok=True)
         address = os.environ.get("MLFLOW_TRACKING_URI") or _database(folder)
         self._client: Any = importlib.import_module("mlflow").MlflowClient(address)
-        found = self._client.get_experiment_by_name("trustclip")
-        experiment = found.experiment_id if found else self._client.create_experiment("trustclip")
-        own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        entry = self._client.get_experiment_by_name("trustclip")
+        experiment = entry.experiment_id if entry else self._client.create_experiment("trustclip")
+        identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         # A resumed run goes on in the run that it began.
-        runs = self._client.search_runs([experiment], f"tags.`trustclip.run` = '{own}'")
+        runs = self._client.search_runs([experiment], f"tags.`trustclip.run` = '{identity}'")
         if runs:
             self._run = runs[0].info.run_id
             return
-        tags = {"trustclip.run": own}
+        tags = {"trustclip.run": identity}
         self._run = self._client.create_run(experiment, tags=tags, run_name=run_name).info.run_id
         settings = [
             self._entities.Param(name, str(value)[:500]) for name, value in flat(config).items()

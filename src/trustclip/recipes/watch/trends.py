@@ -30,7 +30,7 @@ _CORRELATED = 0.95
 #: Standard deviation over median absolute deviation of a normal distribution.
 _NORMAL = 1.4826
 
-#: What is followed, by its name in the rows.
+#: The metrics that are followed, by their names in the rows.
 MISMATCH, ESS = "trustclip/sampler/k3", "trustclip/sampler/current/sequence_ess"
 ENTROPY = "trustclip/entropy"
 #: Of samples of the policy that is trained next: only what a weight transfer missed is in it.
@@ -58,14 +58,14 @@ def follow(series: Series, row: Mapping[str, Any]) -> bool:
       (True, [2.0])
     """
     complete = False
-    for name, seen in series.items():
-        if _BEGINS in row and seen["open"]:
-            mean = sum(seen["open"]) / len(seen["open"])
-            seen["means"], seen["open"] = [*seen["means"], mean][-WINDOW:], []
+    for name, values in series.items():
+        if _BEGINS in row and values["open"]:
+            mean = sum(values["open"]) / len(values["open"])
+            values["means"], values["open"] = [*values["means"], mean][-WINDOW:], []
             complete = True
         value = row.get(name)
         if isinstance(value, int | float) and math.isfinite(value):
-            seen["open"] = [*seen["open"], float(value)]
+            values["open"] = [*values["open"], float(value)]
     return complete
 
 
@@ -88,11 +88,11 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
         return 1.0, 0.0
     y = [math.log(max(value, 1e-300)) for value in values]
     slope, intercept = linear_regression(range(n), y)
-    rest = [v - intercept - slope * i for i, v in enumerate(y)]
-    squares = sum(r * r for r in rest)
+    residuals = [v - intercept - slope * i for i, v in enumerate(y)]
+    squares = sum(r * r for r in residuals)
     if squares < 1e-18:  # a straight line
         return math.exp(slope * (n - 1)), math.copysign(math.inf, slope) if slope else 0.0
-    rho = sum(a * b for a, b in pairwise(rest)) / squares
+    rho = sum(a * b for a, b in pairwise(residuals)) / squares
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), _CORRELATED)  # its bias in short series
     error = math.sqrt(squares / (n - 2) * 12 / (n * (n * n - 1)) * (1 + rho) / (1 - rho))
     return math.exp(slope * (n - 1)), slope / error
@@ -121,10 +121,10 @@ def jumped(values: Sequence[float]) -> float | None:
     before = y[:-2]
     middle = median(before)
     spread = _NORMAL * median(abs(v - middle) for v in before)
-    least = min(y[-2:]) - middle
-    if least < max(math.log(JUMP), DEVIATIONS * spread):
+    rise = min(y[-2:]) - middle
+    if rise < max(math.log(JUMP), DEVIATIONS * spread):
         return None
-    return round(math.exp(least), 3)
+    return round(math.exp(rise), 3)
 
 
 # Each of these describes its failure in a sentence, "" where there is none.
@@ -152,11 +152,11 @@ def weight_sync(series: Series) -> str:
     generation is `JUMP` times as far from the trainer as any before it, the update between them
     has not reached the sampler, or only in part.
     """
-    seen = series.get(FRESH, {"means": [], "open": []})  # checkpoints of older releases lack it
-    before, now = seen["means"], seen["open"][:1]
-    if not (before and now) or now[0] < max(LEAST_FRESH, JUMP * max(before)):
+    values = series.get(FRESH, {"means": [], "open": []})  # checkpoints of older releases lack it
+    before, current = values["means"], values["open"][:1]
+    if not (before and current) or current[0] < max(LEAST_FRESH, JUMP * max(before)):
         return ""
-    return words.weight_sync(now[0], now[0] / max(*before, 1e-9), len(before))
+    return words.weight_sync(current[0], current[0] / max(*before, 1e-9), len(before))
 
 
 def ess_fall(series: Series) -> str:

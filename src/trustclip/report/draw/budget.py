@@ -5,7 +5,7 @@ from math import isfinite
 
 from trustclip import stats
 from trustclip.findings.groups import Group, shared_answers
-from trustclip.report.draw.marks import BANDS, NEUTRAL, Figure, Mark, Panel
+from trustclip.report.draw.marks import BANDS, NEUTRAL, Figure, Mark, Panel, in_percent
 from trustclip.report.reference import published
 from trustclip.report.results import tasks_of
 from trustclip.support.text import title_of
@@ -39,9 +39,8 @@ def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     ) + _of_bands(groups, marks)
     if any(mark.style == "dashed" for mark in marks):
         caption += ' Dashed: Mean@K of ATR-GRPO, of which the paper says "around 0.23".'
-    return Figure(
-        f"figure4{suffix}", "Scores against the number of samples", caption + told(marks), panels
-    )
+    caption += paper_note(marks)
+    return Figure(f"figure4{suffix}", "Scores against the number of samples", caption, panels)
 
 
 def _curve(group: Group, kind: str) -> Mark | None:
@@ -62,11 +61,10 @@ def _band(group: Group, kind: str, longest: int) -> Mark | None:
         return None
     last = int(curve.x[-1])
     ks = sorted({last, *(2**i for i in range(longest.bit_length()) if 2**i <= last)})
-    found = [_interval(answers, strata, kind, k) for k in ks]
-    if not all(isfinite(one.low + one.high) for one in found):
+    intervals = [_interval(answers, strata, kind, k) for k in ks]
+    if not all(isfinite(one.low + one.high) for one in intervals):
         return None
-    low, high = [100 * one.low for one in found], [100 * one.high for one in found]
-    y = [100 * one.value for one in found]
+    y, low, high = in_percent(intervals)
     return Mark("band", ks, y, group.label, group.series, low, high)
 
 
@@ -75,7 +73,7 @@ def _interval(
 ) -> stats.Interval:
     if kind == "pass":
         return stats.pass_interval(answers, k, strata)
-    return stats.mean_interval([[given[:k] for given in run] for run in answers], strata)
+    return stats.mean_interval([[samples[:k] for samples in run] for run in answers], strata)
 
 
 def _of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
@@ -93,26 +91,26 @@ def _of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
 
 def _figure4(groups: Sequence[Group], kind: str, longest: int) -> list[Mark]:
     """What the paper prints of its own Figure 4, beside runs of its model and benchmarks."""
-    found = published().over_samples(kind, groups[0].model, tasks_of(groups))
-    if found is None:
+    printed = published().over_samples(kind, groups[0].model, tasks_of(groups))
+    if printed is None:
         return []
-    if isinstance(found, float | int):
-        return [Mark("dashed", [1, longest], [found] * 2, f"{PAPER}, about", NEUTRAL)]
-    known = {k: y for k, y in found.items() if k <= longest}
-    return [Mark("printed", [*known], [*known.values()], f"{PAPER}: Figure 4", NEUTRAL)]
+    if isinstance(printed, float | int):
+        return [Mark("dashed", [1, longest], [printed] * 2, f"{PAPER}, about", NEUTRAL)]
+    points = {k: y for k, y in printed.items() if k <= longest}
+    return [Mark("printed", [*points], [*points.values()], f"{PAPER}: Figure 4", NEUTRAL)]
 
 
 def beside(group: Group, metric: str, place: float, series: int | None = None) -> Mark | None:
     """The paper's number for the same model, method and benchmarks; None where it prints none."""
-    found = published().score(group.model, group.method, tasks_of([group]), metric)
-    if found is None:
+    score = published().score(group.model, group.method, tasks_of([group]), metric)
+    if score is None:
         return None
     colour = group.series if series is None else series
-    low, high = ([found.low], [found.high]) if isfinite(found.low) else ([], [])
-    return Mark("printed", [place], [found.value], PAPER, colour, low, high)
+    low, high = ([score.low], [score.high]) if isfinite(score.low) else ([], [])
+    return Mark("printed", [place], [score.value], PAPER, colour, low, high)
 
 
-def told(marks: Sequence[Mark]) -> str:
+def paper_note(marks: Sequence[Mark]) -> str:
     """The sentence of a caption about the paper's numbers among some marks; empty without any."""
     if not any(mark.style == "printed" for mark in marks):
         return ""

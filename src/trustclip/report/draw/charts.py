@@ -73,7 +73,7 @@ def _points(mark: Mark, panel: Panel, name: str) -> dict[str, Any]:
         mode = "markers" if whiskers or not isinstance(mark.x[0], str) else "lines+markers"
         marker = {"size": 8} if mark.style == "points" else {"size": 9, "symbol": "diamond-open"}
         return {"mode": mode, "marker": marker, "error_y": whiskers, "line": {"width": 1.2}}
-    low, high = (_shown(bounds) for bounds in (mark.low, mark.high))
+    low, high = (_bound_text(bounds) for bounds in (mark.low, mark.high))
     interval = f" [{low}, {high}]" if low and high else ""
     return {
         "mode": "markers", "marker": {"size": 10}, "error_x": whiskers, "y": [name],
@@ -81,7 +81,7 @@ def _points(mark: Mark, panel: Panel, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shown(bounds: Sequence[float | None]) -> str:
+def _bound_text(bounds: Sequence[float | None]) -> str:
     return "" if not bounds or bounds[0] is None else f"{bounds[0]:.1f}"
 
 

@@ -11,9 +11,11 @@ from trustclip.report.draw.marks import (
     Figure,
     Mark,
     Panel,
+    Style,
     figure,
-    smoothed,
-    thinned,
+    in_percent,
+    moving_mean,
+    sample_indices,
     window_of,
 )
 from trustclip.report.results import tasks_of
@@ -90,20 +92,17 @@ def _smooth(points: Points, window: int) -> dict[int, float]:
     # A metric that is logged once per generation has fewer points than there are updates.
     gap = (max(points) - min(points)) / max(len(points) - 1, 1)
     near = max(1, round(window / max(gap, 1)))
-    means = dict(zip(points, smoothed([*points.values()], near), strict=True))
+    means = dict(zip(points, moving_mean([*points.values()], near), strict=True))
     # The first means are of few values, and noisier than the curve is meant to be.
     return {step: means[step] for step in list(means)[near // 2 :]}
 
 
-def _mark(style: str, points: Points, group: Group) -> Mark:
-    kept = thinned(len(points))
+def _mark(style: Style, points: Points, group: Group, name: str = "") -> Mark:
+    """A curve in the colour of a group, at no more points than are seen."""
+    kept = sample_indices(len(points))
     x, y = list(points), list(points.values())
-    return Mark(style, [x[i] for i in kept], [y[i] for i in kept], group.label, group.series)  # type: ignore[arg-type]
-
-
-def thin_line(points: Points, group: Group, name: str, *, faint: bool = False) -> Mark:
-    """A curve of its own name in the colour of a group, at no more points than are seen."""
-    return replace(_mark("faint" if faint else "line", points, group), name=name)
+    label = name or group.label
+    return Mark(style, [x[i] for i in kept], [y[i] for i in kept], label, group.series)
 
 
 def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
@@ -169,12 +168,11 @@ def _score_marks(group: Group, metric: str) -> list[Mark]:
     if not runs:
         return []
     steps = sorted(set.intersection(*(set(evaluations) for evaluations in runs)))
-    found = [(s, e) for s in steps if (e := pooled([r[s] for r in runs], None, metric))]
-    x, y = [step for step, _ in found], [100 * e.value for _, e in found]
-    low = [None if e.low is None else 100 * e.low for _, e in found]
-    high = [None if e.high is None else 100 * e.high for _, e in found]
-    known = None not in low and not group.unsteady
-    marks = [Mark("band", x, y, group.label, group.series, low, high)] if known else []
+    estimates = [(s, e) for s in steps if (e := pooled([r[s] for r in runs], None, metric))]
+    x = [step for step, _ in estimates]
+    y, low, high = in_percent([e for _, e in estimates])
+    has_bounds = None not in low and not group.unsteady
+    marks = [Mark("band", x, y, group.label, group.series, low, high)] if has_bounds else []
     for evaluations in runs if len(runs) > 1 else []:
         each = [(s, score["value"]) for s in steps if (score := evaluations[s].score(None, metric))]
         marks.append(
@@ -214,8 +212,8 @@ def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
         for quadrant, meaning, colour in QUADRANTS:
             points = over_seeds(group, f"trustclip/gated/{quadrant}", 100.0)
             if points and max(points.values()) > 0:
-                area = _mark("area", points, group)
-                marks.append(replace(area, name=meaning, series=colour, group=group.series))
+                area = _mark("area", points, group, meaning)
+                marks.append(replace(area, series=colour, group=group.series))
         if marks:
             panels.append(Panel(title, "update", "percent of tokens", marks, group=group.series))
     caption = (
@@ -227,27 +225,41 @@ def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
 
 def ratio_figure(groups: Sequence[Group]) -> Figure | None:
     """Quantiles of the ratio and the bounds of the method, one panel per group."""
-    quantiles = (("q99", "99 % quantile"), ("q50", "median"), ("q01", "1 % quantile"))
-    panels = []
-    for title, group in zip(names(groups), groups, strict=True):
-        marks = [
-            thin_line(points, group, name, faint=quantile == "q50")
-            for quantile, name in quantiles
-            if (points := over_seeds(group, f"trustclip/ratio_{quantile}"))
-        ]
-        if marks:
-            ends = [marks[0].x[0], marks[0].x[-1]]
-            bounds = zip(("lowest ratio", "highest ratio"), group.interval() or (), strict=False)
-            marks += [
-                Mark("dashed", ends, [float(bound)] * 2, name, NEUTRAL, group=group.series)
-                for name, bound in bounds
-            ]
-            panels.append(Panel(title, "update", "ratio new / old", marks, group=group.series))
+    quantiles = (("99", "99 % quantile"), ("50", "median"), ("01", "1 % quantile"))
+    panels = quantile_panels(groups, "ratio", quantiles, "ratio new / old", bounds=True)
     caption = (
         "1 %, 50 % and 99 % quantiles of the ratio of new to old probability. Dashed: the bounds "
         "of the method, if they are the same for every token."
     )
     return figure("ratios", "Quantiles of the ratio", caption, alike(panels))
+
+
+def quantile_panels(
+    groups: Sequence[Group],
+    metric: str,
+    quantiles: Sequence[tuple[str, str]],
+    axis: str,
+    *,
+    bounds: bool = False,
+) -> list[Panel]:
+    """Quantiles (key, name) of a metric, a panel for each group; perhaps its ratio's bounds."""
+    panels = []
+    for title, group in zip(names(groups), groups, strict=True):
+        marks = [
+            _mark("faint" if key == "50" else "line", points, group, name)
+            for key, name in quantiles
+            if (points := over_seeds(group, f"trustclip/{metric}_q{key}"))
+        ]
+        if marks and bounds:
+            ends = [marks[0].x[0], marks[0].x[-1]]
+            named = zip(("lowest ratio", "highest ratio"), group.interval() or (), strict=False)
+            marks += [
+                Mark("dashed", ends, [float(bound)] * 2, name, NEUTRAL, group=group.series)
+                for name, bound in named
+            ]
+        if marks:
+            panels.append(Panel(title, "update", axis, marks, group=group.series))
+    return panels
 
 
 def alike(panels: Sequence[Panel], low: float | None = None) -> list[Panel]:
@@ -300,9 +312,9 @@ def means_of(
         for key, value in row.items():
             if key.startswith(prefix) and isinstance(value, int | float):
                 values.setdefault(key.removeprefix(prefix), []).append(value)
-    ordered = sorted(values, key=lambda name: float(name.partition("_")[0]))
-    means = [factor * sum(values[name]) / len(values[name]) for name in ordered]
-    places = [label(name) for name in ordered]
+    names = sorted(values, key=lambda name: float(name.partition("_")[0]))
+    means = [factor * sum(values[name]) / len(values[name]) for name in names]
+    places = [label(name) for name in names]
     return Mark("points", places, means, group.label, group.series) if means else None
 
 

@@ -40,28 +40,28 @@ def save(figure: Figure, folder: Path) -> list[Path]:
     first, wide = figure.panels[0], 2 if len(figure.panels) == 4 else min(len(figure.panels), 3)
     lines = -(-len(figure.panels) // wide)
     tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
-    named = {m.name for p in figure.panels if _named(p) for m in p.marks if m.style in _LISTED}
-    below = LEGEND * -(-len(named) // _columns(3.1 * wide, named)) if len(named) > FEW else 0
+    names = {m.name for p in figure.panels if _in_legend(p) for m in p.marks if m.style in _LISTED}
+    below = LEGEND * -(-len(names) // _columns(3.1 * wide, names)) if len(names) > FEW else 0
     with plt.rc_context(STYLE):
-        drawn, axes = plt.subplots(
+        sheet, axes = plt.subplots(
             lines, wide, figsize=(3.1 * wide, tall * lines + below), layout="constrained",
             squeeze=False,
         )  # fmt: skip
         for axis, panel in zip(axes.flat, figure.panels, strict=False):
             _draw(axis, panel)
             # Names that stand to the left of a line of panels leave room for the others.
-            repeated = axis not in axes[:, 0] and panel.across and _rows(panel) == _rows(first)
-            axis.tick_params(labelleft=not repeated)
+            inner = axis not in axes[:, 0] and panel.across and _rows(panel) == _rows(first)
+            axis.tick_params(labelleft=not inner)
         for axis in axes.flat[len(figure.panels) :]:
             axis.set_axis_off()
         # A panel of areas, or of one group alone, has names of its own.
         pairs = zip(axes.flat, figure.panels, strict=False)
-        _legend(drawn, [axis for axis, panel in pairs if _named(panel)])
-        drawn.draw_without_rendering()
-        drawn.set_layout_engine(None)  # laid out once, for both files
+        _legend(sheet, [axis for axis, panel in pairs if _in_legend(panel)])
+        sheet.draw_without_rendering()
+        sheet.set_layout_engine(None)  # laid out once, for both files
         paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
-        drawn.savefig(paths[0], metadata={"CreationDate": None})
-        paths[1].write_text(as_svg(drawn), encoding="utf-8")
+        sheet.savefig(paths[0], metadata={"CreationDate": None})
+        paths[1].write_text(as_svg(sheet), encoding="utf-8")
     return paths
 
 
@@ -136,7 +136,7 @@ def _rows(panel: Panel) -> list[str]:
     return list(dict.fromkeys(mark.name for mark in panel.marks))
 
 
-def _named(panel: Panel) -> bool:
+def _in_legend(panel: Panel) -> bool:
     """Whether the panel's lines need the legend: not if its axis or title names them."""
     areas = any(mark.style == "area" for mark in panel.marks)
     return areas or not (panel.across or panel.group is not None)
@@ -155,11 +155,11 @@ def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> N
         base.update(zip(mark.x, high, strict=True))
     elif mark.style in ("points", "printed"):
         at, place = (mark.x, [mark.name]) if panel.across else (y, mark.x)
-        known = mark.low and None not in mark.low
+        has_bounds = mark.low and None not in mark.low
         reach = [
             [v - low for v, low in zip(at, mark.low, strict=True)],  # type: ignore[operator]
             [high - v for v, high in zip(at, mark.high, strict=True)],  # type: ignore[operator]
-        ] if known else None  # fmt: skip
+        ] if has_bounds else None  # fmt: skip
         whiskers = {"xerr": reach} if panel.across else {"yerr": reach}
         x, y = (at, place) if panel.across else (place, at)
         printed = {"fmt": "D", "markerfacecolor": "white", "label": mark.name}
@@ -176,14 +176,14 @@ def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> N
 
 
 def _legend(figure: Any, axes: Sequence[Any]) -> None:
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if len(found) > 1:
-        columns = _columns(figure.get_figwidth(), found)
+            items.setdefault(label, handle)
+    if len(items) > 1:
+        columns = _columns(figure.get_figwidth(), items)
         figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False
+            items.values(), items.keys(), loc="outside lower center", ncols=columns, frameon=False
         )
 
 

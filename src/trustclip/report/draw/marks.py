@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -94,6 +94,15 @@ class Figure:
     panels: Sequence[Panel]
 
 
+def in_percent(estimates: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Values of estimates, intervals or differences, and their bounds; None where not known."""
+    value, low, high = (
+        [None if (one := getattr(e, name)) is None else 100 * one for e in estimates]
+        for name in ("value", "low", "high")
+    )
+    return value, low, high
+
+
 def figure(key: str, title: str, caption: str, panels: Sequence[Panel]) -> Figure | None:
     """A figure, where there is something to draw."""
     return Figure(key, title, caption, panels) if panels else None
@@ -109,11 +118,11 @@ def window_of(steps: int) -> int:
     return max(1, min(WINDOW, round(steps / 10)))
 
 
-def smoothed(values: Sequence[float], window: int) -> list[float]:
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
     """Mean of each value and those before it, ``window`` of them together.
 
     Example:
-      >>> smoothed([1, 2, 3, 4], 2)
+      >>> moving_mean([1, 2, 3, 4], 2)
       [1.0, 1.5, 2.5, 3.5]
     """
     total = np.cumsum(np.concatenate([[0.0], np.asarray(values, dtype=float)]))
@@ -122,11 +131,11 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
     return ((total[end] - total[start]) / (end - start)).tolist()
 
 
-def thinned(length: int) -> list[int]:
+def sample_indices(length: int) -> list[int]:
     """At most `POINTS` of the indices of a line, evenly, with both ends.
 
     Example:
-      >>> thinned(3), len(thinned(10_000)), thinned(10_000)[-1]
+      >>> sample_indices(3), len(sample_indices(10_000)), sample_indices(10_000)[-1]
       ([0, 1, 2], 400, 9999)
     """
     if length <= POINTS:

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-from trustclip.findings.groups import Group, names
+from trustclip.findings.groups import Group
 from trustclip.findings.sampler import in_words
 from trustclip.report.draw.curves import (
     alike,
     lines_of,
     means_of,
     metric_panels,
-    over_seeds,
-    thin_line,
+    quantile_panels,
 )
 from trustclip.report.draw.marks import Figure, Panel, figure
 
@@ -46,8 +45,8 @@ def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
 
 def _panels(groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, float]]) -> list[Panel]:
     """Panels of the groups that have logged the first of these metrics."""
-    named = [(f"trustclip/{key}", title, axis, by) for key, title, axis, by in metrics]
-    return metric_panels([group for group in groups if lines_of(group, named[0][0])], named)
+    specs = [(f"trustclip/{key}", title, axis, by) for key, title, axis, by in metrics]
+    return metric_panels([group for group in groups if lines_of(group, specs[0][0])], specs)
 
 
 def drift_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
@@ -64,15 +63,7 @@ def drift_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
 
 def quantile_figure(groups: Sequence[Group]) -> Figure | None:
     """Quantiles of the log-ratio proximal / sampler, both tails, one panel per group."""
-    panels = []
-    for title, group in zip(names(groups), groups, strict=True):
-        marks = [
-            thin_line(points, group, name, faint=key == "50")
-            for key, name in _QUANTILES
-            if (points := over_seeds(group, f"trustclip/sampler/log_ratio_q{key}"))
-        ]
-        if marks:
-            panels.append(Panel(title, "update", "log-ratio, nats", marks, group=group.series))
+    panels = quantile_panels(groups, "sampler/log_ratio", _QUANTILES, "log-ratio, nats")
     caption = (
         "0.1 %, 1 %, 50 %, 99 % and 99.9 % quantiles of log(proximal / sampler). Narrow tails on "
         "both sides are noise of precision, wide ones other weights (stale samples); one side "

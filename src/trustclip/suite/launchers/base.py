@@ -106,14 +106,14 @@ def elsewhere(on: str, resources: Resources) -> Launcher:
     return getattr(importlib.import_module(f"trustclip.suite.launchers.{module}"), name)(resources)
 
 
-def resources_of(on: str, given: Mapping[str, Any]) -> Resources | None:
+def resources_of(on: str, options: Mapping[str, Any]) -> Resources | None:
     """The resources of each run that options ask for; None on this machine, without a scheduler.
 
     Options are given by name, None where omitted; ``extra`` as ``NAME=VALUE`` texts.
     """
     if on not in ("local", *ELSEWHERE):
         raise ValueError(unknown("place for --on", on, ("local", *ELSEWHERE)))
-    chosen = {name: value for name, value in given.items() if value not in (None, ())}
+    chosen = {name: value for name, value in options.items() if value not in (None, ())}
     places = {"local": (), "ray": ("gpus", "cpus", "extra")}
     allowed = places.get(on, [f.name for f in fields(Resources)])  # type: ignore[arg-type]
     for name in chosen:

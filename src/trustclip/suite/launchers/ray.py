@@ -13,7 +13,7 @@ from trustclip.suite.launchers.remote import RemoteRun, attend, clear
 
 #: Where Ray notes the cluster that this machine belongs to.
 _CLUSTER = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
-#: Whether this machine belongs to a cluster, or is told of one.
+#: Whether this machine belongs to a cluster, or has the address of one.
 JOINS = bool(os.environ.get("RAY_ADDRESS")) or _CLUSTER.exists()
 
 # A Ray of our own listens on 127.0.0.1 alone, and who joins needs a token. Ray reads both when it
@@ -48,9 +48,9 @@ class Ray:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             own = {} if JOINS else {"include_dashboard": False}
             ray.init(log_to_driver=False, logging_level="error", **own)
-        asked = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.extra}
+        request = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.extra}
         try:
-            _check(asked)
+            _check(request)
         except ValueError:
             self.close()
             raise
@@ -68,9 +68,9 @@ class Ray:
     def start(self, folder: Path, command: Sequence[str], slot: int) -> RemoteRun:
         folder = folder.resolve()
         clear(folder)
-        named = self._attend.options(name=folder.name)
+        remote = self._attend.options(name=folder.name)
         return RemoteRun(
-            folder, _Task(named.remote(folder, list(command), Path.cwd(), self._threads))
+            folder, _Task(remote.remote(folder, list(command), Path.cwd(), self._threads))
         )
 
     def close(self) -> None:
@@ -78,14 +78,14 @@ class Ray:
             ray.shutdown()
 
 
-def _check(asked: dict[str, Any]) -> None:
+def _check(request: dict[str, Any]) -> None:
     """Refuse a task that no node can ever run: it would wait forever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(all(node.get(k, 0) >= n for k, n in asked.items()) for node in nodes):
+    if any(all(node.get(k, 0) >= n for k, n in request.items()) for node in nodes):
         return
-    wanted = ", ".join(f"{k} {n:g}" for k, n in asked.items() if n)
-    offered = "; ".join(", ".join(f"{k} {node.get(k, 0):g}" for k in asked) for node in nodes)
-    raise ValueError(f"no node of the Ray cluster has {wanted}. Its nodes: {offered}.")
+    text = ", ".join(f"{k} {n:g}" for k, n in request.items() if n)
+    offered = "; ".join(", ".join(f"{k} {node.get(k, 0):g}" for k in request) for node in nodes)
+    raise ValueError(f"no node of the Ray cluster has {text}. Its nodes: {offered}.")
 
 
 class _Task:

@@ -48,13 +48,13 @@ def attend(folder: Path, command: Sequence[str], where: Path, threads: int) -> i
 
 
 def _until_end(folder: Path, process: RunProcess, interruptions: Interruptions) -> int:
-    asked = False
+    ending = False
     while (status := process.poll()) is None:
         request = _request(folder)
         if request == "kill":
             process.kill()
-        elif not asked and (request or interruptions.count):
-            asked = True
+        elif not ending and (request or interruptions.count):
+            ending = True
             process.ask_to_end()
         time.sleep(POLL_SECONDS)
     return status
@@ -94,8 +94,8 @@ def clear(folder: Path) -> None:
 class RemoteRun:
     """A run in a job of another scheduler."""
 
-    def __init__(self, folder: Path, task: Task, *, found: bool = False) -> None:
-        self._folder, self._task, self._found = folder, task, found
+    def __init__(self, folder: Path, task: Task, *, reattached: bool = False) -> None:
+        self._folder, self._task, self._reattached = folder, task, reattached
         self._lost: list[str] = []
         self._withdrawn = False
         self.started = time.monotonic()
@@ -105,7 +105,7 @@ class RemoteRun:
     @property
     def pid(self) -> str | None:
         """Name of the job; None while waiting for a run of an earlier call."""
-        return None if self._found else self._task.name
+        return None if self._reattached else self._task.name
 
     def poll(self) -> int | None:
         """Exit status; None while it waits or runs, 1 if its worker was lost."""
@@ -120,7 +120,7 @@ class RemoteRun:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             self._lost = [f"{type(error).__name__}: {lines[-1] if lines else 'no reason given'}"]
             return 1
-        self._found = self._found or status is None
+        self._reattached = self._reattached or status is None
         return status or 0
 
     def ask_to_end(self) -> None:

@@ -46,7 +46,7 @@ class Queue:
 
     def state(self, job: str) -> str | None:
         """State of a job now; None of one that the controller does not know (any more)."""
-        answer = _said("squeue", "--noheader", "--states=all", f"--user={os.getuid()}",
+        answer = _output_of("squeue", "--noheader", "--states=all", f"--user={os.getuid()}",
                        "--format=%i %T")  # fmt: skip
         self._states = dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
         self._look, self._at = self._look + 1, time.monotonic()
@@ -73,20 +73,20 @@ class Queue:
             return None
         if self._look == self._missing.setdefault(job, self._look):
             return None
-        return state if state and state != "COMPLETED" else _recorded(job) or state or "gone"
+        return state if state and state != "COMPLETED" else _accounted_state(job) or state or "gone"
 
 
-def _recorded(job: str) -> str | None:
+def _accounted_state(job: str) -> str | None:
     """State of a job in the cluster's accounting; None where it keeps none."""
     try:
-        lines = _said("sacct", "--noheader", "--allocations", "--parsable2", "--format=State",
+        lines = _output_of("sacct", "--noheader", "--allocations", "--parsable2", "--format=State",
                       f"--jobs={job}").splitlines()  # fmt: skip
     except ValueError:
         return None
     return lines[0].strip() if lines else None
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PATIENCE
@@ -119,7 +119,7 @@ class Slurm:
         folder = folder.resolve()
         earlier = self._earlier(folder / "slurm")
         if earlier is not None:
-            return RemoteRun(folder, _Job(earlier, self._queue), found=True)
+            return RemoteRun(folder, _Job(earlier, self._queue), reattached=True)
         clear(folder)
         executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=self._cluster)
         executor.update_parameters(**self._parameters(folder.name))
@@ -149,19 +149,19 @@ class Slurm:
         return None if state is None or state in ENDED else job
 
     def _parameters(self, name: str) -> dict[str, Any]:
-        asked = self._resources
-        minutes = max(1, round(60 * (asked.hours or HOURS)))
+        resources = self._resources
+        minutes = max(1, round(60 * (resources.hours or HOURS)))
         parameters: dict[str, Any] = {
             "name": name,
             "timeout_min": minutes,
-            "gpus_per_node": asked.gpus,
-            "cpus_per_task": asked.cpus,
+            "gpus_per_node": resources.gpus,
+            "cpus_per_task": resources.cpus,
             "slurm_signal_delay_s": int(min(GRACE_SECONDS, 30 * minutes)),
         }
-        if asked.partition is not None:
-            parameters["slurm_partition"] = asked.partition
-        if asked.extra:
-            parameters["slurm_additional_parameters"] = dict(asked.extra)
+        if resources.partition is not None:
+            parameters["slurm_partition"] = resources.partition
+        if resources.extra:
+            parameters["slurm_additional_parameters"] = dict(resources.extra)
         return parameters
 
 

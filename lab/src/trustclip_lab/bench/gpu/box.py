@@ -24,10 +24,10 @@ _NOW = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
 
 
 def box(device: str) -> dict[str, Any]:
-    """The machine as JSON values; what a GPU has is there with a GPU only."""
+    """The machine as JSON values, those of a GPU only where there is one."""
     import torch
 
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         **machine(device),
         "device": machine(device).get("device", "none: no GPU was at hand"),
         "cores": os.cpu_count(),
@@ -37,37 +37,37 @@ def box(device: str) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
     }
     if device != "cuda":
-        return found
+        return facts
     card = torch.cuda.get_device_properties(0)
-    return found | {
+    return facts | {
         "cuda": torch.version.cuda,
         "capability": f"sm_{card.major}{card.minor}",
         "multiprocessors": card.multi_processor_count,
-        "card": _queried(_CARD),
+        "card": _query(_CARD),
     }
 
 
-def identity(found: dict[str, Any]) -> str:
-    """Eight digits that two sessions share whose results belong together."""
-    same = {k: v for k, v in found.items() if k not in ("date", "commit", "threads")}
+def identity(facts: dict[str, Any]) -> str:
+    """Eight digits that are the same for sessions whose results belong together."""
+    same = {k: v for k, v in facts.items() if k not in ("date", "commit", "threads")}
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def clocks() -> str:
     """The device's clocks, temperature and power now, as text; empty without a GPU."""
-    found = _queried(_NOW)
-    return ", ".join(f"{name} {value}" for name, value in found.items())
+    readings = _query(_NOW)
+    return ", ".join(f"{name} {value}" for name, value in readings.items())
 
 
-def _queried(names: tuple[str, ...]) -> dict[str, str]:
+def _query(names: tuple[str, ...]) -> dict[str, str]:
     if shutil.which("nvidia-smi") is None:
         return {}
     query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        process = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return {}
-    return dict(zip(names, map(str.strip, done.stdout.split(",")), strict=False))
+    return dict(zip(names, map(str.strip, process.stdout.split(",")), strict=False))
 
 
 def _version(name: str) -> str | None:
@@ -79,10 +79,10 @@ def _version(name: str) -> str | None:
 
 def _commit() -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
             capture_output=True, text=True, timeout=20, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

@@ -86,7 +86,7 @@ class Stage:
 
     Args:
       title: heading of its section.
-      minutes: of a first round; what is left of the session's time goes round again.
+      minutes: of a first round; a second round gets the rest of the session's time.
       cases: the cases in this place, the most telling first.
       tables: of the rows that are done.
       figure: SVG of the same, or None.

@@ -65,63 +65,64 @@ class Checks:
     """Errors next to what is allowed.
 
     Args:
-      found: by name: largest error, and the largest one that passes.
+      errors: by name: largest error, and the largest one that passes.
     """
 
-    found: dict[str, tuple[float, float]]
+    errors: dict[str, tuple[float, float]]
 
-    def near(self, name: str, got: Tensor, want: Tensor, allowed: float) -> None:
-        """Compare, relative to the largest wanted value, or to 1 if that is larger."""
-        if got.shape != want.shape or got.dtype.is_floating_point != want.dtype.is_floating_point:
-            self.found[name] = (math.inf, allowed)
+    def near(self, name: str, result: Tensor, expected: Tensor, allowed: float) -> None:
+        """Compare, relative to the largest expected value, or to 1 if that is larger."""
+        if (
+            result.shape != expected.shape
+            or result.is_floating_point() != expected.is_floating_point()
+        ):
+            self.errors[name] = (math.inf, allowed)
             return
-        want = want.double()
-        scale = 1.0 if not want.numel() else max(1e-12, float(want.abs().max()))
-        gap = float((got.detach().double() - want).abs().max()) if want.numel() else 0.0
+        expected = expected.double()
+        scale = 1.0 if not expected.numel() else max(1e-12, float(expected.abs().max()))
+        gap = float((result.detach().double() - expected).abs().max()) if expected.numel() else 0.0
         worst = gap / (scale if "gradient" in name else max(scale, 1.0))
-        before = self.found.get(name, (0.0, allowed))[0]
-        self.found[name] = (math.inf if math.isnan(worst) else max(worst, before), allowed)
+        before = self.errors.get(name, (0.0, allowed))[0]
+        self.errors[name] = (math.inf if math.isnan(worst) else max(worst, before), allowed)
 
     def holds(self, name: str, true: bool) -> None:
         """A yes or no, as an error of 0 or 1."""
-        self.found[name] = (0.0 if true else 1.0, 0.0)
+        self.errors[name] = (0.0 if true else 1.0, 0.0)
 
     def values(self) -> dict[str, Any]:
         """As JSON values; an infinite error is a text."""
         errors = {
             name: {"error": e if math.isfinite(e) else str(e), "allowed": a}
-            for name, (e, a) in self.found.items()
+            for name, (e, a) in self.errors.items()
         }
-        return {"errors": errors, "passes": all(e <= a for e, a in self.found.values())}
+        return {"errors": errors, "passes": all(e <= a for e, a in self.errors.values())}
 
 
 def against(inputs: Inputs, checks: Checks) -> None:
     """The head's every result on the inputs against float64."""
     allowed = ALLOWED[inputs.weight.dtype]
-    want = reference(inputs)
+    truth = reference(inputs)
     for trained in (False, True):
-        _scores(inputs, want, trained, allowed, checks)
+        _scores(inputs, truth, trained, allowed, checks)
     options: dict[str, Any] = {"bias": inputs.bias, "temperature": inputs.temperature}
     new, old = (
         head.score(h, inputs.weight, inputs.ids.clamp(min=0), mean=True, **options)
         for h in (inputs.hidden, inputs.hidden_old)
     )
     for order in ORDERS:
-        exact = head.exact_kl(
-            inputs.hidden, inputs.hidden_old, inputs.weight, order=order, **options
-        )
-        checks.near(f"exact KL {order}", exact, want.kl[order], allowed["value"])
+        kl = head.exact_kl(inputs.hidden, inputs.hidden_old, inputs.weight, order=order, **options)
+        checks.near(f"exact KL {order}", kl, truth.kl[order], allowed["value"])
         # Logits of up to 50 carry 3e-5 nats each, and in half precision the mean has three digits.
         floor = 4 * allowed["mean"] if inputs.weight.dtype != torch.float32 else 2e-4
-        made = head.bregman_kl(
+        bregman = head.bregman_kl(
             inputs.hidden, new, inputs.hidden_old, old, order, temperature=inputs.temperature
         )
-        checks.near(f"Bregman KL {order}", made, want.kl[order], floor)
-    _likeliest(inputs, want, new.log_partition, options, checks)
+        checks.near(f"Bregman KL {order}", bregman, truth.kl[order], floor)
+    _likeliest(inputs, truth, new.log_partition, options, checks)
 
 
 def _scores(
-    inputs: Inputs, want: Reference, trained: bool, allowed: dict[str, float], checks: Checks
+    inputs: Inputs, truth: Reference, trained: bool, allowed: dict[str, float], checks: Checks
 ) -> None:
     hidden = inputs.hidden.clone().requires_grad_()
     weight = inputs.weight.clone().requires_grad_(trained)
@@ -130,16 +131,16 @@ def _scores(
         hidden.grad = weight.grad = None
         scores = head.score(hidden, weight, inputs.ids, mean=True, **options)
         kind = "trained" if trained else "frozen"
-        checks.near(f"log-probability, {kind}", scores.logp, want.logp, allowed["value"])
+        checks.near(f"log-probability, {kind}", scores.logp, truth.logp, allowed["value"])
         assert scores.entropy is not None and scores.mean is not None
-        checks.near(f"entropy, {kind}", scores.entropy, want.entropy, allowed["value"])
-        checks.near("log-partition", scores.log_partition, want.log_partition, allowed["value"])
-        checks.near("mean row", scores.mean, want.mean, allowed["mean"])
+        checks.near(f"entropy, {kind}", scores.entropy, truth.entropy, allowed["value"])
+        checks.near("log-partition", scores.log_partition, truth.log_partition, allowed["value"])
+        checks.near("mean row", scores.mean, truth.mean, allowed["mean"])
         loss = (scores.logp * inputs.grad_logp).sum()
         if grad_entropy is not None:
             loss = loss + (scores.entropy * grad_entropy).sum()
         loss.backward()
-        expected = gradients(inputs, want, grad_entropy)
+        expected = gradients(inputs, truth, grad_entropy)
         assert hidden.grad is not None
         checks.near(f"gradient of h{name}, {kind}", hidden.grad, expected[0], allowed["gradient"])
         if weight.grad is not None:
@@ -147,22 +148,22 @@ def _scores(
 
 
 def _likeliest(
-    inputs: Inputs, want: Reference, log_partition: Tensor, options: dict[str, Any], checks: Checks
+    inputs: Inputs, truth: Reference, log_partition: Tensor, options: dict[str, Any], checks: Checks
 ) -> None:
     """Top K: the ids' log-probabilities, and a bound that stays below the exact divergence."""
-    count = min(20, int(want.logp_all.isfinite().sum(dim=1).min()) if len(want.logp) else 20)
+    count = min(20, int(truth.logp_all.isfinite().sum(dim=1).min()) if len(truth.logp) else 20)
     count = max(1, min(count, inputs.weight.shape[0] - 1))
     allowed = ALLOWED[inputs.weight.dtype]["value"]
     ids, logp = head.topk(inputs.hidden_old, inputs.weight, count, **options)
-    best = want.logp_all_old.topk(count, dim=1).values
+    best = truth.logp_all_old.topk(count, dim=1).values
     checks.near("top K, log-probabilities", logp, best, allowed)
-    checks.near("top K, tokens", want.logp_all_old.gather(1, ids), best, 10 * allowed)
+    checks.near("top K, tokens", truth.logp_all_old.gather(1, ids), best, 10 * allowed)
     order: Order
     for order in ORDERS:
         bound = head.topk_kl(
             inputs.hidden, log_partition, inputs.weight, (ids, logp), order, **options
         )
-        over = (bound.double() - want.kl[order]).clamp(min=0)
+        over = (bound.double() - truth.kl[order]).clamp(min=0)
         checks.near(f"top-K KL above the exact one, {order}", over, torch.zeros_like(over), 1e-3)
 
 
@@ -187,7 +188,7 @@ def _minus_infinity(inputs: Inputs, share: float) -> Inputs:
     return replace(inputs, bias=bias)
 
 
-def _strided(inputs: Inputs) -> Inputs:
+def _non_contiguous(inputs: Inputs) -> Inputs:
     """The same numbers in memory that is not contiguous."""
 
     def apart(x: Tensor) -> Tensor:
@@ -203,7 +204,7 @@ def _strided(inputs: Inputs) -> Inputs:
     )
 
 
-def _skipped(inputs: Inputs, every: int) -> Inputs:
+def _skip_rows(inputs: Inputs, every: int) -> Inputs:
     ids = inputs.ids.clone()
     ids[::every] = -100
     return replace(inputs, ids=ids)
@@ -222,9 +223,9 @@ def cases(place: Place) -> Sequence[Case]:
         Case("masked vocabulary, bfloat16", _case(partial(_minus_infinity, share=-0.4), half)),
         Case("no row", _case(lambda x: x.rows(0), single)),
         Case("one row", _case(lambda x: x.rows(1), single)),
-        Case("some rows skipped", _case(partial(_skipped, every=3), half)),
-        Case("all rows skipped", _case(partial(_skipped, every=1), single)),
-        Case("not contiguous", _case(_strided, single)),
+        Case("some rows skipped", _case(partial(_skip_rows, every=3), half)),
+        Case("all rows skipped", _case(partial(_skip_rows, every=1), single)),
+        Case("not contiguous", _case(_non_contiguous, single)),
         *(Case(name, run, seconds) for name, run, seconds in EDGES),
     ]
 
@@ -235,10 +236,10 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     for row in rows:
         errors = (row.values or {}).get("errors", {})
         ranked = sorted(errors.items(), key=lambda item: -_share(item[1]))
-        failing = [name for name, found in errors.items() if _share(found) > 1]
-        worst, found = ranked[0] if ranked else ("–", {"error": None, "allowed": None})
+        failing = [name for name, check in errors.items() if _share(check) > 1]
+        worst, check = ranked[0] if ranked else ("–", {"error": None, "allowed": None})
         verdict = "passes" if not failing else f"FAILS: {', '.join(failing)}"
-        lines.append((row.key, len(errors), verdict, worst, found["error"], found["allowed"]))
+        lines.append((row.key, len(errors), verdict, worst, check["error"], check["allowed"]))
     columns = ("case", "checks", "verdict", "nearest to its bound", "error", "allowed")
     notes = [
         "Errors are the largest over all entries, of gradients relative to the largest entry, of "
@@ -248,9 +249,9 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     return [Table("Against float64", columns, lines, notes)] if lines else []
 
 
-def _share(found: dict[str, Any]) -> float:
-    error = math.inf if isinstance(found["error"], str) else found["error"]
-    return error / found["allowed"] if found["allowed"] else (2.0 if error else 0.0)
+def _share(check: dict[str, Any]) -> float:
+    error = math.inf if isinstance(check["error"], str) else check["error"]
+    return error / check["allowed"] if check["allowed"] else (2.0 if error else 0.0)
 
 
 STAGE = Stage("Correctness", 2.0, cases, tables)

@@ -32,12 +32,12 @@ def tiny(place: Place) -> dict[str, Any]:
         for seed in range(seeds)
     }
     _run(commands, folder)
-    found: dict[str, list[list[float]]] = {}
+    rewards: dict[str, list[list[float]]] = {}
     for device, seed in commands:
         path = next((folder / f"tiny-{device}-{seed}").rglob("metrics.jsonl"))
         rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-        found.setdefault(device, []).append([row["reward"] for row in rows if "reward" in row])
-    return {"rewards": found, **_compared(found)}
+        rewards.setdefault(device, []).append([row["reward"] for row in rows if "reward" in row])
+    return {"rewards": rewards, **_compare(rewards)}
 
 
 def control(place: Place) -> dict[str, Any]:
@@ -55,12 +55,12 @@ def control(place: Place) -> dict[str, Any]:
         for device in _devices(place)
     }
     _run(commands, folder)
-    found = {}
+    returns = {}
     for device, _ in commands:
         files = sorted((folder / f"control-{device}").glob("*.json"))
         outcomes = [json.loads(f.read_text(encoding="utf-8"))["outcome"] for f in files]
-        found[device] = [[outcome["training"]] for outcome in outcomes]
-    return {"rewards": found, **_compared(found)}
+        returns[device] = [[outcome["training"]] for outcome in outcomes]
+    return {"rewards": returns, **_compare(returns)}
 
 
 def _devices(place: Place) -> list[str]:
@@ -98,9 +98,9 @@ def _run(commands: dict[tuple[str, int], list[str]], folder: Path) -> None:
             raise RuntimeError(f"{name} ended with status {process.returncode}: {tail}")
 
 
-def _compared(found: dict[str, list[list[float]]]) -> dict[str, Any]:
+def _compare(rewards: dict[str, list[list[float]]]) -> dict[str, Any]:
     """The mean over each run, by device, and the difference of the devices over seeds."""
-    means = {device: [statistics.fmean(run) for run in runs] for device, runs in found.items()}
+    means = {device: [statistics.fmean(run) for run in runs] for device, runs in rewards.items()}
     if len(means) < 2:
         return {"means": means}
     apart = welch(RunSummary.of(means["cuda"]), RunSummary.of(means["cpu"]))

@@ -29,7 +29,7 @@ def _problem(place: Place, tokens: int, width: int, vocabulary: int) -> tuple[Te
     return hidden, weight, ids
 
 
-def _trained(hidden: Tensor, weight: Tensor, ids: Tensor) -> list[Tensor]:
+def _outputs(hidden: Tensor, weight: Tensor, ids: Tensor) -> list[Tensor]:
     """Log-probabilities, entropies, and the gradients of both factors."""
     hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
     logp, entropy = head.selected_logprobs(hidden, weight, ids)
@@ -42,18 +42,18 @@ def _trained(hidden: Tensor, weight: Tensor, ids: Tensor) -> list[Tensor]:
 def same_bits(place: Place) -> dict[str, Any]:
     """The same call twice, and once more after other work: the same bits."""
     sizes = (9, 8, 700) if place.tiny else (4096, 1024, 40_009)
-    given = _problem(place, *sizes)
-    first = _trained(*given)
-    _trained(*_problem(place, *(size // 2 + 1 for size in sizes)))
+    problem = _problem(place, *sizes)
+    first = _outputs(*problem)
+    _outputs(*_problem(place, *(size // 2 + 1 for size in sizes)))
     names = ("log-probability", "entropy", "gradient of h", "gradient of W")
     equal = [
         all(torch.equal(a, b) for b in again)
-        for a, *again in zip(first, _trained(*given), _trained(*given), strict=True)
+        for a, *again in zip(first, _outputs(*problem), _outputs(*problem), strict=True)
     ]
-    return _told(dict(zip(names, equal, strict=True)))
+    return _as_errors(dict(zip(names, equal, strict=True)))
 
 
-def method_given(place: Place) -> dict[str, Any]:
+def fused_policy_loss(place: Place) -> dict[str, Any]:
     """`head.policy_loss`, whose gradients are made with the logits, against the plain way."""
     sizes = (9, 8, 700) if place.tiny else (4096, 1024, 40_009)
     hidden, weight, ids = _problem(place, *sizes)
@@ -63,12 +63,12 @@ def method_given(place: Place) -> dict[str, Any]:
     )
     advantages = torch.randn(len(ids), generator=g, device=place.device)
     batch = tc.TokenBatch(*(x[None] for x in (old, old, advantages, ids >= 0)))
-    found = {}
+    errors = {}
     for trained in (False, True):
         grads = []
-        for foreseen in (True, False):
+        for fused in (True, False):
             h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained)
-            if foreseen:
+            if fused:
                 apart = h.T.contiguous().T  # rows that do not lie one after the other
                 loss = head.policy_loss("atr", apart[None], w, ids[None], batch)
             else:
@@ -80,8 +80,8 @@ def method_given(place: Place) -> dict[str, Any]:
         for name, a, b in zip(names, *grads, strict=False):
             gap = (a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-12)
             key = f"{name}, {'trained' if trained else 'frozen'}"
-            found[key] = {"error": float(gap), "allowed": 2e-2 if place.cuda else 1e-5}
-    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
+            errors[key] = {"error": float(gap), "allowed": 2e-2 if place.cuda else 1e-5}
+    return {"errors": errors, "passes": all(f["error"] <= f["allowed"] for f in errors.values())}
 
 
 def two_streams(place: Place) -> dict[str, Any]:
@@ -89,14 +89,14 @@ def two_streams(place: Place) -> dict[str, Any]:
     place.needs_cuda("a second stream")
     sizes = (9, 8, 700) if place.tiny else (2048, 512, 40_009)
     problems = [_problem(place, sizes[0] + more, *sizes[1:]) for more in (0, 77)]
-    alone = [_trained(*given) for given in problems]
+    alone = [_outputs(*problem) for problem in problems]
     together: list[list[Tensor]] = []
     torch.cuda.synchronize()
-    for given, stream in zip(problems, (torch.cuda.Stream(), torch.cuda.Stream()), strict=True):
+    for problem, stream in zip(problems, (torch.cuda.Stream(), torch.cuda.Stream()), strict=True):
         with torch.cuda.stream(stream):
-            together.append(_trained(*given))
+            together.append(_outputs(*problem))
     torch.cuda.synchronize()
-    return _told(
+    return _as_errors(
         {
             f"stream {number}": all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
             for number, (one, other) in enumerate(zip(alone, together, strict=True), start=1)
@@ -111,14 +111,14 @@ def many_logits(place: Place) -> dict[str, Any]:
     logp, entropy = head.selected_logprobs(hidden, weight, ids)
     assert entropy is not None
     rows = torch.tensor([0, 1, 8191, 8192, 16_382, 16_383], device=place.device)
-    want = (hidden[rows].double() @ weight.double().T).log_softmax(dim=1)
-    chosen = want.gather(1, ids[rows, None]).squeeze(1)
+    expected = (hidden[rows].double() @ weight.double().T).log_softmax(dim=1)
+    logp_expected = expected.gather(1, ids[rows, None]).squeeze(1)
     errors = {
-        "log-probability": logp[rows].double() - chosen,
-        "entropy": entropy[rows].double() - torch.special.entr(want.exp()).sum(dim=1),
+        "log-probability": logp[rows].double() - logp_expected,
+        "entropy": entropy[rows].double() - torch.special.entr(expected.exp()).sum(dim=1),
     }
-    found = {n: {"error": float(e.abs().max()), "allowed": 1e-4} for n, e in errors.items()}
-    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
+    checks = {n: {"error": float(e.abs().max()), "allowed": 1e-4} for n, e in errors.items()}
+    return {"errors": checks, "passes": all(f["error"] <= f["allowed"] for f in checks.values())}
 
 
 def large_tile(place: Place) -> dict[str, Any]:
@@ -134,41 +134,41 @@ def large_tile(place: Place) -> dict[str, Any]:
     g = torch.Generator(place.device).manual_seed(2)
     logits = torch.randn(rows, width, generator=g, device=place.device)
     ends = [0, 1, rows // 2, rows - 1]
-    want = torch.stack([logits[row].double().logsumexp(0) for row in ends])
+    expected = torch.stack([logits[row].double().logsumexp(0) for row in ends])
     running = Running.start(logits.new_empty(rows), entropy=True)
     kernels.fold(logits, running, logits, torch.empty_like(running.max))
-    error = float((running.log_partition[ends] - want).abs().max())
-    found = {"log-partition": {"error": error, "allowed": 1e-5}}
-    return {"errors": found, "passes": error <= 1e-5}
+    error = float((running.log_partition[ends] - expected).abs().max())
+    errors = {"log-partition": {"error": error, "allowed": 1e-5}}
+    return {"errors": errors, "passes": error <= 1e-5}
 
 
 def every_method(place: Place) -> dict[str, Any]:
     """Each method's coefficients on this device against a CPU's, in float64 and in float32."""
-    given = _fields(batch_of(8 if place.tiny else 64, 32 if place.tiny else 1024))
-    found = {}
+    fields = _fields(batch_of(8 if place.tiny else 64, 32 if place.tiny else 1024))
+    errors = {}
     # A token at its bound may fall on either side of it in float32, so a few may differ.
     for dtype, gap, share in ((torch.float64, 1e-9, 0.0), (torch.float32, 1e-3, 2e-3)):
         here, there = (
-            {k: _moved(v, device, dtype) for k, v in given.items()}
+            {k: _move(v, device, dtype) for k, v in fields.items()}
             for device in (place.device, "cpu")
         )
         for name in tc.methods():
             method = tc.method(name)
-            got = tc.coefficient(method, tc.TokenBatch(**here)).double().cpu()
-            want = tc.coefficient(method, tc.TokenBatch(**there)).double()
-            apart = (got - want).abs() > gap * want.abs().clamp(min=1)
+            result = tc.coefficient(method, tc.TokenBatch(**here)).double().cpu()
+            expected = tc.coefficient(method, tc.TokenBatch(**there)).double()
+            apart = (result - expected).abs() > gap * expected.abs().clamp(min=1)
             key = f"{name}, {str(dtype).partition('.')[2]}"
-            found[key] = {"error": float(apart.double().mean()), "allowed": share}
-    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
+            errors[key] = {"error": float(apart.double().mean()), "allowed": share}
+    return {"errors": errors, "passes": all(f["error"] <= f["allowed"] for f in errors.values())}
 
 
 def _fields(batch: Any) -> dict[str, Any]:
     return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.init}
 
 
-def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:
+def _move(value: Any, device: str, dtype: torch.dtype) -> Any:
     if isinstance(value, Candidates):
-        return value.map(lambda x: _moved(x, device, dtype))
+        return value.map(lambda x: _move(x, device, dtype))
     if not isinstance(value, Tensor):
         return value
     value = value.detach().to(device)
@@ -179,14 +179,14 @@ def intervals(place: Place) -> dict[str, Any]:
     """Ratio bounds of the old probability on this device against float64 on a CPU."""
     logits = torch.linspace(-25, 16, 20_001, dtype=torch.float64)
     logp = torch.nn.functional.logsigmoid(logits)
-    found = {}
+    errors = {}
     for name, options in (("dynamic_clip", {}), ("trgppo", {})):
-        want: Any = tc.interval(name, p_old=logp.exp(), **options)
-        got: Any = tc.interval(name, p_old=logp.exp().to(place.device), **options)
-        for side, a, b in zip(("low", "high"), got, want, strict=True):
+        expected: Any = tc.interval(name, p_old=logp.exp(), **options)
+        result: Any = tc.interval(name, p_old=logp.exp().to(place.device), **options)
+        for side, a, b in zip(("low", "high"), result, expected, strict=True):
             error = ((a.cpu() - b).abs() / b.abs().clamp(min=1)).nan_to_num(0).max()
-            found[f"{name}, {side}"] = {"error": float(error), "allowed": 1e-9}
-    return {"errors": found, "passes": all(f["error"] <= f["allowed"] for f in found.values())}
+            errors[f"{name}, {side}"] = {"error": float(error), "allowed": 1e-9}
+    return {"errors": errors, "passes": all(f["error"] <= f["allowed"] for f in errors.values())}
 
 
 def sanitizer(place: Place) -> dict[str, Any]:
@@ -200,17 +200,17 @@ def sanitizer(place: Place) -> dict[str, Any]:
         "from trustclip_lab.bench.gpu.edges import same_bits;"
         "print(same_bits(Place('cuda', True, Path('.'))))"
     )
-    done = subprocess.run(
+    run = subprocess.run(
         [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", code],
         capture_output=True, text=True, timeout=150,
     )  # fmt: skip
-    told = [line for line in done.stdout.splitlines() if "ERROR SUMMARY" in line or "Error" in line]
-    if done.returncode not in (0, 9):
-        raise CannotRun(f"compute-sanitizer did not run: {' '.join(told)[:200]}")
-    return _told({"memory access": done.returncode == 0}) | {"summary": told[-1:]}
+    lines = [line for line in run.stdout.splitlines() if "ERROR SUMMARY" in line or "Error" in line]
+    if run.returncode not in (0, 9):
+        raise CannotRun(f"compute-sanitizer did not run: {' '.join(lines)[:200]}")
+    return _as_errors({"memory access": run.returncode == 0}) | {"summary": lines[-1:]}
 
 
-def _told(holds: dict[str, bool]) -> dict[str, Any]:
+def _as_errors(holds: dict[str, bool]) -> dict[str, Any]:
     """Yes or no as errors of 0 or 1."""
     errors = {name: {"error": float(not true), "allowed": 0.0} for name, true in holds.items()}
     return {"errors": errors, "passes": all(holds.values())}
@@ -221,7 +221,7 @@ Edge = tuple[str, Callable[[Place], dict[str, Any]], float]
 #: Name, what runs it, expected seconds.
 EDGES: tuple[Edge, ...] = (
     ("the same bits twice", same_bits, 10.0),
-    ("a method's loss, foreseen", method_given, 10.0),
+    ("a method's loss, foreseen", fused_policy_loss, 10.0),
     ("two streams", two_streams, 10.0),
     ("more than 2^31 logits", many_logits, 20.0),
     ("a tile of more than 2^31 logits", large_tile, 20.0),

@@ -121,9 +121,9 @@ def _section(name: str, rows: Sequence[Row], measured: bool) -> list[str]:
     if measured and _figure(name, done) is not None:
         parts.append(f"![{stage(name).title}]({name}.svg)")
     for state, words in (("failed", "Failed"), ("cannot", "Cannot run here")):
-        found = [f"- {row.key}: {row.why}" for row in rows if row.state == state]
-        if found:
-            parts.append("\n".join([f"{words}:", "", *found]))
+        reasons = [f"- {row.key}: {row.why}" for row in rows if row.state == state]
+        if reasons:
+            parts.append("\n".join([f"{words}:", "", *reasons]))
     if clocks := sorted({row.clocks for row in done if row.clocks}):
         parts.append(f"Clocks after its cases, first and last: {clocks[0]}; {clocks[-1]}.")
     return parts if len(parts) > 1 else [*parts, "Not yet run."]

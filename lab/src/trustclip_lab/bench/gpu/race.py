@@ -100,34 +100,34 @@ def race(model: str, tokens: int, trained: bool, place: Place) -> dict[str, Any]
         line: dict[str, Any] = {"label": entrant.label, "products": count}
         lines.append(line)
         try:
-            call = _entered(entrant, problem, place)
-            found = call()
+            call = _prepare(entrant, problem, place)
+            gradient = call()
             if entrant.compared:
-                line["error"] = _error(found, reference, entrant.zeros)
+                line["error"] = _error(gradient, reference, entrant.zeros)
             if place.cuda:
                 line["mib"] = device_peak(call)
             calls[entrant.label] = call
         except Exception as error:
             line["why"] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        _released(place)
+        _release(place)
     seconds = in_turn(calls, 1 if place.tiny else _REPEATS, place.device)
     product = 2.0 * shape.tokens * shape.hidden * shape.vocabulary
     floor = min(t for name, t in seconds.items() if name.startswith("bare"))
     for line in lines:
-        if (taken := seconds.get(line["label"])) is not None:
-            line["ms"] = 1e3 * taken
-            line["tflops"] = line["products"] * product / taken / 1e12
-            line["floor_share"] = floor / taken
+        if (duration := seconds.get(line["label"])) is not None:
+            line["ms"] = 1e3 * duration
+            line["tflops"] = line["products"] * product / duration / 1e12
+            line["floor_share"] = floor / duration
     return {"shape": str(shape), "trained": trained, "tiny": place.tiny, "lines": lines}
 
 
-def _entered(entrant: Entrant, problem: Problem, place: Place) -> Callable[[], Tensor]:
+def _prepare(entrant: Entrant, problem: Problem, place: Place) -> Callable[[], Tensor]:
     if entrant.package is not None and importlib.util.find_spec(entrant.package) is None:
         raise ModuleNotFoundError(f"{entrant.package} is not installed here")
     if entrant.function == "compiled" and place.tiny:
         raise RuntimeError("not compiled at tiny shapes")
     module = variants if hasattr(variants, entrant.function) else peers
-    return getattr(module, entrant.function)(problem.asked(entrant.entropy, entrant.zeros))
+    return getattr(module, entrant.function)(problem.with_options(entrant.entropy, entrant.zeros))
 
 
 @torch.no_grad()
@@ -141,20 +141,20 @@ def _reference(problem: Problem) -> tuple[Tensor, Tensor]:
         (a @ w.double() for a, w in zip(p.split(16_384, 1), weight.split(16_384), strict=True)),
         start=torch.zeros((), dtype=torch.float64, device=rows.device),
     )
-    slope = weight[problem.ids[rows]].double() - mean
+    slope = weight[problem.ids[rows]].double() - mean  # [rows, hidden]
     return rows, slope * problem.coefficients[rows, None].double()
 
 
-def _error(found: Tensor, reference: tuple[Tensor, Tensor], zeros: float) -> float:
+def _error(gradient: Tensor, reference: tuple[Tensor, Tensor], zeros: float) -> float:
     """Largest error of the sampled rows' gradient, relative to its largest entry."""
-    rows, want = reference
+    rows, expected = reference
     if zeros:  # the first rows are the zeros
-        active = rows >= round(zeros * len(found))
-        rows, want = rows[active], want[active]
-    return float((found[rows].double() - want).abs().max() / want.abs().max())
+        active = rows >= round(zeros * len(gradient))
+        rows, expected = rows[active], expected[active]
+    return float((gradient[rows].double() - expected).abs().max() / expected.abs().max())
 
 
-def _released(place: Place) -> None:
+def _release(place: Place) -> None:
     if place.cuda:
         gc.collect()
         torch.cuda.empty_cache()
@@ -162,15 +162,15 @@ def _released(place: Place) -> None:
 
 def cases(place: Place) -> Sequence[Case]:
     """The smaller model first, and of the numbers of tokens the middle one."""
-    found = []
+    all_cases = []
     for tokens in (16_384, 4096, 32_768):
         for model in MODELS:
             for trained in (False, True):
                 kind = "trained" if trained else "frozen"
                 key = f"tiny, {kind}" if place.tiny else f"{model}, {kind}, N = {tokens}"
                 run = partial(race, model, tokens, trained)
-                found.append(Case(key, run, 45.0 * tokens / 16_384 + 15.0))
-    return found[:2] if place.tiny else found
+                all_cases.append(Case(key, run, 45.0 * tokens / 16_384 + 15.0))
+    return all_cases[:2] if place.tiny else all_cases
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -179,7 +179,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         "variant", "ms", "products", "TFLOP/s", "share of the floor", "peak MiB", "largest error",
     )  # fmt: skip
     names = ("label", "ms", "products", "tflops", "floor_share", "mib", "error")
-    made = []
+    result = []
     for row in rows:
         lines = (row.values or {}).get("lines", [])
         notes = [
@@ -190,8 +190,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             *(f"{line['label']}: not measured, {line['why']}." for line in lines if "why" in line),
         ]
         cells = [tuple(line.get(n) for n in names) for line in lines if "ms" in line]
-        made.append(Table(f"{row.key}: {(row.values or {}).get('shape')}", columns, cells, notes))
-    return made
+        result.append(Table(f"{row.key}: {(row.values or {}).get('shape')}", columns, cells, notes))
+    return result
 
 
 def figure(rows: Sequence[Row]) -> str | None:

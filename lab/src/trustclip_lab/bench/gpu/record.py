@@ -1,4 +1,4 @@
-"""What a session says for the head's own table: whether ``head="auto"`` takes it on this GPU."""
+"""What a session measured for the head's table: whether ``head="auto"`` takes it on this GPU."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def entry(box: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     checks = [row for row in rows if row.stage == "correctness" and row.key not in _OTHERS]
     if not any(row.state == "done" for row in checks):
         raise NotMeasured("the stage `correctness` has not run")
-    found: dict[str, Any] = {"device": box["device"], "date": box["date"], "shapes": []}
+    measurement: dict[str, Any] = {"device": box["device"], "date": box["date"], "shapes": []}
     wrong = [row.key for row in checks if row.state == "failed" or _fails(row)]
     for kind in ("frozen", "trained"):
         ratios = []
@@ -51,16 +51,16 @@ def entry(box: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
             if race["trained"] != (kind == "trained") or race.get("tiny") or None in times:
                 continue
             ratios.append(times[0] / times[1])
-            found["shapes"].append(f"{kind}, {race['shape']}")
+            measurement["shapes"].append(f"{kind}, {race['shape']}")
             error = lines[OURS].get("error")
             if error is None or not error <= _ALLOWED:
                 wrong.append(f"gradient, {kind}, {race['shape']}")
         if not ratios:
             raise NotMeasured(f"no race of a {kind} head has both `{OURS}` and `{THEIRS}`")
-        found[kind] = round(max(ratios), 4)
+        measurement[kind] = round(max(ratios), 4)
     if wrong:
-        found["refused"] = f"wrong on {box['date']}: {'; '.join(wrong)}"
-    return found
+        measurement["refused"] = f"wrong on {box['date']}: {'; '.join(wrong)}"
+    return measurement
 
 
 def _fails(row: Row) -> bool:
@@ -79,26 +79,26 @@ def capability(box: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def write_entry(folder: Path, box: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Write ``measured.json``: the table as it is here, with this machine's entry put in.
+    """Write ``measured.json``: the present table with this machine's entry.
 
     Returns:
       The entry; None, and no file, where the session does not decide it.
     """
     path = folder / "measured.json"
     try:
-        made = entry(box, rows)
+        measurement = entry(box, rows)
     except NotMeasured:
         path.unlink(missing_ok=True)
         return None
-    table = json.loads(measured.FILE.read_text(encoding="utf-8"))
-    write_text(path, with_measurement(table, capability(box), **made) + "\n")
-    return made
+    table = measured.table()
+    write_text(path, with_measurement(table, capability(box), **measurement) + "\n")
+    return measurement
 
 
 def with_measurement(
     table: Mapping[str, Mapping[str, Any]], capability: tuple[int, int], **entry: Any
 ) -> str:
-    """The text of `measured.FILE` with one architecture's measurement put in.
+    """The text of `measured.FILE` with one architecture's measurement.
 
     Args:
       table: what the file holds.
@@ -136,13 +136,12 @@ def adopt(folder: Path) -> Table:
     path = folder / "measured.json"
     if path.is_file():
         write_text(measured.FILE, path.read_text(encoding="utf-8"))
-        measured.reread()
         note = f"Adopted {path} as {measured.FILE}."
     else:
         note = f"Nothing to adopt: there is no {path}, since the session does not decide it."
     cells = [
         (number, kind, each[kind], "yes" if measured.takes(each, kind) else "no")
-        for number, each in json.loads(measured.FILE.read_text(encoding="utf-8")).items()
+        for number, each in measured.table().items()
         for kind in ("frozen", "trained")
     ]
     columns = ("compute capability", "head", "seconds over TRL's", "auto takes it")
@@ -152,16 +151,16 @@ def adopt(folder: Path) -> Table:
 def words(box: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """The page's paragraph about it."""
     try:
-        made = entry(box, rows)
+        result = entry(box, rows)
     except NotMeasured as reason:
         return f'`head="auto"` keeps TRL\'s head on a GPU: {reason}.'
-    told = ", ".join(f"{kind} {made[kind]:g}" for kind in ("frozen", "trained"))
-    takes = [kind for kind in ("frozen", "trained") if measured.takes(made, kind)]
+    ratios = ", ".join(f"{kind} {result[kind]:g}" for kind in ("frozen", "trained"))
+    takes = [kind for kind in ("frozen", "trained") if measured.takes(result, kind)]
     verdict = f"takes this head where it is {' or '.join(takes)}" if takes else "keeps TRL's head"
-    why = f" ({made['refused']})" if "refused" in made else ""
+    why = f" ({result['refused']})" if "refused" in result else ""
     number = ".".join(map(str, capability(box)))
     return (
-        f"Seconds over those of TRL's head, the worst of {len(made['shapes'])} shapes: {told}. "
+        f"Seconds over those of TRL's head, the worst of {len(result['shapes'])} shapes: {ratios}. "
         f'With `measured.json` of this folder, `head="auto"` {verdict}{why} on GPUs of compute '
         f"capability {number}. `make gpu GPU_OPTIONS=--adopt` puts it in."
     )

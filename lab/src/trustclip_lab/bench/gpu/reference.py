@@ -24,17 +24,17 @@ def reference(inputs: Any) -> Reference:
     """Of a `trustclip_lab.bench.gpu.correctness.Inputs`."""
     weight = inputs.weight.double()
     logp, logp_old = (_logp(h, weight, inputs) for h in (inputs.hidden, inputs.hidden_old))
-    kept = (inputs.ids >= 0).double()
+    active = (inputs.ids >= 0).double()
     p = logp.exp()
-    chosen = logp.gather(1, inputs.ids.clamp(min=0)[:, None]).squeeze(1)
+    token_logp = logp.gather(1, inputs.ids.clamp(min=0)[:, None]).squeeze(1)
     z = inputs.hidden.double() @ weight.T / inputs.temperature
     if inputs.bias is not None:
         z += inputs.bias.double() / inputs.temperature
     return Reference(
-        chosen * kept,
-        torch.special.entr(p).sum(dim=1) * kept,
-        z.logsumexp(dim=1) * kept,
-        p @ weight * kept[:, None],
+        token_logp * active,
+        torch.special.entr(p).sum(dim=1) * active,
+        z.logsumexp(dim=1) * active,
+        p @ weight * active[:, None],
         {"old_new": _kl(logp_old, logp), "new_old": _kl(logp, logp_old)},
         logp,
         logp_old,
@@ -43,12 +43,12 @@ def reference(inputs: Any) -> Reference:
 
 def gradients(inputs: Any, of: Reference, grad_entropy: Tensor | None) -> tuple[Tensor, Tensor]:
     """Of hidden states and weight: of sum g log pi(y) + h H, see `head.softmax.fold_gradient`."""
-    kept = (inputs.ids >= 0).double()
-    p, g = of.logp_all.exp(), (inputs.grad_logp.double() * kept)[:, None]
-    slope = -g * p
+    active = (inputs.ids >= 0).double()
+    p, g = of.logp_all.exp(), (inputs.grad_logp.double() * active)[:, None]
+    slope = -g * p  # [tokens, vocabulary]
     slope.scatter_add_(1, inputs.ids.clamp(min=0)[:, None], g)
     if grad_entropy is not None:
-        h = (grad_entropy.double() * kept)[:, None]
+        h = (grad_entropy.double() * active)[:, None]
         entropy = torch.special.entr(p).sum(dim=1, keepdim=True)
         inside = of.logp_all.nan_to_num(neginf=0.0) + entropy
         slope -= h * p * inside
@@ -57,7 +57,7 @@ def gradients(inputs: Any, of: Reference, grad_entropy: Tensor | None) -> tuple[
 
 
 def _logp(hidden: Tensor, weight: Tensor, inputs: Any) -> Tensor:
-    z = hidden.double() @ weight.T
+    z = hidden.double() @ weight.T  # [tokens, vocabulary]
     if inputs.bias is not None:
         z += inputs.bias.double()
     return (z / inputs.temperature).log_softmax(dim=1)

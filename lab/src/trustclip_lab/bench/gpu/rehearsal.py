@@ -37,16 +37,16 @@ def rehearse(completion: int, minutes: float, place: Place) -> dict[str, Any]:
     if not RECIPE.is_file():
         raise CannotRun("the recipe's file is not here: run in a copy of the repository")
     folder = place.folder / "rehearsal" / str(completion)
-    _emptied(folder)
-    whole, parted = (_recipe(folder / name, completion, place) for name in ("whole", "parted"))
-    seconds = {"whole": _trained(whole, minutes)}
-    seconds["killed"] = _trained(parted, minutes, kill_after=_UPDATES - 1)
-    kept = _updates(parted.parent)
-    seconds["resumed"] = _trained(parted, minutes)
+    _clear(folder)
+    whole, killed = (_recipe(folder / name, completion, place) for name in ("whole", "parted"))
+    seconds = {"whole": _train(whole, minutes)}
+    seconds["killed"] = _train(killed, minutes, kill_after=_UPDATES - 1)
+    killed_after = _updates(killed.parent)
+    seconds["resumed"] = _train(killed, minutes)
     same = {
-        "weights": _digest(whole.parent) == _digest(parted.parent),
-        "samples": _lines(whole.parent, "samples.jsonl") == _lines(parted.parent, "samples.jsonl"),
-        "metrics": _lines(whole.parent, "metrics.jsonl") == _lines(parted.parent, "metrics.jsonl"),
+        "weights": _digest(whole.parent) == _digest(killed.parent),
+        "samples": _lines(whole.parent, "samples.jsonl") == _lines(killed.parent, "samples.jsonl"),
+        "metrics": _lines(whole.parent, "metrics.jsonl") == _lines(killed.parent, "metrics.jsonl"),
     }
     rows = [json.loads(line) for line in _lines(whole.parent, "metrics.jsonl")]
     norms = [row["grad_norm"] for row in rows if "grad_norm" in row]
@@ -55,7 +55,7 @@ def rehearse(completion: int, minutes: float, place: Place) -> dict[str, Any]:
     gated = [row["trustclip/gated"] for row in rows if "trustclip/gated" in row]
     return {
         "completion": completion, "seconds": seconds, "same": same, "gated": gated,
-        "gradients": norms, "killed_after": kept,
+        "gradients": norms, "killed_after": killed_after,
     }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def _recipe(folder: Path, completion: int, place: Place) -> Path:
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     rl = recipe["rl"]
     rl["trl"] = {k: v for k, v in rl["trl"].items() if not k.startswith("vllm")}
-    # A GPU's attention adds in any order unless it is told not to.
+    # A GPU's attention adds in any order unless determinism is requested.
     rl["trl"] |= {"full_determinism": True} if place.cuda else {}
     rl |= {
         "dataset": "arithmetic", "limit": 256, "prompt_style": "plain", "max_prompt_length": None,
@@ -76,7 +76,7 @@ def _recipe(folder: Path, completion: int, place: Place) -> Path:
     }  # fmt: skip
     if place.tiny:
         rl |= {"per_device_train_batch_size": 8, "gradient_checkpointing": False, "lora_r": 4}
-    made = {
+    content = {
         "name": "rehearsal",
         "model": str(saved_model("qwen3-1.7b", place).resolve()),
         "output_dir": str((folder / "run").resolve()),
@@ -85,11 +85,11 @@ def _recipe(folder: Path, completion: int, place: Place) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(made), encoding="utf-8")
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return path
 
 
-def _trained(recipe: Path, minutes: float, kill_after: int | None = None) -> float:
+def _train(recipe: Path, minutes: float, kill_after: int | None = None) -> float:
     """Run the recipe in a process; kill it, if asked to, once so many updates are written.
 
     Returns:
@@ -124,8 +124,8 @@ def _updates(folder: Path) -> int:
 
 def _lines(folder: Path, name: str) -> list[str]:
     """Lines of a journal of the run, without what depends on the clock."""
-    found = sorted((folder / "run").rglob(name))
-    text = [line for path in found for line in path.read_text(encoding="utf-8").splitlines()]
+    paths = sorted((folder / "run").rglob(name))
+    text = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
     rows: list[dict[str, Any]] = []
     for line in text:
         try:
@@ -140,14 +140,14 @@ def _lines(folder: Path, name: str) -> list[str]:
 
 def _digest(folder: Path) -> str:
     """Checksum of the trained model."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for path in sorted((folder / "run").rglob("final/*.safetensors")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        checksum.update(path.read_bytes())
+    return checksum.hexdigest()
 
 
-def _emptied(folder: Path) -> None:
-    """An earlier attempt's runs are of no use: its clock and its kill were its own."""
+def _clear(folder: Path) -> None:
+    """Remove an earlier attempt's runs, whose clock and kill were others."""
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)

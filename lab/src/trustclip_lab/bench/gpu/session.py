@@ -75,8 +75,8 @@ def run(options: GpuOptions) -> list[Table]:
     # Once round, each stage for its own minutes; then again, for as long as there is time.
     for whole in (False, True):
         for name in names:
-            left = end - time.monotonic()
-            limit = left if whole else min(left, 60 * stage(name).minutes)
+            remaining = end - time.monotonic()
+            limit = remaining if whole else min(remaining, 60 * stage(name).minutes)
             session.run_stage(name, limit)
             write_results(options.out, session.box, names, session.rows(), session.missing)
     tables = [t for name in names for t in stage(name).tables(session.done(name))]
@@ -86,7 +86,7 @@ def run(options: GpuOptions) -> list[Table]:
 
 
 def _age() -> float:
-    """Seconds since this process began, most of them spent on imports; 0 where nothing tells."""
+    """Seconds since this process began, most of them spent on imports; 0 where it is unknown."""
     try:
         # After the name, which may have anything in it: the start in ticks since the machine's.
         ticks = int(
@@ -103,12 +103,12 @@ class Session:
 
     Args:
       place: where the cases run.
-      found: the machine, see `box`.
+      box: the machine, see `box`.
     """
 
-    def __init__(self, place: Place, found: dict[str, Any]) -> None:
-        self.place, self.box = place, found
-        self._box = identity(found)
+    def __init__(self, place: Place, box: dict[str, Any]) -> None:
+        self.place, self.box = place, box
+        self._box = identity(box)
 
     def rows(self) -> list[Row]:
         """The rows of this machine, the last of each case."""
@@ -123,16 +123,16 @@ class Session:
 
     def missing(self, name: str) -> list[str]:
         """Keys of the cases without an outcome, and of those that failed once."""
-        tried = [row for row in self._journal() if row.stage == name]
-        spent = dict.fromkeys((row.key for row in tried), 0.0)
-        for row in tried:
+        attempts = [row for row in self._journal() if row.stage == name]
+        spent = dict.fromkeys((row.key for row in attempts), 0.0)
+        for row in attempts:
             # What was cut short for want of time may find more of it the next time.
             late = row.why.startswith(_LATE)
             spent[row.key] += 1.0 if row.state != "failed" else (0.25 if late else 0.5)
-        settled = {key for key, share in spent.items() if share >= 1}
+        settled_keys = {key for key, share in spent.items() if share >= 1}
         if self._lacking(stage(name)):
             return []
-        return [case.key for case in stage(name).cases(self.place) if case.key not in settled]
+        return [case.key for case in stage(name).cases(self.place) if case.key not in settled_keys]
 
     def run_stage(self, name: str, seconds: float) -> None:
         """Run the missing cases of a stage in a process, and in another when that one breaks."""
@@ -142,8 +142,8 @@ class Session:
                 append(self.place.folder, Row(name, "all", "cannot", why, box=self._box))
             return
         end = time.monotonic() + seconds
-        while self.missing(name) and (left := end - time.monotonic()) > _LEAST:
-            if not self._process(name, left):
+        while self.missing(name) and (remaining := end - time.monotonic()) > _LEAST:
+            if not self._process(name, remaining):
                 return
 
     def _process(self, name: str, seconds: float) -> bool:
@@ -187,5 +187,5 @@ class Session:
                     yield row
 
     @staticmethod
-    def _lacking(found: Stage) -> Sequence[str]:
-        return [name for name in found.needs if importlib.util.find_spec(name) is None]
+    def _lacking(stage: Stage) -> Sequence[str]:
+        return [name for name in stage.needs if importlib.util.find_spec(name) is None]

@@ -1,6 +1,6 @@
 """Stage (c): an update of TRL, stock and ours, of models of real shapes with random weights.
 
-Completions are given, not sampled: what is measured is scoring, loss, backward and the step.
+Completions are drawn at random, not sampled: scoring, loss, backward and the step are measured.
 """
 
 import contextlib
@@ -100,9 +100,9 @@ def _trainer(
     from trustclip.engines.trl.upstream import GRPOConfig, GRPOTrainer
 
     sizes, stock = _sizes(place), settings is None
-    chosen: dict[str, Any] = {"epsilon": 0.2}
+    method_options: dict[str, Any] = {"epsilon": 0.2}
     if settings is not None:
-        chosen = {"method": "clip", **settings}
+        method_options = {"method": "clip", **settings}
     args = (GRPOConfig if stock else trl.ConstrainedGRPOConfig)(
         folder,
         per_device_train_batch_size=sizes["batch"],
@@ -121,32 +121,32 @@ def _trainer(
         bf16=place.cuda,
         gradient_checkpointing=place.cuda,
         disable_tqdm=True,
-        **chosen,
+        **method_options,
     )
-    made, tokenizer = random_model(model, place)
+    policy, tokenizer = random_model(model, place)
     prompts = [[{"role": "user", "content": str(number)}] for number in range(64)]
     return (GRPOTrainer if stock else trl.ConstrainedGRPOTrainer)(
-        model=made,
+        model=policy,
         reward_funcs=_half,  # type: ignore[arg-type]
         args=args,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=tokenizer,
         peft_config=lora_config(32, 64) if lora else None,
-        rollout_func=partial(_given, sizes, made.config.vocab_size),
+        rollout_func=partial(_rollout, sizes, policy.config.vocab_size),
     )
 
 
-def _given(sizes: dict[str, int], vocabulary: int, prompts: Any, trainer: Any) -> dict[str, Any]:
+def _rollout(sizes: dict[str, int], vocabulary: int, prompts: Any, trainer: Any) -> dict[str, Any]:
     """Random prompts and completions of full length, of the same numbers in every trainer."""
     import torch
 
     g = torch.Generator().manual_seed(trainer.state.global_step)
     count = len(prompts)
-    made = {
+    rollout = {
         f"{name}_ids": torch.randint(0, vocabulary, (count, sizes[name]), generator=g).tolist()
         for name in ("prompt", "completion")
     }
-    return made | {"logprobs": None}
+    return rollout | {"logprobs": None}
 
 
 def _half(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -173,13 +173,13 @@ class Clock:
         make = trainer.create_optimizer
 
         def create(*args: Any, **kwargs: Any) -> Any:
-            made = make(*args, **kwargs)
-            made.step = self._timed("optimizer", made.step)
-            return made
+            optimizer = make(*args, **kwargs)
+            optimizer.step = self._timed("optimizer", optimizer.step)
+            return optimizer
 
         trainer.create_optimizer = create
         self._updates: list[tuple[float, int]] = [(0.0, 0)]
-        trainer.add_callback(_at_the_end_of_updates(self._updated))
+        trainer.add_callback(_at_the_end_of_updates(self._record_update))
 
     def means(self, first: int) -> dict[str, float]:
         """Mean seconds of each part of an update, without the first ones."""
@@ -192,10 +192,10 @@ class Clock:
         }
         steps = sum(t for part, t in spans if part == "micro-batch") / count
         sums["backward"] = steps - sums["scoring"] - sums["forward"]
-        found = {**sums, "rest": total / count - steps - sums["optimizer"]}
-        return {"update": total / count, **{part: found[part] for part in _PARTS}}
+        parts = {**sums, "rest": total / count - steps - sums["optimizer"]}
+        return {"update": total / count, **{part: parts[part] for part in _PARTS}}
 
-    def _updated(self) -> None:
+    def _record_update(self) -> None:
         self._updates.append((self._now(), len(self._spans)))
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Runs the missing cases of one stage in a process of its own, so that none can break another.
+"""Runs the missing cases of one stage in a separate process, so that none can break another.
 
 ``python -m trustclip_lab.bench.gpu.worker STAGE --out FOLDER --device cuda --seconds 100``
 """
@@ -83,9 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--box", default="")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--done", default="[]")
-    given = parser.parse_args(argv)
-    place = Place(given.device, given.tiny, given.out)
-    return run_cases(given.stage, place, json.loads(given.done), given.seconds, given.box)
+    args = parser.parse_args(argv)
+    place = Place(args.device, args.tiny, args.out)
+    return run_cases(args.stage, place, json.loads(args.done), args.seconds, args.box)
 
 
 if __name__ == "__main__":

@@ -21,21 +21,21 @@ _COLUMNS = (*_PLACES, *_LOGPS, "entropy")
 
 
 class Mismatch:
-    """What an update's micro-batches say about the sampler, apart from means.
+    """The largest mismatches between trainer and sampler in an update's micro-batches.
 
     Example:
       >>> old = torch.tensor([[-1.0, -2.0]])
       >>> batch = TokenBatch(old, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool),
       ...                    logp_rollout=torch.tensor([[-1.0, -2.5]]))
-      >>> number, seen = torch.tensor([5]), Mismatch()
-      >>> seen.add({"generated": 0 * number, "sample_index": number,
-      ...           "completion_ids": torch.tensor([[7, 8]])}, batch)
-      >>> worst = seen.read(decode=lambda tokens: f"<{tokens[0]}>")["worst"]
+      >>> number, mismatch = torch.tensor([5]), Mismatch()
+      >>> mismatch.add({"generated": 0 * number, "sample_index": number,
+      ...               "completion_ids": torch.tensor([[7, 8]])}, batch)
+      >>> worst = mismatch.read(decode=lambda tokens: f"<{tokens[0]}>")["worst"]
       >>> worst[0]["position"], worst[0]["logp_rollout"], worst[0]["text"]
       (1, -2.5, '<8>')
     """
 
-    #: Gets the tokens of the next update before it is made, on every rank those of its own.
+    #: Gets the tokens of the next update before its step, on every rank its own.
     listener: Callable[[Pairs], None] | None = None
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class Mismatch:
             *(position.expand(shape), inputs["completion_ids"]),
             *(batch.logp.detach(), batch.logp_old, batch.logp_rollout, entropy.detach()),
         )
-        # [tokens, columns]; NaN where nothing was given, since an index by a mask waits for a GPU.
+        # [tokens, columns]; NaN without a log-probability: an index by a mask would wait for a GPU.
         rows = torch.stack([c.flatten().double() for c in columns], dim=1)
         rows = rows.masked_fill(~has_rollout(batch).flatten()[:, None], torch.nan)
-        # All are kept only for a listener: of an update of millions of tokens, ten are recorded.
+        # All rows are kept only for a listener, otherwise the farthest of each micro-batch.
         self._rows.append(_farthest(rows) if self.listener is None else rows)
         if self.listener is not None and "prompt_ids" in inputs:
             self._sequences |= _sequences(inputs)
@@ -89,48 +89,44 @@ class Mismatch:
             listener(self._pairs(dict(zip(_COLUMNS, own.T, strict=True))))
         own = _farthest(own)
         rows = gather(F.pad(own, (0, 0, 0, WORST - len(own)), value=torch.nan))  # alike on ranks
-        found = _farthest(rows[~rows[:, 0].isnan()]).tolist()
-        tokens = [dict(zip(_COLUMNS, row, strict=True)) for row in found]
-        worst = [
-            {**{n: int(t[n]) for n in _PLACES}, **{n: round(t[n], 6) for n in _LOGPS}}
-            for t in tokens
-        ]
-        return {"worst": [{**token, "text": decode([token["token"]])} for token in worst]}
+        farthest = _farthest(rows[~rows[:, 0].isnan()]).tolist()
+        worst = []
+        for row in farthest:
+            values = dict(zip(_COLUMNS, row, strict=True))
+            token: dict[str, Any] = {name: int(values[name]) for name in _PLACES}
+            token |= {name: round(values[name], 6) for name in _LOGPS}
+            worst.append(token | {"text": decode([token["token"]])})
+        return {"worst": worst}
 
-    def _pairs(self, told: Mapping[str, Tensor]) -> Pairs:
-        of = torch.stack([told["generated"], told["index"]], dim=1).long()
-        which, completion = of.unique(dim=0, return_inverse=True)
-        kept, self._sequences = self._sequences, {}
-        named = [kept.get((generated, index)) for generated, index in which.tolist()]
-        sequences = [ids for ids in named if ids is not None]
+    def _pairs(self, columns: Mapping[str, Tensor]) -> Pairs:
+        keys = torch.stack([columns["generated"], columns["index"]], dim=1).long()  # [tokens, 2]
+        distinct, completion = keys.unique(dim=0, return_inverse=True)
+        recorded, self._sequences = self._sequences, {}
+        entries = [recorded.get((generated, index)) for generated, index in distinct.tolist()]
+        sequences = [ids for ids in entries if ids is not None]
         return Pairs(
-            trainer=told["logp_old"],
-            sampler=told["logp_rollout"],
-            entropy=None if told["entropy"].isnan().any() else told["entropy"],
-            position=told["position"].long(),
-            token=told["token"].long(),
+            trainer=columns["logp_old"],
+            sampler=columns["logp_rollout"],
+            entropy=None if columns["entropy"].isnan().any() else columns["entropy"],
+            position=columns["position"].long(),
+            token=columns["token"].long(),
             completion=completion,
-            sequences=sequences if len(sequences) == len(named) else None,
+            sequences=sequences if len(sequences) == len(entries) else None,
         )
 
 
 def _sequences(inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
     """Ids of prompt and completion, without padding, by generation and number of a sample."""
-    prompts, completions = (
-        [
-            row[keep.bool()].tolist()
-            for row, keep in zip(inputs[f"{part}_ids"], inputs[f"{part}_mask"], strict=True)
-        ]
-        for part in ("prompt", "completion")
-    )
-    keys = zip(inputs["generated"].tolist(), inputs["sample_index"].tolist(), strict=True)
+    numbers = (inputs["generated"].tolist(), inputs["sample_index"].tolist())
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    rows = zip(*numbers, *(inputs[name] for name in names), strict=True)
     return {
-        key: (prompt, completion)
-        for key, prompt, completion in zip(keys, prompts, completions, strict=True)
+        (generated, index): (prompt[p_mask.bool()].tolist(), completion[c_mask.bool()].tolist())
+        for generated, index, prompt, p_mask, completion, c_mask in rows
     }
 
 
 def _farthest(rows: Tensor) -> Tensor:
     old, rollout = (rows[:, _COLUMNS.index(name)] for name in ("logp_old", "logp_rollout"))
-    distance = (old - rollout).abs().nan_to_num(nan=-1.0)  # a row of none comes last
+    distance = (old - rollout).abs().nan_to_num(nan=-1.0)  # rows of NaN come last. [tokens]
     return rows[distance.topk(min(WORST, len(rows))).indices]

@@ -4,7 +4,6 @@ import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +14,7 @@ from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.shadow import WatchedWindow
 from trustclip.engines.trl.inputs import token_mask
 from trustclip.engines.trl.recording.mismatch import Mismatch
-from trustclip.engines.trl.recording.shares import GateShares
+from trustclip.engines.trl.recording.shares import gate_counts, gate_shares
 from trustclip.engines.trl.recording.tokens import TokenSampler
 
 #: What TRL shows of the last generation: columns, and tables of them.
@@ -81,7 +80,7 @@ class Recorder(Protocol):
 
 
 class Recorded:
-    """What every trainer here measures, logs and tells its recorder; it goes before TRL's class."""
+    """What every trainer here measures, logs and records; a mixin before TRL's class."""
 
     accelerator: Any
     model: Any
@@ -101,17 +100,11 @@ class Recorded:
     #: Methods to watch with, and the metrics since the last log, by mode.
     _shadows: list[Method]
     _windows: dict[str, WatchedWindow]
+    #: Mismatch of the update under way, and `gate_counts` of its micro-batches.
+    mismatch: Mismatch
+    _gated: list[Tensor]
     #: Arguments and rewards of TRL's last reward computation.
     _rewarded: tuple[Any, Any, Any, Tensor]
-
-    @cached_property
-    def _shares(self) -> GateShares:
-        return GateShares()
-
-    @cached_property
-    def mismatch(self) -> Mismatch:
-        """What the updates say about the sampler."""
-        return Mismatch()
 
     @property
     def _mode(self) -> str:
@@ -124,6 +117,7 @@ class Recorded:
     def _watch_with(self, shadows: list[Method]) -> None:
         self._shadows = shadows
         self._windows = {mode: WatchedWindow(shadows) for mode in ("train", "eval")}
+        self.mismatch, self._gated = Mismatch(), []
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, ids)  # type: ignore[misc]
@@ -133,7 +127,7 @@ class Recorded:
         return rewards
 
     def _number_completions(self, output: dict[str, Any]) -> None:
-        """Give each completion its number in the generation, and the update that it is of."""
+        """Give each completion its number in the generation, and the updates done before it."""
         ids = output["completion_ids"]
         first = self.accelerator.process_index * len(ids)
         output["sample_index"] = torch.arange(first, first + len(ids), device=ids.device)
@@ -142,7 +136,7 @@ class Recorded:
     def _record_generation(self, output: dict[str, Any]) -> None:
         """Add the weighted sum of its rewards to a generation, and record it if it trains."""
         rows, completions, tokens, rewards = self._rewarded  # rewards: [batch, functions]
-        weights = self.reward_weights.to(rewards.device)
+        weights = self.reward_weights.to(rewards.device)  # [functions]
         output["reward"] = (rewards * weights).nansum(dim=1)  # [batch]
         if self.recorder is not None and self._mode == "train":
             self.recorder.generation(
@@ -165,8 +159,8 @@ class Recorded:
         logp = output.get("sampling_per_token_logps") if logp is None else logp
         if logp is None:
             return
-        known = token_mask(output) & logp.isfinite()
-        sums = torch.stack([-logp.where(known, 0).sum(dim=1), known.sum(dim=1).to(logp.dtype)])
+        valid = token_mask(output) & logp.isfinite()
+        sums = torch.stack([-logp.where(valid, 0).sum(dim=1), valid.sum(dim=1).to(logp.dtype)])
         whole = self.accelerator.gather(sums.T.contiguous())  # [completions, 2]
         entropy, error = surprisal(whole, self.num_generations)
         if entropy is not None:
@@ -180,27 +174,28 @@ class Recorded:
         batch: TokenBatch,
         surrogate: Surrogate,
         coefficient: Tensor | None,
-        seen: TokenBatch,
+        scored: TokenBatch,
     ) -> None:
-        """Record a micro-batch of an update; ``seen`` has only the tokens that were scored."""
+        """Record a micro-batch of an update; ``scored`` masks the tokens that were not scored."""
         if self.recorder is not None:
-            self._shares.add(inputs["generated"], inputs["sample_index"], batch, surrogate)
-            self.mismatch.add(inputs, seen)
+            self._gated.append(gate_counts(inputs, batch, surrogate))
+            self.mismatch.add(inputs, scored)
         if self.token_sampler is not None and coefficient is not None:
             self.token_sampler.add(self.state.global_step, inputs, batch, surrogate, coefficient)
 
     def _notice(self, name: str, text: str) -> None:
-        """Say a warning where the run is recorded, or as Python says warnings."""
+        """Issue a warning through the recorder, or as a Python warning without one."""
         if self.recorder is not None:
             self.recorder.notice(self.state.global_step, name, text)
         else:
             warnings.warn(text, stacklevel=2)
 
     def _forget_update(self) -> None:
-        """Drop what was recorded of an update that was given up."""
-        for kept in (self._shares, self.mismatch, self.token_sampler):
-            if kept is not None:
-                kept.forget()
+        """Drop the records of an abandoned update."""
+        self._gated.clear()
+        self.mismatch.forget()
+        if self.token_sampler is not None:
+            self.token_sampler.forget()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
@@ -212,13 +207,14 @@ class Recorded:
         """Record what the gate did in the update that ends."""
         gather = self.accelerator.gather
         if self.recorder is not None:
-            row = self._shares.read(gather)
+            row = gate_shares(gather(torch.cat(self._gated)))
+            self._gated.clear()
             row |= self.mismatch.read(gather, self.processing_class.decode)
             if self.accelerator.is_main_process:
                 self.recorder.gates({"step": self.state.global_step + 1, **row})
         if self.token_sampler is not None:
-            given = (self.state.global_step, self._recorded_tokens, gather)
-            self._recorded_tokens = self.token_sampler.finish(*given)
+            step, used = self.state.global_step, self._recorded_tokens
+            self._recorded_tokens = self.token_sampler.finish(step, used, gather)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = self._mode
@@ -235,7 +231,7 @@ class Recorded:
 
 
 def attach_recorders(trainer: Any) -> None:
-    """Tell the callbacks that record (they have ``attach``) which trainer they are of."""
+    """Attach the trainer to its recording callbacks, those that have ``attach``."""
     for callback in trainer.callback_handler.callbacks:
         if hasattr(callback, "attach"):
             callback.attach(trainer)
@@ -243,12 +239,9 @@ def attach_recorders(trainer: Any) -> None:
 
 def stored_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """TRL's log of the last generation, in a form for checkpoints."""
-    columns = {name: storable(list(logs[name])) for name in _COLUMNS}
-    tables = {
-        name: {column: storable(list(values)) for column, values in logs[name].items()}
-        for name in _TABLES
-    }
-    return columns | tables
+    columns = {name: list(logs[name]) for name in _COLUMNS}
+    tables = {name: {c: list(values) for c, values in logs[name].items()} for name in _TABLES}
+    return storable(columns | tables)
 
 
 def restore_logs(logs: Mapping[str, Any], stored: Mapping[str, Any]) -> None:

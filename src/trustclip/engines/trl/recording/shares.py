@@ -1,6 +1,6 @@
 """Shares of gated tokens: by side of the ratio, and by completion."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,10 +24,10 @@ def clip_ratios(
     gated = batch.mask & ~surrogate.kept
     x = batch.log_ratio
     low, high = (gated & (x < 0)).float(), (gated & (x > 0)).float()
-    tokens = batch.mask.sum(dim=1)
+    tokens = batch.mask.sum(dim=1)  # [batch]
     sums = reduce(torch.stack([low.sum(), high.sum(), gated.sum(), tokens.sum()]))
     # A completion without a token has no share; nan marks it, as in TRL.
-    rows = gather(torch.stack([low.sum(1), high.sum(1)]).T / tokens[:, None])
+    rows = gather(torch.stack([low.sum(1), high.sum(1)]).T / tokens[:, None])  # [completions, 2]
     least = rows[:, 0].nan_to_num(nan=torch.inf).min()
     most = rows[:, 1].nan_to_num(nan=-torch.inf).max()
     *gated_sums, count, least, most = torch.cat([sums, torch.stack([least, most])]).tolist()
@@ -36,43 +36,26 @@ def clip_ratios(
     return shares if least > most else shares | {"low_min": least, "high_max": most}
 
 
-class GateShares:
-    """Share of gated tokens per completion, over the micro-batches and ranks of an update.
+def gate_counts(inputs: Mapping[str, Any], batch: TokenBatch, surrogate: Surrogate) -> Tensor:
+    """Of each completion of a micro-batch its generation, its place there, gated tokens and tokens.
+
+    Shape [batch, 4].
+    """
+    gated = (batch.mask & ~surrogate.kept).sum(dim=1)
+    place = (inputs["generated"], inputs["sample_index"])
+    return torch.stack([*place, gated, batch.mask.sum(dim=1)], dim=1)
+
+
+def gate_shares(counts: Tensor) -> dict[str, list[Any]]:
+    """Share of gated tokens of each completion with a token, from `gate_counts` of all ranks.
 
     Example:
-      >>> import trustclip as tc
-      >>> batch = tc.TokenBatch(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -2.0]]),
-      ...                       torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
-      >>> shares = GateShares()
-      >>> number = torch.tensor([5])
-      >>> shares.add(0 * number, number, batch, tc.method("atr").surrogate(batch))
-      >>> shares.read()
+      >>> gate_shares(torch.tensor([[0, 5, 1, 2], [0, 6, 0, 0]]))
       {'generated': [0], 'index': [5], 'gated': [0.5]}
     """
-
-    def __init__(self) -> None:
-        self._rows: list[Tensor] = []
-
-    def add(
-        self, generated: Tensor, index: Tensor, batch: TokenBatch, surrogate: Surrogate
-    ) -> None:
-        """Add a micro-batch: updates before each completion was sampled, and its place. [batch]"""
-        gated = (batch.mask & ~surrogate.kept).sum(dim=1)
-        self._rows.append(torch.stack([generated, index, gated, batch.mask.sum(dim=1)], dim=1))
-
-    def forget(self) -> None:
-        """Drop the micro-batches since the last call of `read`."""
-        self._rows = []
-
-    def read(self, gather: Callable[[Tensor], Any] = lambda x: x) -> dict[str, list[Any]]:
-        """The shares since the last call, without completions that have no token.
-
-        ``gather`` joins a tensor's rows over ranks, and is called once, on every rank alike.
-        """
-        rows = gather(torch.cat(self._rows)).tolist()
-        self._rows = []
-        return {
-            "generated": [row[0] for row in rows if row[3]],
-            "index": [row[1] for row in rows if row[3]],
-            "gated": [row[2] / row[3] for row in rows if row[3]],
-        }
+    rows = [row for row in counts.tolist() if row[3]]
+    return {
+        "generated": [row[0] for row in rows],
+        "index": [row[1] for row in rows],
+        "gated": [row[2] / row[3] for row in rows],
+    }

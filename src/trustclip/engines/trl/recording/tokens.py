@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -60,13 +60,13 @@ class Plan:
 
         Rows are of all ranks: updates before its sampling, number in its generation, tokens.
         """
-        taken: set[tuple[int, int]] = set()
+        selection: set[tuple[int, int]] = set()
         for generated, index, length in sorted(rows, key=lambda r: draw(self.seed, *r[:2])):
             room -= length
-            if room < 0 or len(taken) == self.completions:
+            if room < 0 or len(selection) == self.completions:
                 break
-            taken.add((generated, index))
-        return taken
+            selection.add((generated, index))
+        return selection
 
 
 @dataclass(frozen=True)
@@ -85,29 +85,18 @@ class _Part:
         return torch.stack([self.inputs["generated"], self.inputs["sample_index"], length], dim=1)
 
 
+@dataclass
 class TokenSampler:
-    """Collects the tokens of the completions that a plan chooses, and writes them.
+    """Collects the tokens of the completions that a plan chooses, and writes them."""
 
-    Args:
-      plan: which ones.
-      group: completions of one prompt.
-      prompts: of one generation, over all ranks.
-      text: text of a token's id.
-      write: gets the update (updates done before it) and this rank's rows: columns of
-        `trustclip.logs.tokens` by name. Not called without rows.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        group: int,
-        prompts: int,
-        text: Callable[[int], str],
-        write: Callable[[int, list[dict[str, Any]]], None],
-    ) -> None:
-        self._plan, self._group, self._prompts = plan, group, prompts
-        self._text, self._write = text, write
-        self._parts: list[_Part] = []
+    plan: Plan
+    group: int  # completions of one prompt
+    prompts: int  # of one generation, over all ranks
+    text: Callable[[int], str]  # of a token's id
+    #: Gets the update (updates done before it) and this rank's rows: columns of
+    #: `trustclip.logs.tokens` by name. Not called without rows.
+    write: Callable[[int, list[dict[str, Any]]], None]
+    _parts: list[_Part] = field(default_factory=list, init=False)
 
     def add(
         self,
@@ -118,17 +107,17 @@ class TokenSampler:
         coefficient: Tensor,
     ) -> None:
         """Keep a micro-batch if its update is recorded; ``step`` is the updates done before."""
-        if self._plan.wants(step):
+        if self.plan.wants(step):
             names = ("completion_ids", "completion_mask", "sample_index", "generated", "reward")
             part = {name: inputs[name] for name in names}
             self._parts.append(_Part(part, batch, surrogate.kept, coefficient))
 
     def forget(self) -> None:
-        """Drop the micro-batches of an update that was given up."""
+        """Drop the micro-batches of an abandoned update."""
         self._parts = []
 
     def finish(self, step: int, used: int, gather: Callable[[Tensor], Any]) -> int:
-        """Write the chosen completions of the update, if there is anything of it.
+        """Write the chosen completions of the update, if it is recorded.
 
         ``used`` and what is returned are the tokens recorded before and by now, over all ranks;
         ``gather`` is called on every rank alike.
@@ -138,14 +127,14 @@ class TokenSampler:
             return used
         facts = gather(torch.cat([part.facts() for part in parts])).tolist()
         rows = [row for row in facts if row[2]]
-        chosen = self._plan.chosen(rows, self._plan.allowed(step) - used)
+        chosen = self.plan.chosen(rows, self.plan.allowed(step) - used)
         own = [row for part in parts for row in self._rows(step, part, chosen)]
         if own:
-            self._write(step, own)
+            self.write(step, own)
         return used + sum(length for *key, length in rows if tuple(key) in chosen)
 
     def _rows(self, step: int, part: _Part, chosen: set[tuple[int, int]]) -> list[dict[str, Any]]:
-        batch, made = part.batch, []
+        batch, rows = part.batch, []
         columns = {
             "logp": batch.logp,
             "logp_old": batch.logp_old,
@@ -165,30 +154,30 @@ class TokenSampler:
                 for name, values in columns.items()
                 if values is not None
             }
-            group = generated * self._prompts + index // self._group
+            group = generated * self.prompts + index // self.group
             row |= {"step": step, "generated": generated, "index": index, "group": group}
             row["reward"] = part.inputs["reward"][place].item()
-            row["token"] = [self._text(number) for number in row["token_id"].tolist()]
-            made.append(row)
-        return made
+            row["token"] = [self.text(number) for number in row["token_id"].tolist()]
+            rows.append(row)
+        return rows
 
 
 class Pieces:
-    """Texts of single tokens, each made once.
+    """Texts of single tokens, each decoded once.
 
     A token that is no whole character (a byte of one) has the name that the vocabulary gives it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._vocabulary = tokenizer
-        self._known: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
 
     def __call__(self, number: int) -> str:
         """Text of the token with this id."""
-        if number not in self._known:
+        if number not in self._texts:
             name = str(self._vocabulary.convert_ids_to_tokens(number))
             text = self._vocabulary.decode([number], skip_special_tokens=False)
             if name.startswith("▁") and not text.startswith(" "):
                 text = " " + text  # SentencePiece drops the space at the beginning of a text
-            self._known[number] = name if "�" in text else text
-        return self._known[number]
+            self._texts[number] = name if "�" in text else text
+        return self._texts[number]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trustclip.engines.trl.likeliest import Likeliest, joined, likeliest
+from trustclip.engines.trl.likeliest import Likeliest, join, likeliest
 from trustclip.engines.trl.sampling.llama import merged, unlike_llama
 from trustclip.engines.trl.scoring.hidden import language_model
 
@@ -33,7 +33,7 @@ class Decoded:
 
     tokens: list[int]  # the end mark included
     logps: list[float]  # under the distribution that each was drawn from, nats
-    likeliest: Likeliest | None = None  # of each of these distributions, if they were asked for
+    likeliest: Likeliest | None = None  # of each of these distributions, if requested
 
 
 def unsupported(model: Any) -> str | None:
@@ -73,20 +73,20 @@ class Decoder:
     ) -> None:
         self._likeliest = likeliest
         inner = language_model(model)
-        config, named = inner.config, merged(model) if weights is None else weights
-        self.dtype = dtype or named["model.embed_tokens.weight"].dtype
+        config, parameters = inner.config, merged(model) if weights is None else weights
+        self.dtype = dtype or parameters["model.embed_tokens.weight"].dtype
         # Tied weights are converted once.
-        copies = {id(weight): weight.to(self.dtype) for weight in named.values()}
-        named = {name: copies[id(weight)] for name, weight in named.items()}
+        copies = {id(weight): weight.to(self.dtype) for weight in parameters.values()}
+        parameters = {name: copies[id(weight)] for name, weight in parameters.items()}
         heads = config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._heads = heads, config.num_key_value_heads, width
         self._eps = config.rms_norm_eps
-        self._embedding = named["model.embed_tokens.weight"]
-        self._norm, self._head = named["model.norm.weight"], named["lm_head.weight"]
+        self._embedding = parameters["model.embed_tokens.weight"]
+        self._last_norm, self._head = parameters["model.norm.weight"], parameters["lm_head.weight"]
         self._frequencies = inner.model.rotary_emb.inv_freq.float()
         layers = range(config.num_hidden_layers)
-        self._layers = [_Layer.of(named, f"model.layers.{i}") for i in layers]
+        self._layers = [_Layer.of(parameters, f"model.layers.{i}") for i in layers]
 
     @torch.no_grad()
     def decode(
@@ -120,16 +120,17 @@ class Decoder:
         batch = _Batch(cache.rows(source), last[source], limit, torch.tensor(sorted(ends)))
         while batch.running:
             logps = F.linear(batch.last, self._head).float()  # [rows, vocabulary]
+            # Temperature before the cut-offs, as in `generate`: top-p depends on it.
             logps = (logps / (temperature or 1.0)).log_softmax(dim=-1)
             logps = _cut_off(logps, top_p, top_k)
             # [rows, 1]
-            drawn = _drawn(logps) if temperature else logps.argmax(-1, keepdim=True)
+            tokens = _draw(logps) if temperature else logps.argmax(-1, keepdim=True)
             further = likeliest(logps, self._likeliest) if self._likeliest else None
-            batch.take(drawn, logps.gather(1, drawn).squeeze(1), further)
+            batch.take(tokens, logps.gather(1, tokens).squeeze(1), further)
             if stop():
                 break
             if batch.running:
-                batch.last = self._states(drawn[batch.kept], batch.cache)[:, -1]
+                batch.last = self._states(tokens[batch.kept], batch.cache)[:, -1]
         return batch.decoded()
 
     def _read(self, prompts: Sequence[tuple[int, ...]], limit: int) -> "tuple[_Cache, Tensor]":
@@ -150,11 +151,11 @@ class Decoder:
         cos, sin = cache.turn(ids.shape[1], self._frequencies)
         turn, mask = (cos.to(self.dtype), sin.to(self.dtype)), cache.mask(ids.shape[1])
         for layer, memory in zip(self._layers, cache.memory, strict=True):
-            x = x + self._attention(layer, self._normed(x, layer.before), memory, cache, turn, mask)
-            gate, up = F.linear(self._normed(x, layer.after), layer.gate_up).chunk(2, dim=-1)
+            x = x + self._attention(layer, self._norm(x, layer.before), memory, cache, turn, mask)
+            gate, up = F.linear(self._norm(x, layer.after), layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, layer.down)
         cache.length += ids.shape[1]
-        return self._normed(x, self._norm)
+        return self._norm(x, self._last_norm)
 
     def _attention(
         self,
@@ -171,8 +172,8 @@ class Decoder:
         mixed = F.linear(x, layer.qkv, layer.bias).view(rows, tokens, -1, width).transpose(1, 2)
         q, k, v = mixed.split([queries, groups, groups], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
-        q, k = _rotated(q, turn), _rotated(k, turn)
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        q, k = _rotate(q, turn), _rotate(k, turn)
         end = cache.length + tokens
         memory[0][:, :, cache.length : end] = k
         memory[1][:, :, cache.length : end] = v
@@ -185,15 +186,16 @@ class Decoder:
         y = F.scaled_dot_product_attention(q, keys, values, mask, is_causal=causal, enable_gqa=True)
         return F.linear(y.transpose(1, 2).reshape(rows, tokens, -1), layer.out)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._eps)
 
 
-def _drawn(logps: Tensor) -> Tensor:
+def _draw(logps: Tensor) -> Tensor:
     """A token of each row. Shape [rows, 1]."""
     mass = logps.exp()
     if logps.shape[1] < _MANY:
         return mass.multinomial(1)
+    # float64: a float32 sum over a large vocabulary would round its tail away.
     mass = mass.cumsum(dim=-1, dtype=torch.float64)
     point = torch.rand(len(mass), 1, dtype=torch.float64) * mass[:, -1:]
     return torch.searchsorted(mass, point, right=True).clamp(max=mass.shape[1] - 1)
@@ -206,7 +208,7 @@ def _cut_off(logps: Tensor, top_p: float, top_k: int) -> Tensor:
         logps = logps.masked_fill(logps < least, -torch.inf).log_softmax(dim=-1)
     if top_p < 1:
         ordered, index = logps.sort(dim=-1, descending=True)
-        mass = ordered.exp()
+        mass = ordered.exp()  # [rows, vocabulary]
         beyond = mass.cumsum(dim=-1) - mass >= top_p  # of the tokens before it
         cut = torch.zeros_like(beyond).scatter(1, index, beyond)
         logps = logps.masked_fill(cut, -torch.inf).log_softmax(dim=-1)
@@ -297,16 +299,16 @@ class _Batch:
     def running(self) -> bool:
         return self._time < self._limit and bool(self._alive.any())
 
-    def take(self, drawn: Tensor, logps: Tensor, further: Likeliest | None) -> None:
+    def take(self, tokens: Tensor, logps: Tensor, further: Likeliest | None) -> None:
         """Record one token per row; ``kept`` are the rows that continue."""
         rows, alive = self._rows[self._alive], self._alive
-        self._tokens[rows, self._time] = drawn[alive, 0]
+        self._tokens[rows, self._time] = tokens[alive, 0]
         self._logps[rows, self._time] = logps[alive]
         if further is not None:
             self._further.append((rows, Likeliest(*(part[alive] for part in further))))
         self._time += 1
         self._lengths[rows] = self._time
-        self._alive = alive & ~torch.isin(drawn[:, 0], self._ends)
+        self._alive = alive & ~torch.isin(tokens[:, 0], self._ends)
         self.kept = slice(None)
         if (~self._alive).float().mean() >= _PACK and self._alive.any():
             self.kept = self._alive.nonzero().squeeze(1)
@@ -327,12 +329,12 @@ class _Batch:
             return [None] * len(lengths)
         # Steps hold the living rows in ascending order: a stable sort by row restores the time.
         order = torch.cat([rows for rows, _ in self._further]).argsort(stable=True)
-        whole = joined([step for _, step in self._further])
+        whole = join([step for _, step in self._further])
         parts = zip(*(part[order].split(lengths) for part in whole), strict=True)
         return [Likeliest(*one) for one in parts]
 
 
-def _rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary position embedding."""
     cos, sin = turn
     first, second = x.chunk(2, dim=-1)

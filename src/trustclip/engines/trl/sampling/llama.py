@@ -46,10 +46,10 @@ def unlike_llama(model: Any) -> str | None:
     if reason := odd_adapter(inner):
         return reason
     blocks = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
-    wanted = {*_OUTSIDE, *(block + name for block in blocks for name in _BLOCK)}
-    allowed = wanted | {block + name for block in blocks for name in _OPTIONAL}
+    required = {*_OUTSIDE, *(block + name for block in blocks for name in _BLOCK)}
+    allowed = required | {block + name for block in blocks for name in _OPTIONAL}
     names = {name for name, *_ in parts(inner)}
-    if odd := sorted((wanted - names) | (names - allowed)):
+    if odd := sorted((required - names) | (names - allowed)):
         return f"its weights are others ({odd[0]})"
     return None
 

@@ -1,4 +1,4 @@
-"""The likeliest tokens of vLLM, which returns them to TRL when it is asked, and TRL drops them."""
+"""The likeliest tokens of vLLM, which returns them to TRL on request, where TRL drops them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from trustclip.engines.trl.likeliest import Likeliest
+from trustclip.engines.trl.sampling.generate import replaced
 
 #: What vLLM's server writes for the logarithm of 0.
 _NEVER = -9999.0
 
 
 def allow(generation: Any, k: int) -> None:
-    """Let TRL's colocated vLLM return k tokens at a position; a server has limits of its own."""
+    """Let TRL's colocated vLLM return k tokens at a position; a server has its own limits."""
     if generation.mode == "colocate":
         config = generation.llm.llm_engine.model_config
         if 0 <= config.max_logprobs < k:
@@ -29,36 +30,36 @@ def with_likeliest(generation: Any, k: int, all_drawn: bool) -> Iterator[list[Li
     yields gets the likeliest tokens of each completion. vLLM adds the sampled token where it is
     none of the k. ``all_drawn``: sampling is cut to k tokens or fewer (top-k).
     """
-    found: list[Likeliest] = []
-    ask, before = generation.generate, generation.logprobs
+    likeliest: list[Likeliest] = []
+    original, before = generation.generate, generation.logprobs
 
     def generate(*args: Any, **kwargs: Any) -> Any:
-        prompts, tokens, logps, ids = ask(*args, **kwargs)
-        found.extend(_likeliest(*one, k, all_drawn) for one in zip(logps, ids, strict=True))
+        prompts, tokens, logps, ids = original(*args, **kwargs)
+        likeliest.extend(_likeliest(*one, k, all_drawn) for one in zip(logps, ids, strict=True))
         own = [
             [[values[names.index(token)]] for token, values, names in zip(*row, strict=True)]
             for row in zip(tokens, logps, ids, strict=True)
         ]
         return prompts, tokens, own, ids
 
-    generation.generate, generation.logprobs = generate, k
+    generation.logprobs = k
     try:
-        yield found
+        with replaced(generation, generate):
+            yield likeliest
     finally:
         generation.logprobs = before
-        del generation.generate
 
 
 def _likeliest(
     logps: Sequence[Sequence[float | None]], ids: Sequence[Sequence[int]], k: int, all_drawn: bool
 ) -> Likeliest:
-    """One completion's; positions hold them in order, behind them a sampled token of lower rank."""
+    """Those of one completion, in order; a sampled token of lower rank comes after the k."""
     table = torch.full((len(logps), k), -torch.inf)
     names = torch.zeros(len(logps), k, dtype=torch.int32)
-    for at, (values, own) in enumerate(zip(logps, ids, strict=True)):
+    for place, (values, own) in enumerate(zip(logps, ids, strict=True)):
         first = [math.nan if value is None else value for value in values[:k]]
-        table[at, : len(first)] = torch.tensor(first)
-        names[at, : len(first)] = torch.tensor(own[:k], dtype=torch.int32)
+        table[place, : len(first)] = torch.tensor(first)
+        names[place, : len(first)] = torch.tensor(own[:k], dtype=torch.int32)
     table[table <= _NEVER] = -torch.inf
     complete = table.isneginf().any(dim=1) | all_drawn
     return Likeliest(names, table, complete)

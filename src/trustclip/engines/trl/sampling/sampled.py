@@ -23,7 +23,8 @@ from transformers.generation.logits_process import (
 )
 
 from trustclip.constraints.batch import TokenBatch
-from trustclip.engines.trl.likeliest import Likeliest, joined, likeliest
+from trustclip.engines.trl.likeliest import Likeliest, join, likeliest
+from trustclip.engines.trl.sampling.generate import replaced
 
 #: Settings of sampling that are applied here, in the order of Transformers, and their off values.
 _APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {
@@ -69,11 +70,8 @@ def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
         calls.append(recorder)
         return ids
 
-    model.generate = generate
-    try:
+    with replaced(model, generate):
         yield calls
-    finally:
-        del model.generate
 
 
 def with_logps(
@@ -124,27 +122,27 @@ def oddity(batch: TokenBatch) -> str | None:
     Raises:
       ValueError: no token has a log-probability of the sampler, or some are above 0.
     """
-    given = batch.finite & ~batch.given("logp_rollout").isnan()
-    apart = (batch.given("logp_rollout") - batch.logp_old)[given].double()  # [tokens]
+    valid = batch.finite & ~batch.given("logp_rollout").isnan()
+    gap = (batch.given("logp_rollout") - batch.logp_old)[valid].double()  # [tokens]
     tokens = int(batch.finite.sum())
     if not tokens:
         return None
-    if not len(apart):
+    if not len(gap):
         raise ValueError(
             f"the sampler gave NaN for the log-probability of every one of {tokens} tokens."
         )
-    if (top := batch.given("logp_rollout")[given].max().item()) > 1e-3:
+    if (top := batch.given("logp_rollout")[valid].max().item()) > 1e-3:
         raise ValueError(
             f"the sampler gave a log-probability of {top:g}, above 0; it must give natural "
             "logarithms of probabilities."
         )
-    if len(apart) < tokens:
+    if len(gap) < tokens:
         return (
-            f"the sampler gave NaN for the log-probability of {tokens - len(apart)} of {tokens} "
+            f"the sampler gave NaN for the log-probability of {tokens - len(gap)} of {tokens} "
             "tokens: on these a correction for the sampler does nothing."
         )
-    mean = apart.mean().item()
-    if abs(mean) < _NOTABLE or abs(mean) < 5 * apart.std().item() / math.sqrt(len(apart)):
+    mean = gap.mean().item()
+    if abs(mean) < _NOTABLE or abs(mean) < 5 * gap.std().item() / math.sqrt(len(gap)):
         return None
     if mean < 0:
         return (
@@ -160,14 +158,14 @@ def oddity(batch: TokenBatch) -> str | None:
 
 
 class Recorder(LogitsProcessor):
-    """The last processor: a token is known when the next one is asked for.
+    """The last processor: a token is known when the next one is requested.
 
-    What stands after the end of a completion is meaningless.
+    Values after the end of a completion are meaningless.
     """
 
     def __init__(self, k: int = 0) -> None:
         self._next: Tensor | None = None
-        self._drawn: list[Tensor] = []
+        self._logps: list[Tensor] = []
         self._k = k
         self._further: list[Likeliest] = []
 
@@ -180,7 +178,7 @@ class Recorder(LogitsProcessor):
 
     def _draw(self, tokens: Tensor) -> None:
         if self._next is not None:
-            self._drawn.append(self._next.gather(1, tokens[:, None]))
+            self._logps.append(self._next.gather(1, tokens[:, None]))
 
     def end(self, ids: Tensor) -> None:
         """Record the last of the tokens."""
@@ -190,8 +188,8 @@ class Recorder(LogitsProcessor):
     @property
     def logps(self) -> Tensor:
         """Log-probabilities of all new tokens, nats. Shape [batch, new tokens]."""
-        return torch.cat(self._drawn, dim=1)
+        return torch.cat(self._logps, dim=1)
 
     def likeliest(self, row: int) -> Likeliest:
         """The likeliest tokens of a completion. Shapes [new tokens, ...]."""
-        return joined([Likeliest(*(part[row, None] for part in step)) for step in self._further])
+        return join([Likeliest(*(part[row, None] for part in step)) for step in self._further])

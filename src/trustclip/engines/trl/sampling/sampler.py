@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from trustclip.engines.rounding import converted
+from trustclip.engines.rounding import round_trip
 from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl.sampling.decoding import Decoded, Decoder, unsupported
+from trustclip.engines.trl.sampling.generate import criteria
 from trustclip.engines.trl.sampling.llama import merged, odd_adapter, parts
 from trustclip.engines.trl.sampling.sampled import with_logps
-from trustclip.engines.trl.sampling.stopping import criteria
 from trustclip.engines.trl.scoring.hidden import language_model
 
 Weights = dict[str, Tensor]
@@ -41,7 +41,7 @@ class Twin:
     def __init__(self, model: Any) -> None:
         inner = language_model(model)
         config, self.dtype = copy.deepcopy(inner.config), inner.dtype
-        with torch.random.fork_rng(), inner.device:  # its first weights are drawn, and replaced
+        with torch.random.fork_rng(), inner.device:  # its initial weights are drawn, then replaced
             self._model = type(inner)._from_config(config, dtype=self.dtype).eval()
         self._model.generation_config = copy.deepcopy(inner.generation_config)
 
@@ -76,11 +76,11 @@ class Twin:
         )
 
         def turn() -> tuple[list[list[int]], None]:
-            ids, seen = torch.tensor([rows, mask], device=self._model.device)
-            found = self._model.generate(
-                ids, attention_mask=seen, generation_config=config, stopping_criteria=criteria(stop)
+            ids, real = torch.tensor([rows, mask], device=self._model.device)
+            output = self._model.generate(
+                ids, attention_mask=real, generation_config=config, stopping_criteria=criteria(stop)
             )
-            return [_ended(row, ends) for row in found[:, longest:].tolist()], None
+            return [_truncate(row, ends) for row in output[:, longest:].tolist()], None
 
         tokens, logps, further = with_logps(self._model, turn, self._likeliest)
         return [
@@ -89,13 +89,13 @@ class Twin:
         ]
 
 
-def _ended(tokens: list[int], ends: Collection[int]) -> list[int]:
+def _truncate(tokens: list[int], ends: Collection[int]) -> list[int]:
     """Tokens up to the first that ends them."""
     return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), None)]
 
 
 class Copies:
-    r"""Copies of a policy that sample in its place, one for each generation; by default it itself.
+    r"""Copies of a policy that sample in its place, one for each generation; the policy by default.
 
     With ``lag`` $n$, generation $g$ is sampled by the policy of generation $\max(g - n, 0)$: the
     policies of the last $n$ generations are kept, and are part of a checkpoint.
@@ -112,19 +112,21 @@ class Copies:
     def next(
         self, model: nn.Module, step: int, dtype: torch.dtype | None = None
     ) -> tuple[Decoder | Twin, int]:
-        """What samples the next generation, and the updates that its weights have seen.
+        """The sampler of the next generation, and the number of updates that its weights include.
 
         ``step`` is the updates done; ``dtype`` that of the products of the policy itself.
         """
         if self.exact:
             return Decoder(model, dtype=dtype, likeliest=self.likeliest), step
-        now = merged(model)
-        version, weights = self._kept[0] if self._kept else (step, now)
+        current = merged(model)
+        version, weights = self._kept[0] if self._kept else (step, current)
         if lag := self._sampler.lag:
             if len(self._kept) == lag:
                 self._kept.pop(0)
-            self._kept.append((step, {name: weight.clone() for name, weight in now.items()}))
-        rounded = {name: converted(weight, self._sampler.dtype) for name, weight in weights.items()}
+            self._kept.append((step, {name: weight.clone() for name, weight in current.items()}))
+        rounded = {
+            name: round_trip(weight, self._sampler.dtype) for name, weight in weights.items()
+        }
         if unsupported(model) is None:
             return Decoder(model, rounded, likeliest=self.likeliest), version
         self._twin = self._twin or Twin(model)

@@ -10,12 +10,13 @@ from safetensors.torch import save_file
 from trustclip.durable.weights import merged
 from trustclip.engines.served import ServedSampler, complaints
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
+from trustclip.engines.trl.upstream import end_tokens
 
 
 class Following:
     """The server of a trainer with ``server`` set, whose construction by TRL is complete.
 
-    The weights go through a file in the output folder, which is gone when the server has read it.
+    The weights go through a file in the output folder, removed once the server has read it.
     Seeds are drawn from PyTorch's random numbers, whose state checkpoints hold. A server that lacks
     something, or does not answer as it should, is a ValueError.
     """
@@ -24,9 +25,9 @@ class Following:
         args: ConstrainedGRPOConfig = trainer.args
         self._trainer, self._reloads = trainer, args.server == "reload"
         self._version: int | None = None if self._reloads else 0
-        drawn = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
-        given = (args.server_url, trainer.max_completion_length, trainer.eos_token_ids)
-        self._sampler = ServedSampler(*given, drawn | {"min_p": args.min_p or 0.0})
+        sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
+        url, length, ends = args.server_url, trainer.max_completion_length, end_tokens(trainer)
+        self._sampler = ServedSampler(url, length, ends, sampling | {"min_p": args.min_p or 0.0})
         plain = not [*args.cut_off()] and args.temperature == 1
         if trainer.accelerator.is_main_process:
             words = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)

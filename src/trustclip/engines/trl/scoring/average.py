@@ -18,14 +18,14 @@ def decay_of(method: Method) -> float | None:
       ValueError: two parts with averages of different decay.
     """
     parts = parts_of(method)
-    found = {part.decay for part in parts if getattr(part, "anchor", None) == "average"}  # type: ignore[attr-defined]
-    if len(found) > 1:
-        raise ValueError(f"one average is kept, and parts of the method have decays {found}.")
-    return next(iter(found), None)
+    decays = {part.decay for part in parts if getattr(part, "anchor", None) == "average"}  # type: ignore[attr-defined]
+    if len(decays) > 1:
+        raise ValueError(f"one average is kept, and parts of the method have decays {decays}.")
+    return next(iter(decays), None)
 
 
 class Average:
-    r"""$\bar\theta_n = \sum_k \beta^{n-k}\theta_k / \sum_k \beta^{n-k}$ of what is trained."""
+    r"""$\bar\theta_n = \sum_k \beta^{n-k}\theta_k / \sum_k \beta^{n-k}$ of the trained weights."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -35,7 +35,7 @@ class Average:
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
-        """Take in the policy's weights after update ``step``, unless they have been."""
+        """Add the policy's weights after update ``step``, unless they were added already."""
         if step <= self._step:
             return
         now = [w.detach().to(torch.promote_types(w.dtype, torch.float32)) for w in self._trained]
@@ -47,14 +47,14 @@ class Average:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The average in the policy's place, without gradients, for the passes of the block."""
-        held = [weight.data for weight in self._trained]
+        originals = [weight.data for weight in self._trained]
         try:
             for weight, average in zip(self._trained, self._weights, strict=True):
                 weight.data = average.to(weight.dtype)
             with torch.no_grad():
                 yield
         finally:
-            for weight, data in zip(self._trained, held, strict=True):
+            for weight, data in zip(self._trained, originals, strict=True):
                 weight.data = data
 
     def state(self) -> list[Any]:

@@ -26,11 +26,11 @@ CANDIDATES = (
 
 
 @dataclass
-class Asked:
-    """Further tokens whose log-probabilities are wanted of the passes in which they are asked."""
+class Query:
+    """Further tokens, and their log-probabilities as the passes compute them."""
 
     ids: Tensor  # as in `Likeliest`, in the order of the passes. [batch, time, k]
-    found: list[Tensor] = field(default_factory=list)  # of each pass. [rows, positions, k]
+    answers: list[Tensor] = field(default_factory=list)  # nats, by pass. [rows, positions, k]
     _row: int = 0
 
     def of_pass(self, rows: int, width: int) -> Tensor:
@@ -42,23 +42,23 @@ class Asked:
     @property
     def logps(self) -> Tensor:
         """Log-probabilities of the completions, of all passes. Shape [batch, time, k]."""
-        return torch.cat([part[:, -self.ids.shape[1] :] for part in self.found])
+        return torch.cat([part[:, -self.ids.shape[1] :] for part in self.answers])
 
 
 @contextmanager
-def asking(request: Any, ids: Tensor | None) -> Iterator[Asked | None]:
-    """Ask the head for log-probabilities of further tokens in the passes of the block."""
+def querying(request: Any, ids: Tensor | None) -> Iterator[Query | None]:
+    """Request log-probabilities of further tokens from the head, for the passes of the block."""
     if ids is None or request is None:
         yield None
         return
-    request.further = asked = Asked(ids)
+    request.further = query = Query(ids)
     try:
-        yield asked
+        yield query
     finally:
         request.further = None
 
 
-def stored(sampled: Likeliest, old: Tensor | None) -> dict[str, Tensor]:
+def input_entries(sampled: Likeliest, old: Tensor | None) -> dict[str, Tensor]:
     """The entries to add to TRL's inputs."""
     values = (*sampled, old)
     return {n: v for n, v in zip(CANDIDATES, values, strict=True) if v is not None}
@@ -73,7 +73,7 @@ def of_inputs(
     """
     _, rollout, complete, old = (inputs.get(name) for name in CANDIDATES)
     assert rollout is not None and complete is not None
-    if rows is not None:  # others have no advantage: what they hold here is multiplied by 0
+    if rows is not None:  # the others have no advantage: their values here are multiplied by 0
         logps = spread(logps, rows, rollout.clamp(min=-100))
     old = logps.detach() if on_policy or old is None else old
     return Candidates(logps, old, rollout, partial=~complete)
@@ -89,7 +89,7 @@ def pull(gradient: Tensor, logps: Tensor) -> Tensor:
         return (gradient.to(logps.dtype) * moved).sum(dim=2)
 
 
-def replayed(logps: Tensor, further: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor]:
+def replay(logps: Tensor, further: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor]:
     r"""Log-probabilities over the set that the sampler kept, $z_y - \log\sum_{v \in S} e^{z_v}$.
 
     Args:
@@ -98,11 +98,12 @@ def replayed(logps: Tensor, further: Tensor, rollout: Tensor) -> tuple[Tensor, T
       rollout: those under the sampler; -inf where there are fewer. Shape [batch, time, k].
 
     Returns:
-      The first two over the kept set; as they are where none is known.
+      The first two over the kept set; unchanged where that is unknown.
     """
     kept = rollout.isfinite()
     among = torch.where(kept, further, -torch.inf)
-    some = kept.any(dim=2)  # [batch, time]
-    mass = torch.where(some[..., None], among, 0.0).logsumexp(dim=2)
-    mass = torch.where(some, mass, 0.0)
+    nonempty = kept.any(dim=2)  # [batch, time]
+    # A double where: the logsumexp of nothing but -inf has NaN for its gradient.
+    mass = torch.where(nonempty[..., None], among, 0.0).logsumexp(dim=2)  # [batch, time]
+    mass = torch.where(nonempty, mass, 0.0)
     return logps - mass, further - mass[..., None]

@@ -44,7 +44,7 @@ class Evidence(NamedTuple):
         return Evidence(*(None if x is None else x[chosen] for x in self))  # type: ignore[arg-type]
 
 
-class Watched(NamedTuple):
+class Passes(NamedTuple):
     """Passes recorded by `KLWatch.watching`: hidden states, and the scores of trustclip's head."""
 
     states: list[Tensor]
@@ -52,11 +52,11 @@ class Watched(NamedTuple):
 
     def of_completions(self, length: int) -> Evidence:
         """The evidence of the last ``length`` tokens of each row, over all passes."""
-        found = (hidden.of_completions(self.states, length),)
+        tensors = (hidden.of_completions(self.states, length),)
         for parts in zip(*((s.log_partition, s.mean) for s in self.scores), strict=True):
             if parts[0] is not None:
-                found += (torch.cat([part[:, -length:] for part in parts]),)
-        return Evidence(*found)
+                tensors += (torch.cat([part[:, -length:] for part in parts]),)
+        return Evidence(*tensors)
 
 
 class KLWatch:
@@ -116,7 +116,7 @@ class KLWatch:
 
     @staticmethod
     def _too_fine(method: Method, weight: Tensor, autocast: str) -> bool:
-        """Whether a threshold is below what `bregman_kl` resolves; said once, to whoever trains."""
+        """Whether a threshold is below the resolution of `bregman_kl`, which is warned of."""
         dtype = weight.dtype if weight.is_cuda or weight.dtype == torch.float64 else torch.float32
         if weight.is_cuda and autocast != "no":
             dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(autocast, dtype)
@@ -141,17 +141,17 @@ class KLWatch:
         return HIDDEN[0] in inputs or TOP_K[0] in inputs
 
     @contextlib.contextmanager
-    def watching(self, model: nn.Module, policy: Literal["old", "new"]) -> Iterator[Watched]:
-        """Record the forward passes made in the block; ``policy`` is the one that makes them."""
-        watched = Watched([], [])
-        with hidden.captured(model, watched.states):
+    def watching(self, model: nn.Module, policy: Literal["old", "new"]) -> Iterator[Passes]:
+        """Record the forward passes in the block, which are those of ``policy``."""
+        passes = Passes([], [])
+        with hidden.captured(model, passes.states):
             if self._request is None:
-                yield watched
+                yield passes
                 return
-            self._request.scores = watched.scores
+            self._request.scores = passes.scores
             self._request.mean = any(order.startswith(policy) for order in self._orders)
             try:
-                yield watched
+                yield passes
             finally:
                 self._request.scores, self._request.mean = None, False
 
@@ -162,23 +162,23 @@ class KLWatch:
 
         ``sampled`` are ids of the completions, ``logp_old`` their log-probabilities. [batch, time]
         """
-        kept = {}
+        entries = {}
         if self._orders:
             self.old_head = hidden.trained_head(model)
-            named = zip(HIDDEN, old, strict=True)
-            kept |= {name: part for name, part in named if part is not None}
+            evidence = zip(HIDDEN, old, strict=True)
+            entries |= {name: part for name, part in evidence if part is not None}
         if self._over_top_k:
             ids, logp = self._top_k(model, old.hidden, sampled.flatten(), logp_old.flatten())
             rows = (*sampled.shape, self._k + 1)
-            kept |= zip(TOP_K, (ids.view(rows), logp.view(rows)), strict=True)
-        return kept
+            entries |= zip(TOP_K, (ids.view(rows), logp.view(rows)), strict=True)
+        return entries
 
     def _top_k(
         self, model: nn.Module, states: Tensor, sampled: Tensor, logp_old: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Ids and log-probabilities of `divergences.top_k_tokens`. Both [tokens, k + 1]."""
         ids, logp = topk(states.flatten(0, 1), self._head(model), self._k + 1)
-        # The last column is the sampled token, or the next likeliest if it is among the top k.
+        # Last column: the sampled token, or the next likeliest where that is among the top k.
         among = (ids[:, :-1] == sampled[:, None]).any(dim=1)  # [tokens]
         ids[:, -1] = torch.where(among, ids[:, -1], sampled)
         logp[:, -1] = torch.where(among, logp[:, -1], logp_old.to(logp.dtype))
@@ -203,22 +203,22 @@ class KLWatch:
         zeros = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
         if new is None:
             return dict.fromkeys(names, zeros)
-        some = {name: inputs.get(name) for name in (*HIDDEN, *TOP_K, "completion_ids")}
+        chosen = {name: inputs.get(name) for name in (*HIDDEN, *TOP_K, "completion_ids")}
         if rows is not None:
-            some = {name: None if x is None else x[rows] for name, x in some.items()}
+            chosen = {name: None if x is None else x[rows] for name, x in chosen.items()}
             mask = mask[rows]
-        some = {name: None if x is None else x[mask] for name, x in some.items()}  # [tokens, ...]
+        chosen = {n: None if x is None else x[mask] for n, x in chosen.items()}  # [tokens, ...]
         at_tokens = new.at(mask)
-        old = Evidence(*(some[name] for name in HIDDEN))  # type: ignore[arg-type]
-        found = {f"kl_{o}": self._exact(model, at_tokens, old, o) for o in self._orders}
+        old = Evidence(*(chosen[name] for name in HIDDEN))  # type: ignore[arg-type]
+        values = {f"kl_{o}": self._exact(model, at_tokens, old, o) for o in self._orders}
         if self._over_top_k:
-            ids: Any = some[TOP_K[0]]
-            logp: Any = some[TOP_K[1]]
-            now = self._logp_now(model, at_tokens, some["completion_ids"], ids)
+            ids: Any = chosen[TOP_K[0]]
+            logp: Any = chosen[TOP_K[1]]
+            now = self._logp_now(model, at_tokens, chosen["completion_ids"], ids)
             for name in self._over_top_k:
-                found[name] = _OF_TOP_K[name](with_other(logp), with_other(now))
-        none = zeros if rows is None else zeros[rows]  # [scored completions, time]
-        whole = {name: none.masked_scatter(mask, x.float()) for name, x in found.items()}
+                values[name] = _OF_TOP_K[name](with_other(logp), with_other(now))
+        empty = zeros if rows is None else zeros[rows]  # [scored completions, time]
+        whole = {name: empty.masked_scatter(mask, x.float()) for name, x in values.items()}
         if rows is None:
             return whole
         return {name: spread(x, rows, zeros) for name, x in whole.items()}

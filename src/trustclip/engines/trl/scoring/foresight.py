@@ -1,6 +1,6 @@
-"""What TRL's loss will make of each log-probability, known while the head makes it.
+"""The gradient of TRL's loss in each log-probability, known while the head computes it.
 
-The head of a model in full fine-tuning then makes its gradient in the forward pass; see
+The head of a model in full fine-tuning then computes its gradient in the forward pass; see
 `trustclip.head.foreseen`, which checks what arrives. Nothing here can make a gradient wrong.
 """
 
@@ -16,7 +16,7 @@ from trustclip.engines.trl.inputs import token_mask
 from trustclip.head.foreseen import Foresee
 from trustclip.head.policy import foreseeing
 
-#: TRL's losses whose gradient in a token is the method's times a number that is known before.
+#: TRL's losses whose gradient in a token is the method's times a number known before the pass.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 #: Optional fields of `TokenBatch` that do not come from the policy in training.
@@ -24,16 +24,16 @@ KNOWN_BEFORE = ("logp_rollout", "groups", "keys", "lag")
 
 
 @contextlib.contextmanager
-def told(
+def announce(
     trainer: Any, inputs: dict[str, Any], rows: Tensor | None, on_policy: bool
 ) -> Iterator[None]:
-    """Tell the head of a trainer's model what the loss will do, for the passes in the block.
+    """Announce the loss's coefficients to the head of a trainer's model for the block's passes.
 
     The trainer takes the fast path ``"foresight"``; ``rows`` are the completions that are scored.
     """
     old = inputs.get("old_per_token_logps")
     mask = token_mask(inputs)
-    # The head makes the log-probabilities of now; without old ones it takes its own for them.
+    # The head supplies the current log-probabilities; without old ones they serve as those, too.
     before = torch.zeros(mask.shape, device=mask.device) if old is None else old
     batch = trainer._tokens(inputs, before, before)
     corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
@@ -42,11 +42,11 @@ def told(
 
     def of_pass(shape: tuple[int, int]) -> Foresee | None:
         if shape[0] != len(scored):
-            return None  # a part of them
-        # Of the positions of a pass the last are the completion's; others are never asked for.
+            return None  # the pass scores only a part of them
+        # The last positions of a pass are the completion's; earlier ones have no label.
         length, width = mask.shape[1], shape[1]
         time = torch.arange(length - width, length, device=mask.device).clamp(min=0)  # [width]
-        places = (scored[:, None] * length + time).flatten()
+        places = (scored[:, None] * length + time).flatten()  # [completions * width]
         return foreseeing(trainer.method, batch, places, shares, on_policy or old is None)
 
     if trainer.method.statistics_over is None or batch.statistics is not None:
@@ -62,7 +62,7 @@ def weights(inputs: Mapping[str, Any], mask: Tensor, loss_type: str, corrected: 
 
     ``corrected``: TRL multiplies by its correction for vLLM.
     """
-    found = -mask.float()
+    shares = -mask.float()
     if loss_type == "grpo":
-        found = found / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return zero_masked(found * inputs["importance_sampling_ratio"], mask) if corrected else found
+        shares = shares / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return zero_masked(shares * inputs["importance_sampling_ratio"], mask) if corrected else shares

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from trustclip.engines.trl.scoring import sharing
-from trustclip.engines.trl.scoring.candidates import Asked
+from trustclip.engines.trl.scoring.candidates import Query
 from trustclip.engines.trl.scoring.hidden import language_model, logit_changes
 from trustclip.head import Head, Scores
 from trustclip.head.foreseen import Foresee
@@ -43,10 +43,10 @@ class Request:
     entropy: bool = False
     mean: bool = False  # `trustclip.head.Scores.mean`, also where no gradient needs it
     scores: list[Scores] | None = None  # collects those of each pass. [batch, time - 1, ...]
-    #: Coefficients of a pass over so many completions of so many positions, if known before it.
+    #: Coefficients of a pass over a number of completions and positions, if known before it.
     foresee: Callable[[tuple[int, int]], Foresee | None] | None = None
     shares: bool = False  # each prompt of a batch passes the model once
-    further: Asked | None = None  # further tokens whose log-probabilities are wanted
+    further: Query | None = None  # further tokens whose log-probabilities are requested
 
     def plan(self, shape: tuple[int, int]) -> Plan:
         """What the head computes in a pass over labels of a shape."""
@@ -75,44 +75,44 @@ def use_head(model: nn.Module, temperature: float) -> Request:
     ) -> Any:
         if not fused_lm_head:
             return before(*args, **(kwargs if labels is None else {**kwargs, "labels": labels}))
-        given = {name for name, value in kwargs.items() if value is not None}
+        arguments = {name for name, value in kwargs.items() if value is not None}
         packed = None
-        # What a hook reads of the states, for an exact divergence, are those of separate rows.
-        read = request.scores is not None or bool(self.base_model._forward_hooks)
-        if request.shares and not read and not args and given <= _PACKED:
+        # Hooks that read states, for an exact divergence, expect one row for each completion.
+        observed = request.scores is not None or bool(self.base_model._forward_hooks)
+        if request.shares and not observed and not args and arguments <= _PACKED:
             packed = sharing.Packed.of(kwargs["input_ids"], kwargs["attention_mask"], labels)
         if packed is None:
             outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
-            states = outputs.last_hidden_state[:, :-1]
+            states = outputs.last_hidden_state[:, :-1]  # [batch, time - 1, H]
         else:
             states = sharing.states(self, packed)
         head = self.get_output_embeddings()
         labels = labels[:, 1:].to(head.weight.device)
-        asked = request.further
+        query = request.further
         flat = head(
-            states.to(labels.device).flatten(0, 1),
+            states.to(labels.device).flatten(0, 1),  # [batch * (time - 1), H]
             labels=labels.flatten(),
             plan=request.plan(labels.shape),
-            further=None if asked is None else asked.of_pass(*labels.shape),
+            further=None if query is None else query.of_pass(*labels.shape),
         )
         *flat, more = (None if x is None else x.unflatten(0, labels.shape) for x in flat)
         scores = Scores(*flat)  # type: ignore[arg-type]
-        if asked is not None and more is not None:
-            asked.found.append(more)
+        if query is not None and more is not None:
+            query.answers.append(more)
         if request.scores is not None:
             request.scores.append(scores)
         return Scored(scores.logp, scores.entropy)
 
-    of_labels = _scoring(request, temperature, *logit_changes(model))
+    of_labels = _scoring_forward(request, temperature, *logit_changes(model))
     linear.forward = types.MethodType(of_labels, linear)
     inner.forward = types.MethodType(forward, inner)
     return request
 
 
-def _scoring(
+def _scoring_forward(
     request: Request, temperature: float, scale: float, cap: float | None
 ) -> Callable[..., Any]:
-    """The forward pass of an output head that scores labels where it is given some."""
+    """The forward pass of an output head that scores labels where there are any."""
 
     def of_labels(
         self: Any,
@@ -129,6 +129,6 @@ def _scoring(
         if further is not None:
             ids = further if further.shape[1] else None
             more = further_logps(states, head, labels, scores.logp, ids)
-        return *scores, more  # a plain tuple: hooks of modules look into it
+        return *scores, more  # a plain tuple, which hooks of modules (FSDP2) can traverse
 
     return of_labels

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trustclip.durable.shards import whole
 from trustclip.head import Head
 
 #: Settings by which architectures multiply logits after the head, and those that divide by one.
@@ -50,7 +51,7 @@ def captured(model: nn.Module, states: list[Tensor]) -> Iterator[None]:
 def of_completions(states: list[Tensor], length: int) -> Tensor:
     """Hidden states that predict the last ``length`` tokens. Shape [batch, length, hidden].
 
-    The state at a position predicts the token after it, so the completion's start one earlier.
+    The state at a position predicts the next token, so those of a completion start one earlier.
     """
     return torch.cat([chunk[:, -length - 1 : -1] for chunk in states])
 
@@ -58,27 +59,14 @@ def of_completions(states: list[Tensor], length: int) -> Tensor:
 def trained_head(model: nn.Module) -> Tensor | None:
     """A copy of the head's weight if training will change it; None if it is frozen."""
     weight = head(model).weight
-    return whole(weight).detach().clone() if weight.requires_grad else None
-
-
-def whole(parameter: Any) -> Any:
-    """A parameter, gathered if FSDP2 or DeepSpeed ZeRO-3 shards it; call it on every rank."""
-    if isinstance(parameter, DTensor):
-        return parameter.full_tensor()
-    if not hasattr(parameter, "ds_id"):
-        return parameter
-    import deepspeed  # type: ignore[import-not-found]
-
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.detach().clone()
+    return whole(weight).clone() if weight.requires_grad else None
 
 
 def head_of(model: nn.Module, temperature: float) -> Head:
     """The model's output head, gathered where it is sharded, with its scale and soft-cap."""
     linear, (scale, cap) = head(model), logit_changes(model)
-    return Head.of(
-        whole(linear.weight), whole(linear.bias), temperature=temperature, scale=scale, softcap=cap
-    )
+    bias = None if linear.bias is None else whole(linear.bias)
+    return Head.of(whole(linear.weight), bias, temperature=temperature, scale=scale, softcap=cap)
 
 
 def logit_changes(model: nn.Module) -> tuple[float, float | None]:
@@ -97,8 +85,8 @@ def logit_changes(model: nn.Module) -> tuple[float, float | None]:
 def unusual(model: nn.Module) -> str | None:
     """The reason why this model's logits are not those of `head_of`, or None.
 
-    Two tokens pass the model, since no list of settings is complete. Where its weights are sharded
-    already, the settings are believed.
+    Two tokens are run through the model, since no list of settings is complete. Where its weights
+    are sharded already, the settings are trusted.
     """
     inner = language_model(model)
     linear = inner.get_output_embeddings()
@@ -113,15 +101,17 @@ def unusual(model: nn.Module) -> str | None:
     inner.eval()
     try:
         with captured(model, states):
-            seen = inner(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+            # [1, 2, vocabulary]
+            z = inner(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     finally:
         inner.train(was_training)
-    made = head_of(model, 1.0)
-    tokens = seen.shape[-1]
-    some = torch.arange(0, tokens, max(1, tokens // _TOKENS), device=seen.device)  # of all parts
-    given, rebuilt = seen[0, :, some].float(), made.logits_of(states[0][0], some.expand(2, -1))
-    apart = (given - rebuilt).abs().max()
-    if tokens == made.vocabulary and apart <= _ROUNDING * given.abs().max():
+    own = head_of(model, 1.0)
+    tokens = z.shape[-1]
+    some = torch.arange(0, tokens, max(1, tokens // _TOKENS), device=z.device)  # of all parts
+    # Both [2, tokens compared].
+    original, rebuilt = z[0, :, some].float(), own.logits_of(states[0][0], some.expand(2, -1))
+    error = (original - rebuilt).abs().max()
+    if tokens == own.vocabulary and error <= _ROUNDING * original.abs().max():
         return None
     return (
         f"the logits of {type(inner).__name__} are not its head times its last hidden states, "

@@ -21,7 +21,7 @@ ATTENTION = "trustclip_shared_prompts"
 
 @dataclass(frozen=True)
 class Packed:
-    """Tokens of a batch in one row of N, and where each of them attends and is read.
+    """Tokens of a batch in one row of N, what each of them attends to, and where it is read.
 
     Places are numbers of tokens in the row, 0 where there is none.
     """
@@ -47,20 +47,20 @@ class Packed:
         if not start or not scored.any() or not mask[:, :start].any(dim=1).all():
             return None
         whole = torch.where(mask[:, :start], ids[:, :start], -1)  # [B, S]
-        prompts, of = whole.unique(dim=0, return_inverse=True)  # [P, S], [B]
+        prompts, prompt_of = whole.unique(dim=0, return_inverse=True)  # [P, S], [B]
         in_prompts = prompts >= 0
-        # The last token of a completion predicts none, and its state is not needed.
+        # The last token of a completion predicts nothing: its state is not needed.
         later = scored[:, 1:].flip(1).cummax(dim=1).values.flip(1)[:, start:]
         own = mask[:, start:-1] & later  # [B, T]
-        first = _numbered(in_prompts, 0)  # [P, S]
-        second = _numbered(own, int(in_prompts.sum()))  # [B, T]
-        keys = torch.cat([first[of], second], dim=1)  # [B, S + T]
-        valid = torch.cat([in_prompts[of], own], dim=1)
+        first = _number_places(in_prompts, 0)  # [P, S]
+        second = _number_places(own, int(in_prompts.sum()))  # [B, T]
+        keys = torch.cat([first[prompt_of], second], dim=1)  # [B, S + T]
+        valid = torch.cat([in_prompts[prompt_of], own], dim=1)  # [B, S + T]
         place = valid.cumsum(dim=1) - 1
-        there = torch.arange(keys.shape[1], device=ids.device)
-        back = there[start:, None] >= there  # [T, S + T]
-        # Padding sees itself, so that no row is empty.
-        sees = (valid[:, None] & back) | (there[start:, None] == there)
+        column = torch.arange(keys.shape[1], device=ids.device)
+        causal = column[start:, None] >= column  # [T, S + T]
+        # Padding sees itself: a softmax over an empty row would be NaN.
+        sees = (valid[:, None] & causal) | (column[start:, None] == column)  # [B, T, S + T]
         in_row = torch.cat([prompts[in_prompts], ids[:, start:-1][own]])  # [N]
         positions = (in_prompts.cumsum(dim=1) - 1)[in_prompts], place[:, start:][own]
         return cls(
@@ -79,19 +79,19 @@ class Packed:
         start = self.prompts.shape[1]
         causal = torch.ones(start, start, dtype=torch.bool, device=q.device).tril()
         sees = (self.in_prompts[:, None] & causal) | causal.diagonal().diag()
-        of_prompts = _attended(q, k, v, self.prompts, self.prompts, sees[:, None], scale)
+        of_prompts = _attend(q, k, v, self.prompts, self.prompts, sees[:, None], scale)
         own = self.keys[:, start:]
-        rest = _attended(q, k, v, own, self.keys, self.sees, scale)
-        return torch.cat([of_prompts[self.in_prompts], rest[self.in_completions]])
+        of_completions = _attend(q, k, v, own, self.keys, self.sees, scale)
+        return torch.cat([of_prompts[self.in_prompts], of_completions[self.in_completions]])
 
 
-def _numbered(there: Tensor, first: int) -> Tensor:
-    """Numbers from ``first`` on where there is a token, row by row; 0 elsewhere."""
+def _number_places(there: Tensor, first: int) -> Tensor:
+    """Number the tokens from ``first`` on, row by row; 0 where there is none."""
     numbers = there.flatten().cumsum(dim=0).view(there.shape) - 1 + first
     return torch.where(there, numbers, 0)
 
 
-def _attended(
+def _attend(
     q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, sees: Tensor, scale: Any
 ) -> Tensor:
     """Attention of the tokens at ``queries`` to those at ``keys``. [rows, time, heads, width]."""
@@ -99,8 +99,8 @@ def _attended(
     def at(x: Tensor, places: Tensor) -> Tensor:  # [rows, heads, time, width]
         return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
 
-    given = (at(q, queries), at(k, keys), at(v, keys))
-    y = F.scaled_dot_product_attention(*given, sees, scale=scale, enable_gqa=True)
+    qkv = (at(q, queries), at(k, keys), at(v, keys))
+    y = F.scaled_dot_product_attention(*qkv, sees, scale=scale, enable_gqa=True)
     return y.transpose(1, 2)
 
 
@@ -122,7 +122,7 @@ def attention(
     return packed.attend(query[0], key[0], value[0], scaling)[None], None
 
 
-def regrouped(parts: list[dict[str, Any]], window: int) -> list[dict[str, Any]]:
+def regroup(parts: list[dict[str, Any]], window: int) -> list[dict[str, Any]]:
     """Micro-batches with the completions of a prompt together, prompts as they first come.
 
     ``window`` of them share their completions anew: those of an update, or all of a generation.
@@ -130,7 +130,7 @@ def regrouped(parts: list[dict[str, Any]], window: int) -> list[dict[str, Any]]:
     Raises:
       ValueError: a tensor that has not one row for each completion, such as patches of images.
     """
-    found = []
+    batches = []
     for start in range(0, len(parts), window):
         rows = parts[start : start + window]
         prompts = torch.cat([part["prompt_ids"] for part in rows])
@@ -145,17 +145,17 @@ def regrouped(parts: list[dict[str, Any]], window: int) -> list[dict[str, Any]]:
                 )
         for place, part in enumerate(rows):
             own = order[place * size : (place + 1) * size]
-            found.append({name: _taken([p[name] for p in rows], own) for name in part})
-    return found
+            batches.append({name: _take_rows([p[name] for p in rows], own) for name in part})
+    return batches
 
 
-def _taken(values: list[Any], rows: Tensor) -> Any:
-    """Rows of a field of several micro-batches; what has no rows is the same in all."""
+def _take_rows(values: list[Any], rows: Tensor) -> Any:
+    """Rows of a field of several micro-batches; a field without rows is the same in all."""
     if isinstance(values[0], Tensor) and values[0].dim():
         return torch.cat(values)[rows]
     if isinstance(values[0], list):
-        joined = [*chain.from_iterable(values)]
-        return [joined[row] for row in rows.tolist()]
+        items = [*chain.from_iterable(values)]
+        return [items[row] for row in rows.tolist()]
     return values[0]
 
 
@@ -169,7 +169,7 @@ def share_prompts(inner: Any) -> None:
 def states(inner: Any, packed: Packed) -> Tensor:
     """Last hidden states of every position but the last. Shape [B, L - 1, hidden].
 
-    Where nothing is scored after a position, they are those of some other token.
+    Where no later position is scored, they are those of an arbitrary token.
     """
     output = inner.base_model(
         input_ids=packed.ids, position_ids=packed.positions, use_cache=False, packed=packed

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.batch import TokenBatch
+from trustclip.engines.trl.inputs import token_mask
 
 #: Inputs of TRL that are not indexed by row alone (images), so that rows cannot be left out.
 _TIED = ("pixel_values", "token_type_ids", "mm_token_type_ids", "image_sizes", "num_images")
@@ -20,28 +21,25 @@ def rows_that_matter(inputs: dict[str, Any]) -> Tensor | None:
     """
     if any(inputs.get(name) is not None for name in _TIED):
         return None
-    advantages, mask = inputs["advantages"], inputs["completion_mask"].bool()
-    if "tool_mask" in inputs:
-        mask = mask & inputs["tool_mask"].bool()
-    matters = _matters(
-        advantages if advantages.dim() == 2 else advantages[:, None], mask
-    )  # [batch]
-    rows = matters.nonzero().squeeze(1)  # the one place where a GPU is waited for
+    advantages = inputs["advantages"]
+    by_token = advantages if advantages.dim() == 2 else advantages[:, None]
+    matters = _matters(by_token, token_mask(inputs))  # [batch]
+    rows = matters.nonzero().squeeze(1)  # the only point that waits for a GPU
     if len(rows) == len(matters):
         return None
     return rows if len(rows) else rows.new_zeros(1)
 
 
-def widened(
+def widen(
     inputs: dict[str, Any], rows: Tensor, logps: Tensor, entropies: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Extend results of some rows to all: elsewhere the policy is taken to be the old one.
+    """Extend results of some rows to all rows: the others count as if at the old policy.
 
     Skipped rows get the mean entropy of the computed ones, so that the mean over all tokens stays;
     ``entropy_old`` in the inputs becomes the same number there.
     """
     mask, old = inputs["completion_mask"], inputs.get("old_per_token_logps")
-    counted = mask[rows].to(entropies.dtype)
+    counted = mask[rows].to(entropies.dtype)  # [rows, time]
     mean = (entropies.detach() * counted).sum() / counted.sum().clamp(min=1)
     if (entropy_old := inputs.get("entropy_old")) is not None:
         inputs["entropy_old"] = spread(entropy_old[rows], rows, mean.expand(mask.shape))

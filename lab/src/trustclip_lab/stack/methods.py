@@ -2,7 +2,7 @@
 
 A method whose gate looks at tokens or sequences takes the answers of all seeds as one batch. One
 with a state of the batch (statistics over many tokens, a threshold that adapts) is called for each
-seed by itself, with an object of its own. So no seed's result depends on its neighbours.
+seed by itself, with its own object. So no seed's result depends on its neighbours.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from trustclip.constraints.diagnostics import Window
 from trustclip.constraints.loss import gradient
 from trustclip.engines.limits import Supply
 
-#: What the lab gives a method.
+#: What the lab supplies to a method.
 SUPPLY = Supply(
     "the lab",
     frozenset({"entropy", "entropy_old", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"})
@@ -53,7 +53,7 @@ def batches_of(fields: Fields) -> list[TokenBatch]:
     return [batch_of({k: of(v, s) for k, v in fields.items()}) for s in range(seeds)]
 
 
-class Constrained:
+class StackedMethod:
     """One method on a stack of seeds.
 
     Args:
@@ -62,7 +62,7 @@ class Constrained:
 
     Example:
       >>> import trustclip as tc
-      >>> Constrained(tc.method("atr"), 4).together, Constrained(tc.method("m2po"), 4).together
+      >>> StackedMethod(tc.method("atr"), 4).together, StackedMethod(tc.method("m2po"), 4).together
       (True, False)
     """
 
@@ -80,8 +80,8 @@ class Constrained:
           fields: the generation's, with ``logp`` of the old policy.
         """
         if self.methods[0].statistics_over == "generation":
-            found = zip(self.methods, batches_of(fields()), strict=True)
-            self._statistics = [method.statistics(batch) for method, batch in found]
+            pairs = zip(self.methods, batches_of(fields()), strict=True)
+            self._statistics = [method.statistics(batch) for method, batch in pairs]
 
     def objective(self, fields: Fields) -> Tensor:
         """Values whose gradient is the method's, through ``logp`` and ``candidates``.
@@ -90,8 +90,8 @@ class Constrained:
           Shape [seeds, n, time].
         """
         if Trait.MOVES_CANDIDATES in self.methods[0].traits:
-            found = self.methods[0].surrogate(batch_of(fields)).objective
-            return found.view(fields["logp"].shape)
+            objective = self.methods[0].surrogate(batch_of(fields)).objective
+            return objective.view(fields["logp"].shape)
         c, _ = self.coefficient({**fields, "logp": fields["logp"].detach()})
         return c * fields["logp"]
 
@@ -108,19 +108,19 @@ class Constrained:
         if self.together:
             c, surrogate = gradient(self.methods[0], batch_of(fields))
             return c.view(shape), surrogate.kept.view(shape)
-        found = []
+        results = []
         for s, batch in enumerate(batches_of(fields)):
             batch = replace(batch, statistics=self._statistics[s])
             c, surrogate = gradient(self.methods[s], batch)
             if self._adapts:
                 self._windows[s].add(batch, surrogate, self.methods[s])
-            found.append((c, surrogate.kept))
-        cs, kept = zip(*found, strict=True)
+            results.append((c, surrogate.kept))
+        cs, kept = zip(*results, strict=True)
         return torch.stack(cs), torch.stack(kept)
 
     def finish(self) -> None:
         """End an update: thresholds that adapt do so."""
         if self._adapts:
-            found = zip(self.methods, self._windows, strict=True)
-            self.methods = [method.after(window.read()) for method, window in found]
+            pairs = zip(self.methods, self._windows, strict=True)
+            self.methods = [method.after(window.read()) for method, window in pairs]
             self._windows = [Window() for _ in self.methods]

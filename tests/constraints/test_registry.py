@@ -68,8 +68,8 @@ def test_a_command_of_a_package_that_is_not_installed_names_it():
     said = alone(
         "import contextlib, io, json\n"
         "from trustclip.cli.main import main\n"
-        "from trustclip.cli.registry import KNOWN, added\n"
-        "assert not added()\n"
+        "from trustclip.cli.registry import KNOWN, added_commands\n"
+        "assert not added_commands()\n"
         "for package, names in KNOWN.items():\n"
         "    for name in names:\n"
         "        err = io.StringIO()\n"

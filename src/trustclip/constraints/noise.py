@@ -25,7 +25,7 @@ def block_sample(length: int, tokens: int, seed: int = 0) -> Tensor:
     Blocks of neighbours are drawn with replacement. Shape [completions, length].
 
     Example:
-      >>> drawn(100, 50).shape, int(drawn(100, 50).max()) < 50
+      >>> block_sample(100, 50).shape, int(block_sample(100, 50).max()) < 50
       (torch.Size([512, 100]), True)
     """
     count = min(max(_TOKENS // length, _FEWEST), _MOST)

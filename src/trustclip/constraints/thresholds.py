@@ -50,7 +50,7 @@ def scale_thresholds(method: Method, factor: float) -> Method:
 
     Example:
       >>> import trustclip as tc
-      >>> widened(tc.method("clip_higher"), 0.5)
+      >>> scale_thresholds(tc.method("clip_higher"), 0.5)
       ClipHigher(low=0.1, high=0.14, side='outward', level='token')
     """
     hints = get_type_hints(type(method), include_extras=True)

@@ -15,7 +15,7 @@ def round_trip(weight: Tensor, dtype: str) -> Tensor:
     are, as in common quantisers.
 
     Example:
-      >>> converted(torch.tensor([[0.5, -1.0, 0.3001]]), "int8") * 127
+      >>> round_trip(torch.tensor([[0.5, -1.0, 0.3001]]), "int8") * 127
       tensor([[  64., -127.,   38.]])
     """
     if dtype in LARGEST:

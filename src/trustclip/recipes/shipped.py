@@ -54,7 +54,7 @@ def locate(path: Path) -> Path:
     Named by ``tiny``, or by where the repository has it (``recipes/tiny.yaml``).
 
     Example:
-      >>> located(Path("tiny")).name, located(Path("mine.yaml")).name
+      >>> locate(Path("tiny")).name, locate(Path("mine.yaml")).name
       ('tiny.yaml', 'mine.yaml')
     """
     if path.is_file():

@@ -98,10 +98,10 @@ def read_rewards(setting: Any) -> tuple[RewardSpec, ...]:
       ValueError: an unknown name, a weight that is no finite number, or two rewards of one label.
 
     Example:
-      >>> both = chosen(["correct", {"name": "format", "weight": 0.2}])
+      >>> both = read_rewards(["correct", {"name": "format", "weight": 0.2}])
       >>> [(spec.label, spec.weight) for spec in both]
       [('correct', 1.0), ('format', 0.2)]
-      >>> chosen("rewards.py:polite")[0].label
+      >>> read_rewards("rewards.py:polite")[0].label
       'polite'
     """
     items = setting if isinstance(setting, list | tuple) else [setting]
@@ -170,7 +170,7 @@ def _usual_label(name: str) -> str:
 
 
 def make_reward(spec: RewardSpec, style: Style = "any") -> "Reward":
-    """The reward, ready to be called; its code is imported here, with the errors of `found`."""
+    """The reward, ready to be called; its code is imported here, with the errors of `resolve`."""
     function, params = resolve(spec)
     arguments = dict(spec.arguments)
     if not spec.own and "style" in params:
@@ -211,7 +211,7 @@ def required_columns(spec: RewardSpec) -> list[str]:
     """Columns of the data that a reward names in its signature, without a default.
 
     Example:
-      >>> needed(RewardSpec("number_graded"))
+      >>> required_columns(RewardSpec("number_graded"))
       ['answer']
     """
     function, _ = resolve(spec)

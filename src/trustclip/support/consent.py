@@ -58,7 +58,7 @@ def is_allowed(name: str) -> bool:
 
     Example:
       >>> with consent("a.b:C"):
-      ...     print(allowed("a.b:C"), allowed("d.e:F"))
+      ...     print(is_allowed("a.b:C"), is_allowed("d.e:F"))
       True False
     """
     granted = _granted.get()
@@ -69,9 +69,9 @@ def names_in(value: Any) -> frozenset[str]:
     """Importable names that a value holds, at any depth.
 
     Example:
-      >>> sorted(named({"method": "a.b:C", "shadows": ["{name: d:E, delta: 1}"], "data": "o/d:e"}))
+      >>> sorted(names_in({"method": "a.b:C", "shadows": ["{name: d:E}"], "data": "o/d:e"}))
       ['a.b:C', 'd:E']
-      >>> sorted(named("{name: ../my/rewards.py:polite}"))
+      >>> sorted(names_in("{name: ../my/rewards.py:polite}"))
       ['../my/rewards.py:polite']
     """
     if isinstance(value, str):

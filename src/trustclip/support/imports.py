@@ -19,9 +19,9 @@ def import_object(path: str, kind: str) -> Any:
     A module is looked for where Python looks, then in the working directory; a file by its path.
 
     Example:
-      >>> imported("math:hypot", "reward")(3, 4)
+      >>> import_object("math:hypot", "reward")(3, 4)
       5.0
-      >>> imported("math:hypott", "reward")
+      >>> import_object("math:hypott", "reward")
       Traceback (most recent call last):
       ...
       ValueError: cannot load reward 'math:hypott': 'math' has no 'hypott'; did you mean 'hypot'?

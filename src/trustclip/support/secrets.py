@@ -56,7 +56,7 @@ def redact(value: Any, name: str = "") -> Any:
     """A value with every secret in it replaced, at any depth.
 
     Example:
-      >>> redacted({"hub_token": "abc", "url": "http://me:pw@host/v1", "seed": 0})
+      >>> redact({"hub_token": "abc", "url": "http://me:pw@host/v1", "seed": 0})
       {'hub_token': '[redacted]', 'url': 'http://[redacted]@host/v1', 'seed': 0}
     """
     secret = is_secret(name)

@@ -62,7 +62,7 @@ def join_words(parts: Sequence[str]) -> str:
     """Parts of a sentence, the last one after an "and".
 
     Example:
-      >>> listed(["clip", "atr", "dppo"])
+      >>> join_words(["clip", "atr", "dppo"])
       'clip, atr and dppo'
     """
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
@@ -119,7 +119,7 @@ def show_controls(text: str) -> str:
     r"""A text with each control character as its code point, so that a terminal does not obey it.
 
     Example:
-      >>> control_named("\x1b[2J")
+      >>> show_controls("\x1b[2J")
       '<U+001B>[2J'
     """
     return _CONTROL.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)

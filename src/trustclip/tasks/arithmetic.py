@@ -154,7 +154,7 @@ def worked_solution(values: Sequence[int]) -> str:
     """Solution that keeps the running total, as on a pocket calculator, before its answer.
 
     Example:
-      >>> worked([3, 4, 2])
+      >>> worked_solution([3, 4, 2])
       '<start_working_out>3+1=4-2=2<end_working_out><SOLUTION>2</SOLUTION>'
     """
     chain = str(values[0]) + "".join(f"{b - a:+d}={b}" for a, b in pairwise(values))

@@ -201,7 +201,7 @@ def right_completion(problem: Problem, style: str | PromptStyle = "solution") ->
     """A right completion for a problem: its solution, if it has one, and its answer.
 
     Example:
-      >>> written(Problem(id="p", problem="1+2", answer="3"), "answer")
+      >>> right_completion(Problem(id="p", problem="1+2", answer="3"), "answer")
       'Answer: 3'
     """
     place, working = prompt_style(style).extraction, problem.solution or ""

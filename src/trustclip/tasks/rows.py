@@ -86,7 +86,7 @@ def map_columns(fields: Fields, columns: Mapping[str, str]) -> Fields:
       ValueError: two names of one part.
 
     Example:
-      >>> mapped(Fields(), {"prompt": "input", "tests": "test_list"}).problem
+      >>> map_columns(Fields(), {"prompt": "input", "tests": "test_list"}).problem
       ('input',)
     """
     names: dict[str, tuple[str, ...]] = {}

@@ -11,10 +11,10 @@ import argparse
 import io
 import sys
 import tempfile
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
@@ -22,11 +22,11 @@ from trustclip.recipes.rl import rl
 from trustclip.settings.stages import RLSettings
 
 
-def calls_with(value: object, action: Any) -> list[tuple[str, str]]:
+def calls_with(value: object, action: Callable[[], object]) -> list[tuple[str, str]]:
     """Module and name of each function of trustclip that gets ``value`` during ``action``."""
     calls = []
 
-    def profile(frame: FrameType, event: str, _: Any) -> None:
+    def profile(frame: FrameType, event: str, _: object) -> None:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if event == "call" and module.startswith("trustclip."):
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from trustclip.recipes.models import save_model
-from trustclip.recipes.preflight.dry_run import _at_most, dry_run, plan
+from trustclip.recipes.preflight.dry_run import _at_most, _checkpoint, dry_run, plan
 from trustclip.recipes.preflight.longest import longest, model_shape
 from trustclip.recipes.preflight.memory import LIBRARIES, PHASES, estimate, footprint, tuning
 from trustclip.recipes.tiny import BUILT_IN, tiny_model, tiny_tokenizer
@@ -175,6 +175,8 @@ def test_what_the_settings_change():
     assert one["average of the weights"] == one["gradients"]
     assert whole["average of the weights"] == 2 * whole["gradients"]
     assert "average of the weights" not in sizes(plain)
+    checkpoints = [_checkpoint(memory) for memory in (of(**followed), of(method="clip"))]
+    assert checkpoints[0] - checkpoints[1] == one["average of the weights"]
     for memory in (plain, saved, full):
         assert memory.peak == max(memory.of(phase) for phase in PHASES)
 

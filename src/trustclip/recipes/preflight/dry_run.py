@@ -268,9 +268,16 @@ def _plan_table(recipe: Recipe, plan: Plan, memory: Memory | None) -> Table:
 
 
 def _checkpoint(memory: Memory) -> int:
-    """Bytes of a checkpoint: trained weights, their two moments, and samples in use."""
+    """Bytes of a checkpoint: trained weights, their moments and average, and samples in use."""
     sizes = {part.name: part.size for part in memory.parts}
-    parts = ("gradients", "optimizer", "rollout buffer", "old hidden states", "old output head")
+    parts = (
+        "gradients",  # as large as the trained weights
+        "optimizer",
+        "average of the weights",
+        "rollout buffer",
+        "old hidden states",
+        "old output head",
+    )
     return sum(sizes.get(name, 0) for name in parts)
 
 

@@ -362,8 +362,9 @@ def test_a_judge_whose_host_is_stopped_ends_at_its_own_cpu_limit():
     host.stdin.write(json.dumps(task).encode() + b"\n")
     host.stdin.flush()
     until(lambda: len(_children(host.pid)) == 1)
-    os.kill(host.pid, signal.SIGSTOP)  # nobody is left to watch the judge
     (judge,) = _children(host.pid)
+    until(lambda: _cpu_ticks(judge) > 2)  # it has its task, and so its limit
+    os.kill(host.pid, signal.SIGSTOP)  # nobody is left to watch the judge
     until(lambda: not _alive(judge))
     host.kill()
     host.communicate()

@@ -77,6 +77,7 @@ def test_front_matter_names_hub_ids_and_nothing_else(tmp_path):
 def test_method_scores_environment_and_reproduction(tmp_path):
     _, body = card(tmp_path, config(), summary())
     assert "# small" in body
+    assert "under the policy-divergence constraint atr, with trustclip." in body
     assert "[0.670972, 1.422217]" in body  # the ratio interval of atr at 0.07
     assert "| delta | 0.07 |" in body and "| learning rate (AdamW) | 5e-06 |" in body
     row = "| aime24 | 30 | mean@8 | 12.5 [8.1, 18.0] | 25.0 [20.0, 31.0] |"

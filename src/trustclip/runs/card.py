@@ -100,6 +100,7 @@ def _content(run_folder: Path) -> dict[str, Any]:
         "front": _front_matter(config),
         "nameless": Path(str(model)).is_dir() and base_model(model) is None,
         "code": _code(rl, run_folder / "final" / "prompt.json"),
+        "method": name,
         "does": _does(name, chosen),
         "arguments": _table(["setting", "value"], [*chosen.items(), *listed.items()]),
         "after": after,

@@ -1,6 +1,6 @@
 """What the runs with SmolLM2 say, from the committed tables alone, by docs/smollm2-plan.md.
 
-    python benchmarks/smollm2_report.py                  # writes docs/smollm2.md and its figure
+    python benchmarks/smollm2_report.py                  # writes docs/smollm2.md and README.md
     python benchmarks/smollm2_report.py FOLDER --print   # prints the tables, of other tables
 
 In the page it writes what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->`` alone.
@@ -28,7 +28,7 @@ from trustclip_lab.stats.equivalence import Contrast, contrasts
 from trustclip_lab.stats.planning import gap_for
 
 ROOT = Path(__file__).parents[1]
-FOLDER, PAGE = ROOT / "benchmarks/smollm2", ROOT / "docs/smollm2.md"
+FOLDER, PAGE, README = ROOT / "benchmarks/smollm2", ROOT / "docs/smollm2.md", ROOT / "README.md"
 ARMS = ("atr", "clip", "mirror", "none")
 OTHERS = ARMS[1:]
 GENERATIONS, COMPLETIONS = 16, 64
@@ -192,7 +192,7 @@ def scores(blocks: Blocks) -> str:
     rows = [
         [
             f"`{arm}`",
-            f"{rate:.2g}",
+            rate_text(rate),
             level(blocks.area[i, j]),
             level(blocks.end[i, j]),
             percent(float(blocks.gated[i, j].mean()), 2),
@@ -225,7 +225,7 @@ def compared(blocks: Blocks) -> str:
             points(end),
             words[arm],
         ])  # fmt: skip
-    rates = [f"at {rate:.2g}" for rate in blocks.rates]
+    rates = [f"at {rate_text(rate)}" for rate in blocks.rates]
     head = ["contrast", "area, points", "p (Holm)", "p of ±3 or more (Holm)", *rates,
             "difference of the two", "end", "said"]  # fmt: skip
     return markdown_table(head, rows)
@@ -246,6 +246,11 @@ def points(found: Difference) -> str:
     """A difference with its interval, points."""
     sign = "+" if found.value > 0 else ""
     return f"{sign}{percent(found.value)} [{percent(found.low)}, {percent(found.high)}]"
+
+
+def rate_text(rate: float) -> str:
+    """A learning rate with two digits, ``2.8e-4``."""
+    return f"{rate:.1e}".replace("e-0", "e-")
 
 
 def number(value: Numbers) -> str:
@@ -390,6 +395,16 @@ def predictions(blocks: Blocks) -> str:
     return "\n".join(f"- {line}" for line in lines) + note
 
 
+def lead(blocks: Blocks) -> str:
+    """The results as the README gives them: the figure, and a sentence on each prediction."""
+    runs = len(ARMS) * len(blocks.rates)
+    return (
+        f"![{curves(blocks).title}](benchmarks/smollm2/curves.svg)\n\n"
+        f"**A pretrained model, planned before its runs.** SmolLM2-135M, {len(blocks.seeds)} "
+        f"blocks of {runs} runs ([page](docs/smollm2.md)):\n\n{predictions(blocks)}"
+    )
+
+
 def held(found: Difference, low: float, high: float) -> str:
     """Whether a prediction holds: all of the interval is within what was predicted, or none."""
     if low <= found.low and found.high <= high:
@@ -411,40 +426,14 @@ def curves(blocks: Blocks) -> Figure:
                 middle = [one.value for one in each]
                 marks.append(Mark("band", x, middle, name, i, low, high))
                 marks.append(Mark("line", x, middle, name, i))
-            panels.append(Panel(f"atr and {arm}, rate {rate:.2g}", "generation", "right, %", marks,
-                                y_range=(0.0, 100.0)))  # fmt: skip
+            title = f"atr and {arm}, rate {rate_text(rate)}"
+            panels.append(Panel(title, "generation", "right, %", marks, y_range=(0.0, 100.0)))
     caption = (
         "Right answers in the rollouts of each generation, to problems seen for the first time: "
         f"mean of {len(blocks.seeds)} blocks with Student's 95 % intervals, which leave out that "
         "blocks are paired."
     )
     return Figure("curves", "Learning curves of four trust regions at two rates", caption, panels)
-
-
-def learns(folder: Path) -> Figure:
-    """One run as the README shows it: `atr`, the first seed, the lower rate."""
-
-    def own(name: str) -> list[dict[str, Any]]:
-        rows = pq.read_table(folder / f"{name}.parquet").to_pylist()
-        rows = [row for row in rows if row["arm"] == "atr"]
-        first = min((row["seed"], row["rate"]) for row in rows)
-        return [row for row in rows if (row["seed"], row["rate"]) == first]
-
-    rollouts = sorted(own("generations"), key=lambda row: row["generation"])
-    x = [float(row["generation"]) for row in rollouts]
-    y = [100 * row["right"] / row["completions"] for row in rollouts]
-    tests = own("answers")
-    ends = sorted({row["update"] for row in tests})
-    shares = [[100 * r["right"] / r["samples"] for r in tests if r["update"] == u] for u in ends]
-    each = [RunSummary.of(np.array(share)).interval() for share in shares]
-    low, middle, high = ([getattr(one, n) for one in each] for n in ("low", "value", "high"))
-    marks = [
-        Mark("line", x, y, "rollouts, to problems seen for the first time", 5),
-        Mark("points", [0.0, x[-1]], middle, "held-out problems, 95 % interval", 0, low, high),
-    ]
-    title = "SmolLM2-135M counts letters"
-    panel = Panel(title, "generation", "right answers, %", marks, y_range=(0.0, 80.0))
-    return Figure("learns", title, "One run of `atr`, seed 0.", [panel])
 
 
 def _drawn(figure: Figure) -> None:
@@ -470,9 +459,10 @@ def main() -> None:
         return
     text = filled(PAGE.read_text(encoding="utf-8"), page_parts(options.folder))
     PAGE.write_text(text, encoding="utf-8")
-    _drawn(learns(options.folder))
     if blocks := there_are(options.folder):
         _drawn(curves(blocks))
+        text = filled(README.read_text(encoding="utf-8"), {"smollm2": lead(blocks)})
+        README.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -133,25 +133,16 @@ def test_the_page_is_made_from_the_committed_tables() -> None:
     assert text == report.filled(text, report.page_parts(report.FOLDER)), "smollm2_report.py"
 
 
-def test_the_committed_figures_are_of_the_committed_tables(tmp_path: Path) -> None:
+def test_figure_and_readme_are_of_the_committed_tables(tmp_path: Path) -> None:
     from trustclip.report.draw.figures import save
 
-    figures = [report.learns(report.FOLDER)]
-    if blocks := report.there_are(report.FOLDER):
-        figures.append(report.curves(blocks))
-    for figure in figures:
-        _, svg = save(figure, tmp_path)
-        assert svg.read_bytes() == (report.FOLDER / svg.name).read_bytes(), "smollm2_report.py"
-    before, after = figures[0].panels[0].marks[1].y
-    readme = (report.ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"held-out problems from {before:.1f} to {after:.1f} %" in readme
-
-
-def test_the_readme_claims_nothing_before_there_are_enough_blocks() -> None:
-    readme = (report.ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = report.there_are(report.FOLDER)
-    if blocks is None or len(blocks.seeds) < report.ENOUGH:
-        assert "docs/smollm2.md" not in readme.partition("results\n")[2].partition("\n## ")[0]
+    blocks = report.read(report.FOLDER)
+    assert len(blocks.seeds) >= report.ENOUGH
+    _, svg = save(report.curves(blocks), tmp_path)
+    assert svg.read_bytes() == (report.FOLDER / svg.name).read_bytes(), "smollm2_report.py"
+    text = report.README.read_text(encoding="utf-8")
+    assert text == report.filled(text, {"smollm2": report.lead(blocks)}), "smollm2_report.py"
+    assert "<!-- smollm2 -->" in text.partition("## Results\n")[2].partition("\n## ")[0]
 
 
 def cut_to(folder: Path, seeds: int, without: tuple[Any, ...] = ()) -> Path:

@@ -168,7 +168,7 @@ def headline(contrasts: Sequence[Answer]) -> str:
     return (
         f"Of {len(words)} contrasts fixed beforehand: {differ} different, {same} equivalent "
         f"within {100 * MARGIN:g} point, {unknown} neither, in the mean of all settings. "
-        f"{unlike} of them are not the same in all settings."
+        f"{'All' if unlike == len(words) else unlike} of them differ between settings."
     )
 
 

@@ -3,7 +3,7 @@
     python lab/benchmarks/arena_report.py            # arena/*.svg, arena/tables.md; both pages
     python lab/benchmarks/arena_report.py --page arena.html
 
-In docs/lab/arena.md and docs/lab/paper.md it writes what is between ``<!-- NAME -->`` and
+In docs/lab/arena-results.md and docs/lab/paper.md it writes what is between ``<!-- NAME -->`` and
 ``<!-- /NAME -->``, and nothing else.
 """
 
@@ -31,7 +31,7 @@ from trustclip_lab.stats.equivalence import paired_runs
 ROOT = Path(__file__).parents[2]
 FOLDER, PAGE, PAPER = (
     ROOT / "lab/benchmarks/arena",
-    ROOT / "docs/lab/arena.md",
+    ROOT / "docs/lab/arena-results.md",
     ROOT / "docs/lab/paper.md",
 )
 

@@ -11,7 +11,7 @@ from scipy import stats
 parquet = pytest.importorskip("pyarrow.parquet")
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/lab/arena.md"
+PAGE, SHORT = ROOT / "docs/lab/arena-results.md", ROOT / "docs/lab/arena.md"
 TOLD = "python lab/benchmarks/arena_report.py"
 
 
@@ -209,16 +209,15 @@ def test_the_experiments_in_trl_taken_together() -> None:
             assert shown(np.array(gaps)).lstrip("+") in said
 
 
-def test_what_the_readme_says_of_the_arena_stands_on_its_page() -> None:
+def test_numbers_of_the_readme_and_of_the_short_page_stand_on_the_whole_one() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
-    said = readme[readme.index("What a constraint is worth") : readme.index("The exact KL is")]
-    numbers = re.findall(r"−?[\d.]+ (?:points )?\[[^]]*\]", said)
-    assert len(numbers) == 2
-    page = PAGE.read_text("utf-8")
-    for number in numbers:
-        value, low, high = re.findall(r"−?[\d.]+", number)
-        turned = f"−{value} [−{high}, −{low}]"  # what is above atr, as atr minus it
-        assert number.replace("points ", "") in page or turned in page
+    ours = readme[readme.index("What a constraint is worth") : readme.index("The exact KL is")]
+    page, short = PAGE.read_text("utf-8"), SHORT.read_text("utf-8")
+    assert len(short.split()) < 500
+    for text, count in ((ours, 2), (short, 11)):
+        numbers = re.findall(r"[+−]?[\d.]+ (?:points )?\[[−\d.]+, [−\d.]+\]", text)
+        assert len(numbers) == count
+        assert all(number.replace("points ", "") in page for number in numbers)
 
 
 def holm(p_values: list[float]) -> list[float]:

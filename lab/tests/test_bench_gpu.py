@@ -1,35 +1,26 @@
 """`make gpu` without a GPU: every stage at tiny shapes, what resumes it, and what breaks it."""
 
-import importlib
+import dataclasses
 import json
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import gpu_stages
 import pytest
-import torch
 from gpu import wheels
 from patience import NEVER, slowness
 
 from trustclip import head
 from trustclip.cli.main import main
-from trustclip_lab.bench.gpu import STAGES, correctness, curves, page, race, rehearsal, worker
-from trustclip_lab.bench.gpu import session as sessions
+from trustclip_lab.bench.gpu import STAGES, correctness, race, session
 from trustclip_lab.bench.gpu import training_step as steps
-from trustclip_lab.bench.gpu.cases import CannotRun, Case, Place, Row, Stage
-from trustclip_lab.bench.gpu.session import GpuOptions, Session
-from trustclip_lab.bench.table import Table
+from trustclip_lab.bench.gpu.cases import Place, Row, stage
+from trustclip_lab.bench.gpu.session import GpuOptions
 
 ROOT = Path(__file__).parents[2]
-BOX: dict[str, Any] = {
-    "processor": "p",
-    "date": "2026-11-22",
-    "device": "none: no GPU was at hand",
-    "packages": {"torch": "2.11.0", "quack-kernels": None},
-}
 
 
 @pytest.fixture
@@ -38,7 +29,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def outcomes(name: str, cases: Any, place: Place) -> dict[str, Row]:
-    return {case.key: worker.outcome(name, case, place)[0] for case in cases}
+    return {case.key: session.outcome(name, case, place) for case in cases}
 
 
 # -- correctness -----
@@ -137,7 +128,7 @@ def test_own_products_are_counted_right(place: Place) -> None:
             assert found.count == count * 2 * 20 * 8 * 600, entrant.label
 
 
-# -- stages that train -----
+# -- a stage that trains -----
 
 
 @pytest.mark.slow
@@ -153,195 +144,84 @@ def test_an_update_s_parts_add_up(place: Place) -> None:
         assert seconds["backward"] > 0 and values["estimated_mib"] > 0 and values["mib"] is None
 
 
-@pytest.mark.slow
-def test_the_rehearsal_is_resumed_bit_for_bit(place: Place) -> None:
-    pytest.importorskip("trl")
-    (case,) = rehearsal.cases(place)
-    values = case.run(place)
-    assert set(values["same"].values()) == {True} and values["killed_after"] >= 2
-    assert max(values["gradients"]) > 0
-
-
-@pytest.mark.slow
-def test_curves_of_the_cpu(place: Place) -> None:
-    pytest.importorskip("trl")
-    rows = outcomes("curves", curves.cases(place)[:1], place)
-    assert [row.state for row in rows.values()] == ["done"], rows
-    assert curves.figure([*rows.values()]).startswith("<svg")  # type: ignore[union-attr]
-
-
-def test_curves_of_two_devices_are_compared_over_seeds() -> None:
-    runs = {
-        "cuda": [[0.1, 0.3], [0.2, 0.4], [0.2, 0.2]],
-        "cpu": [[0.1, 0.3], [0.2, 0.2], [0.3, 0.3]],
-    }
-    found = curves._compare(runs)
-    assert found["means"]["cuda"] == pytest.approx([0.2, 0.3, 0.2])
-    low, high = found["difference"][1:]
-    assert low < 0 < high and found["p"] > 0.5
-    (table,) = curves.tables([Row("curves", "tiny", "done", values={"rewards": runs, **found})])
-    assert table.rows[0][1:4] == (3, pytest.approx(0.7 / 3), pytest.approx(0.7 / 3))
-
-
 # -- the session -----
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, *cases: Case, **options: Any) -> None:
-    """Put one stage of these cases in the place of all."""
-
-    def tables(rows: Any) -> list[Table]:
-        return [Table("t", ("case", "value"), [(r.key, (r.values or {}).get("x")) for r in rows])]
-
-    one = Stage("One", 1.0, lambda place: cases, tables, **options)
-    for module in (worker, sessions, page):
-        monkeypatch.setattr(module, "stage", lambda name: one)
+BOX: dict[str, Any] = {
+    "processor": "p",
+    "date": "2026-11-22",
+    "packages": {"torch": "2.11.0", "quack-kernels": None},
+}
 
 
-def no_gpu(place: Place) -> dict[str, Any]:
-    raise CannotRun("this needs a GPU")
+def states(place: Place) -> dict[str, tuple[str, str]]:
+    return {row.key: (row.state, row.why) for row in session.rows_of(place.folder)}
 
 
-def fails(place: Place) -> dict[str, Any]:
-    raise ValueError("no good")
-
-
-def lost(place: Place) -> dict[str, Any]:
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def fine(place: Place) -> dict[str, Any]:
-    return {"x": 1.0}
-
-
-def test_a_case_that_fails_fails_no_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(monkeypatch, Case("a", no_gpu), Case("b", fails), Case("c", fine), Case("d", lost))
-    assert worker.run_cases("one", place, (), 100.0, "box") == worker.BROKEN
-    rows = [json.loads(line) for line in (place.folder / "cases.jsonl").read_text().splitlines()]
-    assert [(r["key"], r["state"]) for r in rows] == [
-        ("a", "cannot"), ("b", "failed"), ("c", "done"), ("d", "failed"),
-    ]  # fmt: skip
-    assert rows[0]["why"] == "this needs a GPU" and rows[1]["why"] == "ValueError: no good"
+def test_a_case_that_fails_costs_no_other(place: Place) -> None:
+    """Not one after which the device takes no more work, nor one that ends its process."""
+    place = dataclasses.replace(place, device="cuda")
+    session.open_session(place, BOX)
+    session.run_stage("one", gpu_stages.STAGE, place, NEVER)
+    found = states(place)
+    assert found.pop("e") == ("done", "")
+    assert found == {
+        "a": ("cannot", "this needs a GPU"),
+        "b": ("failed", "ValueError: no good"),
+        "c": ("failed", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        "d": ("failed", "its process ended with -9; see one.log"),
+    }
+    assert session.missing("one", gpu_stages.STAGE, place) == ["long"]  # no time was left for it
+    assert "one: b" in (place.folder / "one.log").read_text()
     assert not (place.folder / "begun").exists()
+    # The next call runs again what failed, and nothing else.
+    session.open_session(place, BOX | {"date": "2026-11-23"})
+    assert session.missing("one", gpu_stages.STAGE, place) == ["b", "c", "d", "long"]
+    with pytest.raises(ValueError, match="another machine"):
+        session.open_session(place, BOX | {"processor": "q"})
 
 
-def test_a_case_is_not_begun_without_the_time_for_it(
+def test_a_case_that_hangs_is_killed_in_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_LEAST", 0.0)
+    monkeypatch.setattr(session, "_MARGIN", 0.0)
+    session.open_session(place, BOX)
+    while "a" not in states(place):  # until there was time to begin it
+        session.run_stage("one", gpu_stages.HANGING, place, 3 * slowness())
+    assert states(place) == {"a": ("failed", "its time was up; see one.log")}
+
+
+def test_a_process_that_cannot_begin_is_no_endless_loop(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake(monkeypatch, Case("long", fine, 9e3), Case("short", fine, 1e-3), Case("done", fine))
-    assert worker.run_cases("one", place, ["done"], 9.9) == 0
-    rows = [json.loads(line) for line in (place.folder / "cases.jsonl").read_text().splitlines()]
-    assert [row["key"] for row in rows] == ["short"]
+    session.open_session(place, BOX)
+    assert session.missing("one", gpu_stages.UNREADY, place) == ["a"]
+    monkeypatch.setattr(session, "missing", lambda name, one, place: (
+        [] if "all" in states(place) else ["a"]))  # fmt: skip
+    monkeypatch.setenv("UNREADY", "1")
+    session.run_stage("one", gpu_stages.UNREADY, place, NEVER)
+    assert states(place) == {"all": ("failed", "its process ended with 1; see one.log")}
 
 
-def test_what_is_missing_is_what_has_no_outcome_on_this_machine(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases = [Case(key, fine) for key in "abcde"]
-    fake(monkeypatch, *cases)
-    session = Session(place, BOX)
-    own = session._box
-    for row in (
-        Row("one", "a", "done", box=own),
-        Row("one", "b", "failed", box=own),
-        Row("one", "c", "done", box="other"),
-        Row("one", "d", "cannot", box=own),
-        Row("one", "e", "failed", box=own),
-        Row("one", "e", "failed", box=own),
-    ):
-        worker.append(place.folder, row)
-    with open(place.folder / "cases.jsonl", "a") as file:
-        file.write('{"stage": "one", "key": "a", "sta')  # a session that was killed
-    assert session.missing("one") == ["b", "c"]
-    assert [row.key for row in session.done("one")] == ["a"]
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
-    """A program in the place of Python, for the processes that a session starts."""
-    path = tmp_path / "stand-in"
-    path.write_text(f"#!/bin/sh\nout={tmp_path}\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(sessions.sys, "executable", str(path))
-
-
-def test_a_process_that_dies_loses_its_case_alone(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(monkeypatch, Case("a", fine), Case("b", fine))
-    counted = 'echo x >>"$out/calls"; if [ $(wc -l <"$out/calls") = 1 ]; then'
-    stand_in(monkeypatch, place.folder, f'{counted} printf a >"$out/begun"; kill -9 $$; fi')
-    session = Session(place, BOX)
-    session.run_stage("one", NEVER)
-    assert len((place.folder / "calls").read_text().split()) == 2
-    (row,) = session.rows()
-    assert (row.key, row.state) == ("a", "failed") and "status -9; see one.log" in row.why
-
-
-def test_a_process_that_hangs_is_killed_in_time(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit = 0.5 * slowness()
-    fake(monkeypatch, Case("a", fine))
-    stand_in(monkeypatch, place.folder, 'printf a >"$out/begun"; sleep 100000')
-    session = Session(place, BOX)
-    session._process("one", limit)
-    (row,) = session.rows()
-    assert "no time was left" in row.why
-
-
-def test_a_process_that_cannot_start_is_no_endless_loop(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(monkeypatch, Case("a", fine))
-    stand_in(monkeypatch, place.folder, "exit 3")
-    session = Session(place, BOX)
-    session.run_stage("one", NEVER)
-    (row,) = session.rows()
-    assert (row.key, row.state) == ("all", "failed") and "status 3" in row.why
-
-
-def test_a_stage_without_its_packages_says_so_once(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(monkeypatch, Case("a", fine), needs=("no_such_package",))
-    session = Session(place, BOX)
+def test_a_stage_without_its_packages_says_so_once(place: Place) -> None:
+    needy = dataclasses.replace(gpu_stages.STAGE, needs=("no_such_package",))
+    session.open_session(place, BOX)
     for _ in range(2):
-        session.run_stage("one", NEVER)
-    (row,) = session.rows()
-    assert (row.state, row.why) == ("cannot", "not installed here: no_such_package")
-    assert session.missing("one") == []
+        session.run_stage("one", needy, place, NEVER)
+    assert states(place) == {"all": ("cannot", "not installed here: no_such_package")}
 
 
-def test_every_stage_can_be_asked_for_its_cases_without_running_one(tmp_path: Path) -> None:
+def test_every_stage_has_cases_and_nine_minutes_are_enough_for_some_of_each(tmp_path) -> None:
     for device, tiny in (("cpu", True), ("cuda", False)):
         for name in STAGES:
-            found = importlib.import_module(f"trustclip_lab.bench.gpu.{STAGES[name]}").STAGE
-            keys = [case.key for case in found.cases(Place(device, tiny, tmp_path))]
-            assert keys and len({*keys}) == len(keys)
-    shortest = sum(
-        min(case.seconds for case in found.cases(Place("cuda", False, tmp_path)))
-        for found in (
-            importlib.import_module(f"trustclip_lab.bench.gpu.{m}").STAGE for m in STAGES.values()
-        )
-    )
-    assert shortest < 9 * 60, "nine minutes are enough for something of every stage"
-
-
-def test_what_the_program_took_to_start_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a machine under load imports take a minute of the nine."""
-    assert 0 < sessions._age() < NEVER
-    monkeypatch.setattr(sessions, "_age", lambda: 60.0)
-    monkeypatch.setattr(Session, "_process", lambda *given: pytest.fail("a stage has begun"))
-    sessions.run(GpuOptions(out=tmp_path, minutes=1, stages="correctness", device="cpu"))
-    assert "No GPU was at hand" in (tmp_path / "README.md").read_text()
+            cases = stage(name).cases(Place(device, tiny, tmp_path))
+            assert cases and len({case.key for case in cases}) == len(cases)
+    place = Place("cuda", False, tmp_path)
+    shortest = [min(case.seconds for case in stage(name).cases(place)) for name in STAGES]
+    assert sum(shortest) < 9 * 60
 
 
 @pytest.mark.slow
-def test_the_command_runs_resumes_and_writes_its_page(
-    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "_age", lambda: 0.0)  # of the tests' process: no start of it
+def test_the_command_runs_resumes_and_writes_its_page(tmp_path: Path, capsys: Any) -> None:
     arguments = ["bench", "gpu", "--stages", "correctness", "--device", "cpu", "--minutes", "5"]
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
@@ -351,9 +231,6 @@ def test_the_command_runs_resumes_and_writes_its_page(
     before = (tmp_path / "out" / "cases.jsonl").read_text()
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "cases.jsonl").read_text() == before
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert results["stages"]["correctness"]["missing"] == []
-    assert results["machine"]["torch"] == torch.__version__
 
 
 @pytest.mark.parametrize(
@@ -368,38 +245,27 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
         GpuOptions(**options)
 
 
-# -- the page -----
-
-
-def test_the_page_has_every_outcome(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(monkeypatch, Case("a", fine), Case("z", fine))
+def test_the_page_has_every_outcome(place: Place) -> None:
+    session.open_session(place, BOX)
     rows = [
-        Row("one", "a", "done", values={"x": 2.5, "y": float("nan")}, clocks="clocks.sm 1980 MHz"),
+        Row("one", "e", "done", values={"x": 2.5, "y": float("nan")}),
         Row("one", "b", "failed", "out of memory"),
         Row("one", "c", "cannot", "needs a GPU"),
     ]
-    page.write_results(place.folder, BOX, ["one"], rows, lambda name: ["z"])
-    text = (place.folder / "README.md").read_text()
-    for part in ("No GPU was at hand", "| a | 2.5 |", "- b: out of memory", "- c: needs a GPU"):
+    for row in rows:
+        session._append(place, row)
+    stages = {"one": gpu_stages.STAGE}
+    text = session.page(BOX, stages, place)
+    for part in ("No GPU was at hand", "| e | 2.5 |", "- b: out of memory", "- c: needs a GPU"):
         assert part in text
-    assert "Not there: quack-kernels." in text and "| One | 1 | 1 | 1 | 1 | 0 |" in text
-    assert "clocks.sm 1980 MHz" in text
-    results = json.loads((place.folder / "results.json").read_text())
-    assert results["stages"]["one"]["missing"] == ["z"]
-    card = BOX | {"device": "NVIDIA H200", "capability": "sm_90", "card": {"driver_version": "580"}}
-    measured = page.page(card, ["one"], rows, lambda name: [])
-    assert "Measured on one NVIDIA H200 on 2026-11-22" in measured and "| 580 |" in measured
-
-
-def test_times_of_tiny_shapes_stand_on_no_page(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake(monkeypatch, Case("a", fine), timed=True)
-    rows = [Row("one", "a", "done", values={"x": 2.5})]
-    text = page.page(BOX, ["one"], rows, lambda name: [])
-    assert "| a | 2.5 |" not in text and "Ran, at tiny shapes:\n\n- a" in text
-    measured = page.page(BOX | {"capability": "sm_90"}, ["one"], rows, lambda name: [])
-    assert "| a | 2.5 |" in measured
+    assert "Not there: quack-kernels." in text and "Not yet run: a; d; long." in text
+    card = BOX | {"device": "NVIDIA H200", "capability": "9.0", "driver_version": "580"}
+    measured = session.page(card, stages, place)
+    assert "No GPU" not in measured and "| device | NVIDIA H200 |" in measured
+    # Times of tiny shapes stand on no page.
+    timed = {"one": dataclasses.replace(gpu_stages.STAGE, timed=True)}
+    text = session.page(BOX, timed, place)
+    assert "| e | 2.5 |" not in text and "Ran, at tiny shapes:\n\n- e" in text
 
 
 # -- wheels -----

@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from trustclip.head import measured
-from trustclip_lab.bench.gpu import page, record
+from trustclip_lab.bench.gpu import record
 from trustclip_lab.bench.gpu.cases import Row
-from trustclip_lab.bench.gpu.session import GpuOptions, Session
-from trustclip_lab.bench.gpu.session import run as session
 
 BOX: dict[str, Any] = {
-    "capability": "sm_90",
+    "capability": "9.0",
     "device": "A GPU",
     "date": "2026-11-22",
     "packages": {},
@@ -45,45 +43,31 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-draw = page._figure
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page's figures take longer than all the rest of it; one test has them drawn."""
-    monkeypatch.setattr(page, "_figure", lambda name, done: "<svg/>" if done else None)
-
-
 def serves() -> list[bool]:
     return [measured.serves(torch.device("cuda"), trained) for trained in (False, True)]
 
 
-def written(folder: Path, rows: list[Row], box: dict[str, Any] = BOX) -> str:
-    page.write_results(folder, box, ["correctness", "head"], rows, lambda name: [])
-    return (folder / "README.md").read_text()
+def adopted(folder: Path, rows: list[Row], box: dict[str, Any] = BOX) -> str:
+    """Copy what a session wrote, if it did, to the package; what its page says."""
+    record.write_entry(folder, box, rows)
+    if (folder / "measured.json").exists():
+        measured.FILE.write_text((folder / "measured.json").read_text())
+    return record.words(box, rows)
 
 
-def test_a_session_s_entry_is_adopted_and_the_head_is_taken(tmp_path, table, monkeypatch):
-    monkeypatch.setattr(page, "_figure", draw)
-    text = written(tmp_path, GOOD)
-    assert (tmp_path / "head.svg").read_text().startswith("<svg") and "head.svg" in text
-    assert (
-        "the worst of 3 shapes: frozen 0.5, trained 0.8" in text and "GPU_OPTIONS=--adopt" in text
-    )
-    assert json.loads((tmp_path / "results.json").read_text())["head"]["trained"] == 0.8
-    assert serves() == [False, False]  # not before it is adopted
-    found = record.adopt(tmp_path)
+def test_a_faster_head_is_taken_once_its_entry_is_copied(tmp_path, table):
+    record.write_entry(tmp_path, BOX, GOOD)
+    assert serves() == [False, False]
+    text = adopted(tmp_path, GOOD)
+    assert "the worst of 3 shapes: frozen 0.5, trained 0.8" in text
     assert serves() == [True, True]
-    assert [tuple(row[:3]) for row in found.rows] == [
-        ("8.0", "frozen", 0.9), ("8.0", "trained", 0.8),
-        ("9.0", "frozen", 0.5), ("9.0", "trained", 0.8),
-    ]  # fmt: skip
-    assert json.loads(table.read_text())["8.0"] == {"frozen": 0.9, "trained": 0.8}
+    found = json.loads(table.read_text())
+    assert found["8.0"] == {"frozen": 0.9, "trained": 0.8}  # another architecture stays
+    assert (found["9.0"]["frozen"], found["9.0"]["trained"]) == (0.5, 0.8)
 
 
 def test_where_it_is_slower_it_is_not_taken(tmp_path, table):
-    text = written(tmp_path, [*GOOD, race(True, 12.0)])  # one shape of two
-    record.adopt(tmp_path)
+    text = adopted(tmp_path, [*GOOD, race(True, 12.0)])  # one shape of two
     assert serves() == [True, False] and "takes this head where it is frozen on" in text
 
 
@@ -98,10 +82,7 @@ def test_where_it_is_slower_it_is_not_taken(tmp_path, table):
     ],
 )
 def test_where_it_is_wrong_it_is_not_taken_however_fast(tmp_path, table, wrong):
-    written(tmp_path, GOOD)
-    record.adopt(tmp_path)
-    text = written(tmp_path, [*GOOD, wrong])
-    record.adopt(tmp_path)
+    text = adopted(tmp_path, [*GOOD, wrong])
     assert serves() == [False, False] and "keeps TRL's head (wrong on 2026-11-22: " in text
 
 
@@ -121,34 +102,12 @@ def test_a_method_that_fails_elsewhere_says_nothing_about_the_head():
     ],
 )
 def test_what_is_not_measured_is_not_written(tmp_path, table, rows, box, why):
-    written(tmp_path, GOOD)  # of an earlier call, on this machine
-    text = written(tmp_path, rows, {**box, "date": "2026-11-23"})
-    assert why in text and not (tmp_path / "measured.json").exists()
-    before = table.read_text()
-    assert "Nothing to adopt" in record.adopt(tmp_path).notes[0]
-    assert table.read_text() == before and serves() == [False, False]
-
-
-def test_the_command_adopts(tmp_path, table, monkeypatch):
-    monkeypatch.setattr(Session, "run_stage", lambda self, name, seconds: None)
-    made = session(GpuOptions(out=tmp_path / "out", stages="correctness", adopt=True))
-    # On a machine without a GPU there is nothing to.
-    assert made[-1].title == "The head's table" and "Nothing to adopt" in made[-1].notes[0]
-
-
-def test_another_architecture_stays_in_the_table():
-    first = json.loads(record.with_measurement({}, (8, 0), frozen=0.9, trained=0.8))
-    both = json.loads(record.with_measurement(first, (9, 0), frozen=0.5, trained=0.6))
-    assert both == first | {"9.0": {"frozen": 0.5, "trained": 0.6}}
-
-
-@pytest.mark.parametrize("wrong", [{}, {"frozen": 1.0}, {"frozen": 1, "trained": -1}])
-def test_no_measurement_without_its_ratios(wrong):
-    with pytest.raises(ValueError, match="must be a ratio above 0"):
-        record.with_measurement({}, (9, 0), **wrong)
+    record.write_entry(tmp_path, BOX, GOOD)  # of an earlier call, on this machine
+    assert why in adopted(tmp_path, rows, box) and not (tmp_path / "measured.json").exists()
+    assert serves() == [False, False]
 
 
 def test_the_committed_table_is_well_formed():
     for capability, entry in json.loads(measured.FILE.read_text()).items():
-        major, minor = map(int, capability.split("."))
-        record.with_measurement({}, (major, minor), **entry)
+        assert [int(number) for number in capability.split(".")] and entry["device"]
+        assert entry["frozen"] > 0 and entry["trained"] > 0

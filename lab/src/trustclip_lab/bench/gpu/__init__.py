@@ -1,10 +1,4 @@
-"""What a GPU settles: correctness, speed, memory and a whole training, in stages that resume."""
+"""What a GPU settles: correctness, speed and memory, in stages that resume."""
 
 #: Stage -> its module, the most telling first. Each module has a `STAGE`.
-STAGES = {
-    "correctness": "correctness",
-    "head": "race",
-    "step": "training_step",
-    "rehearsal": "rehearsal",
-    "curves": "curves",
-}
+STAGES = {"correctness": "correctness", "head": "race", "step": "training_step"}

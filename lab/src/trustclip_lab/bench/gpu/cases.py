@@ -66,8 +66,6 @@ class Row:
       why: for the last two, one sentence.
       values: what the case returned.
       seconds: it took.
-      clocks: of the device just after it.
-      box: identifies machine and versions.
     """
 
     stage: str
@@ -76,8 +74,6 @@ class Row:
     why: str = ""
     values: Mapping[str, Any] | None = None
     seconds: float = 0.0
-    clocks: str = ""
-    box: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,6 @@ class Stage:
       minutes: of a first round; a second round gets the rest of the session's time.
       cases: the cases in this place, the most telling first.
       tables: of the rows that are done.
-      figure: SVG of the same, or None.
       needs: packages without which no case can run.
       timed: whether its tables are of times and memory, which say nothing at tiny shapes.
     """
@@ -98,7 +93,6 @@ class Stage:
     minutes: float
     cases: Callable[[Place], Sequence[Case]]
     tables: Callable[[Sequence[Row]], list[Table]]
-    figure: Callable[[Sequence[Row]], str | None] = lambda rows: None
     needs: tuple[str, ...] = ()
     timed: bool = False
 

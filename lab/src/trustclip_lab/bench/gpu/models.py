@@ -1,6 +1,5 @@
 """Models of published shapes with random weights, and inputs for them: no download."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from trustclip.recipes.tiny import EOS, PAD, tiny_model, tiny_tokenizer
@@ -63,13 +62,3 @@ def random_model(name: str, place: Place, seed: int = 0) -> tuple[Any, Any]:
     marks = {"eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id}
     model.generation_config = GenerationConfig(do_sample=True, **marks)
     return model, tiny_tokenizer()
-
-
-def saved_model(name: str, place: Place) -> Path:
-    """A folder with such a model, made once a session."""
-    folder = place.folder / "models" / ("tiny" if place.tiny else name)
-    if not (folder / "config.json").is_file():
-        model, tokenizer = random_model(name, place)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return folder

@@ -194,15 +194,4 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     return result
 
 
-def figure(rows: Sequence[Row]) -> str | None:
-    """Milliseconds of every variant, a panel for each shape."""
-    from trustclip_lab.bench.figures import bars
-
-    panels = {
-        row.key: {line["label"]: line["ms"] for line in (row.values or {})["lines"] if "ms" in line}
-        for row in rows[:4]
-    }
-    return bars(panels, "ms")
-
-
-STAGE = Stage("The loss head", 2.5, cases, tables, figure, timed=True)
+STAGE = Stage("The loss head", 2.5, cases, tables, timed=True)

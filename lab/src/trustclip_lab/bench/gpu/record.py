@@ -1,14 +1,12 @@
 """What a session measured for the head's table: whether ``head="auto"`` takes it on this GPU."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trustclip.head import measured
-from trustclip.support.jsonl import write_text
+from trustclip.support.jsonl import write_json
 from trustclip_lab.bench.gpu.cases import Row
-from trustclip_lab.bench.table import Table
 
 #: Lines of the race: this head where every method can have it, and the one that it replaces.
 OURS, THEIRS = "trustclip", "TRL, chunked"
@@ -67,85 +65,15 @@ def _fails(row: Row) -> bool:
     return row.state == "done" and not (row.values or {}).get("passes", True)
 
 
-def capability(box: Mapping[str, Any]) -> tuple[int, int]:
-    """Compute capability of a machine.
-
-    Example:
-      >>> capability({"capability": "sm_90"}), capability({"capability": "sm_103"})
-      ((9, 0), (10, 3))
-    """
-    digits = str(box["capability"]).removeprefix("sm_")
-    return int(digits[:-1]), int(digits[-1])
-
-
-def write_entry(folder: Path, box: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Write ``measured.json``: the present table with this machine's entry.
-
-    Returns:
-      The entry; None, and no file, where the session does not decide it.
-    """
+def write_entry(folder: Path, box: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Write ``measured.json``: the present table with this machine's entry, where there is one."""
     path = folder / "measured.json"
     try:
         measurement = entry(box, rows)
     except NotMeasured:
         path.unlink(missing_ok=True)
-        return None
-    table = measured.table()
-    write_text(path, with_measurement(table, capability(box), **measurement) + "\n")
-    return measurement
-
-
-def with_measurement(
-    table: Mapping[str, Mapping[str, Any]], capability: tuple[int, int], **entry: Any
-) -> str:
-    """The text of `measured.FILE` with one architecture's measurement.
-
-    Args:
-      table: what the file holds.
-      capability: of the GPU.
-      **entry: ``frozen`` and ``trained``, seconds of this head over TRL's; ``device``, ``date``.
-
-    Raises:
-      ValueError: a ratio is missing or not positive.
-
-    Example:
-      >>> print(with_measurement({}, (9, 0), frozen=0.5, trained=0.75, device="H", date="2026"))
-      {
-        "9.0": {
-          "date": "2026",
-          "device": "H",
-          "frozen": 0.5,
-          "trained": 0.75
-        }
-      }
-    """
-    for name in ("frozen", "trained"):
-        ratio = entry.get(name)
-        if not isinstance(ratio, int | float) or not ratio > 0:
-            raise ValueError(f"`{name}` must be a ratio above 0, got {ratio!r}.")
-    whole = {**table, ".".join(map(str, capability)): entry}
-    return json.dumps(whole, indent=2, sort_keys=True)
-
-
-def adopt(folder: Path) -> Table:
-    """Put what a session wrote into the table that ``head="auto"`` reads.
-
-    Returns:
-      What that table now says of each architecture.
-    """
-    path = folder / "measured.json"
-    if path.is_file():
-        write_text(measured.FILE, path.read_text(encoding="utf-8"))
-        note = f"Adopted {path} as {measured.FILE}."
     else:
-        note = f"Nothing to adopt: there is no {path}, since the session does not decide it."
-    cells = [
-        (number, kind, each[kind], "yes" if measured.takes(each, kind) else "no")
-        for number, each in measured.table().items()
-        for kind in ("frozen", "trained")
-    ]
-    columns = ("compute capability", "head", "seconds over TRL's", "auto takes it")
-    return Table("The head's table", columns, cells, [note])
+        write_json(path, measured.table() | {box["capability"]: measurement})
 
 
 def words(box: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -158,9 +86,8 @@ def words(box: Mapping[str, Any], rows: Sequence[Row]) -> str:
     takes = [kind for kind in ("frozen", "trained") if measured.takes(result, kind)]
     verdict = f"takes this head where it is {' or '.join(takes)}" if takes else "keeps TRL's head"
     why = f" ({result['refused']})" if "refused" in result else ""
-    number = ".".join(map(str, capability(box)))
     return (
         f"Seconds over those of TRL's head, the worst of {len(result['shapes'])} shapes: {ratios}. "
         f'With `measured.json` of this folder, `head="auto"` {verdict}{why} on GPUs of compute '
-        f"capability {number}. `make gpu GPU_OPTIONS=--adopt` puts it in."
+        f"capability {box['capability']}: copy it to src/trustclip/head/."
     )

@@ -1,34 +1,40 @@
-"""A session: stages in turn, each in its own process, within a number of minutes, resumed."""
+"""`trustclip bench gpu`: stages in turn, within a number of minutes; a second call goes on.
 
-import contextlib
+A stage runs in a process of its own and writes each case as it ends, so that an error after which
+the device takes no more work, or a hang, costs one case.
+"""
+
+import importlib.metadata
 import importlib.util
 import json
+import multiprocessing
 import os
-import signal
+import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping, write_json, write_text
 from trustclip.support.names import unknown
+from trustclip.support.text import markdown_table
 from trustclip_lab.bench.counts import check_counts
-from trustclip_lab.bench.gpu import STAGES
-from trustclip_lab.bench.gpu.box import box, identity
-from trustclip_lab.bench.gpu.cases import Place, Row, Stage, stage
-from trustclip_lab.bench.gpu.page import write_results
-from trustclip_lab.bench.gpu.record import adopt
-from trustclip_lab.bench.gpu.worker import BROKEN, append
-from trustclip_lab.bench.table import Table
+from trustclip_lab.bench.gpu import STAGES, record
+from trustclip_lab.bench.gpu.cases import CannotRun, Case, Place, Row, Stage, stage
+from trustclip_lab.bench.table import Table, machine
 
-#: Seconds kept for ending the last stage and writing the page.
-_RESERVE = 30.0
-#: Least seconds in which a stage is begun: a process starts, and a small case runs.
-_LEAST = 20.0
-#: Beginning of the reason of a case whose time was up.
-_LATE = "no time was left for it"
+#: Packages whose versions decide a result, present or not.
+PACKAGES = (
+    *("torch", "triton", "transformers", "trl", "peft", "accelerate", "datasets"),
+    *("liger-kernel", "cut-cross-entropy", "quack-kernels", "nvidia-cutlass-dsl"),
+)
+#: Exit status of a process whose device takes no more work.
+BROKEN = 75
+#: Seconds for the end of a session and of a stage; without so many no stage is begun.
+_RESERVE, _MARGIN, _LEAST = 30.0, 5.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class GpuOptions:
     """Options of `trustclip bench gpu`."""
 
     out: Path = Path("runs/gpu")
-    """Folder of results.json, README.md and figures; a second call goes on with what is missing."""
+    """Folder of README.md and cases.jsonl; a second call goes on with what is missing."""
     minutes: int = 9
     """The session ends within them."""
     stages: str = ",".join(STAGES)
@@ -45,8 +51,6 @@ class GpuOptions:
     """Device; on a CPU the shapes are tiny and the figures mean nothing."""
     tiny: bool = False
     """Tiny shapes on a GPU too."""
-    adopt: bool = False
-    """At the end let head="auto" follow what was measured: measured.json goes into the package."""
 
     def __post_init__(self) -> None:
         check_counts(self, "minutes")
@@ -61,131 +65,190 @@ class GpuOptions:
 
 
 def run(options: GpuOptions) -> list[Table]:
-    """Run what is missing; the tables of everything that is done."""
+    """Run what is missing, and what failed before; the tables of everything that is done."""
     import torch
 
     available = torch.cuda.is_available()
     if options.device == "cuda" and not available:
         raise ValueError("--device cuda: PyTorch finds no CUDA device here. Allowed: auto, cpu.")
     device = "cuda" if available and options.device != "cpu" else "cpu"
-    options.out.mkdir(parents=True, exist_ok=True)
-    session = Session(Place(device, options.tiny or device == "cpu", options.out), box(device))
-    end = time.monotonic() + 60 * options.minutes - _RESERVE - _age()
-    names = options.chosen
+    place = Place(device, options.tiny or device == "cpu", options.out)
+    box = describe(device)
+    open_session(place, box)
+    end = time.monotonic() + 60 * options.minutes - _RESERVE
+    stages = {name: stage(name) for name in options.chosen}
     # Once round, each stage for its own minutes; then again, for as long as there is time.
     for whole in (False, True):
-        for name in names:
-            remaining = end - time.monotonic()
-            limit = remaining if whole else min(remaining, 60 * stage(name).minutes)
-            session.run_stage(name, limit)
-            write_results(options.out, session.box, names, session.rows(), session.missing)
-    tables = [t for name in names for t in stage(name).tables(session.done(name))]
-    if options.adopt:
-        tables.append(adopt(options.out))
-    return tables
+        for name, one in stages.items():
+            left = end - time.monotonic()
+            run_stage(name, one, place, left if whole else min(left, 60 * one.minutes))
+            record.write_entry(place.folder, box, rows_of(place.folder))
+            write_text(place.folder / "README.md", page(box, stages, place))
+    return [table for name, one in stages.items() for table in one.tables(done(name, place))]
 
 
-def _age() -> float:
-    """Seconds since this process began, most of them spent on imports; 0 where it is unknown."""
+def describe(device: str) -> dict[str, Any]:
+    """The machine and its packages as JSON values; what is a GPU's, only where there is one."""
+    box: dict[str, Any] = {**machine(device), "packages": {n: _version(n) for n in PACKAGES}}
+    if device == "cuda":
+        import torch
+
+        card = torch.cuda.get_device_properties(0)
+        names = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem")
+        box |= {"capability": f"{card.major}.{card.minor}", "cuda": torch.version.cuda}
+        box |= dict(zip(names, _query(names), strict=False))
+    return box
+
+
+def _version(name: str) -> str | None:
     try:
-        # After the name, which may have anything in it: the start in ticks since the machine's.
-        ticks = int(
-            Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        )
-        now = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return max(0.0, now - ticks / os.sysconf("SC_CLK_TCK"))
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
-class Session:
-    """Rows of one machine in a folder, and the processes that add to them.
+def _query(names: Sequence[str]) -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
+    output = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout
+    return [value.strip() for value in output.split(",")]
 
-    Args:
-      place: where the cases run.
-      box: the machine, see `box`.
+
+def open_session(place: Place, box: dict[str, Any]) -> None:
+    """Prepare a folder: the cases that failed are to be run again.
+
+    Raises:
+      ValueError: it holds the results of another machine, or of other packages.
     """
+    place.folder.mkdir(parents=True, exist_ok=True)
+    same = {name: value for name, value in box.items() if name != "date"}
+    identity = place.folder / "machine.json"
+    if identity.is_file() and read_mapping(identity) != same:
+        raise ValueError(
+            f"{place.folder} holds the results of another machine, or of other packages: choose "
+            "another --out."
+        )
+    write_json(identity, same)
+    kept = [json.dumps(asdict(r)) for r in rows_of(place.folder) if r.state != "failed"]
+    write_text(place.folder / "cases.jsonl", "".join(f"{line}\n" for line in kept))
 
-    def __init__(self, place: Place, box: dict[str, Any]) -> None:
-        self.place, self.box = place, box
-        self._box = identity(box)
 
-    def rows(self) -> list[Row]:
-        """The rows of this machine, the last of each case."""
-        last: dict[tuple[str, str], Row] = {}
-        for row in self._journal():
-            last[row.stage, row.key] = row
-        return list(last.values())
+def rows_of(folder: Path) -> list[Row]:
+    """The outcomes so far."""
+    path = folder / "cases.jsonl"
+    return [Row(**row) for row in read_jsonl(path)] if path.is_file() else []
 
-    def done(self, name: str) -> list[Row]:
-        """The rows of a stage's cases that are done."""
-        return [row for row in self.rows() if row.stage == name and row.state == "done"]
 
-    def missing(self, name: str) -> list[str]:
-        """Keys of the cases without an outcome, and of those that failed once."""
-        attempts = [row for row in self._journal() if row.stage == name]
-        spent = dict.fromkeys((row.key for row in attempts), 0.0)
-        for row in attempts:
-            # What was cut short for want of time may find more of it the next time.
-            late = row.why.startswith(_LATE)
-            spent[row.key] += 1.0 if row.state != "failed" else (0.25 if late else 0.5)
-        settled_keys = {key for key, share in spent.items() if share >= 1}
-        if self._lacking(stage(name)):
-            return []
-        return [case.key for case in stage(name).cases(self.place) if case.key not in settled_keys]
+def done(name: str, place: Place) -> list[Row]:
+    """The outcomes of a stage's cases that are done."""
+    return [row for row in rows_of(place.folder) if (row.stage, row.state) == (name, "done")]
 
-    def run_stage(self, name: str, seconds: float) -> None:
-        """Run the missing cases of a stage in a process, and in another when that one breaks."""
-        if lacking := self._lacking(stage(name)):
-            why = f"not installed here: {', '.join(lacking)}"
-            if not any(row.stage == name for row in self.rows()):
-                append(self.place.folder, Row(name, "all", "cannot", why, box=self._box))
-            return
-        end = time.monotonic() + seconds
-        while self.missing(name) and (remaining := end - time.monotonic()) > _LEAST:
-            if not self._process(name, remaining):
-                return
 
-    def _process(self, name: str, seconds: float) -> bool:
-        """Run a stage's process; True if it broke at a case and another may go on after it."""
-        missing = self.missing(name)
-        every = [case.key for case in stage(name).cases(self.place)]
-        command = [
-            *(sys.executable, "-m", "trustclip_lab.bench.gpu.worker", name),
-            *("--out", str(self.place.folder), "--device", self.place.device, "--box", self._box),
-            *("--seconds", f"{seconds - 5:.0f}", *(["--tiny"] * self.place.tiny)),
-            *("--done", json.dumps([key for key in every if key not in missing])),
-        ]
-        begun = self.place.folder / "begun"
+def missing(name: str, one: Stage, place: Place) -> list[str]:
+    """Keys of a stage's cases without an outcome."""
+    known = {row.key for row in rows_of(place.folder) if row.stage == name}
+    return [] if "all" in known else [c.key for c in one.cases(place) if c.key not in known]
+
+
+def run_stage(name: str, one: Stage, place: Place, seconds: float) -> None:
+    """Run the missing cases of a stage in a process, and in another where that one breaks."""
+    lacking = [package for package in one.needs if importlib.util.find_spec(package) is None]
+    if lacking and missing(name, one, place):
+        _append(place, Row(name, "all", "cannot", f"not installed here: {', '.join(lacking)}"))
+    end, begun = time.monotonic() + seconds, place.folder / "begun"
+    while (keys := missing(name, one, place)) and (left := end - time.monotonic()) > _LEAST:
         begun.unlink(missing_ok=True)
-        with open(self.place.folder / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            late = False
-            try:
-                status = process.wait(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                status, late = BROKEN, True
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        if status == 0:
-            return False
-        why = _LATE if late else f"its process ended with status {status}"
-        at = begun.read_text(encoding="utf-8") if begun.exists() else None
-        if at is not None or status != BROKEN:
-            why = f"{why}; see {name}.log"
-            append(self.place.folder, Row(name, at or "all", "failed", why, box=self._box))
-        return not late and (at is not None or status == BROKEN)
+        until = time.monotonic() + left - _MARGIN
+        process = multiprocessing.get_context("spawn").Process(
+            target=work, args=(name, one, keys, place, until)
+        )
+        process.start()
+        process.join(left)
+        late = process.is_alive()
+        if late:
+            process.kill()
+            process.join()
+        key = begun.read_text(encoding="utf-8") if begun.exists() else None
+        if process.exitcode != BROKEN and (key or process.exitcode):
+            why = "its time was up" if late else f"its process ended with {process.exitcode}"
+            _append(place, Row(name, key or "all", "failed", f"{why}; see {name}.log"))
+        if late or not process.exitcode:
+            return
 
-    def _journal(self) -> Iterator[Row]:
-        path = self.place.folder / "cases.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            with contextlib.suppress(ValueError, TypeError):  # the last line of a killed session
-                row = Row(**json.loads(line))
-                if row.box == self._box:
-                    yield row
 
-    @staticmethod
-    def _lacking(stage: Stage) -> Sequence[str]:
-        return [name for name in stage.needs if importlib.util.find_spec(name) is None]
+def work(name: str, one: Stage, keys: Collection[str], place: Place, until: float) -> None:
+    """Run these cases of a stage, in this process, while there is time."""
+    with open(place.folder / f"{name}.log", "ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    for case in one.cases(place):
+        expected = case.seconds if place.cuda else min(case.seconds, 10.0)
+        if case.key in keys and time.monotonic() + expected <= until:
+            (place.folder / "begun").write_text(case.key, encoding="utf-8")
+            row = outcome(name, case, place)
+            _append(place, row)
+            (place.folder / "begun").unlink()
+            if "CUDA error" in row.why:
+                raise SystemExit(BROKEN)
+
+
+def outcome(name: str, case: Case, place: Place) -> Row:
+    """Run a case; whatever it raises becomes a row."""
+    print(f"{name}: {case.key}", flush=True)
+    started = time.monotonic()
+    try:
+        row = Row(name, case.key, "done", values=case.run(place))
+    except CannotRun as reason:
+        row = Row(name, case.key, "cannot", str(reason))
+    except ImportError as error:
+        row = Row(name, case.key, "cannot", f"a package cannot be imported here: {error}")
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())
+        row = Row(name, case.key, "failed", f"{type(error).__name__}: {text[:300]}")
+    return replace(row, seconds=time.monotonic() - started)
+
+
+def _append(place: Place, row: Row) -> None:
+    append_jsonl(place.folder / "cases.jsonl", [asdict(row)])
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def page(box: dict[str, Any], stages: dict[str, Stage], place: Place) -> str:
+    """Everything that the folder holds, in Markdown."""
+    parts = ["# trustclip on a GPU", f"Measured on {box['date']}: `make gpu`."]
+    if "capability" not in box:
+        parts.append(
+            "**No GPU was at hand: this ran at tiny shapes on a CPU, so it shows that the stages "
+            "work, and no figure of it says anything about a GPU.**"
+        )
+    packages = box["packages"]
+    facts = [(name, str(v)) for name, v in box.items() if name not in ("packages", "date")]
+    parts.append(markdown_table(("machine", ""), facts))
+    parts.append(f"Packages: {', '.join(f'{n} {v}' for n, v in packages.items() if v)}.")
+    if absent := [name for name, version in packages.items() if not version]:
+        parts.append(f"Not there: {', '.join(absent)}.")
+    for name, one in stages.items():
+        parts += [f"## {one.title}", *_section(name, one, place)]
+        if name == "head":
+            parts.append(record.words(box, rows_of(place.folder)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(name: str, one: Stage, place: Place) -> list[str]:
+    """A stage; of tiny shapes the times, which say nothing, are in ``cases.jsonl`` alone."""
+    rows, finished = rows_of(place.folder), done(name, place)
+    if one.timed and place.tiny:
+        parts = ["\n".join(["Ran, at tiny shapes:", "", *(f"- {row.key}" for row in finished)])]
+    else:
+        parts = [table.markdown() for table in one.tables(finished)]
+    for state, words in (("failed", "Failed"), ("cannot", "Cannot run here")):
+        reasons = [f"- {r.key}: {r.why}" for r in rows if (r.stage, r.state) == (name, state)]
+        if reasons:
+            parts.append("\n".join([f"{words}:", "", *reasons]))
+    if keys := missing(name, one, place):
+        parts.append(f"Not yet run: {'; '.join(keys)}.")
+    return parts

@@ -271,17 +271,4 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     return [Table("An update", columns, lines, notes)] if lines else []
 
 
-def figure(rows: Sequence[Row]) -> str | None:
-    """Seconds of an update, a panel for each model and kind of training."""
-    from trustclip_lab.bench.figures import bars
-
-    panels: dict[str, dict[str, float]] = {}
-    for row in rows:
-        title, _, label = row.key.partition(": ")
-        panels.setdefault(title, {})[label] = (row.values or {})["seconds"]["update"]
-    return bars(panels, "seconds per update")
-
-
-STAGE = Stage(
-    "A training step", 2.0, cases, tables, figure, needs=("trl", "datasets", "peft"), timed=True
-)
+STAGE = Stage("A training step", 2.0, cases, tables, ("trl", "datasets", "peft"), timed=True)

@@ -1,8 +1,8 @@
 """The controls of docs/smollm2-plan.md: an exact twin, and updates on which nothing can act.
 
-    python benchmarks/smollm2_controls.py runs/controls runs/trust-regions
+    python benchmarks/smollm2_controls.py runs/controls runs/trust-regions --seed 5
 
-The twin of `atr` is clip-higher with its bounds to fifteen digits: in block 0, at both rates, every
+The twin of `atr` is clip-higher with its bounds to fifteen digits: in a block, at both rates, every
 answer and every weight must be those of `atr`, whose runs are in the second folder. With one update
 a generation every ratio is 1: two generations of the four arms must be the same. It adds a row for
 each of these runs, with hashes of its answers and weights, to benchmarks/smollm2/controls.parquet.
@@ -29,15 +29,16 @@ from trustclip.runs.run import Run
 CONTROL = ("control", *KEY)
 
 
-def suites(suite: Path, folder: Path) -> dict[str, dict[str, Any]]:
+def suites(suite: Path, folder: Path, seed: int) -> dict[str, dict[str, Any]]:
     """The suites of both controls, by name.
 
     Args:
       suite: of the experiment.
       folder: of the runs.
+      seed: of the block.
     """
     plan = yaml.safe_load(suite.read_text(encoding="utf-8"))
-    plan |= {"recipe": str((suite.parent / plan["recipe"]).resolve()), "seeds": plan["seeds"][:1]}
+    plan |= {"recipe": str((suite.parent / plan["recipe"]).resolve()), "seeds": [seed]}
     low, high = map(float, tc.interval("atr", delta=plan["methods"]["atr"]["delta"]))
     twin = {"name": "clip_higher", "low": round(1 - low, 15), "high": round(high - 1, 15)}
     rl = yaml.safe_load(Path(plan["recipe"]).read_text(encoding="utf-8"))["rl"]
@@ -93,13 +94,15 @@ def main() -> None:
     """Make what is not there yet, and add its rows to the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="of the runs of the controls")
-    parser.add_argument("experiment", type=Path, help="folder of the suite's runs, block 0 among")
+    parser.add_argument("experiment", type=Path, help="folder of the block's runs")
+    parser.add_argument("--seed", type=int, default=0, help="of the block, made on this machine")
     parser.add_argument("--suite", type=Path, default=SUITE)
     parser.add_argument("--to", type=Path, default=FOLDER)
     options = parser.parse_args()
-    found = {name: runs_of(one, options.folder)
-             for name, one in suites(options.suite, options.folder).items()}  # fmt: skip
-    block = [run for path in find([options.experiment]) if (run := read_run(path)).seed == 0]
+    plans = suites(options.suite, options.folder, options.seed)
+    found = {name: runs_of(one, options.folder) for name, one in plans.items()}
+    experiment = [read_run(path) for path in find([options.experiment])]
+    block = [run for run in experiment if run.seed == options.seed]
     found["twin"] += [run for run in block if run.entry["label"] == "atr"]
     options.to.mkdir(exist_ok=True)
     rows = [row for name, runs in found.items() for row in rows_of(name, runs)]

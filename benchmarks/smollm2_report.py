@@ -397,11 +397,20 @@ def predictions(blocks: Blocks) -> str:
 
 def lead(blocks: Blocks) -> str:
     """The results as the README gives them: the figure, and a sentence on each prediction."""
-    runs = len(ARMS) * len(blocks.rates)
+    words, by_contrast = said(blocks), tested(blocks)
+    clip, mirror, none = (by_contrast[arm].difference for arm in OTHERS)
+    rise = interactions(blocks)["none"].difference
+    runs = len(ARMS) * len(blocks.rates) * len(blocks.seeds)
     return (
         f"![{curves(blocks).title}](benchmarks/smollm2/curves.svg)\n\n"
-        f"**A pretrained model, planned before its runs.** SmolLM2-135M, {len(blocks.seeds)} "
-        f"blocks of {runs} runs ([page](docs/smollm2.md)):\n\n{predictions(blocks)}"
+        f"**A pretrained model, planned before its runs** ([SmolLM2-135M](docs/smollm2.md), {runs} "
+        f"runs). Area, points:\n\n"
+        f"- `atr` − `clip` {points(clip)}. The paper, above 0: {words['clip']}. Our arena, 0 to 2: "
+        f"{held(clip, 0.0, 0.02)}.\n"
+        f"- `atr` − `mirror` {points(mirror)}. The paper, above 0: {words['mirror']}. Our arena, "
+        f"within 1: {held(mirror, -0.01, 0.01)}.\n"
+        f"- `atr` − `none` {points(none)}. Our arena, not below 0: {held(none, 0.0, 1.0)}; more at "
+        f"the higher rate: {held(rise, 0.0, 2.0)}."
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from scipy import stats
 
 from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.stats import Difference
@@ -38,6 +39,8 @@ FIRST = 4
 MARGIN = 0.03
 #: The score at which entropies are compared, and by how much a collapsed run is below its best.
 EQUAL, COLLAPSED = 0.5, 0.1
+#: States of part B: three generations of eight seeds.
+STATES = 24
 #: Blocks that were planned, the fewest of which anything is concluded, and those of the power.
 PLANNED, ENOUGH = 16, 6
 SIZES = (6, 8, 12, 16)
@@ -305,15 +308,16 @@ def page_parts(folder: Path) -> dict[str, str]:
     """All parts of the page, also where no block is finished."""
     blocks = there_are(folder)
     state = state_of(folder)
+    both = {"controls": controls(folder), "branches": branches(folder)}
     if blocks is None:
         nothing = "Nothing yet: an interval needs two blocks."
         names = ("contrasts", "curves", "power", "predictions", "scores")
-        return {"blocks": state, "controls": controls(folder)} | dict.fromkeys(names, nothing)
+        return {"blocks": state, **both} | dict.fromkeys(names, nothing)
     picture = f"![{curves(blocks).title}](../benchmarks/smollm2/curves.svg)"
     return {
         **tables(blocks),
+        **both,
         "blocks": state,
-        "controls": controls(folder),
         "predictions": predictions(blocks),
         "curves": f"{picture}\n\n*{curves(blocks).caption}*",
     }
@@ -361,6 +365,51 @@ def controls(folder: Path) -> str:
         else:
             lines.append(f"{what}: every answer and every weight is the same.")
     return "\n".join(f"- {line}" for line in lines)
+
+
+def branches(folder: Path) -> str:
+    """Part B: what one generation under each arm does to one state, and Theorem 5.2 on it."""
+    path = folder / "branches.parquet"
+    rows = pq.read_table(path).to_pylist() if path.exists() else []
+    states: dict[tuple[int, int], dict[str, dict[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        states[row["seed"], row["generation"]][row["arm"]] = row
+    whole = {at: arms for at, arms in sorted(states.items()) if {"state", *ARMS} <= arms.keys()}
+    if len(seeds := {seed for seed, _ in whole}) < 2:
+        return f"{len(whole)} of the {STATES} planned states are measured; two seeds are needed."
+
+    def change(arm: str, name: str, scale: float) -> str:
+        """Mean over seeds of the means over a seed's states, with its interval."""
+        by_seed = defaultdict(list)
+        for (seed, _), arms in whole.items():
+            before = arms["state"][name] if name in ("entropy", "solutions") else 0.0
+            by_seed[seed].append(scale * (arms[arm][name] - before))
+        each = RunSummary.of(np.array([np.mean(of) for of in by_seed.values()])).interval()
+        return f"{each.value:+.2f} [{each.low:.2f}, {each.high:.2f}]".replace("-", "−")
+
+    names = ("entropy", "kl_old_new", "kl_new_old", "solutions")
+    table = markdown_table(
+        ["arm", "change of entropy, mnat", "KL(old ‖ new), mnat", "KL(new ‖ old), mnat",
+         "change of the log-probability of worked solutions, mnat"],
+        [[f"`{arm}`", *(change(arm, name, 1e3) for name in names)] for arm in ARMS],
+    )  # fmt: skip
+    gap = np.array([a["atr"]["entropy"] - a["mirror"]["entropy"] for a in whole.values()])
+    lines = [f"{len(whole)} of the {STATES} planned states, of {len(seeds)} seeds.", table]
+    for name, words in (("stated", "as stated"), ("corrected", "with π(a), as derived")):
+        predicted = np.array([arms["atr"][name] for arms in whole.values()])
+        right, count = int((gap * predicted > 0).sum()), int((gap * predicted != 0).sum())
+        if count < 3:
+            lines.append(f"Theorem 5.2, {words}: too few states in which the two gates differ.")
+            continue
+        p = stats.binomtest(right, count).pvalue
+        r = stats.pearsonr(predicted, gap)
+        low, high = r.confidence_interval()
+        size = f"{r.statistic:+.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
+        lines.append(
+            f"Theorem 5.2, {words}: the sign of `atr` − `mirror` in entropy is right in {right} of "
+            f"{count} states (p = {p:.2g}); correlation {size}, states taken as independent."
+        )
+    return "\n\n".join(lines)
 
 
 def predictions(blocks: Blocks) -> str:

@@ -194,8 +194,8 @@ def test_curves_have_the_mean_and_the_interval_of_every_arm_and_rate(tmp_path: P
     blocks = report.read(made(tmp_path))
     panels = report.curves(blocks).panels
     assert [p.title for p in panels[::3]] == [
-        "atr and clip, rate 3e-05",
-        "atr and clip, rate 9e-05",
+        "atr and clip, rate 3.0e-5",
+        "atr and clip, rate 9.0e-5",
     ]
     band = panels[4].marks[0]
     assert band.name == "mirror" and band.style == "band"
@@ -294,3 +294,29 @@ def test_controls_are_the_same_only_where_all_hashes_are(tmp_path: Path) -> None
     assert told(rows[:3]).endswith("not run yet.")
     assert "**differs**" in told([*rows[:3], rows[3] | {"weights": "others"}])
     assert report.controls(tmp_path / "none").count("not run yet") == 2
+
+
+def test_branches_are_compared_by_state(tmp_path: Path) -> None:
+    assert report.branches(tmp_path).startswith("0 of the 24 planned states")
+    rng, rows, right, pairs = np.random.default_rng(0), [], 0, []
+    for seed in range(3):
+        for generation in (4, 10, 16):
+            gap, noise = rng.normal(size=2)
+            predicted = gap + 0.5 * noise
+            right += gap * predicted > 0
+            pairs.append((predicted, gap))
+            for arm, entropy in {"state": 0.3, **dict.fromkeys(report.ARMS, 0.29)}.items():
+                more = 0.001 * gap if arm == "atr" else 0.0
+                rows.append(
+                    {"seed": seed, "generation": generation, "arm": arm, "entropy": entropy + more,
+                     "kl_old_new": 0.002, "kl_new_old": 0.003, "solutions": -1.0,
+                     "stated": predicted, "corrected": 0.0}
+                )  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "branches.parquet")
+    text = report.branches(tmp_path)
+    assert text.startswith("9 of the 24 planned states, of 3 seeds.")
+    assert "| `mirror` | −10.00 [−10.00, −10.00] | +2.00 [2.00, 2.00] | +3.00" in text
+    p = min(1.0, 2 * sum(stats.binom.pmf(k, 9, 0.5) for k in range(right, 10)))
+    r = np.corrcoef(np.array(pairs).T)[0, 1]
+    assert f"is right in {right} of 9 states (p = {p:.2g}); correlation {r:+.2f} [" in text
+    assert text.endswith("with π(a), as derived: too few states in which the two gates differ.")

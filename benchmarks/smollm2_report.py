@@ -453,7 +453,8 @@ def lead(blocks: Blocks) -> str:
     return (
         f"![{curves(blocks).title}](benchmarks/smollm2/curves.svg)\n\n"
         f"**A pretrained model, planned before its runs** ([SmolLM2-135M](docs/smollm2.md), {runs} "
-        f"runs). Area, points:\n\n"
+        "runs). Right answers in training, points; `mirror` exchanges the bounds of `atr`:"
+        "\n\n"
         f"- `atr` − `clip` {points(clip)}. The paper, above 0: {words['clip']}. Our arena, 0 to 2: "
         f"{held(clip, 0.0, 0.02)}.\n"
         f"- `atr` − `mirror` {points(mirror)}. The paper, above 0: {words['mirror']}. Our arena, "

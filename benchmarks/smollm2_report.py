@@ -459,8 +459,8 @@ def lead(blocks: Blocks) -> str:
         f"{held(clip, 0.0, 0.02)}.\n"
         f"- `atr` − `mirror` {points(mirror)}. The paper, above 0: {words['mirror']}. Our arena, "
         f"within 1: {held(mirror, -0.01, 0.01)}.\n"
-        f"- `atr` − `none` {points(none)}. Our arena, not below 0: {held(none, 0.0, 1.0)}; more at "
-        f"the higher rate: {held(rise, 0.0, 2.0)}."
+        f"- `atr` − `none` {points(none)}: {words['none']}. Our arena, not below: "
+        f"{held(none, 0.0, 1.0)}; more at the higher rate: {held(rise, 0.0, 2.0)}."
     )
 
 

@@ -1,9 +1,9 @@
 """The controls of docs/smollm2-plan.md: an exact twin, and updates on which nothing can act.
 
-    python benchmarks/smollm2_controls.py runs/controls runs/trust-regions --seed 5
+    python benchmarks/smollm2_controls.py runs/controls runs/trust-regions-* --seed 5
 
 The twin of `atr` is clip-higher with its bounds to fifteen digits: in a block, at both rates, every
-answer and every weight must be those of `atr`, whose runs are in the second folder. With one update
+answer and every weight must be those of `atr`, whose runs are in the other folders. With one update
 a generation every ratio is 1: two generations of the four arms must be the same. It adds a row for
 each of these runs, with hashes of its answers and weights, to benchmarks/smollm2/controls.parquet.
 Finished runs are not made again; all runs must be of one machine.
@@ -94,14 +94,14 @@ def main() -> None:
     """Make what is not there yet, and add its rows to the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="of the runs of the controls")
-    parser.add_argument("experiment", type=Path, help="folder of the block's runs")
+    parser.add_argument("experiment", type=Path, nargs="+", help="folders of the block's runs")
     parser.add_argument("--seed", type=int, default=0, help="of the block, made on this machine")
     parser.add_argument("--suite", type=Path, default=SUITE)
     parser.add_argument("--to", type=Path, default=FOLDER)
     options = parser.parse_args()
     plans = suites(options.suite, options.folder, options.seed)
     found = {name: runs_of(one, options.folder) for name, one in plans.items()}
-    experiment = [read_run(path) for path in find([options.experiment])]
+    experiment = [read_run(path) for path in find(options.experiment)]
     block = [run for run in experiment if run.seed == options.seed]
     found["twin"] += [run for run in block if run.entry["label"] == "atr"]
     options.to.mkdir(exist_ok=True)

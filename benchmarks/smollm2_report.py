@@ -384,7 +384,7 @@ def branches(folder: Path) -> str:
         for (seed, _), arms in whole.items():
             before = arms["state"][name] if name in ("entropy", "solutions") else 0.0
             by_seed[seed].append(scale * (arms[arm][name] - before))
-        each = RunSummary.of(np.array([np.mean(of) for of in by_seed.values()])).interval()
+        each = RunSummary.of([float(np.mean(of)) for of in by_seed.values()]).interval()
         return f"{each.value:+.2f} [{each.low:.2f}, {each.high:.2f}]".replace("-", "−")
 
     names = ("entropy", "kl_old_new", "kl_new_old", "solutions")
@@ -402,7 +402,7 @@ def branches(folder: Path) -> str:
             lines.append(f"Theorem 5.2, {words}: too few states in which the two gates differ.")
             continue
         p = stats.binomtest(right, count).pvalue
-        r = stats.pearsonr(predicted, gap)
+        r: Any = stats.pearsonr(predicted, gap)
         low, high = r.confidence_interval()
         size = f"{r.statistic:+.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
         lines.append(

@@ -11,7 +11,7 @@ from typing import Any
 import gpu_stages
 import pytest
 from gpu import wheels
-from patience import NEVER, slowness
+from patience import NEVER
 
 from trustclip import head
 from trustclip.cli.main import main
@@ -185,8 +185,11 @@ def test_a_case_that_hangs_is_killed_in_time(place: Place, monkeypatch: pytest.M
     monkeypatch.setattr(session, "_LEAST", 0.0)
     monkeypatch.setattr(session, "_MARGIN", 0.0)
     session.open_session(place, BOX)
+    seconds = 4.0
     while "a" not in states(place):  # until there was time to begin it
-        session.run_stage("one", gpu_stages.HANGING, place, 3 * slowness())
+        assert seconds < NEVER and not states(place)
+        session.run_stage("one", gpu_stages.HANGING, place, seconds)
+        seconds *= 2
     assert states(place) == {"a": ("failed", "its time was up; see one.log")}
 
 

@@ -170,7 +170,7 @@ def run_stage(name: str, one: Stage, place: Place, seconds: float) -> None:
             process.kill()
             process.join()
         key = begun.read_text(encoding="utf-8") if begun.exists() else None
-        if process.exitcode != BROKEN and (key or process.exitcode):
+        if process.exitcode != BROKEN and (key or (process.exitcode and not late)):
             why = "its time was up" if late else f"its process ended with {process.exitcode}"
             _append(place, Row(name, key or "all", "failed", f"{why}; see {name}.log"))
         if late or not process.exitcode:

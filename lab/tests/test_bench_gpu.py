@@ -150,7 +150,7 @@ def test_an_update_s_parts_add_up(place: Place) -> None:
 BOX: dict[str, Any] = {
     "processor": "p",
     "date": "2026-11-22",
-    "packages": {"torch": "2.11.0", "quack-kernels": None},
+    "packages": {"torch": "2.11.0", "quack-kernels": "not installed"},
 }
 
 

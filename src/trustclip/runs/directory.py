@@ -413,10 +413,10 @@ def _config(command: str, settings: Any) -> str:
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 
-def versions() -> dict[str, str]:
-    """Versions of what results depend on."""
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Versions of what results depend on, ``"not installed"`` of a package that is missing."""
     by_package = {"trustclip": trustclip.__version__, "python": platform.python_version()}
-    for name in PACKAGES:
+    for name in packages:
         try:
             by_package[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

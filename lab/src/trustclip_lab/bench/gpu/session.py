@@ -4,12 +4,11 @@ A stage runs in a process of its own and writes each case as it ends, so that an
 the device takes no more work, or a hang, costs one case.
 """
 
-import importlib.metadata
+import contextlib
 import importlib.util
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import time
 import traceback
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trustclip.runs.directory import versions
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping, write_json, write_text
 from trustclip.support.names import unknown
 from trustclip.support.text import markdown_table
@@ -89,7 +89,7 @@ def run(options: GpuOptions) -> list[Table]:
 
 def describe(device: str) -> dict[str, Any]:
     """The machine and its packages as JSON values; what is a GPU's, only where there is one."""
-    box: dict[str, Any] = {**machine(device), "packages": {n: _version(n) for n in PACKAGES}}
+    box: dict[str, Any] = {**machine(device), "packages": versions(PACKAGES)}
     if device == "cuda":
         import torch
 
@@ -100,19 +100,12 @@ def describe(device: str) -> dict[str, Any]:
     return box
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _query(names: Sequence[str]) -> list[str]:
-    if shutil.which("nvidia-smi") is None:
-        return []
     query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
-    output = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout
-    return [value.strip() for value in output.split(",")]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # none, or one that hangs
+        output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        return [value.strip() for value in output.stdout.split(",")]
+    return []
 
 
 def open_session(place: Place, box: dict[str, Any]) -> None:
@@ -225,11 +218,11 @@ def page(box: dict[str, Any], stages: dict[str, Stage], place: Place) -> str:
             "**No GPU was at hand: this ran at tiny shapes on a CPU, so it shows that the stages "
             "work, and no figure of it says anything about a GPU.**"
         )
-    packages = box["packages"]
     facts = [(name, str(v)) for name, v in box.items() if name not in ("packages", "date")]
     parts.append(markdown_table(("machine", ""), facts))
-    parts.append(f"Packages: {', '.join(f'{n} {v}' for n, v in packages.items() if v)}.")
-    if absent := [name for name, version in packages.items() if not version]:
+    present = {n: v for n, v in box["packages"].items() if v != "not installed"}
+    parts.append(f"Packages: {', '.join(f'{n} {v}' for n, v in present.items())}.")
+    if absent := [name for name in box["packages"] if name not in present]:
         parts.append(f"Not there: {', '.join(absent)}.")
     for name, one in stages.items():
         parts += [f"## {one.title}", *_section(name, one, place)]

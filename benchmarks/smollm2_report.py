@@ -394,7 +394,14 @@ def branches(folder: Path) -> str:
         [[f"`{arm}`", *(change(arm, name) for name in names)] for arm in ARMS],
     )  # fmt: skip
     gap = np.array([a["atr"]["entropy"] - a["mirror"]["entropy"] for a in whole.values()])
-    lines = [f"{len(whole)} of the {STATES} planned states, of {len(seeds)} seeds.", table]
+    agreed = {seed: arms["state"]["alike"] for (seed, _), arms in whole.items()}
+    parted = [f"seed {seed} in {n}" for seed, n in agreed.items() if n < GENERATIONS]
+    lines = [
+        f"{len(whole)} of the {STATES} planned states, of {len(seeds)} seeds. "
+        f"{len(seeds) - len(parted)} of the {len(seeds)} runs made anew score as those committed "
+        f"in all {GENERATIONS} generations{', '.join(['', *parted])}.",
+        table,
+    ]
     for name, words in (("stated", "as stated"), ("corrected", "with π(a), as derived")):
         predicted = np.array([arms["atr"][name] for arms in whole.values()])
         right, count = int((gap * predicted > 0).sum()), int((gap * predicted != 0).sum())

@@ -55,7 +55,17 @@ def test_branches_begin_in_one_state_and_are_compared_with_it(tmp_path: Path) ->
     (trunk,) = branches.trunks(suite, tmp_path / "branches", seeds=1)
     table = tmp_path / "generations.parquet"
     smollm2.added(table, list(smollm2.generations_of(trunk)))
-    branches.the_same(trunk, table)
+    generations = list(smollm2.generations_of(trunk))
+    assert branches.alike(trunk, table) == len(generations) == 3
+    parted = tmp_path / "parted.parquet"
+    smollm2.added(
+        parted, [row | {"right": row["right"] + (row["generation"] == 3)} for row in generations]
+    )
+    assert branches.alike(trunk, parted) == 2
+    elsewhere = tmp_path / "elsewhere.parquet"
+    smollm2.added(elsewhere, [row | {"length": 0.0} for row in generations])
+    with pytest.raises(ValueError, match="does not begin as the run"):
+        branches.alike(trunk, elsewhere)
     methods = SUITE["methods"]
     assert isinstance(methods, dict)
     rows = list(branches.rows_from(trunk, tmp_path / "branches", 2, methods))

@@ -310,11 +310,14 @@ def test_branches_are_compared_by_state(tmp_path: Path) -> None:
                 rows.append(
                     {"seed": seed, "generation": generation, "arm": arm, "entropy": entropy + more,
                      "kl_old_new": 0.002, "kl_new_old": 0.003, "solutions": -1.0,
-                     "stated": predicted, "corrected": 0.0}
+                     "stated": predicted, "corrected": 0.0, "alike": 16 - seed // 2}
                 )  # fmt: skip
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "branches.parquet")
     text = report.branches(tmp_path)
-    assert text.startswith("9 of the 24 planned states, of 3 seeds.")
+    assert text.startswith(
+        "9 of the 24 planned states, of 3 seeds. 2 of the 3 runs made anew score as those "
+        "committed in all 16 generations, seed 2 in 15."
+    )
     assert "| `mirror` | −10.00 [−10.00, −10.00] | +2.00 [2.00, 2.00] | +3.00" in text
     p = min(1.0, 2 * sum(stats.binom.pmf(k, 9, 0.5) for k in range(right, 10)))
     r = np.corrcoef(np.array(pairs).T)[0, 1]

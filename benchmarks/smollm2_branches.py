@@ -141,11 +141,11 @@ def trustclip(command: str, path: Path) -> None:
 def alike(trunk: Run, table: Path) -> int:
     """Generations in which a run has the right answers and the lengths of the committed one.
 
-    Runs of two kinds of processors round differently, and part at some update. The first
-    generation is sampled before any, so there they must agree.
+    Two kinds of processors round differently, so their runs part at some token or update. The
+    first generation is sampled before any update: there the right answers must agree.
 
     Raises:
-      ValueError: they differ in it, or the table lacks the run.
+      ValueError: they do not, or the table lacks the run.
     """
     import pyarrow.parquet as pq
 
@@ -153,11 +153,10 @@ def alike(trunk: Run, table: Path) -> int:
     theirs = [
         row for row in pq.read_table(table).to_pylist() if all(row[n] == v for n, v in key.items())
     ]
-    names = ("right", "length")
-    same = [all(x[n] == y[n] for n in names) for x, y in zip(ours, theirs, strict=False)]
-    if not same or not same[0]:
+    if not theirs or ours[0]["right"] != theirs[0]["right"]:
         raise ValueError(f"{trunk.path} does not begin as the run {key} of {table}.")
-    return sum(same)
+    names = ("right", "length")
+    return sum(all(x[n] == y[n] for n in names) for x, y in zip(ours, theirs, strict=False))
 
 
 # -- policies --------------------------------------------------------------------------------------

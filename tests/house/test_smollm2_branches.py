@@ -63,7 +63,7 @@ def test_branches_begin_in_one_state_and_are_compared_with_it(tmp_path: Path) ->
     )
     assert branches.alike(trunk, parted) == 2
     elsewhere = tmp_path / "elsewhere.parquet"
-    smollm2.added(elsewhere, [row | {"length": 0.0} for row in generations])
+    smollm2.added(elsewhere, [row | {"right": row["right"] + 1} for row in generations])
     with pytest.raises(ValueError, match="does not begin as the run"):
         branches.alike(trunk, elsewhere)
     methods = SUITE["methods"]

@@ -309,8 +309,10 @@ def test_branches_are_compared_by_state(tmp_path: Path) -> None:
                 more = 0.001 * gap if arm == "atr" else 0.0
                 rows.append(
                     {"seed": seed, "generation": generation, "arm": arm, "entropy": entropy + more,
-                     "kl_old_new": 0.002, "kl_new_old": 0.003, "solutions": -1.0,
-                     "stated": predicted, "corrected": 0.0, "alike": 16 - seed // 2}
+                     "kl_old_new": 0.002 * (arm != "state"),
+                     "kl_new_old": 0.003 * (arm != "state"), "solutions": -1.0,
+                     "stated": predicted, "corrected": 0.0, "alike": 16 - seed // 2,
+                     "only_atr": seed, "only_mirror": generation}
                 )  # fmt: skip
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "branches.parquet")
     text = report.branches(tmp_path)
@@ -319,6 +321,11 @@ def test_branches_are_compared_by_state(tmp_path: Path) -> None:
         "committed in all 16 generations, seed 2 in 15."
     )
     assert "| `mirror` | −10.00 [−10.00, −10.00] | +2.00 [2.00, 2.00] | +3.00" in text
+    each = np.array(pairs)[:, 1].reshape(3, 3).mean(axis=1)
+    assert f"| `atr` − `mirror` | {each.mean():+.2f} [".replace("-", "−") in text
+    size = np.abs(np.array(pairs)[:, 1]).mean()
+    assert "treat 11.0 tokens of a generation differently (4 to 18)" in text
+    assert f"then differ by {size:.1f} mnat" in text
     p = min(1.0, 2 * sum(stats.binom.pmf(k, 9, 0.5) for k in range(right, 10)))
     r = np.corrcoef(np.array(pairs).T)[0, 1]
     assert f"is right in {right} of 9 states (p = {p:.2g}); correlation {r:+.2f} [" in text

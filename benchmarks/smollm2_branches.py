@@ -24,6 +24,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,12 +215,21 @@ def compared(model: Any, before: Sequence[Tensor], texts: Texts) -> dict[str, fl
 
 
 def predicted(
-    state: Any, branch: Run, tokenizer: Any, style: PromptStyle, bounds: Mapping[str, Any]
+    state: Any,
+    pair: Sequence[Any],
+    branch: Run,
+    tokenizer: Any,
+    style: PromptStyle,
+    bounds: Mapping[str, Any],
 ) -> dict[str, float]:
     """Theorem 5.2's entropy of `atr` less that of its mirror image, over the step size.
 
+    Beside it what came of it at the tokens' own places: the mean difference of the two entropies,
+    and for how many of the tokens it has the sign that each form predicts.
+
     Args:
       state: the policy before the generation.
+      pair: the policies of `atr` and of its mirror image after it.
       branch: that of `atr`, with its tokens.
       tokenizer: of the policy.
       style: of the prompts.
@@ -231,29 +241,43 @@ def predicted(
         if row["stage"] == "rl"
     }
     named = {row["id"]: row["problem"] for row in rows_of(branch.path / "problems.jsonl")}
-    found = {"stated": 0.0, "corrected": 0.0, "only_atr": 0, "only_mirror": 0}
+    # of a token, over its updates: as stated, with pi, and the difference of the entropies
+    tokens: dict[tuple[int, int], NDArray[np.float64]] = defaultdict(lambda: np.zeros(3))
+    only = {"only_atr": 0, "only_mirror": 0}
     start = max(step for step, _ in sampled)
     for row in read_tokens(branch.path / TOKENS):
         if row.generated != start or not row.advantage.any():
             continue
-        assert row.kept is not None and row.logp_old is not None and row.token_id is not None
-        kept = mirrored(row, bounds)
-        differs = np.flatnonzero(row.mask & (row.kept != kept))
+        assert row.kept is not None and row.logp_old is not None
+        assert row.token_id is not None and row.index is not None
+        differs = np.flatnonzero(row.mask & (row.kept != mirrored(row, bounds)))
         if not len(differs):
             continue
         problem = named[sampled[row.generated, row.index]["id"]]
         prompt = tokenizer(rendered(tokenizer, problem, style), add_special_tokens=False).input_ids
-        logp = logps(state, (torch.tensor([[*prompt, *row.token_id.tolist()]]), len(prompt)))
+        text = torch.tensor([[*prompt, *row.token_id.tolist()]]), len(prompt)
+        logp = logps(state, text)  # [completion, vocabulary]
+        ours, theirs = (-(q.exp() * q).sum(-1) for q in (logps(one, text) for one in pair))
         for t in differs.tolist():
             sign = 1 if row.kept[t] else -1
             weighted = sign * np.exp(row.logp[t] - row.logp_old[t]) * row.advantage[t]
             p, own = logp[t].exp(), int(row.token_id[t])
             centred = logp[t] - (p * logp[t]).sum()
-            found["stated"] -= weighted * centred[own].item()
             slope = p[own] * centred[own] - (p * p * centred).sum()
-            found["corrected"] -= weighted * slope.item()
-            found["only_atr" if sign > 0 else "only_mirror"] += 1
-    return found
+            of_token = tokens[row.index, t]
+            of_token[:2] -= weighted * centred[own].item(), weighted * slope.item()
+            of_token[2] = (ours[t] - theirs[t]).item()
+            only["only_atr" if sign > 0 else "only_mirror"] += 1
+    stated, corrected, gap = np.array([*tokens.values()]).reshape(-1, 3).T
+    return {
+        "stated": stated.sum(),
+        "corrected": corrected.sum(),
+        **only,
+        "tokens": len(gap),
+        "own": gap.mean() if len(gap) else 0.0,
+        "stated_right": int((stated * gap > 0).sum()),
+        "corrected_right": int((corrected * gap > 0).sum()),
+    }
 
 
 def mirrored(row: TokenRow, bounds: Mapping[str, Any]) -> NDArray[np.bool_]:
@@ -282,13 +306,14 @@ def rows_from(
     }
     _, cls, content = of_run(trunk.path)
     style = build(cls, content, Source(str(trunk.path), {}, {})).rl.style
-    state, tokenizer = load_model(str(branches["state"].path / "final"), style)
+    models = {arm: load_model(str(of.path / "final"), style) for arm, of in branches.items()}
+    state, tokenizer = models["state"]
     texts = texts_of(trunk, tokenizer, style)
     before = [logps(state, text) for text in texts.answers]
     bounds = {name: methods["mirror"][name] for name in ("low", "high")}
-    told = predicted(state, branches["atr"], tokenizer, style, bounds)
-    for arm, branch in branches.items():
-        policy, _ = load_model(str(branch.path / "final"), style)
+    pair = [models[arm][0] for arm in ("atr", "mirror")]
+    told = predicted(state, pair, branches["atr"], tokenizer, style, bounds)
+    for arm, (policy, _) in models.items():
         key = {**key_of(trunk), "arm": arm, "generation": generation}
         yield {**key, **compared(policy, before, texts), **told}
 

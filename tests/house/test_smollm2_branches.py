@@ -74,7 +74,11 @@ def test_branches_begin_in_one_state_and_are_compared_with_it(tmp_path: Path) ->
     assert state["kl_old_new"] == pytest.approx(0.0, abs=1e-9)
     assert all(row["kl_old_new"] > 0 and row["kl_new_old"] > 0 for row in rows[1:])
     assert len({row["entropy"] for row in rows}) > 2, "the constraint acts"
-    assert np.isfinite([row[name] for row in rows for name in ("stated", "corrected")]).all()
+    assert np.isfinite([rows[0][name] for name in ("stated", "corrected", "own")]).all()
+    assert 0 < rows[0]["tokens"] <= rows[0]["only_atr"] + rows[0]["only_mirror"]
+    assert all(
+        0 <= rows[0][f"{name}_right"] <= rows[0]["tokens"] for name in ("stated", "corrected")
+    )
 
     # A branch under the run's own constraint is that run: the same samples, and updates.
     own = read_run(tmp_path / "branches/seed0-generation2-atr")

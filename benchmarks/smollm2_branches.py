@@ -4,8 +4,9 @@ r"""Part B of docs/smollm2-plan.md: one generation under each arm, from the same
 
 It makes the runs of `atr` at the lower rate anew, with a checkpoint before every generation; then,
 from each of the chosen ones, continues a copy of the run for one generation under each arm. What
-was sampled before the first update is the same in all of them. Finished parts are not made again.
-It adds a row for each branch to benchmarks/smollm2/branches.parquet.
+was sampled before the first update is the same in all of them. It adds a row for each branch to
+benchmarks/smollm2/branches.parquet, and deletes the copies; a state that is there is not made again
+(with ``--to FOLDER`` all are). Finished parts are not made again.
 
 Theorem 5.2 is tested on the tokens that the gates of `atr` and of its mirror image $m$ treat
 differently: kept by `atr` alone ($\sigma=1$, $A>0$) or by $m$ alone ($\sigma=-1$, $A<0$). Such a
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 import yaml
 from numpy.typing import NDArray
@@ -148,8 +150,6 @@ def alike(trunk: Run, table: Path) -> int:
     Raises:
       ValueError: they do not, or the table lacks the run.
     """
-    import pyarrow.parquet as pq
-
     ours, key = list(generations_of(trunk)), key_of(trunk)
     theirs = [
         row for row in pq.read_table(table).to_pylist() if all(row[n] == v for n, v in key.items())
@@ -328,13 +328,23 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=FOLDER)
     options = parser.parse_args()
     methods = yaml.safe_load(options.suite.read_text(encoding="utf-8"))["methods"]
+    options.to.mkdir(parents=True, exist_ok=True)
+    table, known = options.to / "branches.parquet", set[tuple[int, int]]()
+    if table.exists():
+        known = {(row["seed"], row["generation"]) for row in pq.read_table(table).to_pylist()}
+    if len(known) >= options.seeds * len(options.generations):
+        print(f"{table} has every state; --to FOLDER makes them anew")
+        return
     for trunk in trunks(options.suite, options.folder, options.seeds):
-        agreed = alike(trunk, options.to / "generations.parquet")
+        agreed = alike(trunk, FOLDER / "generations.parquet")
         for generation in options.generations:
+            if (trunk.config["seed"], generation) in known:
+                continue
             rows = rows_from(trunk, options.folder, generation, methods)
-            measured = [{**row, "alike": agreed} for row in rows]
-            count = added(options.to / "branches.parquet", measured, BRANCH)
-            print(f"{count} branches in branches.parquet")
+            count = added(table, [{**row, "alike": agreed} for row in rows], BRANCH)
+            print(f"{count} branches in {table}")
+            for copy in options.folder.glob(f"seed{trunk.config['seed']}-generation{generation}-*"):
+                shutil.rmtree(copy)
 
 
 if __name__ == "__main__":

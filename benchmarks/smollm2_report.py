@@ -396,12 +396,19 @@ def branches(folder: Path) -> str:
     )  # fmt: skip
     gap = np.array([a["atr"]["entropy"] - a["mirror"]["entropy"] for a in whole.values()])
     apart = [a["atr"]["only_atr"] + a["atr"]["only_mirror"] for a in whole.values()]
-    agreed = {seed: arms["state"]["alike"] for (seed, _), arms in whole.items()}
+    blocks = there_are(folder)
+    agreed = {
+        seed: arms["state"]["alike"]
+        for (seed, _), arms in whole.items()
+        if blocks is None or seed in blocks.seeds
+    }
     parted = [f"seed {seed} in {n}" for seed, n in agreed.items() if n < GENERATIONS]
+    first = f"; {len(seeds) - len(agreed)} more are first made here"
     lines = [
-        f"{len(whole)} of the {STATES} planned states, of {len(seeds)} seeds. "
-        f"{len(seeds) - len(parted)} of the {len(seeds)} runs made anew score as those committed "
-        f"in all {GENERATIONS} generations{', '.join(['', *parted])}.",
+        f"{len(whole)} of the {STATES} planned states, of {len(seeds)} seeds. Of the runs made anew, "
+        f"{len(agreed) - len(parted)} of {len(agreed)} score as the committed ones in all "
+        f"{GENERATIONS} generations{', '.join(['', *parted])}"
+        f"{first if len(agreed) < len(seeds) else ''}.",
         table,
         f"The gates of `atr` and of `mirror` treat {np.mean(apart):.1f} tokens of a generation "
         f"differently ({min(apart)} to {max(apart)}); the two entropies then differ by "

@@ -39,7 +39,8 @@ SUITE = {
     "methods": {
         "atr": {"name": "atr", "delta": 0.07},
         "clip": {"name": "clip", "epsilon": 0.2},
-        "mirror": {"name": "clip_higher", "low": 0.422216736, "high": 0.329028262},
+        # so narrow that the gates of atr and of mirror treat many tokens differently
+        "mirror": {"name": "clip_higher", "low": 0.01, "high": 0.01},
         "none": {"name": "importance_sampling"},
     },
     "sweep": {"rl.learning_rate": [1e-2, 3e-2]},
@@ -48,7 +49,9 @@ SUITE = {
 
 
 @pytest.mark.slow
-def test_branches_begin_in_one_state_and_are_compared_with_it(tmp_path: Path) -> None:
+def test_branches_begin_in_one_state_and_are_compared_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(RECIPE))
     suite = tmp_path / "regions.yaml"
     suite.write_text(yaml.safe_dump(SUITE | {"output_dir": str(tmp_path / "regions")}))
@@ -99,6 +102,17 @@ def test_branches_begin_in_one_state_and_are_compared_with_it(tmp_path: Path) ->
     assert all(one == sampled[0] != [] for one in sampled)
     shutil.rmtree(tmp_path / "branches/seed0-generation2-none")
     assert list(branches.rows_from(trunk, tmp_path / "branches", 2, methods)) == rows
+
+    # The program does the same, clears up, and leaves out what is there.
+    monkeypatch.setattr(branches, "FOLDER", tmp_path)
+    given = [str(tmp_path / "branches"), "--suite", str(suite), "--to", str(tmp_path / "tables")]
+    monkeypatch.setattr("sys.argv", ["x", *given, "--seeds", "1", "--generations", "2"])
+    branches.main()
+    written = parquet.read_table(tmp_path / "tables/branches.parquet").to_pylist()
+    assert sorted(written, key=str) == sorted([row | {"alike": 3} for row in rows], key=str)
+    assert not [*(tmp_path / "branches").glob("seed*")]
+    branches.main()
+    assert capsys.readouterr().out.endswith("has every state; --to FOLDER makes them anew\n")
 
 
 @pytest.mark.slow

@@ -318,8 +318,8 @@ def test_branches_are_compared_by_state(tmp_path: Path) -> None:
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "branches.parquet")
     text = report.branches(tmp_path)
     assert text.startswith(
-        "9 of the 24 planned states, of 3 seeds. 2 of the 3 runs made anew score as those "
-        "committed in all 16 generations, seed 2 in 15."
+        "9 of the 24 planned states, of 3 seeds. Of the runs made anew, 2 of 3 score as the "
+        "committed ones in all 16 generations, seed 2 in 15."
     )
     assert "| `mirror` | −10.00 [−10.00, −10.00] | +2.00 [2.00, 2.00] | +3.00" in text
     each = np.array(pairs)[:, 1].reshape(3, 3).mean(axis=1)

@@ -405,8 +405,8 @@ def branches(folder: Path) -> str:
     parted = [f"seed {seed} in {n}" for seed, n in agreed.items() if n < GENERATIONS]
     first = f"; {len(seeds) - len(agreed)} more are first made here"
     lines = [
-        f"{len(whole)} of the {STATES} planned states, of {len(seeds)} seeds. Of the runs made anew, "
-        f"{len(agreed) - len(parted)} of {len(agreed)} score as the committed ones in all "
+        f"{len(whole)} of the {STATES} planned states, of {len(seeds)} seeds. Of the runs made "
+        f"anew, {len(agreed) - len(parted)} of {len(agreed)} score as the committed ones in all "
         f"{GENERATIONS} generations{', '.join(['', *parted])}"
         f"{first if len(agreed) < len(seeds) else ''}.",
         table,

@@ -327,12 +327,13 @@ def main() -> None:
     parser.add_argument("--generations", type=int, nargs="+", default=GENERATIONS)
     parser.add_argument("--to", type=Path, default=FOLDER)
     options = parser.parse_args()
-    methods = yaml.safe_load(options.suite.read_text(encoding="utf-8"))["methods"]
+    plan = yaml.safe_load(options.suite.read_text(encoding="utf-8"))
+    states = {(seed, n) for seed in plan["seeds"][: options.seeds] for n in options.generations}
     options.to.mkdir(parents=True, exist_ok=True)
     table, known = options.to / "branches.parquet", set[tuple[int, int]]()
     if table.exists():
         known = {(row["seed"], row["generation"]) for row in pq.read_table(table).to_pylist()}
-    if len(known) >= options.seeds * len(options.generations):
+    if states <= known:
         print(f"{table} has every state; --to FOLDER makes them anew")
         return
     for trunk in trunks(options.suite, options.folder, options.seeds):
@@ -340,7 +341,7 @@ def main() -> None:
         for generation in options.generations:
             if (trunk.config["seed"], generation) in known:
                 continue
-            rows = rows_from(trunk, options.folder, generation, methods)
+            rows = rows_from(trunk, options.folder, generation, plan["methods"])
             count = added(table, [{**row, "alike": agreed} for row in rows], BRANCH)
             print(f"{count} branches in {table}")
             for copy in options.folder.glob(f"seed{trunk.config['seed']}-generation{generation}-*"):

@@ -57,8 +57,8 @@ def test_branches_begin_in_one_state_and_are_compared_with_it(
     suite.write_text(yaml.safe_dump(SUITE | {"output_dir": str(tmp_path / "regions")}))
     (trunk,) = branches.trunks(suite, tmp_path / "branches", seeds=1)
     table = tmp_path / "generations.parquet"
-    smollm2.added(table, list(smollm2.generations_of(trunk)))
     generations = list(smollm2.generations_of(trunk))
+    smollm2.added(table, generations)
     assert branches.alike(trunk, table) == len(generations) == 3
     parted = tmp_path / "parted.parquet"
     smollm2.added(

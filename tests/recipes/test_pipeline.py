@@ -88,7 +88,7 @@ def test_a_run_records_everything(whole):
     assert summary["skipped_steps"] == 0 and summary["cpu_seconds"] > 0
     assert set(summary["best"]) == {"step", "average"}
     environment = json.loads((run / "environment.json").read_text())
-    assert set(environment) == {"versions", "platform", "processors", "argv", "git"}
+    assert set(environment) == {"versions", "platform", "processor", "processors", "argv", "git"}
     assert "atr" in (run / "final/README.md").read_text()
 
 

@@ -59,6 +59,8 @@ EXTENSIONS = "extensions.jsonl"
 UNBEGUN = {LOCK, "config.yaml", "environment.json", "problems.jsonl", "quarantine.jsonl"}
 #: A shard of samples is followed by another when it has grown past this.
 SHARD_BYTES = 64 * 2**20
+#: Instructions by which libraries choose how they compute, and so round.
+WIDE = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 #: Names that a cursor may hold: of the files that grow.
 GROWING = re.compile(rf"(gates|metrics|problems)\.jsonl|{SHARD.pattern}|{TOKENS}/{UPDATE.pattern}")
 
@@ -429,10 +431,29 @@ def environment() -> dict[str, Any]:
     return {
         "versions": versions(),
         "platform": platform.platform(),
+        "processor": processor(),
         "processors": os.cpu_count(),
         "argv": redacted_argv(sys.argv[1:]),
         "git": _git(),
     }
+
+
+def processor() -> str:
+    """Kind of the processor: rounding may differ between kinds, and so may sampled tokens.
+
+    Name, family and model, and the instructions of which the widest present are used, as Linux
+    tells them; elsewhere the name that Python knows.
+    """
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
+    except OSError:
+        lines = []
+    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    if "model name" not in facts:
+        return platform.processor() or platform.machine()
+    wide = [name for name in WIDE if name in facts.get("flags", "").split()]
+    numbers = [f"family {facts.get('cpu family')}", f"model {facts.get('model')}", *wide]
+    return f"{facts['model name']} ({', '.join(numbers)})"
 
 
 def _git() -> dict[str, Any] | None:

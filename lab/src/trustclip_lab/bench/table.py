@@ -4,12 +4,12 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Rich
 
+from trustclip.runs.directory import processor
 from trustclip.support.text import markdown_table
 
 Cell = str | float | int | None
@@ -86,7 +86,7 @@ def machine(device: str) -> dict[str, Any]:
     import torch
 
     box = {
-        "processor": _processor(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -95,15 +95,6 @@ def machine(device: str) -> dict[str, Any]:
     if device == "cuda":
         box["device"] = torch.cuda.get_device_name()
     return box
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def document(tables: Sequence[Table], box: dict[str, Any]) -> dict[str, Any]:

@@ -101,6 +101,7 @@ def doctor(argv: Sequence[str]) -> int:
     for name, version in facts["versions"].items():
         say(f"{name:<14}{version}")
     say(f"{'platform':<14}{facts['platform']}")
+    say(f"{'processor':<14}{facts['processor']}")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     say(f"{'devices':<14}{', '.join(devices) or 'CPU only'} ({facts['processors']} processors)")
     schedule = Schedule(

@@ -77,12 +77,44 @@ def answers_of(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def key_of(run: Run) -> dict[str, Any]:
-    """Arm, learning rate and seed of a run."""
+    """Arm, learning rate and seed of a run; what follows `_` in a label tells its runs apart."""
     return {
-        "arm": run.entry["label"],
+        "arm": run.entry["label"].partition("_")[0],
         "rate": run.config["rl"]["learning_rate"],
         "seed": run.config["seed"],
     }
+
+
+def made_of(run: Run) -> dict[str, Any]:
+    """By what a run was made: commit, kind of processor and version of PyTorch."""
+    facts = run.environment
+    git = facts["git"] or {"commit": "unknown", "changed": True}
+    return {
+        "commit": git["commit"] + ("+changes" if git["changed"] else ""),
+        "processor": facts["processor"],
+        "torch": facts["versions"]["torch"],
+    }
+
+
+def collect(
+    folders: Sequence[Path], to: Path, key: Sequence[str] = KEY, *, made: bool = False
+) -> int:
+    """Add the finished runs of folders to the tables; the number of those runs.
+
+    Args:
+      folders: of runs or of suites.
+      to: folder of the tables.
+      key: columns that say which run a row is of.
+      made: whether each row says by what its run was made, `made_of`.
+    """
+    runs = [run for path in find(folders) if (run := read_run(path)).summary.get("finished")]
+    runs = [run for run in runs if run.entry.get("method") is not None]
+    to.mkdir(parents=True, exist_ok=True)
+    for name, rows_of in (("generations", generations_of), ("answers", answers_of)):
+        rows = [row | (made_of(run) if made else {}) for run in runs for row in rows_of(run)]
+        if rows:
+            added(to / f"{name}.parquet", rows, key)
+    return len(runs)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -179,14 +211,7 @@ def main() -> None:
             file.write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
             print(f"trustclip suite {file}")
         return
-    runs = [
-        run for path in find(options.folders) if (run := read_run(path)).summary.get("finished")
-    ]
-    options.to.mkdir(exist_ok=True)
-    for name, rows in (("generations", generations_of), ("answers", answers_of)):
-        made = [row for run in runs for row in rows(run)]
-        if made:
-            print(f"{added(options.to / f'{name}.parquet', made)} runs in {name}.parquet")
+    print(f"{collect(options.folders, options.to)} finished runs are in {options.to}")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,20 @@ from trustclip.runs.run import Run
 
 #: Columns that say which run a row is of.
 CONTROL = ("control", *KEY)
+#: Two generations of one update each, at which no constraint can act.
+INERT = {
+    "rl.gradient_accumulation_steps": 8,
+    "rl.num_iterations": 1,
+    "rl.max_steps": 2,
+    "rl.save_steps": 2,
+    "rl.allow_inert": True,
+}
+
+
+def twin_of(delta: float) -> dict[str, Any]:
+    """Clip-higher with the bounds of `atr` to fifteen digits, of the same gradient."""
+    low, high = map(float, tc.interval("atr", delta=delta))
+    return {"name": "clip_higher", "low": round(1 - low, 15), "high": round(high - 1, 15)}
 
 
 def suites(suite: Path, folder: Path, seed: int) -> dict[str, dict[str, Any]]:
@@ -39,20 +53,11 @@ def suites(suite: Path, folder: Path, seed: int) -> dict[str, dict[str, Any]]:
     """
     plan = yaml.safe_load(suite.read_text(encoding="utf-8"))
     plan |= {"recipe": str((suite.parent / plan["recipe"]).resolve()), "seeds": [seed]}
-    low, high = map(float, tc.interval("atr", delta=plan["methods"]["atr"]["delta"]))
-    twin = {"name": "clip_higher", "low": round(1 - low, 15), "high": round(high - 1, 15)}
-    rl = yaml.safe_load(Path(plan["recipe"]).read_text(encoding="utf-8"))["rl"]
-    inert = {
-        "rl.gradient_accumulation_steps": rl["steps_per_generation"],
-        "rl.num_iterations": 1,
-        "rl.max_steps": 2,
-        "rl.save_steps": 2,
-        "rl.allow_inert": True,
-    }
+    twin = twin_of(plan["methods"]["atr"]["delta"])
     made = {
         "twin": plan | {"methods": {"twin": twin}, "reference": "twin"},
         "inert": plan
-        | {"changes": plan["changes"] | inert}
+        | {"changes": plan["changes"] | INERT}
         | {"sweep": plan["sweep"] | {RATE: [max(plan["sweep"][RATE])]}},
     }
     return {

@@ -5,14 +5,17 @@
     OMP_NUM_THREADS=1 setsid nohup nice -n 5 taskset -c 0 \
         python benchmarks/smollm2_width.py runs/width > ../width.log 2>&1 &
 
-It runs what the tables in benchmarks/smollm2-width/ lack and adds each run to them when it ends:
-first the calibration of the controller, then the blocks, and after the first one the controls.
-Started again after any interruption it goes on; `kill -TERM -- -PID` asks it to save and stop.
-The runs with the controller are made once `HELD` is set, the others do not wait for it.
+It runs what the tables lack, first the calibration of the controller, then the blocks, and after
+the first one the controls. Each run is added to the tables in runs/width/tables when it ends. They
+begin as a copy of the committed ones, benchmarks/smollm2-width/, and are copied there to be
+committed, in another work tree: in this one they would be changes to the commit that makes the
+runs. Started again after any interruption it goes on; `kill -TERM -- -PID` asks it to save and
+stop. The runs with the controller are made once `HELD` is set; the others do not wait for it.
 """
 
 import argparse
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -241,14 +244,16 @@ def blocks(folder: Path, tables: Path, runs: Arms) -> Iterator[tuple[int, Arms]]
 def main() -> None:
     """Run what the tables lack, in the order of the plan."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="of the runs")
-    parser.add_argument("--tables", type=Path, default=FOLDER)
-    options = parser.parse_args()
+    parser.add_argument("folder", type=Path, help="of the runs, and of the tables to begin with")
+    folder: Path = parser.parse_args().folder
+    tables = folder / "tables"
+    if FOLDER.exists() and not tables.exists():
+        shutil.copytree(FOLDER, tables)
     if HELD is None:
-        calibrate(options.folder, options.tables)
-    for seed, left in blocks(options.folder, options.tables, arms(HELD)):
-        run(suite(f"block-{seed}", options.folder, [seed], left), options.tables)
-        control(options.folder, options.tables, seed)
+        calibrate(folder, tables)
+    for seed, left in blocks(folder, tables, arms(HELD)):
+        run(suite(f"block-{seed}", folder, [seed], left), tables)
+        control(folder, tables, seed)
 
 
 if __name__ == "__main__":

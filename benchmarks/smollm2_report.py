@@ -342,15 +342,20 @@ def state_of(folder: Path) -> str:
     )
 
 
-def controls(folder: Path) -> str:
+#: Of each control: its name, the arms that must be the same, and at how many rates.
+CONTROLS = {
+    "twin": ("The exact twin of `atr`", {"atr", "twin"}, 2),
+    "inert": ("One update a generation, four arms", set(ARMS), 1),
+}
+
+
+def controls(folder: Path, asked: Mapping[str, tuple[str, set[str], int]] = CONTROLS) -> str:
     """Whether the exact twin, and the runs on which nothing can act, are the same to the last bit.
 
     A control counts as run where `atr` has a run beside all others that it is compared with.
     """
     path = folder / "controls.parquet"
     rows = pq.read_table(path).to_pylist() if path.exists() else []
-    asked = {"twin": ("The exact twin of `atr`", {"atr", "twin"}, 2),
-             "inert": ("One update a generation, four arms", set(ARMS), 1)}  # fmt: skip
     lines = []
     for control, (what, arms, rates) in asked.items():
         found: dict[float, dict[str, tuple[str, str]]] = defaultdict(dict)
@@ -522,14 +527,14 @@ def curves(blocks: Blocks) -> Figure:
     return Figure("curves", "Learning curves of four trust regions at two rates", caption, panels)
 
 
-def _drawn(figure: Figure) -> None:
-    """Write a figure, and name it among those of the documentation."""
+def drawn(figure: Figure, folder: Path, command: str) -> None:
+    """Write a figure, and name it with its command among those of the documentation."""
     from trustclip.report.draw.figures import save
 
-    pdf, svg = save(figure, FOLDER)
+    pdf, svg = save(figure, folder)
     pdf.unlink()
     made = ROOT / "docs/figures.toml"
-    line = f'"benchmarks/smollm2/{svg.name}" = ["python benchmarks/smollm2_report.py"]\n'
+    line = f'"benchmarks/{folder.name}/{svg.name}" = ["{command}"]\n'
     if line not in (text := made.read_text(encoding="utf-8")):
         made.write_text(text + line, encoding="utf-8")
 
@@ -546,7 +551,7 @@ def main() -> None:
     text = filled(PAGE.read_text(encoding="utf-8"), page_parts(options.folder))
     PAGE.write_text(text, encoding="utf-8")
     if blocks := there_are(options.folder):
-        _drawn(curves(blocks))
+        drawn(curves(blocks), FOLDER, "python benchmarks/smollm2_report.py")
         text = filled(README.read_text(encoding="utf-8"), {"smollm2": lead(blocks)})
         README.write_text(text, encoding="utf-8")
 
